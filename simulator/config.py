@@ -1,0 +1,65 @@
+"""How a kernel runs a problem on a device: tile, warps, stages, what stays in registers, the order of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.problem import Problem, Tile, round_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The configuration of a kernel; tile program, formula and CUDA launch all run this one.
+
+    `warps` a block, `stages` of the K and V ring, `q_in_registers`: Q leaves SRAM once, not once a key tile;
+    `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start.
+    """
+
+    tile: Tile
+    warps: int
+    stages: int = 1
+    q_in_registers: bool = False
+    heads_together: int = 1
+
+
+def padded(n: int) -> int:
+    """Rows, columns or head dim as the fragments (16 x 8 x 16) pad them."""
+    return round_up(n, 16)
+
+
+def warps_for_rows(rows: int, most: int = 4) -> int:
+    """Warps that split `rows` by whole fragments of 16 rows, `most` at the most."""
+    fragments = padded(rows) // 16
+    return next(w for w in range(min(most, fragments), 0, -1) if fragments % w == 0)
+
+
+def choose(
+    candidates: Iterable[Tile | tuple[int, int]],
+    tile: Tile | tuple[int, int] | str | None,
+    device: Device,
+    sram: Callable[[Tile], int],
+) -> Tile:
+    """The tile asked for, else the first candidate whose SRAM (bytes a block) fits the device.
+
+    Raises `SramOverflow` if the tile asked for does not fit, or none of the candidates does.
+    """
+    asked = [] if tile is None else [Tile.parse(tile)]
+    last = Tile(1, 1)
+    for last in asked or [Tile(*pair) for pair in candidates]:
+        if sram(last) <= device.sram_per_block:
+            return last
+    raise SramOverflow("tile", str(last), needed=sram(last), limit=device.sram_per_block, device=device.name)
+
+
+def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
+    """How many (batch, head) pairs to run side by side so that their K and V stay in the L2.
+
+    A third of the L2: what every SM reads is kept once in each of its two halves (measured on an H200: re-reads by all
+    SMs are served up to about half of the 60 MB), and Q and out pass through as well.
+    """
+    kv = problem.kv_length * (problem.head_dim + problem.value_dim) * problem.itemsize
+    pairs = max(1, device.l2 // 3 // max(1, kv)) * problem.queries_per_kv
+    return min(problem.batch * problem.heads, pairs)

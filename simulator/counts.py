@@ -1,0 +1,313 @@
+"""What an algorithm moves and computes: the accounting contract as data.
+
+Bytes throughout. A ledger entry is `(step, tensor, what)`, where what is one of `hbm.read`, `hbm.write`,
+`hbm.atomic`, `sram.read`, `sram.write`. Simulator and formulas both fill a `Book`, which makes a `Counts`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from simulator.problem import ITEMSIZE, Problem, Tile, row_bytes
+
+if TYPE_CHECKING:
+    from simulator.config import Config
+    from simulator.devices import Device
+    from simulator.dram import Dram
+
+
+class Entry(NamedTuple):
+    """Where bytes were moved: the step of the program, the tensor, and the level and direction."""
+
+    step: str
+    tensor: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An array in HBM: `(batch * heads, rows, cols)` of a dtype, rows padded to 16 bytes; a vector's (LSE, l, m) are not.
+
+    `role` is "input", "output" or "workspace".
+    """
+
+    name: str
+    heads: int
+    rows: int
+    cols: int
+    dtype: str
+    role: str
+    vector: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row to the next."""
+        return self.itemsize if self.vector else row_bytes(self.cols, self.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return self.heads * self.rows * self.row_bytes
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """One kernel launch: its grid, its ledger and its arithmetic.
+
+    `distinct[(tensor, "read" | "write")]` are the bytes requested at least once. `heads_together` says how many (batch,
+    head) pairs run side by side before the next ones start (the block order, which the DRAM model needs).
+    """
+
+    name: str
+    blocks: int
+    warps: int
+    sram_peak: int
+    ledger: Mapping[Entry, int]
+    distinct: Mapping[tuple[str, str], int]
+    flops_matmul: int
+    flops_other: int
+    exp: int
+    heads_together: int = 1
+
+    def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
+        """The sum of the ledger over a level and direction, as in `"hbm.read"`; of one tensor, of one step, or all."""
+        return sum(
+            n for e, n in self.ledger.items()
+            if e.what == what and tensor in (None, e.tensor) and step in (None, e.step)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hbm:
+    """Bytes requested from global memory, and the most bytes allocated at once."""
+
+    read: int
+    write: int
+    atomic: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Sram:
+    """Bytes between SRAM and the registers, and the most bytes alive in one block."""
+
+    read: int
+    write: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Arithmetic: matrix products of the padded tiles executed (a multiply-add is 2), and everything else but exp."""
+
+    matmul: int
+    other: int
+
+
+@dataclass(frozen=True)
+class TensorCounts:
+    """The bytes of one tensor, over all launches."""
+
+    hbm_read: int
+    hbm_write: int
+    hbm_atomic: int
+    sram_read: int
+    sram_write: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Everything that one algorithm does to one problem. Two counts are equal when every launch's ledger is.
+
+    >>> import flashlab as fl
+    >>> c = fl.count("flash2", fl.Problem(batch=1, heads=1, len_q=128, head_dim=64, dtype="float16"), tile=(64, 64))
+    >>> c.hbm.read, c.hbm.write, c.hbm.peak
+    (81920, 16896, 66048)
+    """
+
+    algorithm: str
+    problem: Problem
+    tile: Tile
+    device: Device
+    config: Config | None = field(compare=False)
+    launches: tuple[LaunchCounts, ...]
+    tensors: Mapping[str, Spec]
+
+    def _sum(self, what: str) -> int:
+        return sum(launch.bytes(what) for launch in self.launches)
+
+    @cached_property
+    def hbm(self) -> Hbm:
+        peak = sum(spec.nbytes for spec in self.tensors.values())
+        return Hbm(self._sum("hbm.read"), self._sum("hbm.write"), self._sum("hbm.atomic"), peak)
+
+    @cached_property
+    def sram(self) -> Sram:
+        peak = max((launch.sram_peak for launch in self.launches), default=0)
+        return Sram(self._sum("sram.read"), self._sum("sram.write"), peak)
+
+    @cached_property
+    def flops(self) -> Flops:
+        return Flops(sum(x.flops_matmul for x in self.launches), sum(x.flops_other for x in self.launches))
+
+    @property
+    def exp(self) -> int:
+        """Exponentials, one for each element of the tiles executed."""
+        return sum(launch.exp for launch in self.launches)
+
+    def distinct(self, launch: LaunchCounts, direction: str) -> int:
+        """Bytes that a launch requests at least once in a direction, its own workspace left out.
+
+        A launch's own workspace is what it both writes and reads; what an earlier launch wrote is an input to it.
+        """
+        own = {
+            name for name, spec in self.tensors.items()
+            if spec.role == "workspace" and (name, "read") in launch.distinct and (name, "write") in launch.distinct
+        }  # fmt: skip
+        return sum(n for (name, way), n in launch.distinct.items() if way == direction and name not in own)
+
+    @cached_property
+    def compulsory_read(self) -> int:
+        """The read part of `compulsory`: a cold cache cannot fetch less."""
+        return sum(self.distinct(launch, "read") for launch in self.launches)
+
+    @cached_property
+    def compulsory(self) -> int:
+        """Each distinct byte that a launch requests at least once, reads plus writes, summed over the launches."""
+        return self.compulsory_read + sum(self.distinct(launch, "write") for launch in self.launches)
+
+    @cached_property
+    def by_tensor(self) -> dict[str, TensorCounts]:
+        """The bytes tensor by tensor; buffers that live in SRAM only are among them."""
+        total: dict[str, dict[str, int]] = {name: defaultdict(int) for name in self.tensors}
+        for launch in self.launches:
+            for entry, n in launch.ledger.items():
+                total.setdefault(entry.tensor, defaultdict(int))[entry.what] += n
+        return {
+            name: TensorCounts(w["hbm.read"], w["hbm.write"], w["hbm.atomic"], w["sram.read"], w["sram.write"])
+            for name, w in total.items()
+        }
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs (with exps) per requested HBM byte; 0 where nothing is moved."""
+        moved = self.hbm.read + self.hbm.write + self.hbm.atomic
+        return (self.flops.matmul + self.flops.other + self.exp) / moved if moved else 0.0
+
+    @cached_property
+    def dram(self) -> Dram:
+        """An estimate of the bytes read from DRAM, from a model of the L2: `.estimate .low .high`."""
+        from simulator import dram  # only here: the model is the one part that nobody else needs
+
+        return dram.estimate(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, keys as the attributes."""
+        return {
+            "algorithm": self.algorithm,
+            "problem": asdict(self.problem),
+            "tile": str(self.tile),
+            "device": self.device.name,
+            "hbm": asdict(self.hbm),
+            "sram": asdict(self.sram),
+            "flops": asdict(self.flops),
+            "exp": self.exp,
+            "compulsory": self.compulsory,
+            "compulsory_read": self.compulsory_read,
+            "dram": asdict(self.dram),
+            "intensity": self.intensity,
+            "by_tensor": {name: asdict(counts) for name, counts in self.by_tensor.items()},
+            "launches": [
+                {
+                    "name": x.name, "blocks": x.blocks, "warps": x.warps, "sram_peak": x.sram_peak,
+                    **{w: x.bytes(w) for w in ("hbm.read", "hbm.write", "hbm.atomic", "sram.read", "sram.write")},
+                    "flops_matmul": x.flops_matmul, "flops_other": x.flops_other, "exp": x.exp,
+                } for x in self.launches
+            ],
+        }  # fmt: skip
+
+
+@dataclass
+class _Page:
+    """A launch while it is being counted."""
+
+    name: str
+    blocks: int
+    warps: int
+    heads_together: int
+    ledger: defaultdict[Entry, int] = field(default_factory=lambda: defaultdict(int))
+    distinct: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    flops_matmul: int = 0
+    flops_other: int = 0
+    exp: int = 0
+    sram_peak: int = 0
+
+
+class Book:
+    """Where simulator and formulas write down what they count; `close` makes the `Counts`.
+
+    Every figure is for the whole launch, all heads and batches.
+    """
+
+    def __init__(self, algorithm: str, problem: Problem, tile: Tile, device: Device, config: Config | None) -> None:
+        self.algorithm, self.problem, self.tile, self.device, self.config = algorithm, problem, tile, device, config
+        self.tensors: dict[str, Spec] = {}
+        self._pages: list[_Page] = []
+
+    @property
+    def page(self) -> _Page:
+        return self._pages[-1]
+
+    def tensor(self, spec: Spec) -> Spec:
+        """Enter an array that lies in HBM."""
+        self.tensors[spec.name] = spec
+        return spec
+
+    def launch(self, name: str, blocks: int, warps: int, heads_together: int = 1, sram_peak: int = 0) -> None:
+        """Begin a launch; what follows belongs to it."""
+        self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=sram_peak if blocks else 0))
+
+    def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
+        """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. Zeros leave no entry."""
+        for what, n in bytes_by_what.items():
+            if n:
+                self.page.ledger[Entry(step, tensor, what.replace("_", "."))] += n
+
+    def distinct(self, tensor: str, direction: str, n: int) -> None:
+        """Count bytes that the launch requests at least once."""
+        if n:
+            self.page.distinct[tensor, direction] += n
+
+    def compute(self, *, matmul: int = 0, other: int = 0, exp: int = 0) -> None:
+        """Count arithmetic."""
+        page = self.page
+        page.flops_matmul += matmul
+        page.flops_other += other
+        page.exp += exp
+
+    def close(self) -> Counts:
+        launches = tuple(
+            LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
+                         p.flops_other, p.exp, p.heads_together)
+            for p in self._pages
+        )  # fmt: skip
+        return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))
+
+
+def io_tensors(problem: Problem) -> Iterator[Spec]:
+    """The arrays that every attention algorithm has: q, k, v and out."""
+    p = problem
+    for name, heads, rows, cols, role in (
+        ("q", p.heads, p.len_q, p.head_dim, "input"),
+        ("k", p.num_kv_heads, p.kv_length, p.head_dim, "input"),
+        ("v", p.num_kv_heads, p.kv_length, p.value_dim, "input"),
+        ("out", p.heads, p.len_q, p.value_dim, "output"),
+    ):
+        yield Spec(name, p.batch * heads, rows, cols, p.dtype, role)

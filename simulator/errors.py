@@ -1,0 +1,50 @@
+"""The errors a user meets: one line each, naming the argument, its value and what would be accepted."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """Bad input. The message is one line: the argument, the value, what is accepted.
+
+    >>> str(UsageError("heads", 0, "an integer of at least 1"))
+    'heads = 0: expected an integer of at least 1'
+    """
+
+    def __init__(self, argument: str, value: object, accepted: str) -> None:
+        self.argument, self.value, self.accepted = argument, value, accepted
+        super().__init__(f"{argument} = {value!r}: expected {accepted}")
+
+
+class SramOverflow(UsageError):
+    """A block needs more shared memory than the device gives to one block (bytes).
+
+    >>> str(SramOverflow("tile", "256x256", needed=262144, limit=166912, device="a100-40"))
+    "tile = '256x256': expected a smaller tile, this one needs 262,144 bytes of SRAM a block and a100-40 has 166,912"
+    """
+
+    def __init__(self, argument: str, value: object, *, needed: int, limit: int, device: str) -> None:
+        self.needed, self.limit, self.device = needed, limit, device
+        super().__init__(
+            argument,
+            value,
+            f"a smaller tile, this one needs {needed:,} bytes of SRAM a block and {device} has {limit:,}",
+        )
+
+
+def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not in a list, with the nearest one.
+
+    >>> str(unknown("device", "h10", ["a100", "h100"]))
+    "device = 'h10': expected one of a100, h100 (did you mean h100?)"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return UsageError(argument, value, f"one of {', '.join(names)}{hint}")
+
+
+class Unavailable(RuntimeError):
+    """Something that this call needs is not here (GPU, compiler, ncu). One line: what, and how to get it."""
