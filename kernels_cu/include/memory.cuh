@@ -1,0 +1,103 @@
+// Every load, store and copy of the kernels. One call is one warp instruction of that width, in program order:
+// `asm volatile` keeps the compiler from merging or dropping any, because their bytes are counted.
+// SRAM is addressed by its 32-bit shared address.
+#pragma once
+
+#include "types.cuh"
+
+// Start of the block's dynamic SRAM (aligned to 128 bytes, the period of the 32 banks).
+DEVICE unsigned sram_base() {
+  extern __shared__ __align__(128) unsigned char sram[];
+  return static_cast<unsigned>(__cvta_generic_to_shared(sram));
+}
+
+// Waits for every thread of the block, and makes their SRAM and HBM writes visible to each other.
+DEVICE void barrier() { __syncthreads(); }
+
+// T from HBM: float, float2, float4, unsigned, uint2 or uint4 (4, 8 or 16 bytes, aligned to its size).
+template <class T>
+DEVICE T load_global(const void* address) {
+  union { T value; unsigned w[sizeof(T) / 4]; } v;
+  if constexpr (sizeof(T) == 4)
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(v.w[0]) : "l"(address) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(address) : "memory");
+  else
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(address) : "memory");
+  return v.value;
+}
+
+// T to HBM.
+template <class T>
+DEVICE void store_global(void* address, T value) {
+  union { T value; unsigned w[sizeof(T) / 4]; } v{value};
+  if constexpr (sizeof(T) == 4)
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(v.w[0]) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(v.w[0]), "r"(v.w[1]) : "memory");
+  else
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+}
+
+// T from SRAM. Lanes that name the same address get it from one read.
+template <class T>
+DEVICE T load_shared(unsigned address) {
+  union { T value; unsigned w[sizeof(T) / 4]; } v;
+  if constexpr (sizeof(T) == 4)
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.w[0]) : "r"(address) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "r"(address) : "memory");
+  else
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(address) : "memory");
+  return v.value;
+}
+
+// T to SRAM.
+template <class T>
+DEVICE void store_shared(unsigned address, T value) {
+  union { T value; unsigned w[sizeof(T) / 4]; } v{value};
+  if constexpr (sizeof(T) == 4)
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v.w[0]) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.w[0]), "r"(v.w[1]) : "memory");
+  else
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"r"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+}
+
+// Copies one 16-byte chunk HBM -> SRAM in the background. Only the first `bytes` (0..16) are kept, the rest become
+// zeros; with 0, HBM isn't touched. Before sm_80 there is no such instruction: load, cut and store at once.
+DEVICE void copy_async(unsigned to, const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#else
+  uint4 chunk = make_uint4(0, 0, 0, 0);
+  if (bytes > 0) chunk = load_global<uint4>(from);
+  unsigned* word = &chunk.x;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    int kept = bytes - 4 * i;  // of this word
+    if (kept < 4) word[i] &= kept <= 0 ? 0u : (1u << (8 * kept)) - 1u;
+  }
+  store_shared(to, chunk);
+#endif
+}
+
+// Closes a group of copies: all that this thread issued since the last close.
+DEVICE void copy_commit() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most PENDING of this thread's newest groups are still on their way (a barrier must follow: the
+// other threads' copies are theirs to wait for).
+template <int PENDING>
+DEVICE void copy_wait() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}

@@ -1,0 +1,155 @@
+// Matrix products of one warp: C (16 x 16, float32) += A (16 x K_STEP) · B (K_STEP x 16).
+//
+// An accumulator is 16 x 8 and spread over the warp as mma.sync m16n8k16 has it, in every dtype. With g = lane / 4 and
+// t = lane % 4, a lane holds c[0], c[1]: row g, columns 2t and 2t+1; c[2], c[3]: row g + 8, the same columns.
+// 16-bit: tensor cores (sm_75: two m16n8k8 in place of one m16n8k16). float32: plain FMA, no TF32.
+#pragma once
+
+#include "tile.cuh"
+#include "warp.cuh"
+
+constexpr int K_STEP = FL_DTYPE == 0 ? 4 : 16;  // depth of one product
+
+#if FL_DTYPE != 0
+
+struct FragmentA { unsigned r[4]; };  // (row g, k 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..): two elements each
+struct FragmentB { unsigned r[4]; };  // columns 0..7: (k 2t.., column g), (2t+8.., g); columns 8..15: the same
+
+// Four 8 x 8 matrices from SRAM; lane i names row i % 8 of matrix i / 8, and gets elements (g, 2t), (g, 2t+1) of each.
+DEVICE void ldmatrix(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+// The same, each matrix transposed.
+DEVICE void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+
+// c (16 x 8) += a (16 x 16) · b (16 x 8; two registers).
+DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if FL_DTYPE == 2
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#elif __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// A = 16 rows from `row`, k columns from `k` (an operand that lies in SRAM as it is: Q, P).
+template <class TileT>
+DEVICE FragmentA load_a(TileT tile, int row, int k) {
+  FragmentA a;
+  ldmatrix(a.r, tile.at(row + lane_id() % 16, k / CHUNK_ELEMENTS + lane_id() / 16));
+  return a;
+}
+
+// B = transpose of tile rows n.., columns k.. (K in Q·Kᵀ: a row of the tile is a column of B).
+template <class TileT>
+DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
+  unsigned r[4];
+  ldmatrix(r, tile.at(n + lane_id() % 16, k / CHUNK_ELEMENTS + lane_id() / 16));
+  return {{r[0], r[2], r[1], r[3]}};
+}
+
+// B = tile rows k.., columns n.. (V in P·V: a row of the tile is a row of B).
+template <class TileT>
+DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
+  FragmentB b;
+  ldmatrix_transposed(b.r, tile.at(k + lane_id() % 16, n / CHUNK_ELEMENTS + lane_id() / 16));
+  return b;
+}
+
+// A = columns k..k+K_STEP-1 of a row of accumulators (P), rounded to the storage dtype. No lane needs another's values.
+template <int N>
+DEVICE FragmentA operand_a(const float (&p)[N][4], int k) {
+  int n = k / 8;
+  return {{pack(p[n][0], p[n][1]), pack(p[n][2], p[n][3]), pack(p[n + 1][0], p[n + 1][1]), pack(p[n + 1][2], p[n + 1][3])}};
+}
+
+// c0 (columns 0..7 of C), c1 (8..15) += A · B.
+DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const FragmentB& b) {
+  mma_16x8x16(c0, a.r, b.r[0], b.r[1]);
+  mma_16x8x16(c1, a.r, b.r[2], b.r[3]);
+}
+
+#else
+
+struct FragmentA { float x[2][4]; };  // rows g and g+8, four k
+struct FragmentB { float x[4][4]; };  // columns 2t, 2t+1, 2t+8, 2t+9, four k
+
+template <class TileT>
+DEVICE FragmentA load_a(TileT tile, int row, int k) {
+  FragmentA a;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float4 x = load_shared<float4>(tile.at(row + lane_id() / 4 + 8 * i, k / CHUNK_ELEMENTS));
+    a.x[i][0] = x.x, a.x[i][1] = x.y, a.x[i][2] = x.z, a.x[i][3] = x.w;
+  }
+  return a;
+}
+
+template <class TileT>
+DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
+  FragmentB b;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float4 x = load_shared<float4>(tile.at(n + 2 * (lane_id() % 4) + i % 2 + 8 * (i / 2), k / CHUNK_ELEMENTS));
+    b.x[i][0] = x.x, b.x[i][1] = x.y, b.x[i][2] = x.z, b.x[i][3] = x.w;
+  }
+  return b;
+}
+
+template <class TileT>
+DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
+  FragmentB b;
+  int t = lane_id() % 4;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // key k + i / 2, columns 2t and 2t+1 of one half
+    int half = i % 2;
+    float2 x = load_shared<float2>(tile.at(k + i / 2, n / CHUNK_ELEMENTS + 2 * half + t / 2) + t % 2 * 8);
+    b.x[2 * half][i / 2] = x.x, b.x[2 * half + 1][i / 2] = x.y;
+  }
+  return b;
+}
+
+// Column k + i of P sits in the quad's lane (k + i) % 8 / 2.
+template <int N>
+DEVICE FragmentA operand_a(const float (&p)[N][4], int k) {
+  FragmentA a;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    int row = i / 4, column = k % 8 + i % 4;
+    a.x[row][i % 4] = shuffle(p[k / 8][2 * row + column % 2], lane_id() / 4 * 4 + column / 2);
+  }
+  return a;
+}
+
+DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const FragmentB& b) {
+#pragma unroll
+  for (int k = 0; k < K_STEP; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // row i / 2, column i % 2
+      c0[i] += a.x[i / 2][k] * b.x[i % 2][k];
+      c1[i] += a.x[i / 2][k] * b.x[2 + i % 2][k];
+    }
+}
+
+#endif
+
+// Columns 8n + 2t and 8n + 2t + 1 of one row of accumulators to a row of the storage dtype in HBM (`row` starts at column 0).
+DEVICE void store_pair(char* row, int n, float low, float high) {
+  char* address = row + (8 * n + 2 * (lane_id() % 4)) * ELEMENT_BYTES;
+#if FL_DTYPE != 0
+  store_global(address, pack(low, high));
+#else
+  store_global(address, make_float2(low, high));
+#endif
+}

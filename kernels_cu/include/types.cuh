@@ -1,0 +1,52 @@
+// The storage dtype of Q, K, V, P and the output, and the arithmetic that PTX has an instruction of its own for.
+// FL_DTYPE: 0 float32, 1 float16, 2 bfloat16. Sums, statistics and accumulators are float32 whatever it is.
+#pragma once
+
+#define DEVICE __device__ __forceinline__
+
+constexpr int ELEMENT_BYTES = FL_DTYPE == 0 ? 4 : 2;
+constexpr int CHUNK_BYTES = 16;                              // the unit of every copy from HBM and of the SRAM swizzle
+constexpr int CHUNK_ELEMENTS = CHUNK_BYTES / ELEMENT_BYTES;  // 4 (float32) or 8 (16-bit)
+
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr float LOG2E = 1.4426950408889634f;  // exp(x) = exp2(x · LOG2E)
+constexpr float LN2 = 0.6931471805599453f;    // log(x) = log2(x) · LN2
+
+DEVICE constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
+DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
+
+// 2^x, relative error about 2^-22; exp2(-INF) is 0.
+DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2(x), absolute error about 2^-22; log2(0) is -INF.
+DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x, within 1 ulp.
+DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#if FL_DTYPE != 0
+// Two floats rounded to nearest-even to the 16-bit storage dtype, `low` in the lower half (the lower address).
+DEVICE unsigned pack(float low, float high) {
+  unsigned bits;
+#if FL_DTYPE == 2
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+#elif __CUDA_ARCH__ >= 800
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+#else
+  asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(bits) : "f"(low), "f"(high));
+#endif
+  return bits;
+}
+#endif

@@ -1,0 +1,37 @@
+// A warp: 32 lanes in lockstep. In the accumulator layout (mma.cuh) a quad, four neighbouring lanes, holds a row,
+// so the statistics of a row are a quad's reduction.
+#pragma once
+
+#include "types.cuh"
+
+DEVICE int lane_id() { return threadIdx.x % 32; }
+DEVICE int warp_id() { return threadIdx.x / 32; }
+
+// The value that lane (own lane ^ mask) holds.
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+
+// The value that lane `source` holds.
+DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+
+// True in every lane if it is in any.
+DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+
+DEVICE float quad_max(float x) {
+  x = fmaxf(x, shuffle_xor(x, 1));
+  return fmaxf(x, shuffle_xor(x, 2));
+}
+DEVICE float quad_sum(float x) {
+  x += shuffle_xor(x, 1);
+  return x + shuffle_xor(x, 2);
+}
+DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+  return x;
+}
+DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
