@@ -1,0 +1,71 @@
+"""flashlab: every attention algorithm as a tile program, a formula, a CUDA kernel and a lesson, held equal to the byte.
+
+>>> import flashlab as fl
+>>> p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
+>>> q, k, v = fl.random_inputs(p, seed=0)
+>>> run = fl.simulate("flash2", q, k, v, causal=True, tile=(64, 64))
+>>> run.counts == fl.count("flash2", p, tile=(64, 64))
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import simulator
+
+if not hasattr(simulator, "CATALOGUE"):
+    raise ImportError(
+        f"flashlab needs its own package `simulator`, but {simulator.__file__ or list(simulator.__path__)[0]} is in the way: "
+        "remove or rename it, or change sys.path"
+    )
+
+from simulator import (
+    CATALOGUE, DEVICES, Algorithm, Block, Book, Config, Counts, Device, HbmTensor, Machine, Problem, Program, Reference,
+    Registers, Run, Spec, SramOverflow, SramTile, Tile, Trace, Unavailable, UsageError, catalogue, check_formula, count,
+    naive, naive_loop, program, random_inputs, shape_run, simulate,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from flashlab.compare import Comparison, compare
+    from flashlab.gpu import attention
+    from flashlab.inputs import load_inputs, sample
+    from flashlab.sweep import Sweep, sweep
+    from flashlab.verify import Adapter, Report, verify
+
+__version__ = "0.1.0"
+
+# what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
+_LAZY = {
+    "attention": "flashlab.gpu",
+    "compare": "flashlab.compare",
+    "Comparison": "flashlab.compare",
+    "load_inputs": "flashlab.inputs",
+    "sample": "flashlab.inputs",
+    "sweep": "flashlab.sweep",
+    "Sweep": "flashlab.sweep",
+    "verify": "flashlab.verify",
+    "Adapter": "flashlab.verify",
+    "Report": "flashlab.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'flashlab' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value  # over the submodule of the same name, which the import has just set
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "CATALOGUE", "DEVICES", "Adapter", "Algorithm", "Block", "Book", "Comparison", "Config", "Counts", "Device", "HbmTensor",
+    "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep",
+    "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check_formula", "compare", "count",
+    "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample", "shape_run", "simulate", "sweep", "verify",
+]  # fmt: skip

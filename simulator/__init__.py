@@ -1,0 +1,23 @@
+"""The lower layer: problems, devices, the machine, tile programs, formulas. Users import `flashlab`."""
+
+from simulator import catalogue
+from simulator.api import check_formula, count, shape_run, simulate
+from simulator.catalogue import CATALOGUE, Algorithm
+from simulator.config import Config
+from simulator.counts import Book, Counts, Spec
+from simulator.devices import DEVICES, Device
+from simulator.errors import SramOverflow, Unavailable, UsageError
+from simulator.machine import Block, HbmTensor, Machine, SramTile
+from simulator.naive import Reference, naive, naive_loop, random_inputs
+from simulator.problem import Problem, Tile
+from simulator.program import Program, program
+from simulator.registers import Registers
+from simulator.simulate import Run
+from simulator.trace import Trace
+
+__all__ = [
+    "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
+    "Program", "Reference", "Registers", "Run", "Spec", "SramOverflow", "SramTile", "Tile", "Trace", "Unavailable",
+    "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs", "shape_run",
+    "simulate",
+]  # fmt: skip

@@ -1,0 +1,129 @@
+"""The entry points: simulate, count, check_formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from simulator import catalogue
+from simulator.catalogue import Formula
+from simulator.counts import Book, Counts, Spec, io_tensors
+from simulator.devices import Device
+from simulator.dtypes import Array
+from simulator.errors import UsageError
+from simulator.problem import Problem
+from simulator.program import Program
+from simulator.simulate import Run, TileLike, Window, problem_of, run_on_data, run_on_shapes
+
+
+def simulate(
+    algorithm: str | Program, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None,
+    tile: TileLike = None, device: Device | str = "h100", lse: bool = False, trace: bool | tuple[int, int] = False,
+    check_finite: bool = False,
+) -> Run:  # fmt: skip
+    """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
+
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: NumPy, float32, float16 or bfloat16, all
+    of one dtype; never changed. `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and
+    inf. Raises `UsageError`, and `SramOverflow` for a tile that does not fit.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
+    >>> run = fl.simulate("flash2", *fl.random_inputs(p, seed=0), causal=True, tile=(64, 64))
+    >>> run.out.shape, run.counts.hbm.read
+    ((1, 2, 128, 64), 131072)
+    """
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    if check_finite:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not np.isfinite(x.astype(np.float32)).all():
+                raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
+    head = (0, 0) if trace is True else trace or None
+    if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
+        raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
+    row = catalogue.get(algorithm)
+    return run_on_data(row.program, q, k, v, problem, tile=tile, device=Device.named(device), lse=lse, trace=head)
+
+
+def count(
+    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
+) -> Counts:
+    """What an algorithm moves and computes, from its formula, at any size; one's own program runs on shapes.
+
+    Raises `UsageError`, and `SramOverflow` for a tile that does not fit the device.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=32, len_q=1_000_000, head_dim=128, dtype="float16", causal=True)
+    >>> fl.count("standard", p).hbm.peak > 1000 * fl.count("flash2", p).hbm.peak
+    True
+    """
+    row = catalogue.get(algorithm)
+    if row.formula is None:
+        return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), lse=lse)
+    return _evaluate(row.formula, row.program, problem, tile, Device.named(device), lse)
+
+
+def shape_run(
+    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
+) -> Counts:
+    """The counts from running the tile program on shapes alone; `count` must equal it.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16", window=(30, 0))
+    >>> fl.shape_run("flash2", p) == fl.count("flash2", p)
+    True
+    """
+    return run_on_shapes(catalogue.get(algorithm).program, problem, tile=tile, device=Device.named(device), lse=lse)
+
+
+def check_formula(
+    program: str | Program, formula: Formula, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
+) -> None:
+    """Prove a formula on one problem: raise `UsageError` naming the first entry where it differs from the shape-only run.
+
+    `formula(book, problem, tile, config, *, lse)` fills a `Book`.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16")
+    >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
+    """
+    row, on = catalogue.get(program), Device.named(device)
+    counted, closed = run_on_shapes(row.program, problem, tile=tile, device=on, lse=lse), _evaluate(
+        formula, row.program, problem, tile, on, lse)  # fmt: skip
+    if counted == closed:
+        return
+    for name, ran, said in _differences(counted, closed):
+        raise UsageError(f"formula, {name}", said, f"{ran}, as the tile program counts for {problem} with tile {counted.tile}")
+
+
+def _differences(a: Counts, b: Counts) -> list[tuple[str, object, object]]:
+    found: list[tuple[str, object, object]] = []
+    if a.tensors != b.tensors:
+        found.append(("tensors", sorted(a.tensors), sorted(b.tensors)))
+    names = [x.name for x in a.launches], [x.name for x in b.launches]
+    if names[0] != names[1]:
+        return [*found, ("launches", *names)]
+    for x, y in zip(a.launches, b.launches, strict=True):
+        for attribute in ("ledger", "distinct"):
+            ours, theirs = getattr(x, attribute), getattr(y, attribute)
+            for key in [*ours, *theirs]:
+                if ours.get(key, 0) != theirs.get(key, 0):
+                    found.append((f"{x.name}: {', '.join(key)}", ours.get(key, 0), theirs.get(key, 0)))
+        for attribute in ("blocks", "warps", "sram_peak", "flops_matmul", "flops_other", "exp", "heads_together"):
+            if getattr(x, attribute) != getattr(y, attribute):
+                found.append((f"{x.name}: {attribute}", getattr(x, attribute), getattr(y, attribute)))
+    return found
+
+
+def _evaluate(formula: Formula, program: Program, problem: Problem, tile: TileLike, device: Device, lse: bool) -> Counts:
+    config = program.configure(problem, device, tile)
+    book = Book(program.name, problem, config.tile, device, config)
+    for spec in io_tensors(problem):
+        book.tensor(spec)
+    formula(book, problem, config.tile, config, lse=lse)
+    return book.close()
+
+
+__all__ = ["Array", "Spec", "check_formula", "count", "shape_run", "simulate"]

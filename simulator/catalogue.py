@@ -1,0 +1,68 @@
+"""The catalogue: one row an algorithm. Adding an algorithm adds files of its name and a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.errors import unknown
+from simulator.formulas import flash1 as flash1_formula
+from simulator.formulas import flash2 as flash2_formula
+from simulator.formulas import online_softmax as online_softmax_formula
+from simulator.formulas import standard as standard_formula
+from simulator.program import Program
+from simulator.programs.flash1 import flash1
+from simulator.programs.flash2 import flash2
+from simulator.programs.online_softmax import online_softmax
+from simulator.programs.standard import standard
+
+Formula = Callable[..., None]
+"""`formula(book, problem, tile, config, *, lse)` fills a `Book` as the tile program would."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A launch on the GPU: the `.cu` file, its entry point, and the arrays it takes, in order; an array that the call
+    doesn't have (the LSE, unless asked for) is passed as NULL."""
+
+    source: str
+    entry: str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm's tile program, formula and kernels; one's own program has neither of the last two."""
+
+    name: str
+    program: Program
+    formula: Formula | None = None
+    kernels: tuple[Kernel, ...] = ()
+
+
+_SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
+_OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
+
+CATALOGUE = {
+    row.name: row
+    for row in (
+        Algorithm("standard", standard, standard_formula.standard,
+                  (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT)),
+        Algorithm("online_softmax", online_softmax, online_softmax_formula.online_softmax,
+                  (_SCORES, Kernel("online_softmax", "online_softmax", ("s", "p", "lse")), _OUTPUT)),
+        Algorithm("flash1", flash1, flash1_formula.flash1,
+                  (Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),)),
+        Algorithm("flash2", flash2, flash2_formula.flash2,
+                  (Kernel("flash2", "flash2", ("q", "k", "v", "out", "lse")),)),
+    )
+}  # fmt: skip
+"""Every algorithm by name."""
+
+
+def get(algorithm: str | Program) -> Algorithm:
+    """The row of an algorithm, by name; one's own tile program makes a row of its own. Raises `UsageError`."""
+    if isinstance(algorithm, Program):
+        return next((row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm))
+    if algorithm not in CATALOGUE:
+        raise unknown("algorithm", algorithm, CATALOGUE)
+    return CATALOGUE[algorithm]

@@ -1,0 +1,1 @@
+"""The closed formulas, one file an algorithm."""

@@ -1,0 +1,420 @@
+"""The machine that tile programs run on: HBM, blocks with a capacity-limited SRAM, registers, warps.
+
+A tile program is written for one block. The machine runs many blocks in lockstep: all batches and heads, and the row
+blocks that walk the same key tiles, lie on leading array axes `(batch, kv_head, query_in_group, block)`. With data it
+computes and counts; on shapes alone it only counts. Bytes are counted where the contract says:
+
+- `block.load` and `block.store` request bytes from HBM: the rows inside the problem, padded to 16 bytes;
+- what lands in SRAM is the whole tile, padded to the fragment (16 x 8 x 16);
+- `block.matmul` reads each SRAM operand once for each warp that uses it: `"rows"` or `"cols"` splits it over the warps,
+  `"none"` has every warp read all of it;
+- `block.put` and `block.get` are transfers between warps through SRAM; shuffles and registers count nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Counts, Spec, io_tensors
+from simulator.devices import Device
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import SramOverflow, UsageError
+from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.registers import Registers
+from simulator.trace import Recorder
+
+Split = Literal["rows", "cols", "none"]
+Rows = int | np.ndarray[Any, np.dtype[np.int64]]
+"""The index of a tile: a number, or the block's own (an array over the blocks in lockstep)."""
+
+_LOCKSTEP_ELEMENTS = 1 << 18  # of S over all blocks of a group: 1 MB of float32 stays in a core's cache
+
+
+class HbmTensor:
+    """A handle of an array in HBM. Its values are reached through counted loads only.
+
+    `rows`, `cols` and `dtype` are its shape per head and its dtype.
+    """
+
+    def __init__(self, spec: Spec, data: Array | None) -> None:
+        self.spec, self._values = spec, data
+        self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
+
+    def __array__(self, *_: object, **__: object) -> Array:
+        raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")
+
+
+class SramTile:
+    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free."""
+
+    def __init__(self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False) -> None:
+        self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
+
+    @property
+    def T(self) -> SramTile:
+        """The transpose, as the tensor cores read it: no copy."""
+        data = None if self.values is None else self.values.swapaxes(-1, -2)
+        return SramTile(self.name, self.cols, self.rows, self.dtype, data)
+
+    def columns(self, chunk: int, width: int) -> SramTile:
+        """The columns `chunk * width` and on, `width` of them at the most."""
+        start = chunk * width
+        cols = min(width, self.cols - start)
+        data = None if self.values is None else self.values[..., start : start + cols]
+        return SramTile(self.name, self.rows, cols, self.dtype, data)
+
+    @property
+    def footprint(self) -> int:
+        """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
+        cols = 1 if self.vector else padded(self.cols)
+        return padded(self.rows) * cols * ITEMSIZE[self.dtype]
+
+
+class Block:
+    """One thread block, as a tile program sees it.
+
+    `i` is its row tile, `j` its key tile (of grids that have one), `walk` the range that the launch gave it. Operations
+    take tile indices: `block.load(k, j, 64)` is rows `64 j … 64 j + 63` of k.
+    """
+
+    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int) -> None:
+        self._m, self.i, self.j, self.walk, self.warps = machine, i, j, walk, warps
+        self._step = ""
+        self._sram: dict[str, int] = {}
+        self._filled: dict[str, tuple[int, int, int]] = {}
+        self.lockstep = machine.heads * (len(i) if isinstance(i, np.ndarray) else 1)
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def step(self, name: str) -> None:
+        """Name what follows; the .cu has a mark of the same name."""
+        self._step = name
+        if self._m.recorder:
+            self._m.recorder.step(name, sys._getframe(1), self)
+
+    # -- HBM ----------------------------------------------------------------------------------------------------
+
+    def load(self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1) -> SramTile:
+        """HBM to SRAM: tile (i, j) of `rows` x `cols` (all columns if None), zero-filled outside the problem.
+
+        The buffer bears the tensor's name and is reused by the next load of it; `stages` buffers are held for a ring.
+        """
+        cols = cols or tensor.cols
+        read, data = self._read(tensor, i, rows, j, cols, 0.0)
+        if data is not None and data.shape[-1] < cols:
+            data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
+        tile = SramTile(tensor.name, rows, cols, tensor.dtype, data)
+        self._reserve(tensor.name, tile.footprint * stages)
+        self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
+        return tile
+
+    def fetch(self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0) -> Registers:
+        """HBM to registers, past the SRAM: tile (i, j); `fill` stands outside the problem."""
+        cols = cols or tensor.cols
+        read, data = self._read(tensor, i, rows, j, cols, fill)
+        self._count(tensor.name, hbm_read=read)
+        return Registers(self, rows, min(cols, tensor.cols - j * cols), data)
+
+    def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
+        """Registers to HBM: tile (i, j), rounded to the tensor's dtype; what lies outside the problem is not written."""
+        first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
+        self._count(tensor.name, hbm_write=nbytes)
+        if tensor._values is not None and last > first:
+            start = j * (cols or tensor.cols)
+            stop = min(start + x.cols, tensor.cols)
+            values = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols))[..., : stop - start]
+            flat = values.reshape(*values.shape[:3], -1, stop - start)
+            with np.errstate(over="ignore"):
+                tensor._values[:, :, :, first:last, start:stop] = flat[:, :, :, : last - first]
+
+    def atomic_add(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int) -> None:
+        """Add registers to float32 HBM by atomics: every lane's bytes count, blocks that collide add up."""
+        first, last, nbytes = self._extent(tensor, i, rows, 0, tensor.cols, "write")
+        self._count(tensor.name, hbm_atomic=nbytes)
+        if tensor._values is not None and last > first:
+            flat = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols)).reshape(*self._lead(tensor)[:3], -1, x.cols)
+            tensor._values[:, :, :, first:last] += flat[:, :, :, : last - first]
+
+    # -- SRAM ---------------------------------------------------------------------------------------------------
+
+    def alloc(self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1) -> SramTile:
+        """Reserve a buffer in SRAM, `copies` of it (one a warp, say); without `cols` a vector, one value a row.
+
+        Raises `SramOverflow` over the device's limit.
+        """
+        tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None)
+        self._reserve(name, tile.footprint * copies)
+        return tile
+
+    def free(self, tile: SramTile) -> None:
+        """Give a buffer back."""
+        self._sram.pop(tile.name, None)
+
+    def put(self, buffer: SramTile, x: Registers, *, copies: int = 1) -> None:
+        """Registers to SRAM, for other warps to read; `copies` when every warp writes a partial result of its own.
+
+        The values of partial results are held summed up: what a reader gets is what the warps' sum (or max) is.
+        """
+        tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=buffer.vector)
+        self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
+        buffer.values = x.values
+        self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
+
+    def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
+        """SRAM to registers: what was last `put`, once in all, or (`"none"`) once by every warp."""
+        nbytes, rows, cols = self._filled[buffer.name]
+        self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
+        return Registers(self, rows, cols, buffer.values)
+
+    def to_registers(self, tile: SramTile) -> Registers:
+        """SRAM to registers, once in all (the warps split the rows), to be used from there."""
+        self._count(tile.name, sram_read=tile.footprint * self.lockstep)
+        return Registers(self, tile.rows, tile.cols, tile.values)
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------
+
+    def full(self, rows: int, cols: int, value: float) -> Registers:
+        """A register tile of one value."""
+        return Registers(self, rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None)
+
+    def matmul(
+        self, a: SramTile | Registers, b: SramTile, *, split: tuple[Split, Split], acc: Registers | None = None, scale: float = 1.0
+    ) -> Registers:
+        """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
+
+        Operands in registers move nothing. FLOPs count the tile padded to the fragment, multiply-adds as 2.
+        """
+        for operand, way in zip((a, b), split, strict=True):
+            if isinstance(operand, SramTile):
+                self._count(operand.name, sram_read=operand.footprint * self._uses(way) * self.lockstep)
+        self._m.book.compute(matmul=2 * padded(a.rows) * padded(b.cols) * padded(a.cols) * self.lockstep)
+        if scale != 1.0:
+            self.count_flops(a.rows * b.cols)
+        if a.values is None or b.values is None:
+            return Registers(self, a.rows, b.cols, None)
+        product = _product(a.values if scale == 1.0 else a.values * np.float32(scale), b.values)
+        if acc is not None:
+            product += acc.array
+        return Registers(self, a.rows, b.cols, product)
+
+    def exp(self, x: Registers) -> Registers:
+        """e to the x."""
+        self._m.book.compute(exp=x.size * self.lockstep)
+        return Registers(self, x.rows, x.cols, None if x.values is None else np.exp(x.values))
+
+    def log(self, x: Registers) -> Registers:
+        """The natural logarithm; of 0 it is -inf."""
+        with np.errstate(divide="ignore"):
+            return self.elementwise(np.log, x)
+
+    def maximum(self, a: Registers, b: Registers | float) -> Registers:
+        """The larger, element by element."""
+        return self.elementwise(np.maximum, a, b)
+
+    def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
+        """f of the operands, one FLOP an element of the (broadcast) result."""
+        tiles = [x for x in operands if isinstance(x, Registers)]
+        rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
+        result = Registers(self, rows, cols, None)
+        self.count_flops(result.size)
+        if self._m.data:
+            result.values = f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
+        return result
+
+    def mask(self, s: Registers, i: Rows, j: int) -> Registers:
+        """-inf where tile (i, j) of S lies outside the mask or beyond the last key."""
+        p = self._m.problem
+        if s.values is None:
+            return s
+        row = (np.asarray(i).reshape(-1, 1) * s.rows + np.arange(s.rows))[..., None] + p.offset
+        key = j * s.cols + np.arange(s.cols)
+        visible = np.broadcast_to(key < p.kv_length, (*row.shape[:2], s.cols))
+        if p.right is not None:
+            visible = visible & (key <= row + p.right)
+        if p.left is not None:
+            visible = visible & (key >= row - p.left)
+        if visible.all():
+            return s
+        return Registers(self, s.rows, s.cols, np.where(visible, s.values, np.float32(-np.inf)))
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def count_flops(self, n: int) -> None:
+        """Count n FLOPs of this block, outside the matrix products."""
+        self._m.book.compute(other=n * self.lockstep)
+
+    def sram_alive(self) -> dict[str, int]:
+        """The buffers in SRAM now, bytes."""
+        return dict(self._sram)
+
+    def _uses(self, split: Split) -> int:
+        if split not in ("rows", "cols", "none"):
+            raise UsageError("split", split, "'rows', 'cols' or 'none'")
+        return self.warps if split == "none" else 1
+
+    def _count(self, tensor: str, **nbytes: int) -> None:
+        self._m.book.add(self._step, tensor, **nbytes)
+        if self._m.recorder:
+            self._m.recorder.bytes(tensor, nbytes, sys._getframe(2))
+
+    def _reserve(self, name: str, nbytes: int) -> None:
+        m = self._m
+        self._sram[name] = max(nbytes, self._sram.get(name, 0))
+        alive = sum(self._sram.values())
+        m.book.page.sram_peak = max(m.book.page.sram_peak, alive)
+        if alive > m.device.sram_per_block:
+            raise SramOverflow("tile", str(m.tile), needed=alive, limit=m.device.sram_per_block, device=m.device.name)
+
+    def _lead(self, tensor: HbmTensor) -> tuple[int, ...]:
+        p, groups = self._m.problem, tensor.spec.heads // (self._m.problem.batch * self._m.problem.num_kv_heads)
+        return p.batch, p.num_kv_heads, groups, len(self.i) if isinstance(self.i, np.ndarray) else 1
+
+    def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
+        """First and last row inside the problem, and the bytes requested there by all heads."""
+        spec = tensor.spec
+        lo, hi = (int(i), int(i)) if isinstance(i, int | np.integer) else (int(i[0]), int(i[-1]))
+        first, last = lo * rows, min((hi + 1) * rows, spec.rows)
+        # the last tile of a row has the row's padding to 16 bytes with it
+        start = j * cols * spec.itemsize
+        stop = spec.row_bytes if (j + 1) * cols >= spec.cols else start + cols * spec.itemsize
+        if last <= first or stop <= start:
+            return first, first, 0
+        self._m.touch(tensor, way, (first, last, start, stop))
+        if self._m.recorder:
+            self._m.recorder.range((first, last), (j * cols, min((j + 1) * cols, spec.cols)))
+        # a tile that one number names is moved by every block, one that the block's own index names by that block alone
+        sharing = self.lockstep if isinstance(i, int | np.integer) else self._m.heads
+        return first, last, (last - first) * (stop - start) * sharing
+
+    def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
+        """The bytes requested, and the values: rows outside the problem filled, columns outside left out."""
+        first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
+        if tensor._values is None:
+            return nbytes, None
+        blocks = 1 if isinstance(i, int | np.integer) else len(i)
+        part = tensor._values[:, :, :, first:last, j * cols : (j + 1) * cols].astype(np.float32, copy=False)
+        missing = blocks * rows - part.shape[3]
+        if missing:
+            part = np.pad(part, ((0, 0),) * 3 + ((0, missing), (0, 0)), constant_values=fill)
+        return nbytes, np.ascontiguousarray(part).reshape(*part.shape[:3], blocks, rows, part.shape[-1])
+
+
+class Machine:
+    """Where a tile program runs: `m.device`, `m.config`, `m.lse` (was the LSE asked for), and launches of blocks."""
+
+    def __init__(
+        self, name: str, problem: Problem, config: Config, device: Device, *, lse: bool, data: tuple[Array, Array, Array] | None,
+        recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        self.problem, self.config, self.device, self.tile, self.lse = problem, config, device, config.tile, lse
+        self.data, self.recorder = data is not None, recorder
+        self.book = Book(name, problem, config.tile, device, config)
+        self.heads = problem.batch * problem.heads
+        self._touched: defaultdict[tuple[str, str], set[tuple[int, int, int, int]]] = defaultdict(set)
+        specs = {spec.name: self.book.tensor(spec) for spec in io_tensors(problem)}
+        arrays = dict(zip("qkv", data, strict=True)) if data else {}
+        self.inputs = tuple(HbmTensor(specs[name], self._grouped(arrays.get(name))) for name in "qkv")
+        self.outputs: dict[str, HbmTensor] = {}
+
+    # -- for tile programs --------------------------------------------------------------------------------------
+
+    def output(self, name: str = "out") -> HbmTensor:
+        """The array `out` (batch, heads, len_q, head_dim_v), or `lse` (batch, heads, len_q), float32."""
+        if name == "out":
+            spec = self.book.tensors["out"]
+        elif name == "lse":
+            spec = Spec("lse", self.heads, self.problem.len_q, 1, "float32", "output", vector=True)
+        else:
+            raise UsageError("output", name, "'out' or 'lse'")
+        self.outputs[name] = self._new(spec)
+        return self.outputs[name]
+
+    def workspace(self, name: str, cols: int, dtype: str = "float32", *, vector: bool = False) -> HbmTensor:
+        """An array in HBM of len_q rows a query head, `cols` wide; a `vector` (cols = 1) lies unpadded."""
+        return self._new(Spec(name, self.heads, self.problem.len_q, cols, dtype, "workspace", vector=vector))
+
+    def launch(
+        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None
+    ) -> Iterator[Block]:
+        """Launch `rows` x `cols` blocks for every batch and head, and run them in lockstep groups.
+
+        `walk(i)` is the range that row block i loops over (the key tiles that the mask leaves, say): blocks with equal
+        walks share a group. A problem without queries launches nothing.
+        """
+        rows = rows if self.problem.len_q else 0
+        self.book.launch(name, rows * cols * self.heads, warps, self.config.heads_together)
+        self._touched.clear()
+        walks = [walk(i) for i in range(rows)] if walk else [range(0)] * rows
+        most = max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols)) if self.data else max(1, rows)
+        if self.recorder:
+            self.recorder.launch(name)
+            most = 1
+        start = 0
+        while start < rows:
+            stop = start + 1
+            while stop < rows and stop - start < most and walks[stop] == walks[start]:
+                stop += 1
+            for j in range(cols):
+                yield Block(self, np.arange(start, stop), j, walks[start], warps)
+            start = stop
+        if self.recorder:
+            self.recorder.end()
+        self._close_launch()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
+        """Note which bytes of a tensor (of each of its heads) a launch reaches."""
+        self._touched[tensor.name, way].add(rectangle)
+
+    def close(self) -> Counts:
+        return self.book.close()
+
+    def result(self, tensor: HbmTensor) -> Array:
+        """The values of an output, `(batch, heads, rows, cols)`; only after a run on data."""
+        assert tensor._values is not None
+        p = self.problem
+        return np.ascontiguousarray(tensor._values.reshape(p.batch, p.heads, tensor.rows, tensor.cols))
+
+    def _close_launch(self) -> None:
+        for (name, way), rectangles in self._touched.items():
+            self.book.distinct(name, way, _area(rectangles) * self.book.tensors[name].heads)
+
+    def _grouped(self, x: Array | None) -> Array | None:
+        if x is None:
+            return None
+        p = self.problem
+        return x.reshape(p.batch, p.num_kv_heads, x.shape[1] // p.num_kv_heads, *x.shape[2:]).astype(np.float32, copy=False)
+
+    def _new(self, spec: Spec) -> HbmTensor:
+        self.book.tensor(spec)
+        p = self.problem
+        shape = (p.batch, p.num_kv_heads, p.queries_per_kv, spec.rows, spec.cols)
+        # NaN until written: a store that a program forgets shows
+        return HbmTensor(spec, np.full(shape, np.nan, numpy_dtype(spec.dtype)) if self.data else None)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """a @ b; when all query heads of a group and all blocks share b, their rows make one large product."""
+    if b.shape[2:4] == (1, 1) and a.flags.c_contiguous:
+        rows = a.reshape(*a.shape[:2], -1, a.shape[-1])
+        return np.matmul(rows, b[:, :, 0, 0]).reshape(*a.shape[:-1], b.shape[-1])
+    return np.matmul(a, b)
+
+
+def _area(rectangles: set[tuple[int, int, int, int]]) -> int:
+    """The area that rectangles (first row, last row, first byte, last byte) cover together."""
+    r = np.array(list(rectangles), np.int64)
+    ys, xs = np.unique(r[:, :2]), np.unique(r[:, 2:])
+    covered = np.zeros((len(ys) - 1, len(xs) - 1), bool)
+    for y0, y1, x0, x1 in zip(*np.searchsorted(ys, r[:, :2]).T, *np.searchsorted(xs, r[:, 2:]).T, strict=True):
+        covered[y0:y1, x0:x1] = True
+    return int((np.diff(ys)[:, None] * np.diff(xs)[None, :] * covered).sum())
+
+

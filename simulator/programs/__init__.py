@@ -1,0 +1,1 @@
+"""The tile programs, one file an algorithm."""

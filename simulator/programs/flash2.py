@@ -1,0 +1,75 @@
+"""FlashAttention-2, forward: Q outside, split-Q, what the mask empties is skipped, the LSE is written."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+
+from simulator.config import Config, choose, heads_that_share_the_l2, padded, warps_for_rows
+from simulator.devices import Device
+from simulator.machine import HbmTensor, Machine, SramTile
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.registers import Registers
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The kernel's configuration; the default tile depends on the device, the head dim and the dtype."""
+
+    def sram(t: Tile, stages: int = 1) -> int:
+        d, dv = padded(problem.head_dim), padded(problem.value_dim)
+        return (padded(t.rows) * d + stages * padded(t.cols) * (d + dv)) * problem.itemsize
+
+    wide = problem.itemsize == 4 or padded(problem.head_dim) > 128
+    candidates = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if wide else (
+        (128, 64), (64, 64), (64, 32), (32, 32), (16, 16))  # fmt: skip
+    chosen = choose(candidates, tile, device, sram)
+    return Config(tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device))
+
+
+@program(configure=configure)
+def flash2(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, HbmTensor]:
+    """Algorithm 1 of FlashAttention-2 (arXiv 2307.08691), forward.
+
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32, natural
+    logarithm. One block a row tile of Br queries; its warps split the rows, so every warp reads all of K_j and V_j.
+    """
+    c = m.config
+    out, lse = m.output("out"), m.output("lse")
+    visible = partial(problem.tiles_of_row, tile=tile)
+    for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, walk=visible):
+        i = block.i
+        block.step("load_q")
+        q_i: SramTile | Registers = block.load(q, i, tile.rows)
+        if c.q_in_registers:
+            q_i = block.to_registers(q_i)
+        m_i = block.full(tile.rows, 1, -inf)
+        l_i = block.full(tile.rows, 1, 0.0)
+        acc = block.full(tile.rows, v.cols, 0.0)
+        for j in block.walk:
+            block.step("load_k")
+            k_j = block.load(k, j, tile.cols, stages=c.stages)
+            block.step("scores")
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            block.step("mask")
+            s = block.mask(s, i, j)
+            block.step("softmax")
+            m_new = block.maximum(m_i, s.max())
+            p = block.exp(s - m_new.finite())
+            block.step("rescale")
+            alpha = block.exp(m_i - m_new.finite())
+            l_i = l_i * alpha + p.sum()
+            acc = acc * alpha
+            m_i = m_new
+            block.step("load_v")
+            v_j = block.load(v, j, tile.cols, stages=c.stages)
+            block.step("output")
+            acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
+        block.step("normalize")
+        acc = acc / l_i.nonzero()
+        logsumexp = m_i + block.log(l_i)
+        block.step("store_o")
+        block.store(out, acc, i, tile.rows)
+        block.step("store_lse")
+        block.store(lse, logsumexp, i, tile.rows)
+    return out, lse

@@ -1,0 +1,75 @@
+"""Register tiles: what a block computes with. Every operation counts its FLOPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.dtypes import Array, round_to
+
+if TYPE_CHECKING:
+    from simulator.machine import Block
+
+
+class Registers:
+    """A tile of `rows` x `cols` float32 values in the registers of a block; `cols = 1` is one value a row.
+
+    `+ - * /` work with tiles and numbers, broadcasting one value a row; each element of the result counts one FLOP. On a
+    shape-only run `values` is None, else `(batch, kv_head, query_in_group, block, rows, cols)`. Registers move no bytes.
+    """
+
+    __slots__ = ("_block", "cols", "rows", "values")
+
+    def __init__(self, block: Block, rows: int, cols: int, data: Array | None) -> None:
+        self._block, self.rows, self.cols, self.values = block, rows, cols, data
+
+    @property
+    def array(self) -> Array:
+        """The values; only where there is data."""
+        assert self.values is not None
+        return self.values
+
+    @property
+    def size(self) -> int:
+        """Elements of the tile."""
+        return self.rows * self.cols
+
+    def __add__(self, other: Registers | float) -> Registers:
+        return self._block.elementwise(np.add, self, other)
+
+    def __sub__(self, other: Registers | float) -> Registers:
+        return self._block.elementwise(np.subtract, self, other)
+
+    def __mul__(self, other: Registers | float) -> Registers:
+        return self._block.elementwise(np.multiply, self, other)
+
+    def __truediv__(self, other: Registers | float) -> Registers:
+        return self._block.elementwise(np.divide, self, other)
+
+    def max(self) -> Registers:
+        """The maximum of each row."""
+        return self._reduce(np.max)
+
+    def sum(self) -> Registers:
+        """The sum of each row."""
+        return self._reduce(np.sum)
+
+    def _reduce(self, f: np.ufunc | object) -> Registers:
+        self._block.count_flops(self.size)
+        data = None if self.values is None else f(self.values, axis=-1, keepdims=True)  # pyright: ignore
+        return Registers(self._block, self.rows, 1, data)
+
+    def finite(self) -> Registers:
+        """-inf becomes 0: the maximum of an empty row, made safe to subtract."""
+        data = None if self.values is None else np.where(np.isneginf(self.values), np.float32(0), self.values)
+        return Registers(self._block, self.rows, self.cols, data)
+
+    def nonzero(self) -> Registers:
+        """0 becomes 1: the sum of an empty row, made safe to divide by."""
+        data = None if self.values is None else np.where(self.values == 0, np.float32(1), self.values)
+        return Registers(self._block, self.rows, self.cols, data)
+
+    def round(self, dtype: str) -> Registers:
+        """Rounded to a storage dtype, as an operand of the tensor cores is."""
+        return Registers(self._block, self.rows, self.cols, None if self.values is None else round_to(self.values, dtype))
