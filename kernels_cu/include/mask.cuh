@@ -18,22 +18,23 @@ DEVICE Keys visible_tiles(const Shape& shape, int first_row, int last_row, int c
   return {keys.first / columns, keys.last / columns};
 }
 
-// Whether each of the queries first_row..last_row sees all keys from..to.
-DEVICE bool all_visible(const Shape& shape, int first_row, int last_row, int from, int to) {
-  return visible_keys(shape, last_row).first <= from && to <= visible_keys(shape, first_row).last;
+// Those of them whose keys are all seen by every one of the queries: no mask needed there.
+DEVICE Keys full_tiles(const Shape& shape, int first_row, int last_row, int columns) {
+  return {ceil_div(visible_keys(shape, last_row).first, columns), (visible_keys(shape, first_row).last + 1) / columns - 1};
 }
 
-// Sets what its query doesn't see to -INF, in one row of accumulators (mma.cuh) whose first row is query `row` - g and
-// whose first column is key `key`; `row` is this lane's upper row, t its place in the quad.
+// Sets the scores that the mask hides to -INF: one row of accumulators (mma.cuh), whose first column is key `key`. `row` is
+// the query of this lane's upper row, `lane_column` (2t) its first column.
 template <int N>
-DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, int t) {
-  Keys upper = visible_keys(shape, row), lower = visible_keys(shape, row + 8);
+DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, int lane_column) {
 #pragma unroll
-  for (int n = 0; n < N; ++n)
+  for (int half = 0; half < 2; ++half) {
+    const Keys keys = visible_keys(shape, opaque(row) + 8 * half);
+    const int first = keys.first - key - lane_column, last = keys.last - key - lane_column;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int column = key + 8 * n + 2 * t + i % 2;
-      Keys keys = i < 2 ? upper : lower;
-      if (column < keys.first || column > keys.last) s[n][i] = -INF;
-    }
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (8 * n + e < first || 8 * n + e > last) s[n][2 * half + e] = -INF;
+  }
 }

@@ -47,23 +47,23 @@ DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsi
 template <class TileT>
 DEVICE FragmentA load_a(TileT tile, int row, int k) {
   FragmentA a;
-  ldmatrix(a.r, tile.at(row + lane_id() % 16, k / CHUNK_ELEMENTS + lane_id() / 16));
+  ldmatrix(a.r, tile.right(tile.at(lane_id() % 16, lane_id() / 16), k / CHUNK_ELEMENTS) + row * TileT::ROW_BYTES);
   return a;
 }
 
 // B = transpose of tile rows n.., columns k.. (K in Q·Kᵀ: a row of the tile is a column of B).
 template <class TileT>
 DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
-  unsigned r[4];
-  ldmatrix(r, tile.at(n + lane_id() % 16, k / CHUNK_ELEMENTS + lane_id() / 16));
-  return {{r[0], r[2], r[1], r[3]}};
+  FragmentB b;
+  ldmatrix(b.r, tile.right(tile.at(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2), k / CHUNK_ELEMENTS) + n * TileT::ROW_BYTES);
+  return b;
 }
 
 // B = tile rows k.., columns n.. (V in P·V: a row of the tile is a row of B).
 template <class TileT>
 DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
   FragmentB b;
-  ldmatrix_transposed(b.r, tile.at(k + lane_id() % 16, n / CHUNK_ELEMENTS + lane_id() / 16));
+  ldmatrix_transposed(b.r, tile.right(tile.at(lane_id() % 16, lane_id() / 16), n / CHUNK_ELEMENTS) + k * TileT::ROW_BYTES);
   return b;
 }
 
@@ -90,7 +90,7 @@ DEVICE FragmentA load_a(TileT tile, int row, int k) {
   FragmentA a;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float4 x = load_shared<float4>(tile.at(row + lane_id() / 4 + 8 * i, k / CHUNK_ELEMENTS));
+    float4 x = load_shared<float4>(tile.right(tile.at(lane_id() / 4, 0), k / CHUNK_ELEMENTS) + (row + 8 * i) * TileT::ROW_BYTES);
     a.x[i][0] = x.x, a.x[i][1] = x.y, a.x[i][2] = x.z, a.x[i][3] = x.w;
   }
   return a;
@@ -101,7 +101,7 @@ DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
   FragmentB b;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float4 x = load_shared<float4>(tile.at(n + 2 * (lane_id() % 4) + i % 2 + 8 * (i / 2), k / CHUNK_ELEMENTS));
+    float4 x = load_shared<float4>(tile.right(tile.at(2 * (lane_id() % 4) + i % 2, 0), k / CHUNK_ELEMENTS) + (n + i / 2 * 8) * TileT::ROW_BYTES);
     b.x[i][0] = x.x, b.x[i][1] = x.y, b.x[i][2] = x.z, b.x[i][3] = x.w;
   }
   return b;
@@ -114,7 +114,7 @@ DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // key k + i / 2, columns 2t and 2t+1 of one half
     int half = i % 2;
-    float2 x = load_shared<float2>(tile.at(k + i / 2, n / CHUNK_ELEMENTS + 2 * half + t / 2) + t % 2 * 8);
+    float2 x = load_shared<float2>(tile.right(tile.at(k % 8 + i / 2, t / 2), n / CHUNK_ELEMENTS + 2 * half) + t % 2 * 8 + k / 8 * 8 * TileT::ROW_BYTES);
     b.x[2 * half][i / 2] = x.x, b.x[2 * half + 1][i / 2] = x.y;
   }
   return b;
@@ -144,12 +144,34 @@ DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const Fragme
 
 #endif
 
-// Columns 8n + 2t and 8n + 2t + 1 of one row of accumulators to a row of the storage dtype in HBM (`row` starts at column 0).
-DEVICE void store_pair(char* row, int n, float low, float high) {
-  char* address = row + (8 * n + 2 * (lane_id() % 4)) * ELEMENT_BYTES;
+// One row of 8 N columns in HBM, in the storage dtype, from a row of accumulators times `factor`: row g if `half` is 0,
+// row g + 8 if it is 1. Writes the row's first `bytes`, a multiple of 16. All lanes of the warp call it; those whose
+// row isn't there pass 0 bytes.
+template <int N>
+DEVICE void store_row(char* row, const float (&c)[N][4], int half, float factor, int bytes) {
+  int t = lane_id() % 4;
 #if FL_DTYPE != 0
-  store_global(address, pack(low, high));
+#pragma unroll
+  for (int n = 0; n < N; n += 4) {  // a 4 x 4 transposition in the quad turns four 4-byte pairs of a lane into one chunk
+    unsigned w[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[i] = n + i < N ? pack(c[(n + i) % N][2 * half] * factor, c[(n + i) % N][2 * half + 1] * factor) : 0;
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (!(i & bit)) {
+          unsigned received = shuffle_xor(t & bit ? w[i] : w[i | bit], bit);
+          (t & bit ? w[i] : w[i | bit]) = received;
+        }
+    int place = (n + t) * CHUNK_BYTES;
+    if (place < bytes) store_global(row + place, make_uint4(w[0], w[1], w[2], w[3]));
+  }
 #else
-  store_global(address, make_float2(low, high));
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    int place = (8 * n + 2 * t) * ELEMENT_BYTES;
+    if (place < bytes) store_global(row + place, make_float2(c[n][2 * half] * factor, c[n][2 * half + 1] * factor));
+  }
 #endif
 }

@@ -11,16 +11,23 @@ template <int ROWS_, int COLUMNS_>
 struct Tile {
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
   static constexpr int CHUNKS = COLUMNS * ELEMENT_BYTES / CHUNK_BYTES;  // of a row
-  static constexpr int BYTES = ROWS * CHUNKS * CHUNK_BYTES;
+  static constexpr int ROW_BYTES = COLUMNS * ELEMENT_BYTES, BYTES = ROWS * ROW_BYTES;
   static constexpr int BITS = CHUNKS % 8 == 0 ? 3 : CHUNKS % 4 == 0 ? 2 : CHUNKS % 2 == 0 ? 1 : 0;
+  static constexpr unsigned GROUP = 1 << BITS;  // chunks that change places with each other
   static_assert(COLUMNS % 16 == 0, "a tile's rows are cut into fragments of 16 columns");
 
   unsigned base;  // shared address, a multiple of 128
 
-  // Address of a chunk.
-  DEVICE unsigned at(int row, int chunk) const {
-    int swizzle = (row >> (3 - BITS)) & ((1 << BITS) - 1);
-    return base + (row * CHUNKS + (chunk ^ swizzle)) * CHUNK_BYTES;
+  // Address of a chunk. The pattern repeats after 8 rows: 8 rows down is 8 ROW_BYTES further.
+  DEVICE unsigned at(unsigned row, unsigned chunk) const {
+    unsigned place = (chunk ^ row >> (3 - BITS)) % GROUP;
+    return base + row * ROW_BYTES + (chunk / GROUP * GROUP + place) * CHUNK_BYTES;
+  }
+
+  // Address of the chunk `chunks` to the right of chunk 0 (or 1, if `chunks` is even) at `address`. This way a lane keeps
+  // one address per tile, and each fragment costs at most one XOR with a constant.
+  static DEVICE unsigned right(unsigned address, unsigned chunks) {
+    return (address ^ chunks % GROUP * CHUNK_BYTES) + chunks / GROUP * GROUP * CHUNK_BYTES;
   }
 };
 
@@ -29,14 +36,18 @@ struct Tile {
 // read in chunks of 16 bytes). The copies are this thread's newest: copy_commit, copy_wait, barrier make them usable.
 template <int THREADS, class TileT>
 DEVICE void load_tile(TileT tile, const char* from, long long stride, int rows, int row_bytes) {
-  constexpr int CHUNKS = TileT::CHUNKS;
+  constexpr unsigned CHUNKS = TileT::CHUNKS, STEP = THREADS / CHUNKS;  // rows that the block copies at a time
+  if (THREADS % CHUNKS == 0 && rows >= TileT::ROWS && row_bytes == TileT::ROW_BYTES) {  // nothing to cut off: the common case
+    const unsigned row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, to = tile.at(row, chunk);
+    from += row * stride + chunk * CHUNK_BYTES;
 #pragma unroll
-  for (int i = 0; i < ceil_div(TileT::ROWS * CHUNKS, THREADS); ++i) {
-    int index = threadIdx.x + i * THREADS, row = index / CHUNKS, chunk = index % CHUNKS;
-    if constexpr (THREADS % CHUNKS == 0)  // the compiler then sees that only the row depends on i
-      row = threadIdx.x / CHUNKS + i * (THREADS / CHUNKS), chunk = threadIdx.x % CHUNKS;
-    if (TileT::ROWS * CHUNKS % THREADS == 0 || row < TileT::ROWS) {
-      int bytes = row < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+    for (unsigned i = 0; i < TileT::ROWS; i += max(STEP, 1), from += STEP * stride)
+      copy_async(STEP % 8 ? tile.at(row + i, chunk) : to + i * TileT::ROW_BYTES, from, CHUNK_BYTES);
+  } else {
+#pragma unroll 1
+    for (unsigned i = threadIdx.x; i < TileT::ROWS * CHUNKS; i += THREADS) {
+      const unsigned row = i / CHUNKS, chunk = i % CHUNKS;
+      const int bytes = static_cast<int>(row) < rows ? min(max(row_bytes - static_cast<int>(chunk) * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
       copy_async(tile.at(row, chunk), from + row * stride + chunk * CHUNK_BYTES, bytes);
     }
   }

@@ -15,6 +15,12 @@ constexpr float LN2 = 0.6931471805599453f;    // log(x) = log2(x) · LN2
 DEVICE constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
+// x, but the compiler may not know that: what follows from it is computed where it's needed, not kept in registers.
+DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // 2^x, relative error about 2^-22; exp2(-INF) is 0.
 DEVICE float exp2_approx(float x) {
   float y;
