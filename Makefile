@@ -1,0 +1,42 @@
+# make demo    set up the library and run its main job on real attention inputs
+# make test    set up and run everything that is checked: lint, types, tests, documentation
+# make lock    renew requirements/*.txt
+# make clean   remove what these made
+
+PYTHON ?= python3
+BIN := .venv/bin
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+SETUP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lock clean
+
+demo: .venv/.demo
+	$(BIN)/flashlab compare --sample --out out
+
+test: .venv/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -n 2
+
+# The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
+.venv/.demo: requirements/demo.txt pyproject.toml | .venv
+	$(SETUP) --require-hashes --requirement $<
+	$(SETUP) --no-deps --no-build-isolation --no-index --editable .
+	@touch $@
+
+.venv/.test: requirements/test.txt .venv/.demo
+	$(SETUP) --require-hashes --requirement $<
+	@touch $@
+
+.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $@
+
+lock:
+	$(COMPILE) pyproject.toml requirements/demo.in --output-file requirements/demo.txt
+	$(COMPILE) pyproject.toml requirements/demo.in requirements/test.in --output-file requirements/test.txt
+
+clean:
+	rm -rf .venv out build dist .pytest_cache .ruff_cache .hypothesis
