@@ -1,0 +1,72 @@
+"""What all tests share: what they may need and not find on a machine, and a list at the end of what was not run for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run, and no deadline: a busy machine is not a bug. `HYPOTHESIS_PROFILE=explore` looks further.
+settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile("explore", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+def _gpu() -> str | None:
+    try:
+        import cupy  # pyright: ignore
+    except ImportError:
+        return "no CuPy: pip install 'flashlab-attention[gpu]'"
+    try:
+        return None if cupy.cuda.runtime.getDeviceCount() else "no NVIDIA GPU"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no NVIDIA GPU ({error})"
+
+
+def _nvrtc() -> str | None:
+    from flashlab import compiler
+
+    try:
+        compiler.cuda_include_dir()
+    except compiler.CompilerMissing as missing:
+        return str(missing)
+    return None
+
+
+def _compiler() -> str | None:
+    names = [os.environ.get("CXX") or "c++", "g++", "clang++"]
+    return None if any(map(shutil.which, names)) else "no C++ compiler: install g++ or clang++"
+
+
+NEEDS: dict[str, Callable[[], str | None]] = {
+    marker: functools.cache(find) for marker, find in (("gpu", _gpu), ("nvrtc", _nvrtc), ("compiler", _compiler))
+}
+"""By marker: what is missing here, in one line, or None."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker, find in NEEDS.items():
+        if item.get_closest_marker(marker) and (missing := find()):
+            if marker != "gpu" and os.environ.get("FLASHLAB_REQUIRE") == "all":
+                pytest.fail(f"FLASHLAB_REQUIRE=all, but {missing}", pytrace=False)
+            pytest.skip(missing)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Skipped tests by reason, so that a green run says what it did not look at."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.getreports("skipped")
+        if isinstance(report.longrepr, tuple)
+    )
+    if reasons:
+        terminalreporter.section("not run here")
+        for reason, n in reasons.most_common():
+            terminalreporter.line(f"{n:5} tests: {reason}")
