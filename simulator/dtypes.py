@@ -26,9 +26,16 @@ def round_to(x: Array, dtype: str) -> Array:
     """
     if dtype == "float32":
         return x
-    if dtype == "bfloat16":
-        bits = x.view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-        return np.where(np.isnan(x), x, rounded.view(np.float32))
+    flat = x.ravel(order="K")
+    if dtype == "float16" and np.dot(flat, flat) < 65504.0**2:  # none can overflow, none is NaN: the quick way
+        # adding 1.5 * 2^13 ulps-to-be shifts out what float16 can't hold; below 2^-14 its steps stay 2^-24
+        bits = flat.view(np.uint32) & np.uint32(0x7F800000)
+        np.maximum(bits, np.uint32(113 << 23), out=bits)
+        bits += np.uint32((13 << 23) | 0x400000)
+        rounded = np.empty_like(x)
+        into = rounded.ravel(order="K")
+        np.add(flat, bits.view(np.float32), out=into)
+        into -= bits.view(np.float32)
+        return rounded
     with np.errstate(over="ignore"):
-        return x.astype(np.float16).astype(np.float32)
+        return x.astype(numpy_dtype(dtype)).astype(np.float32)

@@ -30,6 +30,10 @@ class Registers:
         assert self.values is not None
         return self.values
 
+    def scaled(self, scale: float) -> Array:
+        """The values times a scale."""
+        return self.array * np.float32(scale)
+
     @property
     def size(self) -> int:
         """Elements of the tile."""
