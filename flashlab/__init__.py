@@ -24,7 +24,7 @@ if not hasattr(simulator, "CATALOGUE"):
 from simulator import (
     CATALOGUE, DEVICES, Algorithm, Block, Book, Config, Counts, Device, HbmTensor, Machine, Problem, Program, Reference,
     Registers, Run, Spec, SramOverflow, SramTile, Tile, Trace, Unavailable, UsageError, catalogue, check_formula, count,
-    naive, naive_loop, program, random_inputs, shape_run, simulate,
+    naive, naive_loop, program, random_inputs, shape_run, simulate, softmax,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -67,5 +67,5 @@ __all__ = [
     "CATALOGUE", "DEVICES", "Adapter", "Algorithm", "Block", "Book", "Comparison", "Config", "Counts", "Device", "HbmTensor",
     "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check_formula", "compare", "count",
-    "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample", "shape_run", "simulate", "sweep", "verify",
+    "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
 ]  # fmt: skip

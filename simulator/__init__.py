@@ -1,7 +1,7 @@
 """The lower layer: problems, devices, the machine, tile programs, formulas. Users import `flashlab`."""
 
 from simulator import catalogue
-from simulator.api import check_formula, count, shape_run, simulate
+from simulator.api import check_formula, count, shape_run, simulate, softmax
 from simulator.catalogue import CATALOGUE, Algorithm
 from simulator.config import Config
 from simulator.counts import Book, Counts, Spec
@@ -19,5 +19,5 @@ __all__ = [
     "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
     "Program", "Reference", "Registers", "Run", "Spec", "SramOverflow", "SramTile", "Tile", "Trace", "Unavailable",
     "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs", "shape_run",
-    "simulate",
+    "simulate", "softmax",
 ]  # fmt: skip

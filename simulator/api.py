@@ -8,10 +8,9 @@ import numpy as np
 
 from simulator import catalogue
 from simulator.catalogue import Formula
-from simulator.counts import Book, Counts, Spec, io_tensors
+from simulator.counts import Book, Counts, io_tensors
 from simulator.devices import Device
-from simulator.dtypes import Array
-from simulator.errors import UsageError
+from simulator.errors import UsageError, unknown
 from simulator.problem import Problem
 from simulator.program import Program
 from simulator.simulate import Run, TileLike, Window, problem_of, run_on_data, run_on_shapes
@@ -47,10 +46,48 @@ def simulate(
     return run_on_data(row.program, q, k, v, problem, tile=tile, device=Device.named(device), lse=lse, trace=head)
 
 
+def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
+    """Run a vector's softmax (`softmax_naive`, `softmax_safe`, `softmax_online`, `softmax_merge`), `tile` elements at a time.
+
+    x is a 1-D NumPy array of a storage dtype; `run.out` is its softmax. Raises `UsageError`.
+
+    >>> import numpy as np, flashlab as fl
+    >>> run = fl.softmax("softmax_online", np.array([1.0, 2.0, 3.0], np.float32))
+    >>> [f"{y:.4f}" for y in run.out]
+    ['0.0900', '0.2447', '0.6652']
+    """
+    x = np.asarray(x)
+    if x.ndim != 1:
+        raise UsageError("x.shape", x.shape, "a vector, (length,)")
+    problem = _vector_problem(x.shape[0], str(x.dtype))
+    none = np.empty((1, 1, 0, x.shape[0]), x.dtype)
+    run = run_on_data(
+        _vector_program(name), x.reshape(1, 1, 1, -1), none, none, problem, tile=(1, tile), device=Device.named("h100"), lse=False,
+        trace=None,
+    )  # fmt: skip
+    return Run(run.out.reshape(-1), None, run.counts, None)
+
+
+def _vector_program(name: str) -> Program:
+    if name not in catalogue.VECTOR_PROGRAMS:
+        raise unknown("name", name, catalogue.VECTOR_PROGRAMS)
+    return catalogue.VECTOR_PROGRAMS[name]
+
+
+def _vector_problem(length: int, dtype: str) -> Problem:
+    """A vector as the one query row of a problem without keys."""
+    if length < 1:
+        raise UsageError("length", length, "an integer of at least 1")
+    return Problem(batch=1, heads=1, len_q=1, len_kv=0, head_dim=length, dtype=dtype)
+
+
 def count(
-    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
-) -> Counts:
+    algorithm: str | Program, problem: Problem | None = None, *, tile: TileLike = None, device: Device | str = "h100",
+    lse: bool = False, length: int | None = None, dtype: str = "float32",
+) -> Counts:  # fmt: skip
     """What an algorithm moves and computes, from its formula, at any size; one's own program runs on shapes.
+
+    The softmax of a vector is counted by `count("softmax_safe", length=…, dtype=…)`.
 
     Raises `UsageError`, and `SramOverflow` for a tile that does not fit the device.
 
@@ -58,7 +95,16 @@ def count(
     >>> p = fl.Problem(batch=1, heads=32, len_q=1_000_000, head_dim=128, dtype="float16", causal=True)
     >>> fl.count("standard", p).hbm.peak > 1000 * fl.count("flash2", p).hbm.peak
     True
+    >>> fl.count("softmax_safe", length=1024, dtype="float32").hbm.read // 4
+    3072
     """
+    if problem is None:
+        if length is None:
+            raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
+        vector = _vector_program(str(algorithm))
+        return run_on_shapes(vector, _vector_problem(length, dtype), tile=tile or (1, 128), device=Device.named(device), lse=lse)
+    if algorithm in catalogue.VECTOR_PROGRAMS:
+        raise UsageError("problem", problem, f"length=… and dtype=…: {algorithm} is the softmax of a vector")
     row = catalogue.get(algorithm)
     if row.formula is None:
         return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), lse=lse)
@@ -124,6 +170,3 @@ def _evaluate(formula: Formula, program: Program, problem: Problem, tile: TileLi
         book.tensor(spec)
     formula(book, problem, config.tile, config, lse=lse)
     return book.close()
-
-
-__all__ = ["Array", "Spec", "check_formula", "count", "shape_run", "simulate"]

@@ -13,7 +13,7 @@ from simulator.formulas import standard as standard_formula
 from simulator.program import Program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
-from simulator.programs.online_softmax import online_softmax
+from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 
 Formula = Callable[..., None]
@@ -57,6 +57,9 @@ CATALOGUE = {
     )
 }  # fmt: skip
 """Every algorithm by name."""
+
+VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_online, softmax_merge)}
+"""The softmax of a vector, four ways: no heads, no masks, counted by `count(name, length=…, dtype=…)`."""
 
 
 def get(algorithm: str | Program) -> Algorithm:

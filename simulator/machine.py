@@ -25,7 +25,7 @@ from simulator.counts import Book, Counts, Spec, io_tensors
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import SramOverflow, UsageError
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import ITEMSIZE, Problem
 from simulator.registers import Registers
 from simulator.trace import Recorder
 
@@ -350,9 +350,12 @@ class Machine:
         self.outputs[name] = self._new(spec)
         return self.outputs[name]
 
-    def workspace(self, name: str, cols: int, dtype: str = "float32", *, vector: bool = False) -> HbmTensor:
-        """An array in HBM of len_q rows a query head, `cols` wide; a `vector` (cols = 1) lies unpadded."""
-        return self._new(Spec(name, self.heads, self.problem.len_q, cols, dtype, "workspace", vector=vector))
+    def workspace(
+        self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False
+    ) -> HbmTensor:
+        """An array in HBM of `rows` (None: len_q) a query head, `cols` wide; a `vector` (cols = 1) lies unpadded."""
+        rows = self.problem.len_q if rows is None else rows
+        return self._new(Spec(name, self.heads, rows, cols, dtype, "workspace", vector=vector))
 
     def launch(
         self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None

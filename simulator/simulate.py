@@ -50,8 +50,10 @@ def problem_of(
         raise UsageError("k.shape", tuple(k.shape), f"batch {batch} and head_dim {dim}, as q has")
     if (vb, vh, vl) != (kb, kv_heads, len_kv):
         raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
+    # what follows stays None, so that the problem equals the one a user would write
     return Problem(
-        batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
+        batch=batch, heads=heads, kv_heads=None if kv_heads == heads else kv_heads, len_q=len_q,
+        len_kv=None if len_kv == len_q else len_kv, head_dim=dim, head_dim_v=None if dim_v == dim else dim_v,
         dtype=names["q"], causal=causal, window=window, scale=scale,
     )  # fmt: skip
 

@@ -44,7 +44,7 @@ def flash1(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Proble
     out = m.output("out")
     lse = m.output("lse") if m.lse else None
     o = m.workspace("o", v.cols)
-    l, m_ = m.workspace("l", 1, vector=True), m.workspace("m", 1, vector=True)
+    row_sums, row_maxima = m.workspace("l", 1, vector=True), m.workspace("m", 1, vector=True)
     last = max(1, problem.key_tiles(tile)) - 1
     chunks = -(-padded(v.cols) // CHUNK)
     for block in m.launch("flash1", warps=c.warps):
@@ -55,8 +55,8 @@ def flash1(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Proble
         block.step("init")
         for i in range(problem.row_tiles(tile)):
             block.store(o, block.full(tile.rows, v.cols, 0.0), i, tile.rows)
-            block.store(l, block.full(tile.rows, 1, 0.0), i, tile.rows)
-            block.store(m_, block.full(tile.rows, 1, -inf), i, tile.rows)
+            block.store(row_sums, block.full(tile.rows, 1, 0.0), i, tile.rows)
+            block.store(row_maxima, block.full(tile.rows, 1, -inf), i, tile.rows)
         for j in range(last + 1):
             block.step("load_k")
             k_j = block.load(k, j, tile.cols)
@@ -78,12 +78,12 @@ def flash1(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Proble
                 block.put(sums, p.sum(), copies=c.warps)
                 block.step("stats")
                 m_tile, l_tile = block.get(maxima), block.get(sums)
-                m_i, l_i = block.fetch(m_, i, tile.rows, fill=-inf), block.fetch(l, i, tile.rows)
+                m_i, l_i = block.fetch(row_maxima, i, tile.rows, fill=-inf), block.fetch(row_sums, i, tile.rows)
                 m_new = block.maximum(m_i, m_tile)
                 old, new = block.exp(m_i - m_new.finite()), block.exp(m_tile - m_new.finite())
                 l_new = old * l_i + new * l_tile
-                block.store(l, l_new, i, tile.rows)
-                block.store(m_, m_new, i, tile.rows)
+                block.store(row_sums, l_new, i, tile.rows)
+                block.store(row_maxima, m_new, i, tile.rows)
                 block.put(a, l_i * old / l_new.nonzero())
                 block.put(b, new / l_new.nonzero())
                 if lse and j == last:
