@@ -1,0 +1,314 @@
+"""Arrays of CuPy, torch, JAX and whoever speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
+
+Nothing here imports a framework before an array of it turns up; CuPy, which allocates and copies, is imported late.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from simulator.dtypes import numpy_dtype
+from simulator.errors import Unavailable, UsageError
+from simulator.problem import ITEMSIZE, row_bytes
+
+__all__ = [
+    "Framework",
+    "View",
+    "copy",
+    "cupy",
+    "framework",
+    "is_aligned",
+    "overlap",
+    "overlaps_itself",
+    "padded_like",
+]
+
+_INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
+_ON_GPU = "a CuPy, torch or JAX array in GPU memory (without a GPU, fl.simulate takes NumPy arrays)"
+_DTYPES = " or ".join(ITEMSIZE)
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
+_ANYWHERE = nullcontext()
+
+
+@functools.cache
+def cupy() -> Any:
+    """CuPy, once it is sure that it finds a GPU. Raises `Unavailable`."""
+    try:
+        cupy: Any = import_module("cupy")
+    except ImportError:
+        raise Unavailable(f"the GPU backend needs CuPy: {_INSTALL}") from None
+    runtime = cupy.cuda.runtime
+    try:
+        devices = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise Unavailable(f"CuPy finds no GPU ({error}): the GPU backend needs an NVIDIA GPU and its driver") from None
+    if not devices:
+        raise Unavailable("CuPy finds no GPU: the GPU backend needs an NVIDIA GPU that this process may see")
+    return cupy
+
+
+class View(NamedTuple):
+    """An array in GPU memory. `pointer` is that of its first element, `strides` are bytes, `owner` keeps it alive."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: int
+    owner: Any
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The addresses from the first byte to one past the last."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
+        low = self.pointer + sum(r for r in reach if r < 0)
+        return low, self.pointer + sum(r for r in reach if r > 0) + ITEMSIZE[self.dtype]
+
+
+class _Said(str):
+    """Text that an error message shows without quotes."""
+
+    __repr__ = str.__str__
+
+
+def _refused(name: str, what: str, accepted: str) -> UsageError:
+    return UsageError(name, _Said(what), accepted)
+
+
+class Framework(ABC):
+    """What differs between the frameworks."""
+
+    writable = True
+    """Whether arrays can be written in place, as `out=`."""
+
+    @abstractmethod
+    def view(self, name: str, x: Any) -> View:
+        """An array as a kernel sees it; `name` is the argument's. Raises `UsageError` for one that no kernel takes."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
+        """A new array on the device of another."""
+
+    @abstractmethod
+    def stream(self, device: int) -> AbstractContextManager[Any]:
+        """Makes the device and the framework's current stream there CuPy's."""
+
+    def hand_back(self, x: Any, like: View) -> Any:
+        """What `empty` made, written by now, as an array of the kind that came in."""
+        del like
+        return x
+
+
+class _CupyArrays(Framework):
+    def __init__(self) -> None:
+        self._runtime = cupy().cuda.runtime
+
+    def view(self, name: str, x: Any) -> View:
+        memory = x.data
+        return View(memory.ptr, x.shape, x.strides, _dtype_name(name, x.dtype), memory.device_id, x)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
+        del like  # the device is current
+        return cupy().empty(shape, numpy_dtype(dtype))
+
+    def stream(self, device: int) -> AbstractContextManager[Any]:
+        return _ANYWHERE if self._runtime.getDevice() == device else cupy().cuda.Device(device)
+
+
+class _DlpackArrays(_CupyArrays):
+    """JAX and others: their buffers through DLPack, on CuPy's stream, and synchronised before they get one back."""
+
+    writable = False
+
+    def view(self, name: str, x: Any) -> View:
+        try:
+            kind, _ = x.__dlpack_device__()
+            if kind not in (_CUDA, _CUDA_MANAGED):
+                raise _refused(name, f"{_kind(x)} array on the CPU", _ON_GPU)
+            if ready := getattr(x, "block_until_ready", None):
+                ready()
+            shared = cupy().from_dlpack(x)
+        except (AttributeError, BufferError, TypeError, RuntimeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise _refused(name, f"{_kind(x)} array without a buffer of its own ({reason})", _ON_GPU) from error
+        return super().view(name, shared)._replace(owner=(x, shared))
+
+    def hand_back(self, x: Any, like: View) -> Any:
+        cupy().cuda.get_current_stream().synchronize()
+        original, _ = like.owner
+        namespace = getattr(original, "__array_namespace__", None)
+        return namespace().from_dlpack(x) if namespace else x
+
+
+class _TorchArrays(Framework):
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._names = {getattr(self._torch, name): name for name in ITEMSIZE}
+        self._dtypes = {name: dtype for dtype, name in self._names.items()}
+        self._runtime = cupy().cuda.runtime
+
+    def view(self, name: str, x: Any) -> View:
+        if x.requires_grad and self._torch.is_grad_enabled():
+            raise _refused(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet; "
+                           "call under torch.no_grad(), or on .detach()")  # fmt: skip
+        if not x.is_cuda:
+            raise _refused(name, f"torch tensor on {x.device}", _ON_GPU)
+        dtype = self._names.get(x.dtype)
+        if dtype is None:
+            raise _refused(f"{name}.dtype", str(x.dtype), _DTYPES)
+        if x.layout != self._torch.strided:
+            raise _refused(name, f"torch tensor of layout {x.layout}", "a dense one")
+        size = ITEMSIZE[dtype]
+        return View(x.data_ptr(), tuple(x.shape), tuple([n * size for n in x.stride()]), dtype, x.get_device(), x)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
+        return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
+
+    def stream(self, device: int) -> AbstractContextManager[Any]:
+        pointer = self._torch.cuda.current_stream(device).cuda_stream
+        if self._runtime.getDevice() == device:
+            return _external_stream(pointer, device)
+        stack = ExitStack()
+        stack.enter_context(cupy().cuda.Device(device))
+        stack.enter_context(_external_stream(pointer, device))
+        return stack
+
+
+class _Stream:
+    """A CUDA stream by its handle, in the protocol that CuPy takes others' streams in."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
+
+
+@functools.lru_cache(maxsize=256)
+def _external_stream(pointer: int, device: int) -> Any:
+    """CuPy's object for a framework's stream of the current device; handles repeat, and so does the object."""
+    del device  # part of the key: the default stream's handle is the same everywhere
+    streams = cupy().cuda.Stream
+    return streams.from_external(_Stream(pointer)) if pointer else streams.null
+
+
+@functools.cache
+def _framework_named(root: str) -> Framework:
+    return {"cupy": _CupyArrays, "torch": _TorchArrays}.get(root, _DlpackArrays)()
+
+
+@functools.lru_cache(maxsize=256)
+def _framework_of(kind: type[Any]) -> Framework | None:
+    """The framework of a type of arrays: that of a base class of it, or whoever speaks DLPack."""
+    if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
+        return None
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return _framework_named(next((root for root in roots if root in ("cupy", "torch")), roots[0]))
+
+
+def framework(name: str, x: Any) -> Framework:
+    """The framework of an array; `name` is the argument's, for the error.
+
+    Raises `UsageError` for what is no array on a GPU, and `Unavailable` without CuPy or a GPU.
+    """
+    if found := _framework_of(cast(type[Any], type(x))):
+        return found
+    raise _refused(name, f"{_kind(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
+
+
+def _kind(x: object) -> str:
+    root = type(x).__module__.partition(".")[0]
+    return {"numpy": "NumPy", "jaxlib": "JAX", "jax": "JAX", "builtins": "Python"}.get(root, root)
+
+
+@functools.cache
+def _dtype_names() -> dict[Any, str]:
+    return {numpy_dtype(name): name for name in ITEMSIZE}
+
+
+def _dtype_name(name: str, dtype: Any) -> str:
+    if found := _dtype_names().get(dtype):
+        return found
+    raise _refused(f"{name}.dtype", str(dtype), _DTYPES)
+
+
+def is_aligned(view: View) -> bool:
+    """Whether a kernel can take an array as it lies: last axis contiguous, base and strides multiples of 16 bytes."""
+    *outer, inner = view.strides
+    if functools.reduce(int.__or__, outer, view.pointer) & 15:
+        return 0 in view.shape
+    return inner == ITEMSIZE[view.dtype] or view.shape[-1] == 1 or 0 in view.shape
+
+
+def padded_like(view: View) -> View:
+    """A new buffer of an array's shape whose rows are padded to 16 bytes; uninitialised, on the current stream."""
+    row = row_bytes(view.shape[-1], ITEMSIZE[view.dtype])
+    strides = [ITEMSIZE[view.dtype], row]
+    for n in view.shape[:0:-1][1:]:
+        strides.append(strides[-1] * n)
+    memory = cupy().cuda.alloc(strides[-1] * view.shape[0])
+    return View(memory.ptr, view.shape, tuple(strides[::-1]), view.dtype, view.device, memory)
+
+
+def copy(source: View, target: View) -> None:
+    """Copies values bit by bit, on the current stream."""
+    if 0 not in source.shape:
+        _bits(target)[...] = _bits(source)
+
+
+def _bits(view: View) -> Any:
+    """A view as CuPy's array of integers as wide, which every copy leaves as they are (NaNs too)."""
+    cuda = cupy().cuda
+    low, high = view.span
+    memory = cuda.MemoryPointer(cuda.UnownedMemory(low, high - low, view.owner, view.device), view.pointer - low)
+    bits = np.dtype(f"u{ITEMSIZE[view.dtype]}")
+    return cupy().ndarray(view.shape, bits, memory, strides=view.strides)
+
+
+def overlap(a: View, b: View) -> bool:
+    """Whether two arrays share an element (interleaved ones don't); yes, where it takes too long to find out."""
+    (a_low, a_high), (b_low, b_high) = a.span, b.span
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    try:
+        return np.shares_memory(_addresses(a), _addresses(b), max_work=100_000)  # pyright: ignore[reportArgumentType]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(view: View) -> bool:
+    """Whether two elements of an array may lie at the same address, as after broadcasting."""
+    if 0 in view.shape:
+        return False
+    reach = 0
+    axes: Sequence[tuple[int, int]] = [(abs(s), n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1]
+    for stride, n in sorted(axes):
+        if stride < reach + ITEMSIZE[view.dtype]:
+            return True
+        reach += stride * (n - 1)
+    return False
+
+
+class _Addresses:
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _addresses(view: View) -> np.ndarray[Any, Any]:
+    """A NumPy array at a view's addresses, for NumPy to compare; nobody may read it."""
+    typestr = f"<u{ITEMSIZE[view.dtype]}"
+    return np.asarray(_Addresses({
+        "data": (view.pointer, True), "shape": view.shape, "strides": view.strides, "typestr": typestr, "version": 3,
+    }))  # fmt: skip

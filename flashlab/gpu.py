@@ -1,0 +1,371 @@
+"""Attention on a GPU: plans (counts, kernels, grid), made once a configuration and launched through CuPy."""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+import kernels_cu
+from flashlab import arrays, compiler
+from flashlab.arrays import Framework, View, cupy
+from simulator import catalogue, count
+from simulator.counts import Counts, Spec
+from simulator.devices import DEVICES, Device
+from simulator.errors import Unavailable, UsageError, unknown
+from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.program import Program
+from simulator.simulate import TileLike, Window, problem_of
+
+__all__ = ["ARCH", "SHAPE", "TENSOR", "Plan", "attention", "current_device", "plan"]
+
+ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
+"""`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
+
+TENSOR = np.dtype([("data", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
+"""`struct Tensor` of the kernels."""
+
+_INTS = ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "left", "right", "group")
+SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
+"""`struct Shape` of the kernels."""
+
+_NULL = np.uintp(0)
+_UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
+_MOST_BLOCKS = (1 << 31) - 1
+_MOST_HEAD_DIM = 256
+_STATIC_SRAM = 48 * 1024  # what a block may use without asking
+
+
+def attention(
+    q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
+    scale: float | None = None, lse: bool = False, out: Any = None, tile: TileLike = None, backend: str = "gpu",
+    device: Device | str | None = None,
+) -> Any:  # fmt: skip
+    """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
+
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
+    or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
+    logarithm. `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU,
+    head dim and dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
+    written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
+
+    Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
+
+    >>> import cupy, flashlab as fl                                                    # doctest: +SKIP
+    >>> q, k, v = (cupy.random.rand(1, 8, 1024, 64).astype("float16") for _ in "qkv")  # doctest: +SKIP
+    >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
+    (1, 8, 1024, 64)
+    """
+    if backend != "gpu":
+        raise _other_backend(backend)
+    if device is not None:
+        raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
+    framework = arrays.framework("q", q)
+    given = {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
+    views: dict[str, View] = {}
+    for name, x in given.items():
+        if arrays.framework(name, x) is not framework:
+            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
+        views[name] = framework.view(name, x)
+        if views[name].device != views["q"].device:
+            raise UsageError(f"{name}.device", views[name].device, f"GPU {views['q'].device}, where q lies")
+    where = views["q"].device
+    with framework.stream(where):
+        chosen = _plan_of(views, algorithm, causal, window, scale, tile, lse)
+        if out is None:
+            out = framework.empty(views["q"].shape, views["q"].dtype, views["q"])
+            views["out"] = arrays.framework("out", out).view("out", out)
+        else:
+            _check_out(framework, views)
+        logs = framework.empty(views["q"].shape[:3], "float32", views["q"]) if lse else None
+        if logs is not None:
+            views["lse"] = arrays.framework("lse", logs).view("lse", logs)
+        _launch(chosen, views)
+        out = framework.hand_back(out, views["q"])
+        return out if logs is None else (out, framework.hand_back(logs, views["q"]))
+
+
+def _launch(chosen: Plan, views: dict[str, View]) -> None:
+    """Runs a plan on arrays of any layout: what a kernel can't take goes through padded buffers."""
+    for name in ("q", "k", "v"):
+        if not arrays.is_aligned(views[name]):
+            source, views[name] = views[name], arrays.padded_like(views[name])
+            arrays.copy(source, views[name])
+    out = views["out"]
+    # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
+    direct = out.shape[-1] * ITEMSIZE[out.dtype] % 16 == 0 and arrays.is_aligned(out)
+    if not direct:
+        views["out"] = arrays.padded_like(out)
+    chosen.launch(views)
+    if not direct:
+        arrays.copy(views["out"], out)
+
+
+def _check_out(framework: Framework, views: Mapping[str, View]) -> None:
+    out, q = views["out"], views["q"]
+    if not framework.writable:
+        raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
+    if out.shape != q.shape:
+        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
+    if out.dtype != q.dtype:
+        raise UsageError("out.dtype", out.dtype, f"{q.dtype}, as q has")
+    for name in ("q", "k", "v"):
+        if arrays.overlap(out, views[name]):
+            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+    if arrays.overlaps_itself(out):
+        raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
+
+
+def _other_backend(backend: str) -> Exception:
+    if backend == "emulator":
+        return Unavailable("backend 'emulator' isn't built yet: use 'gpu', or fl.simulate on NumPy arrays")
+    return unknown("backend", backend, ["gpu", "emulator"])
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL."""
+
+    kernel: Any
+    grid: tuple[int]
+    block: tuple[int]
+    sram: int
+    arguments: tuple[str | None, ...]
+
+
+class Plan:
+    """All of a call but its arrays: `counts` (what will be moved, to the byte), the `device`, the compiled kernels."""
+
+    def __init__(
+        self,
+        algorithm: str | Program,
+        problem: Problem,
+        tile: TileLike,
+        lse: bool,
+        device: Device,
+        arch: str | None,
+    ) -> None:
+        row = catalogue.get(algorithm)
+        if not row.kernels:
+            raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
+        _check(problem, device)
+        self.device = device
+        self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
+        config = self.counts.config
+        assert config is not None
+        _check_tile(config.tile)
+        for launch in self.counts.launches:
+            if launch.blocks > _MOST_BLOCKS:
+                blocks = f"{launch.blocks:,} blocks of {launch.name}"
+                raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
+        self._tensors = [spec for spec in self.counts.tensors.values() if not spec.vector]
+        self._vectors = [spec for spec in self.counts.tensors.values() if spec.vector]
+        self._strides = {spec.name: _strides(spec, problem.batch) for spec in self._tensors}
+        self._packing = f"{4 * len(self._tensors)}q"
+        self._names = [spec.name for spec in self._tensors]
+        self._shape = _shape(problem, config.heads_together)
+        macros = compiler.defines(config, problem.dtype, problem.head_dim)
+        self._launches = [
+            _Launch(
+                kernel=_kernel(kernel.source, kernel.entry, macros, arch, launch.sram_peak),
+                grid=(launch.blocks,),
+                block=(32 * launch.warps,),
+                sram=launch.sram_peak,
+                arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
+            )
+            for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
+            if launch.blocks
+        ]
+
+    def launch(self, views: Mapping[str, View]) -> None:
+        """Launches the kernels on CuPy's current device and stream.
+
+        `views` are q, k, v, out and what else the caller brings, by name; the rest of `counts.tensors` comes from
+        CuPy's pool. All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
+        """
+        held: list[Any] = []  # until the launches are queued; the pool hands memory on in the stream's order
+        fields: list[int] = []
+        for spec in self._tensors:
+            if view := views.get(spec.name):
+                fields += (view.pointer, *view.strides[:3])
+            else:
+                held.append(memory := cupy().cuda.alloc(spec.nbytes))
+                fields += (memory.ptr, *self._strides[spec.name])
+        structs = np.frombuffer(struct.pack(self._packing, *fields), TENSOR)
+        values: dict[str | None, Any] = dict(zip(self._names, structs, strict=True))
+        values[None] = _NULL
+        for spec in self._vectors:
+            if view := views.get(spec.name):
+                values[spec.name] = np.uintp(view.pointer)
+            else:
+                held.append(memory := cupy().cuda.alloc(spec.nbytes))
+                values[spec.name] = np.uintp(memory.ptr)
+        for each in self._launches:
+            arguments = (*[values[name] for name in each.arguments], self._shape)
+            each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
+
+
+def plan(
+    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None
+) -> Plan:
+    """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`.
+
+    `arch` as `ARCH`: the kernels of that architecture, configured as for the first device of the table that has it.
+    """
+    arch = arch or ARCH
+    return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
+
+
+def _plan_of(views: Mapping[str, View], *options: Any) -> Plan:
+    forms = tuple((view.shape, view.dtype) for view in (views["q"], views["k"], views["v"]))
+    try:
+        return _cached_plan(forms, views["q"].device, ARCH, *options)
+    except TypeError:  # a list, say, for a tile: the same without the cache
+        return _cached_plan.__wrapped__(forms, views["q"].device, ARCH, *options)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _cached_plan(
+    forms: tuple[tuple[tuple[int, ...], str], ...], device: int, arch: str | None, algorithm: str | Program,
+    causal: bool, window: Window, scale: float | None, tile: TileLike, lse: bool,
+) -> Plan:  # fmt: skip
+    del device  # current by now; in the key because kernels are loaded for each
+    q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in forms)
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    return plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+
+
+def _check(problem: Problem, device: Device) -> None:
+    if problem.value_dim != problem.head_dim:
+        raise UsageError(
+            "head_dim of v", problem.value_dim, f"{problem.head_dim}, as q and k have: the kernels know one"
+        )
+    if problem.head_dim > _MOST_HEAD_DIM:
+        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} on a GPU")
+    for name, length in (("len_q", problem.len_q), ("len_kv", problem.kv_length)):
+        if length > _UNBOUNDED:
+            raise UsageError(name, length, f"at most {_UNBOUNDED:,} on a GPU")
+    title, capability = device.title or device.name, "{}.{}".format(*device.compute_capability)
+    if device.compute_capability < (7, 5):
+        raise Unavailable(f"{title} has compute capability {capability}: the kernels need a GPU of 7.5 or higher")
+    if problem.dtype == "bfloat16" and device.compute_capability < (8, 0):
+        raise UsageError(
+            "dtype", "bfloat16", f"float32 or float16: {title} has compute capability {capability}, not 8.0"
+        )
+
+
+def _check_tile(tile: Tile) -> None:
+    if tile.rows % 16 or tile.cols % 16:
+        raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
+
+
+def _strides(spec: Spec, batch: int) -> tuple[int, int, int]:
+    """Bytes from one batch, head and row to the next, as `Spec` lays an array out."""
+    head = spec.rows * spec.row_bytes
+    return spec.heads // batch * head, head, spec.row_bytes
+
+
+def _shape(problem: Problem, group: int) -> Any:
+    p = problem
+    left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
+    values = (
+        p.batch,
+        p.heads,
+        p.num_kv_heads,
+        p.len_q,
+        p.kv_length,
+        p.head_dim,
+        left,
+        right,
+        group,
+        p.softmax_scale,
+    )
+    return np.array(values, SHAPE)[()]
+
+
+def _kernel(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
+    """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
+    here = cupy().cuda.runtime.getDevice()
+    kernel = _compiled(source, entry, macros, arch, compiler.sources_digest(), here)
+    if sram > _STATIC_SRAM:
+        kernel.max_dynamic_shared_size_bytes = sram
+    return kernel
+
+
+@functools.cache
+def _compiled(source: str, entry: str, macros: tuple[str, ...], arch: str | None, digest: str, device: int) -> Any:
+    del device  # part of the key
+    path = kernels_cu.source(source)
+    if arch is None:
+        # CuPy adds the GPU's -arch, and its cache doesn't look into headers: hence their digest
+        options = (*compiler.OPTIONS, f"-I{kernels_cu.include_dir()}", *macros, f"-DFL_DIGEST={digest}")
+        return cupy().RawModule(code=path.read_text(encoding="utf-8"), options=options).get_function(entry)
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / f"{entry}.ptx"
+        ptx.write_bytes(compiler.compile_kernel(source, macros, arch=arch).image)
+        kernel = cupy().RawModule(path=str(ptx)).get_function(entry)
+        kernel.compile()  # loads the file while it is there
+        return kernel
+
+
+def _device_of_arch(arch: str) -> Device:
+    known: dict[str, Device] = {}
+    for device in DEVICES.values():
+        known.setdefault("compute_{}{}".format(*device.compute_capability), device)
+    if arch not in known:
+        raise unknown("FLASHLAB_ARCH", arch, known)
+    return known[arch]
+
+
+_NAMES = {
+    "Tesla T4": "t4", "A100-SXM4-40GB": "a100-40", "A100-SXM4-80GB": "a100-80", "H100 80GB HBM3": "h100",
+    "H200": "h200", "B200": "b200", "L4": "l4", "L40S": "l40s", "GeForce RTX 3090": "3090", "GeForce RTX 4090": "4090",
+    "GeForce RTX 5090": "5090",
+}  # fmt: skip
+"""What drivers call the devices of the table, without "NVIDIA "."""
+
+_FLOPS = {
+    (7, 5): (1024, 128), (8, 0): (2048, 128), (8, 6): (512, 256), (8, 9): (512, 256), (9, 0): (4096, 256),
+    (10, 0): (8192, 256),
+}  # fmt: skip
+"""FLOPs a clock and SM by compute capability: 16-bit tensor cores with float32 accumulation, and plain float32."""
+
+
+def current_device() -> Device:
+    """The current GPU as a `Device`: that of the table, or one built from what the driver says.
+
+    Raises `Unavailable` without CuPy or a GPU.
+    """
+    return _device(cupy().cuda.runtime.getDevice())
+
+
+@functools.cache
+def _device(index: int) -> Device:
+    runtime = cupy().cuda.runtime
+    has = runtime.getDeviceProperties(index)
+    title = has["name"].decode().removeprefix("NVIDIA ")
+    capability, sms, sram = (
+        (has["major"], has["minor"]),
+        has["multiProcessorCount"],
+        has["sharedMemPerBlockOptin"],
+    )
+    known = DEVICES.get(_NAMES.get(title, ""))
+    if known and (known.compute_capability, known.sms, known.sram_per_block) == (capability, sms, sram):
+        return known
+    # cudaDevAttrClockRate and MemoryClockRate (kHz), GlobalMemoryBusWidth (bits); some virtual GPUs say 0
+    clock, memory_clock, bus = (max(1, runtime.deviceGetAttribute(attribute, index)) for attribute in (13, 36, 37))
+    tensor, plain = _FLOPS.get(capability, (1024, 256))
+    return Device(
+        name=title, title=title, compute_capability=capability, sms=sms, sram_per_block=sram,
+        sram_per_sm=has["sharedMemPerMultiprocessor"], l2=has["l2CacheSize"], bandwidth=2e3 * memory_clock * bus / 8,
+        tensor_flops=1e3 * clock * sms * tensor, fp32_flops=1e3 * clock * sms * plain, memory=has["totalGlobalMem"],
+        max_warps_per_sm=has["maxThreadsPerMultiProcessor"] // 32, source="the driver",
+    )  # fmt: skip

@@ -1,0 +1,426 @@
+"""What `fl.attention` does around its kernels, tested on a CuPy whose GPU memory is the CPU's.
+
+The kernels are Python here, but reach arrays as the CUDA ones do: through pointers and strides in structs passed by
+value; they read nothing but the elements, and write whole 16-byte chunks, rubbish in the pads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import simulator
+from flashlab import arrays, gpu
+from simulator import Problem, SramOverflow, Unavailable, UsageError
+from simulator.dtypes import numpy_dtype
+from simulator.simulate import problem_of
+
+DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+UNBOUNDED = 1 << 30
+
+
+def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """The array at an address."""
+    low = pointer + sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+    high = pointer + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    memory = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(shape, dtype, memory, pointer - low, strides)
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = 0) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class ndarray:
+    """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it."""
+
+    def __init__(self, shape: Any, dtype: Any, memptr: MemoryPointer, strides: Any) -> None:
+        self.data, self.shape, self.strides, self.dtype = (
+            memptr,
+            tuple(shape),
+            tuple(strides),
+            np.dtype(dtype),
+        )
+
+    @property
+    def host(self) -> np.ndarray[Any, Any]:
+        return at(self.data.ptr, self.shape, self.strides, self.dtype)
+
+    def __setitem__(self, key: Any, value: ndarray) -> None:
+        self.host[key] = value.host
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+ndarray.__module__ = "cupy"
+
+
+class FakeCupy:
+    """The module. `log` holds the bytes of every allocation, `launches` the kernels that ran and with what."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> None:
+        self.log: list[int] = []
+        self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
+        self.cuda = self
+        self.runtime = self
+        self.CUDARuntimeError = OSError
+        self.ndarray, self.MemoryPointer, self.UnownedMemory = ndarray, MemoryPointer, UnownedMemory
+        self.capability, self.name, self.here = capability, name, 0
+
+    def getDevice(self) -> int:
+        return self.here
+
+    def getDeviceCount(self) -> int:
+        return 2
+
+    @contextlib.contextmanager
+    def Device(self, index: int) -> Any:
+        self.here, before = index, self.here
+        yield
+        self.here = before
+
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        del index
+        name, (major, minor) = self.name.encode(), self.capability
+        return {
+            "name": name, "major": major, "minor": minor, "multiProcessorCount": 132, "l2CacheSize": 60 << 20,
+            "sharedMemPerBlockOptin": 227 * 1024, "sharedMemPerMultiprocessor": 228 * 1024,
+            "totalGlobalMem": 141 * 10**9, "maxThreadsPerMultiProcessor": 2048,
+        }  # fmt: skip
+
+    def deviceGetAttribute(self, attribute: int, index: int) -> int:
+        del index
+        return {13: 1_980_000, 36: 3_201_000, 37: 6144}[attribute]
+
+    def alloc(self, nbytes: int) -> MemoryPointer:
+        """Memory full of NaNs, on a 256-byte boundary as CuPy's, followed by guard bytes."""
+        self.log.append(nbytes)
+        raw = np.full(nbytes + 512, 0xFF, np.uint8)
+        offset = -raw.ctypes.data % 256
+        return MemoryPointer(UnownedMemory(raw.ctypes.data, raw.nbytes, raw, self.here), offset)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        dtype = np.dtype(dtype)
+        strides = [int(np.prod(shape[axis + 1 :], dtype=int)) * dtype.itemsize for axis in range(len(shape))]
+        return ndarray(shape, dtype, self.alloc(int(np.prod(shape, dtype=int)) * dtype.itemsize), strides)
+
+    def asarray(self, x: np.ndarray[Any, Any]) -> ndarray:
+        """An array beginning where the NumPy array does, sharing its memory and strides."""
+        owner = UnownedMemory(x.__array_interface__["data"][0], x.nbytes, x, self.here)
+        return ndarray(x.shape, x.dtype, MemoryPointer(owner, 0), x.strides)
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
+        assert "extern" in code
+        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
+
+        class Module:
+            @staticmethod
+            def get_function(entry: str) -> Any:
+                return Kernel(self, entry, DTYPES[int(macros["FL_DTYPE"])])
+
+        return Module
+
+
+class Kernel:
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self, cupy: FakeCupy, entry: str, dtype: str) -> None:
+        self.cupy, self.entry, self.dtype = cupy, entry, dtype
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], *, shared_mem: int
+    ) -> None:
+        assert shared_mem <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
+        self.cupy.launches.append((self.entry, grid, block, shared_mem))
+        if self.entry == "flash2":
+            self.flash2(*args)
+
+    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
+        assert [x.dtype for x in (q, k, v, out)] == [gpu.TENSOR] * 4 and shape.dtype == gpu.SHAPE
+        b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in gpu.SHAPE.names[:6])
+        left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
+        q, k, v = (
+            self.load(x, (b, h, n, dim))
+            for x, h, n in ((q, heads, len_q), (k, kv_heads, len_kv), (v, kv_heads, len_kv))
+        )
+        right_answer = simulator.naive(q, k, v, window=(left, right), scale=float(shape["scale"]))
+        width = -(-dim * q.itemsize // 16) * 16
+        target = at(*self.place(out, (b, heads, len_q, width)), "u1")
+        target[...] = 0xEE  # what lies in the pads
+        target.view(q.dtype)[..., :dim] = right_answer.out.astype(q.dtype)
+        at(int(lse), (b, heads, len_q), (heads * len_q * 4, len_q * 4, 4), "f4")[...] = right_answer.lse
+
+    def load(self, x: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        dtype = numpy_dtype(self.dtype)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        pointer, (b, h, n, d), strides = self.place(x, shape)
+        return at(pointer, (b, h, n, d), (*strides[:3], dtype.itemsize), dtype).copy()
+
+    @staticmethod
+    def place(x: Any, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        assert not any(int(x[field]) % 16 for field in gpu.TENSOR.names)
+        return int(x["data"]), shape, (int(x["batch"]), int(x["head"]), int(x["row"]), 1)
+
+
+@contextlib.contextmanager
+def installed(module: Any) -> Iterator[Any]:
+    """A `cupy` in place of the real one, or none, with nothing remembered of another."""
+    caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, gpu._device,
+              gpu._compiled, gpu._cached_plan)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", module)
+        for cache in caches:
+            cache.cache_clear()
+        yield module
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.fixture
+def cupy() -> Iterator[FakeCupy]:
+    with installed(FakeCupy()) as module:
+        yield module
+
+
+def inputs(dtype: str = "float16", **shape: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    return simulator.random_inputs(
+        Problem(
+            **{"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 5, "len_kv": 7, "head_dim": 64, "dtype": dtype} | shape
+        )
+    )
+
+
+def close(out: ndarray, expected: np.ndarray[Any, Any]) -> bool:
+    return np.array_equal(out.host, expected.astype(out.dtype))
+
+
+def in_buffer(x: np.ndarray[Any, Any], pad: tuple[int, int, int, int], shift: int = 0) -> np.ndarray[Any, Any]:
+    """The same values in a buffer of NaNs, larger by `pad` along the axes, `shift` elements off a boundary."""
+    sizes = [n + p for n, p in zip(x.shape, pad, strict=True)]
+    raw = np.full(int(np.prod(sizes)) * x.itemsize + 512, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 256 + shift * x.itemsize
+    view = (
+        raw[start : start + int(np.prod(sizes)) * x.itemsize].view(x.dtype).reshape(sizes)[tuple(map(slice, x.shape))]
+    )
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [1, 40, 64, 111])
+@pytest.mark.parametrize("given", [False, True])
+def test_any_layout_gives_the_same(cupy: FakeCupy, dtype: str, head_dim: int, given: bool) -> None:
+    q, k, v = inputs(dtype, head_dim=head_dim)
+    expected = simulator.naive(q, k, v, causal=True, scale=0.125)
+    layouts = [
+        lambda x: in_buffer(x, (0, 0, 0, 0)),
+        lambda x: in_buffer(x, (0, 0, 0, -head_dim % 8)),
+        lambda x: in_buffer(x, (1, 2, 3, 1)),
+        lambda x: in_buffer(x, (0, 0, 0, 8), shift=1),
+        lambda x: in_buffer(x.swapaxes(1, 2), (0, 0, 0, -head_dim % 8)).swapaxes(1, 2),
+        lambda x: in_buffer(x.swapaxes(2, 3), (0, 0, 0, 3)).swapaxes(2, 3),
+        lambda x: in_buffer(x[:, :, ::-1], (0, 0, 0, -head_dim % 8))[:, :, ::-1],
+    ]
+    for layout in layouts:
+        before = q.tobytes(), k.tobytes(), v.tobytes()
+        laid = [layout(x) for x in (q, k, v)]
+        target = layout(np.full_like(q, np.nan)) if given else None
+        around = None if target is None else memory_around(target)
+        into = None if target is None else cupy.asarray(target)
+        out, lse = gpu.attention(*map(cupy.asarray, laid), causal=True, scale=0.125, lse=True, out=into)
+        assert close(out, expected.out)
+        assert np.array_equal(lse.host, expected.lse.astype("f4"))
+        assert before == tuple(x.tobytes() for x in laid)
+        if target is not None:
+            assert np.array_equal(target, expected.out.astype(q.dtype))
+            assert around == memory_around(target)
+        else:
+            assert out.strides == np.empty(q.shape, q.dtype).strides
+
+
+def memory_around(x: np.ndarray[Any, Any]) -> bytes:
+    """All of a buffer but the array in it."""
+    base = x
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    mine = np.zeros(base.nbytes, bool)
+    offset = x.__array_interface__["data"][0] - base.ctypes.data
+    places = np.lib.stride_tricks.as_strided(mine[offset:], (*x.shape, x.itemsize), (*x.strides, 1))
+    places[...] = True
+    return base.view(np.uint8)[~mine].tobytes()
+
+
+def test_views_that_a_kernel_can_take_are_not_copied(cupy: FakeCupy) -> None:
+    q, k, v = (in_buffer(x.swapaxes(1, 2), (0, 0, 3, 8)).swapaxes(1, 2) for x in inputs())
+    k = np.broadcast_to(k[:, :1], k.shape)
+    out = in_buffer(np.zeros_like(q), (0, 0, 1, 0))
+    gpu.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(out))
+    assert cupy.log == [q.shape[0] * q.shape[1] * q.shape[2] * 4]  # the LSE, which flash2 always writes
+    assert np.array_equal(out, simulator.naive(q, k, v).out.astype(q.dtype))
+
+
+@pytest.mark.parametrize("algorithm", list(simulator.CATALOGUE))
+@pytest.mark.parametrize("head_dim", [64, 100])
+def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm: str, head_dim: int) -> None:
+    q, k, v = inputs(head_dim=head_dim)
+    problem = problem_of(q, k, v)
+    counts = simulator.count(algorithm, problem, device="h200")
+    gpu.attention(*(cupy.asarray(in_buffer(x, (0, 0, 0, 0))) for x in (q, k, v)), algorithm=algorithm,
+                  out=cupy.asarray(in_buffer(np.zeros_like(q), (0, 0, 0, 0))))  # fmt: skip
+    brought = sum(spec.nbytes for spec in counts.tensors.values() if spec.role == "input" or spec.name == "out")
+    assert sum(cupy.log) == counts.hbm.peak - (0 if head_dim % 8 else brought)
+
+
+@pytest.mark.parametrize("algorithm", list(simulator.CATALOGUE))
+def test_launches_are_those_that_are_counted(cupy: FakeCupy, algorithm: str) -> None:
+    q, k, v = inputs(len_q=200, len_kv=70)
+    gpu.attention(*map(cupy.asarray, (q, k, v)), algorithm=algorithm)
+    problem = Problem(batch=2, heads=4, kv_heads=2, len_q=200, len_kv=70, head_dim=64, dtype="float16")
+    counts = simulator.count(algorithm, problem, device=gpu.current_device())
+    assert gpu.current_device() is simulator.DEVICES["h200"]
+    assert cupy.launches == [(x.name, (x.blocks,), (32 * x.warps,), x.sram_peak) for x in counts.launches]
+
+
+@pytest.mark.parametrize(("len_q", "len_kv"), [(0, 7), (5, 0), (0, 0)])
+def test_empty_lengths(cupy: FakeCupy, len_q: int, len_kv: int) -> None:
+    q, k, v = inputs(len_q=len_q, len_kv=len_kv, head_dim=40)
+    out, lse = gpu.attention(*map(cupy.asarray, (q, k, v)), lse=True)
+    assert out.shape == q.shape
+    if len_q:
+        assert not out.host.any()
+        assert np.isneginf(lse.host).all()
+    else:
+        assert not cupy.launches
+
+
+def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
+    q, k, v = map(cupy.asarray, inputs())
+    for _ in range(2):
+        gpu.attention(q, k, v, window=(2, 0), scale=0.1)
+    assert gpu._cached_plan.cache_info().misses == 1
+    gpu.attention(q, k, v, window=[2, 0], scale=0.1, tile=[64, 64])  # unhashable: no cache, the same result
+    with pytest.raises(UsageError, match="causal = 1"):
+        gpu.attention(q, k, v, causal=1)  # pyright: ignore[reportArgumentType]
+
+
+def test_runs_where_the_arrays_lie(cupy: FakeCupy) -> None:
+    cupy.here = 1
+    q, k, v = map(cupy.asarray, inputs())
+    cupy.here = 0
+    assert gpu.attention(q, k, v).data.device_id == 1
+    assert cupy.here == 0
+    with pytest.raises(UsageError, match="v.device = 0: expected GPU 1, where q lies"):
+        gpu.attention(q, k, cupy.asarray(inputs()[2]))
+
+
+BAD = [
+    ({"algorithm": "flash3x"}, "algorithm = 'flash3x': expected one of"),
+    ({"backend": "emulator"}, "backend 'emulator' isn't built yet"),
+    ({"backend": "gppu"}, "did you mean gpu"),
+    ({"device": "h100"}, "device = 'h100': expected None"),
+    ({"tile": "1024x512"}, "bytes of SRAM a block"),
+    ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
+    ({"window": (-1, 0)}, "window = "),
+    ({"window": 3}, "window = 3"),
+    ({"scale": float("nan")}, "scale = nan"),
+    ({"q": np.zeros((2, 4, 5, 64), "f2")}, "q = NumPy array: expected a CuPy, torch or JAX array in GPU memory"),
+    ({"k": [1.0]}, "k = Python list"),
+    ({"v": "float64"}, "v.dtype = float64: expected float32 or float16 or bfloat16"),
+    ({"v": "float32"}, "v.dtype = 'float32': expected float16"),
+    ({"k": (2, 4, 7)}, "k.shape"),
+    ({"k": (1, 2, 7, 64)}, "k.shape"),
+    ({"v": (2, 2, 6, 64)}, "v.shape"),
+    ({"v": (2, 2, 7, 32)}, "head_dim of v = 32: expected 64"),
+    ({"k": (2, 3, 7, 64), "v": (2, 3, 7, 64)}, "kv_heads = 3: expected a divisor of heads = 4"),
+    ({"q": (2, 4, 5, 264), "k": (2, 2, 7, 264), "v": (2, 2, 7, 264)}, "head_dim = 264: expected at most 256"),
+    ({"q": (2, 0, 5, 64)}, "heads = 0"),
+    ({"out": (2, 4, 5, 32)}, "out.shape = "),
+    ({"out": "float32"}, "out.dtype = 'float32': expected float16"),
+    ({"out": np.zeros((2, 4, 5, 64), "f2")}, "out = NumPy array"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])
+def test_bad_input_gets_one_line(cupy: FakeCupy, change: dict[str, Any], line: str) -> None:
+    shapes = {"q": (2, 4, 5, 64), "k": (2, 2, 7, 64), "v": (2, 2, 7, 64)}
+
+    def made(name: str, x: Any) -> Any:
+        if name in ("q", "k", "v", "out") and isinstance(x, tuple | str):
+            shape, dtype = (x, "float16") if isinstance(x, tuple) else (shapes.get(name, shapes["q"]), x)
+            return cupy.asarray(np.zeros(shape, dtype))
+        return x
+
+    with pytest.raises((UsageError, Unavailable)) as caught:
+        gpu.attention(**{name: made(name, x) for name, x in (shapes | change).items()})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not cupy.launches
+
+
+def test_out_must_be_apart_from_the_inputs_and_itself(cupy: FakeCupy) -> None:
+    both = np.zeros((2, 4, 5, 2, 64), "f2")
+    q, out = both[..., 0, :], both[..., 1, :]
+    k, v = np.zeros((2, 2, 2, 7, 64), "f2")
+    gpu.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(out))  # interleaved is apart
+    with pytest.raises(UsageError, match="out = 'memory shared with q'"):
+        gpu.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(q))
+    with pytest.raises(UsageError, match="don't overlap each other"):
+        gpu.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(np.broadcast_to(out[:, :1].copy(), out.shape)))
+
+
+def test_sizes_past_the_grid_are_refused(cupy: FakeCupy) -> None:
+    problem = Problem(batch=2**16, heads=2**12, len_q=2**10, head_dim=64, dtype="float16")
+    with pytest.raises(UsageError, match="a grid of at most 2,147,483,647"):
+        gpu.plan("flash2", problem, tile=(16, 16))
+    with pytest.raises(UsageError, match="len_kv = "):
+        gpu.plan("flash2", problem.replace(len_kv=2**30 + 1))
+    with pytest.raises(SramOverflow):
+        gpu.plan("flash2", problem, tile=(1024, 512))
+
+
+def test_what_each_gpu_cannot() -> None:
+    with installed(FakeCupy((7, 5), "NVIDIA Quadro RTX 6000")) as cupy:
+        mine = gpu.current_device()
+        assert (mine.name, mine.compute_capability, mine.sms) == ("Quadro RTX 6000", (7, 5), 132)
+        gpu.attention(*map(cupy.asarray, inputs("float32")))
+        with pytest.raises(UsageError, match="dtype = 'bfloat16': expected float32 or float16"):
+            gpu.attention(*map(cupy.asarray, inputs("bfloat16")))
+    with installed(FakeCupy((7, 0), "Tesla V100")) as cupy, pytest.raises(Unavailable, match="compute capability 7.0"):
+        gpu.attention(*map(cupy.asarray, inputs()))
+
+
+def test_without_cupy_or_gpu_it_says_how_to_get_it() -> None:
+    array = type("Array", (), {"__module__": "jaxlib", "__dlpack__": None})()
+    with installed(None), pytest.raises(Unavailable, match=r"pip install 'flashlab-attention\[gpu\]'"):
+        gpu.attention(array, array, array)
+    module = FakeCupy()
+    module.getDeviceCount = lambda: 0  # type: ignore[method-assign]
+    with installed(module), pytest.raises(Unavailable, match="finds no GPU"):
+        gpu.current_device()
+
+
+def test_the_architecture_can_be_chosen(cupy: FakeCupy) -> None:
+    del cupy
+    assert gpu._device_of_arch("compute_75") is simulator.DEVICES["t4"]
+    with pytest.raises(UsageError, match="FLASHLAB_ARCH = 'sm_75': expected one of compute_75"):
+        gpu._device_of_arch("sm_75")
+
+
+def test_structs_lie_as_in_c() -> None:
+    assert gpu.TENSOR.itemsize == 32
+    assert [gpu.TENSOR.fields[name][1] for name in gpu.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
+    assert gpu.SHAPE.itemsize == 40
