@@ -1,0 +1,33 @@
+"""The CUDA sources, one `.cu` per algorithm: this package only says where they lie.
+
+>>> source("flash2").name
+'flash2.cu'
+"""
+
+from pathlib import Path
+
+__all__ = ["include_dir", "source"]
+
+_HERE = Path(__file__).resolve().parent
+
+
+def source(name: str) -> Path:
+    """The `.cu` of an algorithm.
+
+    >>> source("standard").is_file()
+    True
+    """
+    path = _HERE / f"{name}.cu"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in _HERE.glob("*.cu")))
+        raise ValueError(f"name={name!r}: no such kernel; there are {known}")
+    return path
+
+
+def include_dir() -> Path:
+    """The folder of the headers that every `.cu` includes by name.
+
+    >>> include_dir().is_dir()
+    True
+    """
+    return _HERE / "include"
