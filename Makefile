@@ -17,7 +17,7 @@ test: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
 .venv/.demo: requirements/demo.txt pyproject.toml | .venv

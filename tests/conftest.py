@@ -1,4 +1,4 @@
-"""What all tests share: what they may need and not find on a machine, and a list at the end of what was not run for it."""
+"""What all tests share: what a test may need and not find here, and a list at the end of what was not run for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
-# The same examples in every run, and no deadline: a busy machine is not a bug. `HYPOTHESIS_PROFILE=explore` looks further.
+# The same examples in every run, and no deadline: a busy machine is no bug. HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -1,0 +1,148 @@
+"""Documentation is run: the examples of every docstring, and the code of README.md and docs/*.md, page by page.
+
+On a page, blocks run in order and share one namespace and one folder. What is fenced as
+
+- `python` runs: as a doctest where it has prompts, else as it stands. After `<!-- file: NAME -->` it is also written to that file;
+- `console` has lines `$ flashlab …` and what they print, where `...` stands for anything;
+- `python gpu` and `console gpu` need a GPU; any other language is not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashlab
+import kernels_cu
+import simulator
+
+ROOT = Path(__file__).resolve().parents[1]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n+)?^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+MODULES = sorted(
+    module.name
+    for package in (flashlab, simulator, kernels_cu)
+    for module in [package.__spec__, *pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+    if not module.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    report = io.StringIO()
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module):
+        runner.run(test, out=report.write)
+    assert runner.summarize(verbose=False).failed == 0, report.getvalue()
+
+
+@dataclass
+class Code:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+    line: int
+    file: str | None
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.language.endswith(" gpu")
+
+
+def blocks(page: Path) -> list[Code]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Code(found["language"].strip(), found["code"], text[: found.start("code")].count("\n") + 1, found["file"])
+        for found in FENCE.finditer(text)
+    ]
+
+
+def run_python(code: Code, page: Path, names: dict[str, Any]) -> None:
+    if code.file:
+        Path(code.file).write_text(code.text, encoding="utf-8")
+    if ">>>" in code.text:
+        test = doctest.DocTestParser().get_doctest(code.text, names, page.name, str(page), code.line)
+        report = io.StringIO()
+        result = doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.write, clear_globs=False)
+        names.update(test.globs)
+        assert result.failed == 0, report.getvalue()
+    else:
+        # the line numbers of a failure are the page's
+        exec(compile("\n" * code.line + code.text, str(page), "exec"), names)
+
+
+def run_console(code: Code, page: Path) -> None:
+    """Each command, as a user would type it, beside what the page says that it prints."""
+    for part in re.split(r"(?m)^\$ ", code.text)[1:]:
+        command, _, wanted = part.partition("\n")
+        while command.endswith("\\"):
+            more, _, wanted = wanted.partition("\n")
+            command = command[:-1] + more
+        name, *words = shlex.split(command)
+        assert name == "flashlab", f"{page.name}:{code.line}: a console block runs flashlab only"
+        done = subprocess.run(
+            [sys.executable, "-c", "from flashlab.cli import main; main()", *words], capture_output=True, text=True, timeout=120,
+            encoding="utf-8", env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        if wanted.strip() and not doctest.OutputChecker().check_output(wanted, done.stdout + done.stderr, FLAGS):
+            pytest.fail(f"{page.name}:{code.line}: $ {command}\nprints\n{done.stdout}{done.stderr}\nnot\n{wanted}", pytrace=False)
+
+
+def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder as Python started there does: its modules can be imported."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+
+
+def run_page(page: Path, *, gpu: bool) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for code in blocks(page):
+        if code.needs_gpu and not gpu:
+            continue
+        if code.language.startswith("python"):
+            with contextlib.redirect_stdout(io.StringIO()):
+                run_python(code, page, names)
+        elif code.language.startswith("console"):
+            run_console(code, page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch)
+    run_page(page, gpu=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page", [page for page in PAGES if any(code.needs_gpu for code in blocks(page))], ids=lambda page: page.name)
+def test_page_on_a_gpu(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at_home(tmp_path, monkeypatch)
+    run_page(page, gpu=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links(page: Path):
+    """Links and pictures within the project are there."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
+    missing = [target for target in targets if ":" not in target and not (page.parent / target).exists()]
+    assert missing == []

@@ -1,0 +1,103 @@
+"""The design's rules about what imports what, what an import costs, and what the text of the project says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flashlab as fl
+import simulator
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve()
+SLOW = {"cupy", "hypothesis", "jax", "matplotlib", "rich", "safetensors", "torch", "typer"}
+"""What costs import time, and waits until it is asked for."""
+
+
+def python(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The top-level names of all that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def sources(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def tracked() -> list[Path]:
+    """The project's text files: what git tracks."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in names.split("\0") if name]
+    return [path for path in paths if path.is_file() and b"\0" not in path.read_bytes()]
+
+
+def lines_matching(pattern: str) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in tracked()
+        if path != HERE
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+
+
+def test_simulator_is_the_lower_layer_and_needs_numpy_and_ml_dtypes_only():
+    allowed = {*sys.stdlib_module_names, "simulator", "numpy", "ml_dtypes"}
+    assert {name for path in sources("simulator") for name in imports(path)} <= allowed
+
+
+def test_import_loads_nothing_slow():
+    code = f"import flashlab, sys; print(*sorted(set(sys.modules) & {SLOW!r}))"
+    assert python(code).split() == []
+
+
+def test_import_costs_under_0_3_seconds_over_numpy():
+    code = "import numpy, time; begun = time.process_time(); import flashlab; print(time.process_time() - begun)"
+    assert min(float(python(code)) for _ in range(5)) < 0.3
+
+
+def test_public_names_are_sorted_and_all_there():
+    assert sorted(fl.__all__) == sorted(set(fl.__all__))
+    assert set(fl.__all__) <= set(dir(fl))
+    for name in fl.__all__:
+        getattr(fl, name)
+
+
+@pytest.mark.parametrize("name", [f"{module.__name__}.{name}" for module in (fl, simulator) for name in module.__all__])
+def test_every_public_name_has_an_example(name: str):
+    module, _, attribute = name.rpartition(".")
+    thing = getattr(sys.modules[module], attribute)
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        assert ">>>" in (thing.__doc__ or ""), f"{name}'s docstring has no example"
+
+
+def test_text_names_the_distribution():
+    """PyPI's `flashlab` belongs to strangers."""
+    assert lines_matching(r"\b(install|add)\b[^&;|#]*(?<![\w./-])flashlab(?![-\w./:])") == []
+
+
+def test_text_names_no_machine():
+    assert lines_matching(r"(?<![\w.<}])/(work|tmp|root|home|Users)/|\$OUT\b") == []
+
+
+def test_the_version_is_the_same_everywhere():
+    assert re.search(r"(?m)^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"))[1] == fl.__version__
+    assert f"## {fl.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
