@@ -1,0 +1,181 @@
+"""Is it right? `verify` runs edges, probes and random problems against float64 attention, by a rule for every row."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from flashlab.verify.adapter import Adapter, AttentionTarget, Refused, Target, target_of
+from flashlab.verify.adapter import imported as load
+from flashlab.verify.bench import Bench, Failure, Trial
+from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
+from flashlab.verify.outsiders import OUTSIDERS
+from flashlab.verify.probes import CHECKS
+from flashlab.verify.report import Failing, Report, Row
+from flashlab.verify.rule import TEXT
+from simulator.errors import UsageError, unknown
+from simulator.problem import ITEMSIZE
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["CHECKS", "INPUTS", "LAYOUTS", "OUTSIDERS", "Adapter", "Case", "Failing", "Report", "Row", "load", "run_case", "verify"]
+
+SEARCH = "search"
+"""The check that lets Hypothesis look for failing problems of its own."""
+
+
+def verify(
+    target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
+    checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
+    tile: tuple[int, int] | None = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
+) -> Report:  # fmt: skip
+    """Check a target against float64 attention, hard.
+
+    `target` is an algorithm's name, a tile program, an outsider's name (`OUTSIDERS`), "package:function", an `Adapter` or
+    a callable. Algorithms run on `backend`: "simulator", "gpu" or "emulator"; `device` and `tile` go there. `full` adds
+    long and wide problems, and on a GPU those of over 2^31 elements. `checks` names some of `CHECKS` and "search"
+    (None: all); `examples` is how many random problems Hypothesis draws. `framework` is that of the arrays: of a
+    callable ("numpy" unless said), or for a GPU ("cupy" unless said). `on_row` hears of every row as it is done.
+
+    What the target does not support is listed as not run. Raises `UsageError`, or `Unavailable` for what is not installed.
+
+    >>> import flashlab as fl
+    >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
+    >>> report.verdict, len(report.rows)
+    ('passed', 6)
+    """
+    chosen = [*CHECKS, SEARCH] if checks is None else list(checks)
+    for name in chosen:
+        if name != SEARCH and name not in CHECKS:
+            raise unknown("checks", name, [*CHECKS, SEARCH])
+    kinds = tuple(ITEMSIZE if dtypes is None else dtypes)
+    for dtype in kinds:
+        if dtype not in ITEMSIZE:
+            raise unknown("dtypes", dtype, ITEMSIZE)
+    if not kinds:
+        raise UsageError("dtypes", dtypes, f"at least one of {', '.join(ITEMSIZE)}")
+    wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
+    bench = Bench(wanted, kinds, full, seed)
+    begun, rows, failing = time.perf_counter(), list[Row](), None
+    first: tuple[str, Trial] | None = None
+    for name in chosen:
+        for trial in CHECKS[name](bench) if name in CHECKS else ():
+            row = bench.perform(name, trial)
+            rows.append(row)
+            if on_row:
+                on_row(row)
+            if row.status == "failed" and first is None:
+                first = name, trial
+    if SEARCH in chosen:
+        row, found = _search(bench, examples if examples is not None else (2000 if full else 300), any_tile=tile is None)
+        rows.append(row)
+        failing = found and _failing(bench, SEARCH, found)
+        if on_row:
+            on_row(row)
+    if failing is None and first is not None:
+        name, trial = first
+        smaller = trial.case and _find(bench, smaller_cases(trial.case), 200)[0]
+        failing = _failing(bench, name, Trial(trial.label, smaller.problem, lambda: bench.judge_case(smaller), smaller) if smaller else trial)
+    return Report(
+        target=wanted.name, backend=wanted.backend, rule=TEXT, seed=seed, full=full, lse_checked=wanted.lse,
+        seconds=time.perf_counter() - begun, rows=rows, failing=failing,
+    )  # fmt: skip
+
+
+def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any) -> Row:
+    """One case by the rule: what a failing report's Python calls. `options` are those of `verify`.
+
+    >>> import flashlab as fl
+    >>> from flashlab.verify import Case, run_case
+    >>> case = Case(problem=fl.Problem(batch=1, heads=1, len_q=5, head_dim=16, dtype="float16", causal=True))
+    >>> run_case("flash2", case).status
+    'passed'
+    """
+    given = {"device": None, "tile": None, "framework": None} | options
+    bench = Bench(target_of(target, backend, **given), (case.problem.dtype,), False, case.seed)
+    return bench.perform("rule", _one(bench, case))
+
+
+def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Case | None, int, float]:
+    """The smallest failing case that Hypothesis comes upon, how many were tried, and the worst that passed."""
+    import hypothesis  # only for a search: it costs import time
+    from hypothesis.errors import NoSuchExample
+
+    tried, worst = 0, 0.0
+
+    def fails(case: Case) -> bool:
+        nonlocal tried, worst
+        row = bench.perform(SEARCH, _one(bench, case))
+        tried += row.status != "not run"
+        worst = max(worst, row.worst or 0.0)
+        return row.status == "failed"
+
+    quiet = hypothesis.settings(
+        max_examples=examples, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+    )  # fmt: skip
+    try:
+        return hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed)), tried, worst
+    except NoSuchExample:
+        return None, tried, worst
+
+
+def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial | None]:
+    """Random problems; the row, and the smallest that fails."""
+    target, begun = bench.target, time.perf_counter()
+    tiles = target.tiles if any_tile else (None,)
+    cases = random_cases(bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles)
+    case, tried, worst = _find(bench, cases, examples)
+    if case is not None:
+        trial = _one(bench, case)
+        return replace(bench.perform(SEARCH, trial), case="smallest failing", seconds=time.perf_counter() - begun), trial
+    return Row(
+        check=SEARCH, case=f"{tried} random problems", problem="", dtype=", ".join(bench.dtypes), worst=worst,
+        status="passed" if tried else "not run", detail="" if tried else "none of them is supported",
+        seconds=time.perf_counter() - begun,
+    ), None  # fmt: skip
+
+
+def _one(bench: Bench, case: Case) -> Trial:
+    return Trial("one case", case.problem, lambda: bench.judge_case(case), case)
+
+
+def _failing(bench: Bench, name: str, trial: Trial) -> Failing:
+    """What fails in a trial, and Python that shows it."""
+    message = bench.perform(name, trial).detail
+    if trial.case:
+        return Failing(message=message, python=_python(bench.target, f"run_case({{}}, {trial.case.source}{{}})"))
+    call = f'fl.verify({{}}{{}}, checks=["{name}"], dtypes=["{trial.problem.dtype}"], seed={bench.seed}).print()'
+    return Failing(message=f"{name}, {trial.label}: {message}", python=_python(bench.target, call))
+
+
+def _python(target: Target, call: str) -> str:
+    """A program that shows the failure: `call` has places for the target and for its options."""
+    named = target.source()
+    lines = ["import flashlab as fl", "from flashlab.verify import Case, load, run_case", ""]
+    if named is None:
+        lines += [f"target = ...  # {target.name}, as it was given to verify", ""]
+    options = "" if target.backend in ("simulator", "callable") else f", backend={target.backend!r}"
+    if isinstance(target, AttentionTarget):
+        options += f", framework={target.frame.name!r}"
+    for name in ("device", "tile"):
+        if (value := getattr(target, name, None)) not in (None, "h100"):
+            options += f", {name}={value!r}"
+    shown = call.format(named or "target", options)
+    return "\n".join([*lines, shown if shown.endswith(".print()") else f"print({shown})"])
+
+
+class _CallableModule(ModuleType):
+    """`flashlab.verify` is the function to its users, and this package once something has imported from it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Report:
+        return verify(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

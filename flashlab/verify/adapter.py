@@ -1,0 +1,294 @@
+"""What can be verified, made alike: algorithms on a backend, one's own tile programs, and outsiders' callables."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import simulator
+from flashlab.verify.memory import Frame, frame_named
+from flashlab.verify.rule import Align
+from simulator import Problem, UsageError
+from simulator.errors import SramOverflow, unknown
+
+Layout = Literal["bhsd", "bshd"]
+LseBase = Literal["e", "2"]
+
+CAUSAL, SCALE, WINDOW, LSE = (
+    ("causal", "is_causal"),
+    ("scale", "softmax_scale", "sm_scale"),
+    ("window", "window_size"),
+    ("lse", "return_lse", "compute_log_sumexp"),
+)
+"""The names under which a callable may take what a problem says; what it takes none of is not run."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An attention function from elsewhere, with its conventions: another convention is no bug.
+
+    `fn(q, k, v, ...)` returns out, or (out, lse) if `lse` names its base. It gets what it has a keyword for: `causal`
+    (or `is_causal`), `scale` (`softmax_scale`, `sm_scale`), `window` (`window_size`: a pair, None for open), `lse`
+    (`return_lse`). `layout` is that of q, k, v and out; the LSE is (batch, heads, len_q) either way. `supports(problem)`
+    says False, or why not, for what is not to be run. `empty_lse` is what the LSE of a row without keys is there.
+
+    >>> import flashlab as fl
+    >>> def half_baked(q, k, v, causal=False): return q
+    >>> adapter = fl.Adapter(half_baked, "numpy", layout="bshd", lse=None)
+    >>> fl.verify(adapter, checks=["rule"], dtypes=["float16"]).verdict
+    'failed'
+    """
+
+    fn: Callable[..., Any]
+    framework: str = "numpy"
+    layout: Layout = "bhsd"
+    causal: Align = "bottom-right"
+    lse: LseBase | None = None
+    supports: Callable[[Problem], bool | str | None] | None = None
+    name: str | None = None
+    empty_lse: float = -math.inf
+    bitwise: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise UsageError("fn", self.fn, "a callable (q, k, v, ...)")
+        for name, accepted in (("layout", ("bhsd", "bshd")), ("causal", ("bottom-right", "top-left")), ("lse", ("e", "2", None))):
+            if getattr(self, name) not in accepted:
+                raise unknown(name, getattr(self, name), map(str, accepted))
+
+
+class Refused(Exception):
+    """The target does not do this problem, and says so."""
+
+
+class Target(Protocol):
+    """What the checks see: `call` takes arrays of its framework, (batch, heads, length, head_dim).
+
+    `own`: ours, or written for our machine. `bitwise`: is its result to be the same, bit by bit, in another batch?
+    `takes_out`: can it write into an array of the caller's? `head_dims`: those worth compiling for in a random search.
+    """
+
+    name: str
+    backend: str
+    frame: Frame
+    align: Align
+    lse: bool
+    own: bool
+    bitwise: bool
+    takes_out: bool
+    head_dims: tuple[int, ...]
+    tiles: tuple[tuple[int, int] | None, ...]
+    longest: int
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why it is not asked to do this problem, or None."""
+        ...
+
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]: ...
+
+    def source(self) -> str | None:
+        """Python that names it, or None if there is no saying it."""
+        ...
+
+    def footprint(self, problem: Problem) -> Iterable[int]:
+        """Bytes of the arrays that it allocates."""
+        ...
+
+
+class SimulatorTarget:
+    """An algorithm or a tile program on the simulator."""
+
+    backend, align, own, bitwise, takes_out = "simulator", "bottom-right", True, False, False
+    # dims around multiples of the fragment's 16, tiles that divide nothing
+    head_dims = (16, 17, 40, 64)
+    tiles: tuple[tuple[int, int] | None, ...] = (None, (16, 16), (32, 16), (16, 48), (20, 12))
+    longest = 70
+
+    def __init__(self, algorithm: Any, device: str, tile: tuple[int, int] | None) -> None:
+        self.algorithm, self.device, self.tile = algorithm, device, tile
+        self.name = algorithm if isinstance(algorithm, str) else algorithm.name
+        self.frame = frame_named("numpy")
+        self.lse = True
+
+    def refuses(self, problem: Problem) -> str | None:
+        return None
+
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+        p = problem
+        try:
+            run = simulator.simulate(
+                self.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, tile=self.tile or tile,
+                device=self.device, lse=True,
+            )  # fmt: skip
+        except SramOverflow as overflow:
+            raise Refused(str(overflow)) from None
+        return run.out, run.lse
+
+    def source(self) -> str | None:
+        return _source_of(self.algorithm)
+
+    def footprint(self, problem: Problem) -> Iterable[int]:
+        return ()
+
+
+class AttentionTarget:
+    """One of our kernels through `flashlab.attention`, on a GPU or on the CPU emulator."""
+
+    align, own, bitwise, takes_out, lse = "bottom-right", True, True, True, True
+    head_dims = (16, 64, 111, 128)  # each is a compilation
+    tiles: tuple[tuple[int, int] | None, ...] = (None,)
+
+    def __init__(self, algorithm: str, backend: str, framework: str, device: str | None, tile: tuple[int, int] | None) -> None:
+        self.name, self.backend, self.device, self.tile = algorithm, backend, device, tile
+        self.frame = frame_named(framework)
+        self.longest = 300 if backend == "gpu" else 70
+
+    def refuses(self, problem: Problem) -> str | None:
+        return None
+
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+        from flashlab.gpu import attention  # only where a kernel is launched
+
+        p = problem
+        try:
+            return attention(
+                q, k, v, algorithm=self.name, causal=p.causal, window=p.window, scale=p.scale, lse=True, out=out,
+                tile=self.tile or tile, backend=self.backend, device=self.device,
+            )  # fmt: skip
+        except SramOverflow as overflow:
+            raise Refused(str(overflow)) from None
+
+    def source(self) -> str | None:
+        return repr(self.name)
+
+    def footprint(self, problem: Problem) -> Iterable[int]:
+        counts = simulator.count(self.name, problem, tile=self.tile, device=self.device or "h100", lse=True)
+        return [spec.nbytes for spec in counts.tensors.values() if spec.role != "input"]
+
+
+class CallableTarget:
+    """An outsider's function behind an `Adapter`."""
+
+    backend, own, takes_out = "callable", False, False
+    head_dims = (16, 32, 64, 128)
+    tiles: tuple[tuple[int, int] | None, ...] = (None,)
+    longest = 300
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.name = adapter.name or getattr(adapter.fn, "__qualname__", "callable")
+        self.frame = frame_named(adapter.framework)
+        self.align: Align = adapter.causal
+        self.lse, self.bitwise = adapter.lse is not None, adapter.bitwise
+        try:
+            self.keywords = set(inspect.signature(adapter.fn).parameters)
+        except (TypeError, ValueError):  # a builtin that doesn't say
+            self.keywords = {"causal", "scale"}
+
+    def keyword(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self.keywords), None)
+
+    def refuses(self, problem: Problem) -> str | None:
+        p = problem
+        for said, names in ((p.causal, CAUSAL), (p.scale is not None, SCALE), (p.window is not None, WINDOW)):
+            if said and not self.keyword(names):
+                return f"the function takes no {names[0]}"
+        if p.window is not None and self.align == "top-left":
+            return "a window has no top-left convention here"
+        answer = True if self.adapter.supports is None else self.adapter.supports(p)
+        if isinstance(answer, str):
+            return answer
+        return "not supported" if answer is False else None
+
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+        p, swap = problem, self.adapter.layout == "bshd"
+        said = ((CAUSAL, p.causal), (SCALE, p.softmax_scale), (WINDOW, p.window), (LSE, True if self.lse else None))
+        keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
+        q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
+        try:
+            result = self.adapter.fn(q, k, v, **keywords)
+        except (NotImplementedError, AssertionError, ValueError) as refusal:
+            raise Refused(f"{type(refusal).__name__}: {' '.join(str(refusal).split()) or 'no message'}") from None
+        lse = None
+        if isinstance(result, tuple):
+            result, lse, *_ = result
+        elif self.lse:
+            raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
+        return (result.swapaxes(1, 2) if swap else result), (lse if self.lse else None)
+
+    def source(self) -> str | None:
+        if self.adapter.name in _outsiders():
+            return repr(self.adapter.name)
+        given = _source_of(self.adapter.fn)
+        rest = "".join(f", {name}={getattr(self.adapter, name)!r}" for name in ("layout", "causal", "lse"))
+        return given and f"fl.Adapter({given}, {self.adapter.framework!r}{rest})"
+
+    def footprint(self, problem: Problem) -> Iterable[int]:
+        p = problem
+        rows = p.batch * p.heads * p.len_q
+        return [rows * p.value_dim * p.itemsize, rows * 4, rows * p.value_dim * 4]
+
+
+def target_of(
+    target: Any, backend: str, *, device: str | None, tile: tuple[int, int] | None, framework: str | None
+) -> Target:
+    """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
+    backends = ("simulator", "emulator", "gpu")
+    if backend not in backends:
+        raise unknown("backend", backend, backends)
+    if isinstance(target, Adapter):
+        return CallableTarget(target)
+    if isinstance(target, str):
+        if target in _outsiders():
+            from flashlab.verify.outsiders import outsider
+
+            return CallableTarget(outsider(target))
+        if ":" in target:
+            return CallableTarget(Adapter(imported(target), framework or "numpy", name=target))
+    elif not isinstance(target, simulator.Program):
+        return CallableTarget(Adapter(target, framework or "numpy"))
+    if backend == "simulator":
+        return SimulatorTarget(_known(target), device or "h100", tile)
+    if not isinstance(target, str):
+        raise UsageError("backend", backend, "'simulator' for a tile program: only algorithms of the catalogue have kernels")
+    _known(target)
+    return AttentionTarget(target, backend, framework or ("cupy" if backend == "gpu" else "numpy"), device, tile)
+
+
+def _known(algorithm: Any) -> Any:
+    from simulator.catalogue import CATALOGUE
+
+    if isinstance(algorithm, str) and algorithm not in CATALOGUE:
+        raise unknown("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
+    return algorithm
+
+
+def _outsiders() -> tuple[str, ...]:
+    from flashlab.verify.outsiders import OUTSIDERS
+
+    return tuple(OUTSIDERS)
+
+
+def imported(name: str) -> Callable[..., Any]:
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError("target", name, f"package:function that can be imported ({error})") from None
+    return found
+
+
+def _source_of(thing: Any) -> str | None:
+    """Python that names something: a string, or what `load` imports."""
+    if isinstance(thing, str):
+        return repr(thing)
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or "<" in name or module == "__main__":
+        return None
+    return f"load({f'{module}:{name}'!r})"

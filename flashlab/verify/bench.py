@@ -1,0 +1,177 @@
+"""The test bench: runs a target on arrays whose memory it owns, and turns checks into rows."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from flashlab.verify.adapter import CallableTarget, Refused, Target
+from flashlab.verify.cases import Case, describe
+from flashlab.verify.memory import Placed, place
+from flashlab.verify.report import Row
+from flashlab.verify.rule import SCORE, Expected, Judgement, bottom_right, expect, judge, reference
+from simulator import Problem
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import Unavailable
+
+ORACLES_AGREE = 1e-12
+"""Two float64 oracles differ by their order of summation only: relative to the largest score, if that is over 1."""
+DENSE_LIMIT = 1 << 17
+"""Pairs of (query, key) up to which the loop over queries is run as a second oracle."""
+
+
+class Failure(Exception):
+    """A check that did not hold; the message says where and by how much."""
+
+
+class Result(NamedTuple):
+    """What a target returned, as NumPy arrays; `lse` is the natural logarithm, None if it has none."""
+
+    out: Array
+    lse: Array | None
+
+    def same_bits(self, other: Result) -> bool:
+        """Equal to the last bit; NaN equals NaN of the same bits only."""
+        pairs = [(self.out, other.out)]
+        if self.lse is not None and other.lse is not None:
+            pairs.append((self.lse, other.lse))
+        return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of a check: `body` raises `Failure`, or returns how near to the rule's limit it came (None: no measure)."""
+
+    label: str
+    problem: Problem
+    body: Callable[[], float | None]
+    case: Case | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A target, and what the checks are to run it on."""
+
+    target: Target
+    dtypes: tuple[str, ...]
+    full: bool
+    seed: int
+
+    def run(
+        self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
+        tile: tuple[int, int] | None = None, out: bool = False,
+    ) -> Result:  # fmt: skip
+        """Run the target. Every buffer has guard bands of `garbage`, which must survive, and the inputs with them.
+
+        `out`: have it write into a buffer of ours, full of garbage before the launch.
+        """
+        frame = self.target.frame
+        placed = {name: place(frame, x, layout, garbage) for name, x in (("q", q), ("k", k), ("v", v))}
+        mine: Placed | None = None
+        if out:
+            shape = (problem.batch, problem.heads, problem.len_q, problem.value_dim)
+            mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.dtype)), layout, garbage)
+        got, lse = self.target.call(
+            problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile
+        )
+        result = self._result(got if mine is None else mine.view, lse)
+        for name, buffer in placed.items():
+            if harm := buffer.harm():
+                raise Failure(f"{name}: {harm}")
+        if mine is not None and (harm := mine.harm(written=True)):
+            raise Failure(f"out: {harm}")
+        return result
+
+    def run_case(self, case: Case) -> Result:
+        return self.run(case.problem, *case.arrays(), layout=case.layout, tile=case.tile)
+
+    def expect(self, problem: Problem, q: Array, k: Array, v: Array) -> Expected:
+        return expect(problem, q, k, v, align=self.target.align)
+
+    def judge_case(self, case: Case) -> float:
+        """The rule on one case, by two oracles that share no mask code; how near to the limit it came."""
+        p, arrays = case.problem, case.arrays()
+        expected = self.expect(p, *arrays)
+        if p.len_q * p.kv_length * p.batch * p.heads <= DENSE_LIMIT:
+            self.check_oracles(p, arrays, expected)
+        result = self.run(p, *arrays, layout=case.layout, tile=case.tile)
+        return held(judge(expected, result.out, result.lse)).worst
+
+    def check_oracles(self, problem: Problem, arrays: tuple[Array, Array, Array], expected: Expected) -> None:
+        """The dense reference against the loop over queries."""
+        loop = reference(problem, *arrays, align=self.target.align, loop=True)
+        close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE).max(initial=1.0))
+        for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
+            if not np.isclose(a, b, rtol=close, atol=close).all():
+                raise Failure(f"the oracles disagree about {name}: this is the verifier's own fault")
+
+    def _result(self, out: object, lse: object) -> Result:
+        frame, target = self.target.frame, self.target
+        values = None if lse is None else np.asarray(frame.get(lse), np.float32)
+        if values is not None and isinstance(target, CallableTarget):
+            if target.adapter.empty_lse != -math.inf:
+                values = np.where(values == target.adapter.empty_lse, np.float32(-np.inf), values)
+            if target.adapter.lse == "2":
+                values = values * np.float32(math.log(2))
+        return Result(frame.get(out), values)
+
+    def perform(self, check: str, trial: Trial) -> Row:
+        """One row of the report."""
+        begun = time.perf_counter()
+        row = Row(check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed")
+        try:
+            if reason := self.target.refuses(trial.problem):
+                raise Refused(reason)
+            row = replace(row, worst=trial.body())
+        except Failure as failure:
+            row = replace(row, status="failed", detail=str(failure))
+        except Refused as reason:
+            row = replace(row, status="not run", detail=str(reason))
+        except Unavailable:
+            raise
+        except Exception as error:  # whatever the target raises is a finding, not our crash
+            said = " ".join(str(error).split())
+            row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
+        return replace(row, seconds=time.perf_counter() - begun)
+
+
+def held(judgement: Judgement) -> Judgement:
+    """A judgement that passed; else `Failure`."""
+    if judgement.message:
+        raise Failure(judgement.message)
+    return judgement
+
+
+def near(a: Result, b: Result, expected: Expected, *, factor: float = 2.0, what: str) -> float:
+    """Two results within `factor` times the rule of each other (each may be off once); the ratio of the worst row."""
+    with np.errstate(invalid="ignore"):
+        ratios = np.linalg.norm(a.out.astype(np.float64) - b.out.astype(np.float64), axis=-1) / (factor * expected.out_tolerance)
+    worst = float(np.where(np.isnan(ratios), np.inf, ratios).max(initial=0.0))
+    if worst > 1:
+        raise Failure(f"{what}: out differs by {worst:.3g} x what rounding explains")
+    if a.lse is not None and b.lse is not None:
+        with np.errstate(invalid="ignore"):
+            off = np.where(a.lse == b.lse, 0.0, np.abs(a.lse.astype(np.float64) - b.lse)) / (factor * expected.lse_tolerance)
+        worst_lse = float(np.where(np.isnan(off), np.inf, off).max(initial=0.0))
+        if worst_lse > 1:
+            raise Failure(f"{what}: the LSE differs by {worst_lse:.3g} x what rounding explains")
+        worst = max(worst, worst_lse)
+    return worst
+
+
+def visible(problem: Problem, target: Target) -> Array:
+    """(len_q, len_kv): does query i see key j, by the target's convention?"""
+    p = bottom_right(problem, target.align)
+    seen = np.zeros((problem.len_q, problem.kv_length), bool)
+    for row in range(p.len_q):
+        keys = p.visible_keys(row)
+        seen[row, keys.start : keys.stop] = True
+    return seen
+
+
+Trials = Iterator[Trial]

@@ -1,0 +1,217 @@
+"""The problems that verification runs: the edges that users were hurt by, and random ones for Hypothesis to shrink."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simulator import Problem
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import unknown
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+INPUTS = {
+    "normal": "standard normal",
+    "large": "logits up to 1e4, both signs",
+    "lone": "equal keys, logits of -1e6: a finite sentinel for masked scores outweighs them",
+    "rising": "logits that rise along the keys: the running maximum moves in every tile",
+    "falling": "logits that fall along the keys: later tiles hardly count",
+    "biased": "values around 8: the normalisation shows",
+    "outliers": "N(0, 1) and, one in a thousand, N(0, 100)",
+}
+"""What the arrays hold, by name."""
+
+LAYOUTS = {
+    "plain": "contiguous",
+    "bshd": "a transposed view of (batch, length, heads, head_dim)",
+    "padded": "rows with garbage between them",
+    "misaligned": "a base one element past a boundary",
+    "strided": "every other element of the last axis",
+}
+"""How the arrays lie in memory, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One problem with its inputs (a name of `INPUTS`), memory layout (of `LAYOUTS`), tile (None: the default) and seed."""
+
+    problem: Problem
+    inputs: str = "normal"
+    layout: str = "plain"
+    tile: tuple[int, int] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("inputs", INPUTS), ("layout", LAYOUTS)):
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """q, k and v, contiguous, in the storage dtype."""
+        return make_inputs(self.problem, self.inputs, self.seed)
+
+    @property
+    def source(self) -> str:
+        """Python that makes this case, with `fl` for flashlab and `Case`."""
+        rest = "".join(f", {f.name}={getattr(self, f.name)!r}" for f in fields(self)
+                       if f.name != "problem" and getattr(self, f.name) != f.default)  # fmt: skip
+        return f"Case(problem={problem_source(self.problem)}{rest})"
+
+
+def problem_source(problem: Problem) -> str:
+    """Python that makes a problem, with `fl` for flashlab.
+
+    >>> problem_source(Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype="float16", causal=True))
+    "fl.Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype='float16', causal=True)"
+    """
+    said = (f"{f.name}={getattr(problem, f.name)!r}" for f in fields(problem) if getattr(problem, f.name) != f.default)
+    return f"fl.Problem({', '.join(said)})"
+
+
+def describe(problem: Problem) -> str:
+    """A problem in a few words, for a table."""
+    p = problem
+    heads = f"{p.heads}" if p.num_kv_heads == p.heads else f"{p.heads}:{p.num_kv_heads}"
+    mask = " causal" if p.causal else ""
+    window = "" if p.window is None else f" window {p.window[0]},{p.window[1]}"
+    scale = "" if p.scale is None else f" scale {p.scale:g}"
+    return f"{p.batch}x{heads}x{p.len_q}x{p.kv_length}x{p.head_dim} {p.dtype}{mask}{window}{scale}"
+
+
+def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tuple[Array, Array, Array]:
+    """q, k and v of a kind of `INPUTS`; the same seed, the same arrays."""
+    p, rng = problem, np.random.default_rng(seed)
+    q = rng.standard_normal((p.batch, p.heads, p.len_q, p.head_dim))
+    k = rng.standard_normal((p.batch, p.num_kv_heads, p.kv_length, p.head_dim))
+    v = rng.standard_normal((p.batch, p.num_kv_heads, p.kv_length, p.value_dim))
+    if inputs == "large":
+        group = p.queries_per_kv
+        top = np.abs(q @ np.repeat(k, group, axis=1).swapaxes(-1, -2)).max(initial=0.0) * abs(p.softmax_scale)
+        # half of it by q, half by k: 16-bit floats hold both
+        q, k = (x * math.sqrt(1e4 / top) if top else x for x in (q, k))
+    elif inputs == "lone":
+        size = math.sqrt(1e6 / (p.head_dim * abs(p.softmax_scale))) if p.softmax_scale else 1.0
+        q, k = np.full_like(q, math.copysign(size, p.softmax_scale)), np.full_like(k, -size)
+    elif inputs in ("rising", "falling"):
+        along = np.linspace(0, 30, p.kv_length) if inputs == "rising" else np.linspace(30, 0, p.kv_length)
+        q[..., 0] = 4.0
+        k[..., 0] = along / (4.0 * p.softmax_scale) if p.softmax_scale else along
+    elif inputs == "biased":
+        v = v + 8.0
+    elif inputs == "outliers":
+        q, k, v = (x + 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3) for x in (q, k, v))
+    dtype = numpy_dtype(p.dtype)
+    return q.astype(dtype), k.astype(dtype), v.astype(dtype)
+
+
+def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
+    """The edges of one dtype, with a word on each; `full` adds the long and the wide ones."""
+    base = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype=dtype)
+
+    def case(word: str, inputs: str = "normal", layout: str = "plain", **changes: Any) -> tuple[str, Case]:
+        return word, Case(problem=base.replace(**changes), inputs=inputs, layout=layout)
+
+    yield case("aligned")
+    yield case("aligned, causal", causal=True)
+    yield case("length 97", len_q=97)
+    yield case("length 113, causal", len_q=113, causal=True)
+    yield case("length 239, causal", len_q=239, causal=True)
+    yield case("fewer queries than keys, causal", len_q=64, len_kv=200, causal=True)
+    yield case("a few queries of many keys, causal", len_q=5, len_kv=97, causal=True)
+    yield case("more queries than keys, causal: empty rows", len_q=100, len_kv=37, causal=True)
+    yield case("whole tiles of empty rows, causal", len_q=239, len_kv=5, causal=True)
+    yield case("one query", len_q=1, len_kv=113)
+    yield case("one query, causal", len_q=1, len_kv=113, causal=True)
+    yield case("one key", len_q=113, len_kv=1)
+    yield case("one query, one key", len_q=1)
+    yield case("no keys", len_q=5, len_kv=0)
+    yield case("no queries", len_q=0, len_kv=5)
+    yield case("nothing", len_q=0)
+    yield case("window", len_q=113, window=(16, 8))
+    yield case("window of one key", len_q=97, window=(0, 0))
+    yield case("window open to the left", len_q=97, len_kv=113, window=(None, 5))
+    yield case("window open to the right", len_q=113, len_kv=97, window=(7, None))
+    yield case("window under a causal mask", len_q=150, len_kv=130, window=(31, None), causal=True)
+    yield case("window wider than the tile", len_q=239, window=(100, 0))
+    for dim in head_dims or (32, 40, 72, 96, 111, 128, 256):
+        yield case(f"head dim {dim}", len_q=97, head_dim=dim, causal=dim % 32 != 0)
+    yield case("GQA 4:1", batch=2, heads=8, kv_heads=2, len_q=97, causal=True)
+    yield case("GQA 8:1", heads=8, kv_heads=1, len_q=40, len_kv=97)
+    yield case("GQA 7:1", heads=14, kv_heads=2, len_q=33, len_kv=65, causal=True)
+    yield case("MQA, batch 3", batch=3, heads=5, kv_heads=1, len_q=50)
+    for layout in list(LAYOUTS)[1:]:
+        yield case(f"layout {layout}", layout=layout, heads=4, kv_heads=2, batch=2, len_q=65, causal=True)
+    yield case("scale 0.3", len_q=97, scale=0.3)
+    yield case("scale 0", len_q=97, scale=0.0, causal=True)
+    yield case("scale below 0", len_q=97, scale=-0.125)
+    for inputs in list(INPUTS)[1:]:
+        yield case(f"inputs {inputs}", inputs=inputs, len_q=150, causal=True)
+    yield case("one valid key with a large negative logit", inputs="lone", len_q=97, window=(0, 0))
+    if full:
+        for n in (799, 1023, 2049):
+            yield case(f"length {n}", len_q=n)
+            yield case(f"length {n}, causal", len_q=n, causal=True)
+        yield case("length 2049 of 799 keys, causal", len_q=2049, len_kv=799, causal=True)
+        yield case("length 799 of 2049 keys, causal", len_q=799, len_kv=2049, causal=True)
+        yield case("long window", len_q=2049, window=(255, 0))
+        for dim in head_dims or (32, 40, 64, 72, 96, 111, 128, 160, 192, 200, 256):
+            yield case(f"head dim {dim}, 239", len_q=239, head_dim=dim)
+            yield case(f"head dim {dim}, 239, causal", len_q=239, head_dim=dim, causal=True)
+        for inputs in list(INPUTS)[1:]:
+            yield case(f"inputs {inputs}, 1023", inputs=inputs, len_q=1023)
+
+
+def random_cases(
+    dtypes: Sequence[str], *, longest: int, head_dims: Sequence[int], tiles: Sequence[tuple[int, int] | None]
+) -> SearchStrategy[Case]:
+    """Random cases of all kinds, for Hypothesis: every number shrinks towards the plainest problem."""
+    from hypothesis import strategies as st  # only for a search: it costs import time
+
+    side = st.none() | st.integers(0, longest // 4)
+    length = st.integers(0, 9) | st.integers(0, longest)
+
+    @st.composite
+    def draw_case(draw: Any) -> Case:
+        kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+        problem = Problem(
+            batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads, len_q=draw(length), len_kv=draw(length),
+            head_dim=draw(st.sampled_from(sorted(head_dims))), dtype=draw(st.sampled_from(list(dtypes))),
+            causal=draw(st.booleans()), window=draw(st.none() | st.tuples(side, side)),
+            scale=draw(st.none() | st.sampled_from([0.3, -0.2, 0.0])),
+        )  # fmt: skip
+        return Case(
+            problem=problem, inputs=draw(st.sampled_from(list(INPUTS))), layout=draw(st.sampled_from(list(LAYOUTS))),
+            tile=draw(st.sampled_from(list(tiles))), seed=draw(st.integers(0, 99)),
+        )  # fmt: skip
+
+    return draw_case()
+
+
+def smaller_cases(case: Case) -> SearchStrategy[Case]:
+    """Cases like one, and nowhere larger, for Hypothesis to shrink it by."""
+    from hypothesis import strategies as st
+
+    p = case.problem
+
+    def at_most(n: int, low: int) -> SearchStrategy[int]:
+        return st.integers(low, n) | st.just(n)  # the first alternative is the one to shrink towards
+
+    @st.composite
+    def draw_case(draw: Any) -> Case:
+        kv_heads = draw(at_most(p.num_kv_heads, 1))
+        problem = p.replace(
+            batch=draw(at_most(p.batch, 1)), kv_heads=kv_heads, heads=kv_heads * draw(at_most(p.queries_per_kv, 1)),
+            len_q=draw(at_most(p.len_q, 0)), len_kv=draw(at_most(p.kv_length, 0)), head_dim=draw(at_most(p.head_dim, 1)),
+            causal=p.causal and draw(st.booleans()), window=draw(st.sampled_from([None, p.window])),
+            scale=draw(st.sampled_from([None, p.scale])),
+        )  # fmt: skip
+        inputs, layout = (draw(st.sampled_from(list(dict.fromkeys(pair)))) for pair in (("normal", case.inputs), ("plain", case.layout)))
+        return Case(problem=problem, inputs=inputs, layout=layout, tile=case.tile, seed=case.seed)
+
+    return draw_case()

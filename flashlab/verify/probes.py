@@ -1,0 +1,332 @@
+"""The checks, by name. Each yields trials; a trial raises `Failure` or says how near to the limit it came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import simulator
+from flashlab.verify.adapter import AttentionTarget, SimulatorTarget
+from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
+from flashlab.verify.cases import Case, edges, make_inputs
+from flashlab.verify.rule import judge
+from simulator import Problem
+from simulator.dtypes import Array
+
+Check = Callable[[Bench], Iterator[Trial]]
+
+
+def _problem(dtype: str, **changes: Any) -> Problem:
+    return Problem(batch=1, heads=2, len_q=97, head_dim=64, dtype=dtype).replace(**changes)
+
+
+def rule(bench: Bench) -> Iterator[Trial]:
+    """The edges, each row against float64 by the rule."""
+    dims = (16, 32, 40, 64, 72, 96, 111, 128, 256)
+    for dtype in bench.dtypes:
+        for word, case in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
+            case = Case(problem=case.problem, inputs=case.inputs, layout=case.layout, seed=bench.seed)
+            yield Trial(word, case.problem, lambda case=case: bench.judge_case(case), case)
+
+
+def key_sets(bench: Bench) -> Iterator[Trial]:
+    """With q = 0 and one-hot values, `out` spells the keys that each row attends to, and the LSE is the log of their number."""
+    for dtype in bench.dtypes:
+        for word, p in (
+            ("no mask", _problem(dtype)),
+            ("causal", _problem(dtype, causal=True)),
+            ("causal, more keys", _problem(dtype, len_q=70, len_kv=150, causal=True)),
+            ("causal, more queries", _problem(dtype, len_q=150, len_kv=70, causal=True)),
+            ("window", _problem(dtype, window=(20, 10))),
+            ("causal window, GQA", _problem(dtype, heads=4, len_q=131, window=(40, None), causal=True)),
+        ):
+            yield Trial(word, p, lambda p=p: _key_sets(bench, p))
+
+
+def _key_sets(bench: Bench, p: Problem) -> None:
+    # the batch axis holds the chunks of keys that one row of `out` has room for
+    chunks = -(-p.kv_length // p.value_dim)
+    p = p.replace(batch=chunks)
+    q, k, v = make_inputs(p, seed=bench.seed)
+    q[...], v[...] = 0, 0
+    for chunk in range(chunks):
+        keys = range(chunk * p.value_dim, min((chunk + 1) * p.value_dim, p.kv_length))
+        v[chunk, :, keys, range(len(keys))] = 1
+    result = bench.run(p, q, k, v)
+    spelled = result.out.astype(np.float64).transpose(1, 2, 0, 3).reshape(p.heads, p.len_q, -1)[..., : p.kv_length]
+    wanted = visible(p, bench.target)
+    counts = wanted.sum(-1)
+    for h, i in np.ndindex(spelled.shape[:2]):
+        got, want = set(np.flatnonzero(spelled[h, i] != 0).tolist()), set(np.flatnonzero(wanted[i]).tolist())
+        if got != want:
+            extra, missing = sorted(got - want), sorted(want - got)
+            raise Failure(f"head {h}, row {i} attends to keys it must not see: {extra[:5]}, and misses {missing[:5]}")
+    expected = bench.expect(p, q, k, v)
+    held(judge(expected, result.out, None))
+    if result.lse is not None:
+        with np.errstate(divide="ignore"):
+            truth = np.broadcast_to(np.log(counts), result.lse.shape)
+        wrong = ~np.isclose(result.lse, truth, rtol=0, atol=2e-5) & ~(np.isneginf(result.lse) & np.isneginf(truth))
+        if wrong.any():
+            b, h, i = np.argwhere(wrong)[0].tolist()
+            raise Failure(f"the LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, and log({counts[i]}) = {truth[b, h, i]:.7g}")
+
+
+def hidden_keys(bench: Bench) -> Iterator[Trial]:
+    """What a row cannot see must not change it by one bit: hidden keys and values are replaced by large ones."""
+    for dtype in bench.dtypes:
+        for word, p in (
+            ("causal", _problem(dtype, causal=True)),
+            ("window", _problem(dtype, len_q=80, len_kv=120, window=(30, 5))),
+        ):
+            yield Trial(word, p, lambda p=p: _hidden_keys(bench, p))
+
+
+def _hidden_keys(bench: Bench, p: Problem) -> None:
+    q, k, v = make_inputs(p, seed=bench.seed)
+    plain, seen = bench.run(p, q, k, v), visible(p, bench.target)
+    for row in sorted({0, p.len_q // 3, p.len_q - 1}):
+        loud_k, loud_v = k.copy(), v.copy()
+        loud_k[:, :, ~seen[row]], loud_v[:, :, ~seen[row]] = 1e4, -1e4
+        loud = bench.run(p, q, loud_k, loud_v)
+        pick = (slice(None), slice(None), slice(row, row + 1))
+        part = [Result(r.out[pick], None if r.lse is None else r.lse[pick]) for r in (plain, loud)]
+        if not part[0].same_bits(part[1]):
+            raise Failure(f"row {row} changes with keys and values that it cannot see")
+
+
+def memory(bench: Bench) -> Iterator[Trial]:
+    """NaN and inf in the padding, around the arrays, in workspace and output: nothing changes by one bit, nothing is hit."""
+    for dtype in bench.dtypes:
+        for word, layout, p in (
+            ("guard bands", "plain", _problem(dtype, len_q=113, causal=True)),
+            ("odd head dim", "plain", _problem(dtype, head_dim=111, len_q=50, len_kv=77)),
+            ("padded rows", "padded", _problem(dtype, head_dim=40, len_q=77, len_kv=50)),
+            ("padded rows, odd head dim, GQA", "padded", _problem(dtype, heads=4, kv_heads=2, head_dim=111, len_q=33, causal=True)),
+            ("unaligned rows", "misaligned", _problem(dtype, head_dim=72, len_q=33)),
+            ("empty rows", "plain", _problem(dtype, len_q=100, len_kv=37, causal=True)),
+        ):
+            yield Trial(word, p, lambda p=p, layout=layout: _memory(bench, p, layout))
+
+
+def _memory(bench: Bench, p: Problem, layout: str) -> None:
+    arrays, target = make_inputs(p, seed=bench.seed), bench.target
+    clean = bench.run(p, *arrays, layout=layout, garbage=0.0)
+    for garbage in (math.nan, math.inf):
+        for out in (False, True) if target.takes_out else (False,):
+            target.frame.litter(target.footprint(p))
+            dirty = bench.run(p, *arrays, layout=layout, garbage=garbage, out=out)
+            if not dirty.same_bits(clean):
+                where = "around the arrays, in the output or the workspace" if out else "around the arrays or in the workspace"
+                raise Failure(f"{garbage} {where} changes the result")
+
+
+def permutation(bench: Bench) -> Iterator[Trial]:
+    """Keys and values in another order, together: the same result."""
+    for dtype in bench.dtypes:
+        p = _problem(dtype, len_kv=150)
+        yield Trial("no mask", p, lambda p=p: _permutation(bench, p))
+
+
+def _permutation(bench: Bench, p: Problem) -> float:
+    q, k, v = make_inputs(p, seed=bench.seed)
+    order = np.random.default_rng(bench.seed).permutation(p.kv_length)
+    a, b = bench.run(p, q, k, v), bench.run(p, q, k[:, :, order], v[:, :, order])
+    return near(a, b, bench.expect(p, q, k, v), what="keys and values permuted")
+
+
+def split(bench: Bench) -> Iterator[Trial]:
+    """Attention over two parts of the keys, merged by their LSEs, is attention over all of them."""
+    for dtype in bench.dtypes:
+        for cut in (32, 71):
+            p = _problem(dtype, len_kv=113)
+            yield Trial(f"cut at {cut}", p, lambda p=p, cut=cut: _split(bench, p, cut))
+
+
+def _split(bench: Bench, p: Problem, cut: int) -> float | None:
+    q, k, v = make_inputs(p, "biased", seed=bench.seed)
+    whole, expected = bench.run(p, q, k, v), bench.expect(p, q, k, v)
+    merged, lses = np.zeros(whole.out.shape), []
+    allowed = expected.out_tolerance.copy()
+    if whole.lse is None:
+        return None  # nothing to merge by; the verdict says that the LSE is unchecked
+    parts = [(k[:, :, :cut], v[:, :, :cut]), (k[:, :, cut:], v[:, :, cut:])]
+    for keys, values in parts:
+        one = p.replace(len_kv=keys.shape[2])
+        part, truth = bench.run(one, q, keys, values), bench.expect(one, q, keys, values)
+        assert part.lse is not None
+        weight = np.exp(part.lse.astype(np.float64) - expected.lse)
+        merged += weight[..., None] * part.out.astype(np.float64)
+        size = np.linalg.norm(truth.out, axis=-1)
+        allowed += np.exp(truth.lse - expected.lse) * (truth.out_tolerance + truth.lse_tolerance * size)
+        lses.append(part.lse.astype(np.float64))
+    worst = float((np.linalg.norm(merged - whole.out.astype(np.float64), axis=-1) / allowed).max())
+    if not worst <= 1:
+        raise Failure(f"the parts, merged, differ from the whole by {worst:.3g} x what rounding explains")
+    off = float((np.abs(np.logaddexp(*lses) - whole.lse) / (2 * expected.lse_tolerance)).max())
+    if not off <= 1:
+        raise Failure(f"the parts' LSEs, merged, differ from the whole's by {off:.3g} x what rounding explains")
+    return max(worst, off)
+
+
+def gqa(bench: Bench) -> Iterator[Trial]:
+    """Grouped heads equal ordinary ones with K and V repeated."""
+    for dtype in bench.dtypes:
+        for heads, kv_heads in ((8, 2), (7, 1), (6, 3)):
+            p = _problem(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)
+            yield Trial(f"{heads}:{kv_heads}", p, lambda p=p: _gqa(bench, p))
+
+
+def _gqa(bench: Bench, p: Problem) -> float:
+    q, k, v = make_inputs(p, seed=bench.seed)
+    grouped = bench.run(p, q, k, v)
+    repeated = bench.run(p.replace(kv_heads=None), q, *(np.repeat(x, p.queries_per_kv, axis=1) for x in (k, v)))
+    return near(grouped, repeated, bench.expect(p, q, k, v), what="K and V repeated for each head")
+
+
+def prefix(bench: Bench) -> Iterator[Trial]:
+    """Causal row i is full attention of that query over the first i + 1 keys."""
+    for dtype in bench.dtypes:
+        p = _problem(dtype, len_q=130, causal=True)
+        yield Trial("causal", p, lambda p=p: _prefix(bench, p))
+
+
+def _prefix(bench: Bench, p: Problem) -> float:
+    q, k, v = make_inputs(p, seed=bench.seed)
+    causal, worst = bench.run(p, q, k, v), 0.0
+    for i in (0, 1, 15, 16, 63, 64, 65, 129):
+        one = p.replace(len_q=1, len_kv=i + 1, causal=False)
+        arrays = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
+        row = Result(causal.out[:, :, i : i + 1], None if causal.lse is None else causal.lse[:, :, i : i + 1])
+        worst = max(worst, near(row, bench.run(one, *arrays), bench.expect(one, *arrays), what=f"row {i} against {i + 1} keys"))
+    return worst
+
+
+def batch(bench: Bench) -> Iterator[Trial]:
+    """A sequence gives the same result alone and in a batch: bit by bit for our kernels, within the rule for others."""
+    for dtype in bench.dtypes:
+        p = _problem(dtype, batch=3, heads=4, kv_heads=2, causal=True)
+        yield Trial("of 3", p, lambda p=p: _batch(bench, p))
+
+
+def _batch(bench: Bench, p: Problem) -> float:
+    arrays = make_inputs(p, seed=bench.seed)
+    together, worst = bench.run(p, *arrays), 0.0
+    for b in range(p.batch):
+        alone = tuple(x[b : b + 1] for x in arrays)
+        one = p.replace(batch=1)
+        a = Result(together.out[b : b + 1], None if together.lse is None else together.lse[b : b + 1])
+        c = bench.run(one, *alone)
+        if bench.target.bitwise and not a.same_bits(c):
+            raise Failure(f"sequence {b} differs in its bits alone and in a batch of {p.batch}")
+        worst = max(worst, near(a, c, bench.expect(one, *alone), what=f"sequence {b} alone and in a batch"))
+    return worst
+
+
+def determinism(bench: Bench) -> Iterator[Trial]:
+    """Run again: the same bits."""
+    for dtype in bench.dtypes:
+        for word, changes in (("no mask", {"len_q": 239}), ("causal", {"len_q": 130, "causal": True})):
+            p = _problem(dtype, heads=4, kv_heads=2, **changes)
+            yield Trial(word, p, lambda p=p: _determinism(bench, p))
+
+
+def _determinism(bench: Bench, p: Problem) -> None:
+    arrays = make_inputs(p, seed=bench.seed)
+    first = bench.run(p, *arrays)
+    for n in range(2, 5):
+        if not bench.run(p, *arrays).same_bits(first):
+            raise Failure(f"run {n} differs from run 1")
+
+
+def byte_counts(bench: Bench) -> Iterator[Trial]:
+    """On the simulator: the run on data, the run on shapes and (where there is one) the formula count the same bytes."""
+    target = bench.target
+    if not isinstance(target, SimulatorTarget):
+        return
+    for dtype in bench.dtypes:
+        for word, p, tile in (
+            ("causal", _problem(dtype, causal=True), None),
+            ("ragged, GQA", _problem(dtype, heads=4, kv_heads=2, len_q=33, len_kv=70, head_dim=40), (32, 16)),
+            ("window", _problem(dtype, len_q=70, window=(20, 3)), (16, 32)),
+        ):
+            yield Trial(word, p, lambda p=p, tile=tile: _byte_counts(target, p, tile))
+
+
+def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
+    q, k, v = make_inputs(p)
+    where = {"tile": target.tile or tile, "device": target.device, "lse": True}
+    run = simulator.simulate(target.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, **where)
+    ways = {"shapes": simulator.shape_run(target.algorithm, p, **where), "formula": simulator.count(target.algorithm, p, **where)}
+    for name, counts in ways.items():
+        if counts.launches != run.counts.launches:
+            raise Failure(f"the {name} count {_difference(run.counts, counts)}")
+
+
+def _difference(a: Any, b: Any) -> str:
+    for x, y in zip(a.launches, b.launches, strict=False):
+        for entry in sorted({*x.ledger, *y.ledger}):
+            if x.ledger.get(entry, 0) != y.ledger.get(entry, 0):
+                where = f"launch {x.name}, step {entry.step}: {entry.what} of {entry.tensor}"
+                return f"{y.ledger.get(entry, 0):,} bytes, the run on data {x.ledger.get(entry, 0):,} ({where})"
+    return "otherwise than the run on data (launches, SRAM or FLOPs)"
+
+
+def huge(bench: Bench) -> Iterator[Trial]:
+    """Tensors of over 2^31 elements, on a GPU: rows at both ends and in the middle against the rule. Full mode only."""
+    target = bench.target
+    if not bench.full or not target.frame.views or target.frame.name == "numpy":
+        return
+    dtype = next((d for d in bench.dtypes if d != "float32"), None)
+    if dtype is None:
+        return
+    for word, changes in (
+        ("q and out", {"heads": 1100, "kv_heads": 1, "len_q": 16400, "len_kv": 64, "head_dim": 128}),
+        ("k and v", {"heads": 1100, "len_q": 1, "len_kv": 16400, "head_dim": 128}),
+        ("scores", {"heads": 1, "len_q": 47104, "head_dim": 64, "causal": True}),
+    ):
+        p = _problem(dtype, **changes)
+        yield Trial(word, p, lambda p=p: _huge(bench, p))
+
+
+def _huge(bench: Bench, p: Problem) -> float:
+    """Every head is one random head times a factor of its own, made on the device; what is judged is copied back."""
+    frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
+    views: list[Any] = []
+    for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length)):
+        one = rng.standard_normal((1, 1, length, p.head_dim)).astype(make_inputs(p.replace(len_q=1, len_kv=1, heads=1, kv_heads=1))[0].dtype)
+        factor = (1 - np.arange(heads) % 5 / 8).reshape(1, heads, 1, 1).astype(one.dtype)
+        views.append(frame.put(one.reshape(-1)).reshape(one.shape) * frame.put(factor.reshape(-1)).reshape(factor.shape))
+    out, lse = target.call(p, *views)
+    worst = 0.0
+    for h in sorted({0, p.heads // 2, p.heads - 1}):
+        kv = h // p.queries_per_kv
+        k, v = (frame.get(x[:, kv : kv + 1]) for x in views[1:])
+        for start in sorted({0, p.len_q // 2, max(0, p.len_q - 16)}):
+            rows = slice(start, min(start + 16, p.len_q))
+            last = p.kv_length if not p.causal else p.kv_length - p.len_q + rows.stop
+            part = p.replace(heads=1, kv_heads=1, len_q=rows.stop - start, len_kv=last)
+            expected = bench.expect(part, frame.get(views[0][:, h : h + 1, rows]), k[:, :, :last], v[:, :, :last])
+            got = frame.get(out[:, h : h + 1, rows]), None if lse is None else frame.get(lse[:, h : h + 1, rows])
+            worst = max(worst, held(judge(expected, *got)).worst)
+    return worst
+
+
+CHECKS: dict[str, Check] = {
+    "rule": rule,
+    "key_sets": key_sets,
+    "hidden_keys": hidden_keys,
+    "memory": memory,
+    "permutation": permutation,
+    "split": split,
+    "gqa": gqa,
+    "prefix": prefix,
+    "batch": batch,
+    "determinism": determinism,
+    "byte_counts": byte_counts,
+    "huge": huge,
+}
+"""The checks by name, in the order they run; `search` comes after them."""

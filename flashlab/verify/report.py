@@ -1,0 +1,136 @@
+"""What verification found: rows, a verdict, and the smallest problem that fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+SCHEMA = 1
+"""Of `Report.to_dict`: raised when a key changes its meaning."""
+
+Status = Literal["passed", "failed", "not run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One check on one case. `worst` is the largest error over what the rule allows, None where a check measures none."""
+
+    check: str
+    case: str
+    problem: str
+    dtype: str
+    status: Status
+    worst: float | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """The smallest failing case found: what was wrong, and Python that shows it (None if the target has no name)."""
+
+    message: str
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `flashlab.verify` found. `print()` shows it, `to_dict()` and `to_markdown()` keep it.
+
+    `passed`: something ran and nothing failed. `verdict` is "passed", "passed, LSE unchecked" (out alone was there to be
+    judged), "failed" or "nothing run".
+    """
+
+    target: str
+    backend: str
+    rule: str
+    seed: int
+    full: bool
+    lse_checked: bool
+    seconds: float
+    rows: Sequence[Row]
+    failing: Failing | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict.startswith("passed")
+
+    @property
+    def verdict(self) -> str:
+        statuses = {row.status for row in self.rows}
+        if "failed" in statuses:
+            return "failed"
+        if "passed" not in statuses:
+            return "nothing run"
+        return "passed" if self.lse_checked else "passed, LSE unchecked"
+
+    @property
+    def failed(self) -> list[Row]:
+        """The rows that failed."""
+        return [row for row in self.rows if row.status == "failed"]
+
+    @property
+    def checks(self) -> list[str]:
+        """The checks, in the order they ran."""
+        return list(dict.fromkeys(row.check for row in self.rows))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; infinite ratios as the string "inf"."""
+        rows = [asdict(row) for row in self.rows]
+        for row in rows:
+            if row["worst"] == float("inf"):
+                row["worst"] = "inf"
+        counts = Counter(row.status for row in self.rows)
+        return {
+            "schema": SCHEMA, "target": self.target, "backend": self.backend, "verdict": self.verdict, "passed": self.passed,
+            "lse_checked": self.lse_checked, "rule": self.rule, "seed": self.seed, "full": self.full,
+            "seconds": round(self.seconds, 3), "counts": {s: counts[s] for s in ("passed", "failed", "not run")},
+            "rows": rows, "failing": None if self.failing is None else asdict(self.failing),
+        }  # fmt: skip
+
+    def to_markdown(self) -> str:
+        """A table by check, what failed, what was not run, and the smallest failing case."""
+        lines = [f"## {self.target} on {self.backend}: {self.verdict}", "", f"Rule: {self.rule}.", ""]
+        lines += ["| check | passed | failed | not run | worst, x the rule |", "| --- | ---: | ---: | ---: | ---: |"]
+        lines += [f"| {' | '.join(cells)} |" for cells in self._summary()]
+        for title, status in (("Failed", "failed"), ("Not run", "not run")):
+            if found := [row for row in self.rows if row.status == status]:
+                lines += ["", f"{title}:", ""]
+                lines += [f"- {row.check}, {row.case} (`{row.problem}`): {row.detail}" for row in found]
+        if self.failing:
+            lines += ["", f"Smallest failing case: {self.failing.message}", "", "```python", self.failing.python, "```"]
+        return "\n".join(lines) + "\n"
+
+    def print(self, file: Any = None) -> None:
+        """The table, on the terminal (or into a text file)."""
+        from rich.console import Console  # only to print: it costs import time
+        from rich.syntax import Syntax
+        from rich.table import Table
+
+        console = Console(file=file)
+        table = Table(title=f"{self.target} on {self.backend}: {self.verdict}", title_justify="left")
+        table.add_column("check")
+        for name in ("passed", "failed", "not run", "worst, x the rule"):
+            table.add_column(name, justify="right")
+        for cells in self._summary():
+            table.add_row(*cells, style="red" if cells[2] != "0" else None)
+        console.print(table)
+        for row in self.failed:
+            console.print(f"failed: {row.check}, {row.case} ({row.problem}): {row.detail}", style="red", markup=False)
+        reasons = Counter(row.detail for row in self.rows if row.status == "not run")
+        for reason, n in reasons.items():
+            console.print(f"not run ({n}): {reason}", style="dim", markup=False)
+        if self.failing:
+            console.print(f"\nSmallest failing case: {self.failing.message}\n", markup=False)
+            console.print(Syntax(self.failing.python, "python", background_color="default"))
+
+    def _summary(self) -> list[tuple[str, ...]]:
+        table: list[tuple[str, ...]] = []
+        for check in self.checks:
+            rows = [row for row in self.rows if row.check == check]
+            counts = Counter(row.status for row in rows)
+            worst = max((row.worst for row in rows if row.worst is not None), default=None)
+            table.append((check, *(str(counts[s]) for s in ("passed", "failed", "not run")), "" if worst is None else f"{worst:.2f}"))
+        return table
