@@ -313,7 +313,8 @@ class Block:
         if tensor._values is None:
             return nbytes, None
         blocks = 1 if isinstance(i, int | np.integer) else len(i)
-        part = tensor._values[:, :, :, first:last, j * cols : (j + 1) * cols].astype(np.float32, copy=False)
+        part = tensor._values[:, :, :, first:last, j * cols : (j + 1) * cols]
+        part = part.astype(np.float32, copy=tensor.spec.role != "input")  # what was loaded must outlive a later store
         missing = blocks * rows - part.shape[3]
         if missing:
             part = np.pad(part, ((0, 0),) * 3 + ((0, missing), (0, 0)), constant_values=fill)

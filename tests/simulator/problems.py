@@ -1,0 +1,40 @@
+"""Hypothesis strategies: random problems, tiles, devices."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from simulator import DEVICES, Device, Problem, Tile
+
+DTYPES = ("float32", "float16", "bfloat16")
+ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2")
+
+_side = st.none() | st.integers(0, 60)
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, longest: int = 150, dims: st.SearchStrategy[int] | None = None) -> Problem:
+    """Every option of `Problem`: GQA, ragged lengths, zero lengths, windows, odd head dims, head_dim_v, a scale."""
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    dim = draw(dims or st.sampled_from([1, 8, 16, 40, 64, 72, 96, 111, 128, 256]))
+    return Problem(
+        batch=draw(st.integers(1, 2)),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        len_q=draw(st.integers(0, longest)),
+        len_kv=draw(st.none() | st.integers(0, longest)),
+        head_dim=dim,
+        head_dim_v=draw(st.none() | st.sampled_from([8, 24, 72])),
+        dtype=draw(st.sampled_from(DTYPES)),
+        causal=draw(st.booleans()),
+        window=draw(st.none() | st.tuples(_side, _side)),
+        scale=draw(st.none() | st.sampled_from([1.0, 0.3])),
+    )
+
+
+tiles = st.builds(Tile, st.integers(1, 70), st.integers(1, 70))
+"""Any tile, the kernels' multiples of 16 and others."""
+
+kernel_tiles = st.builds(Tile, st.sampled_from([16, 32, 64, 128]), st.sampled_from([16, 32, 64, 128]))
+
+devices: st.SearchStrategy[Device] = st.sampled_from(sorted(DEVICES.values(), key=lambda d: d.name))

@@ -1,0 +1,84 @@
+"""Every refusal is one line that names the argument, the value and what is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from simulator import Device, Problem, Tile, UsageError
+
+GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"batch": 0}, "batch = 0: expected an integer of at least 1"),
+        ({"heads": True}, "heads = True: expected an integer of at least 1"),
+        ({"heads": 2.5}, "heads = 2.5: expected an integer of at least 1"),
+        ({"kv_heads": 3}, "kv_heads = 3: expected a divisor of heads = 4"),
+        ({"len_q": -1}, "len_q = -1: expected an integer of at least 0"),
+        ({"head_dim": "64"}, "head_dim = '64': expected an integer of at least 1"),
+        ({"dtype": "float17"}, "dtype = 'float17': expected one of float32, float16, bfloat16 (did you mean float16?)"),
+        ({"causal": 1}, "causal = 1: expected True or False"),
+        ({"window": 5}, "window = 5: expected a pair (left, right), each None or an integer of at least 0"),
+        ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),
+        ({"scale": float("nan")}, "scale = nan: expected a finite number, or None for 1/sqrt(head_dim)"),
+        ({"scale": "x"}, "scale = 'x': expected a finite number, or None for 1/sqrt(head_dim)"),
+    ],
+)
+def test_problem(change: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Problem(**GOOD | change)
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize("tile", [(0, 4), "64", "axb", (1, 2, 3), 5, (1.5, 2)])
+def test_tile(tile: Any) -> None:
+    with pytest.raises(UsageError, match="^tile = .*: expected rows x cols of at least 1 each"):
+        Tile.parse(tile)
+
+
+def test_unknown_names_offer_the_nearest() -> None:
+    p = Problem(**GOOD)
+    with pytest.raises(UsageError, match=r"algorithm = 'flash3x': expected one of .* \(did you mean flash"):
+        fl.count("flash3x", p)
+    with pytest.raises(UsageError, match=r"device = 'h10': .*\(did you mean h100\?\)"):
+        fl.count("flash2", p, device="h10")
+    with pytest.raises(UsageError, match=r"field = 'smss'.*did you mean sms"):
+        Device.named("t4").replace(smss=3)
+    with pytest.raises(UsageError, match=r"Device.sms = 0: expected a positive number"):
+        Device.named("t4").replace(sms=0)
+    with pytest.raises(UsageError, match="problem = None"):
+        fl.count("flash2")
+    with pytest.raises(UsageError, match="name = 'flash2'"):
+        fl.count("flash2", length=4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "line"),
+    [
+        (((4, 8), (1, 4, 8, 16), (1, 4, 8, 16)), r"q.shape = \(4, 8\)"),
+        (((1, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)), r"k.shape = \(2, 4, 8, 16\): expected batch 1 and head_dim 16"),
+        (((1, 4, 8, 16), (1, 4, 9, 16), (1, 4, 8, 16)), r"v.shape = \(1, 4, 8, 16\)"),
+        (((1, 4, 8, 16), (1, 3, 8, 16), (1, 3, 8, 16)), "kv_heads = 3"),
+    ],
+)
+def test_array_shapes(shapes: tuple[Any, ...], line: str) -> None:
+    arrays = [np.zeros(shape, np.float16) for shape in shapes]
+    for f in (fl.naive, fl.naive_loop, lambda *x: fl.simulate("flash2", *x)):
+        with pytest.raises(UsageError, match=line):
+            f(*arrays)
+
+
+def test_array_dtypes_and_nan() -> None:
+    x = np.zeros((1, 1, 4, 8), np.float16)
+    with pytest.raises(UsageError, match=r"q.dtype = 'float64': expected one of float32, float16, bfloat16"):
+        fl.simulate("flash2", *[x.astype(np.float64)] * 3)
+    with pytest.raises(UsageError, match=r"v.dtype = 'float32': expected float16, as q has"):
+        fl.simulate("flash2", x, x, x.astype(np.float32))
+    with pytest.raises(UsageError, match=r"k = 'NaN or inf': expected finite values"):
+        fl.simulate("flash2", x, x * np.float16(np.nan), x, check_finite=True)

@@ -1,0 +1,108 @@
+"""Data run = shape-only run = formula, to the byte, for every entry of the ledger."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator import Device, Problem, SramOverflow, Tile
+from simulator.counts import Book
+from simulator.formulas.walk import floor_sum, walk
+from tests.simulator.problems import ALGORITHMS, devices, kernel_tiles, problems, tiles
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=150)
+@given(problem=problems(), tile=tiles | kernel_tiles, device=devices, lse=st.booleans())
+def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, device: Device, lse: bool) -> None:
+    try:
+        counted = fl.shape_run(algorithm, problem, tile=tile, device=device, lse=lse)
+    except SramOverflow:
+        with pytest.raises(SramOverflow):
+            fl.count(algorithm, problem, tile=tile, device=device, lse=lse)
+        return
+    formula = fl.count(algorithm, problem, tile=tile, device=device, lse=lse)
+    assert formula == counted
+    assert formula.by_tensor == counted.by_tensor
+    assert formula.compulsory_read <= formula.hbm.read
+    assert counted.sram.peak <= device.sram_per_block
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=40)
+@given(problem=problems(longest=100), tile=tiles | kernel_tiles, lse=st.booleans(), seed=st.integers(0, 3))
+def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, lse: bool, seed: int) -> None:
+    q, k, v = fl.random_inputs(problem, seed=seed)
+    masks = dict(causal=problem.causal, window=problem.window, scale=problem.scale)
+    run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device="b200", lse=lse)
+    expected = fl.count(algorithm, problem.replace(**run.counts.problem.__dict__), tile=tile, device="b200", lse=lse)
+    assert run.counts == expected
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=60)
+@given(problem=problems(), device=devices)
+def test_default_tile_fits_every_device(algorithm: str, problem: Problem, device: Device) -> None:
+    assert fl.shape_run(algorithm, problem, device=device) == fl.count(algorithm, problem, device=device)
+
+
+@given(st.integers(0, 50), st.integers(1, 40), st.integers(-40, 40), st.integers(-300, 300))
+def test_floor_sum(n: int, m: int, a: int, b: int) -> None:
+    assert floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
+
+
+@settings(max_examples=500)
+@given(problem=problems(longest=200), tile=tiles)
+def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None:
+    ranges = [problem.tiles_of_row(i, tile) for i in range(problem.row_tiles(tile))]
+    visited = {j for r in ranges for j in r}
+
+    def keys(j: int) -> int:
+        return min((j + 1) * tile.cols, problem.kv_length) - j * tile.cols
+
+    assert walk(problem, tile) == (
+        sum(map(len, ranges)), sum(keys(j) for r in ranges for j in r), sum(map(keys, visited))
+    )  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(problem=problems(longest=90), tile=tiles)
+def test_tiles_of_row_are_those_with_a_visible_pair(problem: Problem, tile: Tile) -> None:
+    """Against the definition of the mask, pair by pair."""
+    p = problem
+
+    def visible(i: int, j: int) -> bool:
+        distance = j - (i + p.kv_length - p.len_q)
+        left, right = p.window or (None, None)
+        right = 0 if p.causal else right
+        return (left is None or distance >= -left) and (right is None or distance <= right)
+
+    for t in range(p.row_tiles(tile)):
+        rows = range(t * tile.rows, min((t + 1) * tile.rows, p.len_q))
+        expected = {j // tile.cols for i in rows for j in range(p.kv_length) if visible(i, j)}
+        assert set(p.tiles_of_row(t, tile)) == expected
+
+
+def test_formula_at_ten_million_tokens_is_quick_and_exact_in_the_large() -> None:
+    p = Problem(batch=1, heads=1, len_q=10**7, head_dim=64, dtype="float16", causal=True)
+    c = fl.count("flash2", p, tile=(128, 128))
+    tiles_a_side = 10**7 // 128
+    assert c.flops.matmul == tiles_a_side * (tiles_a_side + 1) // 2 * 128 * 128 * 64 * 4
+
+
+@pytest.mark.parametrize("what", ["hbm_read", "sram_write"])
+def test_a_formula_off_by_one_row_is_named(what: str) -> None:
+    """Seeded bug: 128 bytes too many in one step."""
+    p = Problem(batch=1, heads=2, len_q=100, head_dim=64, dtype="float16")
+    right = fl.catalogue.get("flash2").formula
+    assert right is not None
+
+    def wrong(book: Book, *args: object, **kwargs: object) -> None:
+        right(book, *args, **kwargs)
+        book.add("load_k", "k", **{what: 128})
+
+    fl.check_formula("flash2", right, p)
+    with pytest.raises(fl.UsageError, match=rf"flash2: load_k, k, {what.replace('_', '.')}"):
+        fl.check_formula("flash2", wrong, p)

@@ -1,0 +1,114 @@
+"""Tile programs against naive attention in float64; the two judges against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator import Problem, Tile
+from simulator.dtypes import round_to
+from tests.simulator.problems import ALGORITHMS, kernel_tiles, problems, tiles
+
+U = {"float32": 2e-6, "float16": 2**-11, "bfloat16": 2**-8}
+
+
+def masks(p: Problem) -> dict[str, Any]:
+    return dict(causal=p.causal, window=p.window, scale=p.scale)
+
+
+def largest_score(q: Any, k: Any) -> float:
+    """A bound on max |q . k|, by Cauchy and Schwarz."""
+    return float(np.prod([np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (q, k)]))
+
+
+@settings(max_examples=80)
+@given(problem=problems(longest=60), seed=st.integers(0, 5))
+def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
+    data = fl.random_inputs(problem, seed=seed)
+    dense, loop = fl.naive(*data, **masks(problem)), fl.naive_loop(*data, **masks(problem))
+    np.testing.assert_allclose(dense.out, loop.out, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(dense.lse, loop.lse, rtol=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=40)
+@given(problem=problems(longest=100), tile=tiles | kernel_tiles, seed=st.integers(0, 5))
+def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
+    """The row rule of `flashlab.verify`, written out once more: |e| <= u sqrt(|o|^2 + sum p^2 |v|^2)."""
+    q, k, v = fl.random_inputs(problem, seed=seed)
+    run = fl.simulate(algorithm, q, k, v, **masks(problem), tile=tile, device="b200", lse=True)
+    ref = fl.naive(q, k, v, **masks(problem))
+    assert run.out.dtype == q.dtype
+    assert run.lse is not None
+    error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)
+    size = np.abs(v.astype(np.float64)).max(initial=0.0) * np.sqrt(problem.value_dim)
+    # in float32 an error of s is an error of p, relative to it: the score-error term of the rule
+    u = U[problem.dtype] + (4e-7 * problem.softmax_scale * largest_score(q, k) if problem.dtype == "float32" else 0)
+    assert (error <= u * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()
+    empty = np.isneginf(ref.lse)
+    assert (np.isneginf(run.lse) == empty).all()
+    assert (run.out[empty] == 0).all()
+    np.testing.assert_allclose(run.lse[~empty], ref.lse[~empty], atol=3e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_large_logits_and_hidden_nan(algorithm: str) -> None:
+    """Logits of 1e4 don't overflow, one key with a large negative logit counts, and what the mask hides can't matter."""
+    p = Problem(batch=1, heads=1, len_q=40, head_dim=16, dtype="float32", causal=True)
+    q, k, v = fl.random_inputs(p)
+    run = fl.simulate(algorithm, 1e2 * q, 1e2 * k, v, causal=True, tile=(16, 16))
+    np.testing.assert_allclose(run.out, fl.naive(1e2 * q, 1e2 * k, v, causal=True).out, atol=2e-2)
+    lonely = fl.simulate(algorithm, np.full_like(q, 1e3), np.full_like(k, -1e3), v, causal=True, tile=(16, 16))
+    np.testing.assert_array_equal(lonely.out[0, 0, 0], v[0, 0, 0])
+    k[0, 0, 39] = np.nan
+    hidden = fl.simulate(algorithm, q, k, v, causal=True, tile=(16, 16)).out[:, :, :39]
+    assert np.isfinite(hidden).all()
+
+
+def test_inputs_are_never_changed_and_views_pass() -> None:
+    p = Problem(batch=2, heads=3, len_q=33, head_dim=24, dtype="float16")
+    q, k, v = fl.random_inputs(p)
+    kept = [x.copy() for x in (q, k, v)]
+    strided = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    for name in ALGORITHMS:
+        np.testing.assert_array_equal(fl.simulate(name, *strided).out, fl.simulate(name, q, k, v).out)
+    for x, before in zip((q, k, v), kept, strict=True):
+        np.testing.assert_array_equal(x, before)
+
+
+@given(st.lists(st.floats(-1e5, 1e5, width=32), min_size=1, max_size=40))
+def test_rounding_to_float16_is_ieee(values: list[float]) -> None:
+    x = np.array(values, np.float32)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(round_to(x, "float16"), x.astype(np.float16).astype(np.float32))
+
+
+def test_rounding_of_every_float16_midpoint() -> None:
+    half = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    half = np.sort(half[np.isfinite(half) & (np.abs(half) < 60)])
+    middle = (half[:-1] + half[1:]) / 2
+    for x in (half, middle, np.nextafter(middle, np.float32(99)), np.nextafter(middle, np.float32(-99))):
+        np.testing.assert_array_equal(round_to(x, "float16"), x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["softmax_naive", "softmax_safe", "softmax_online", "softmax_merge"])
+@settings(max_examples=40)
+@given(n=st.integers(1, 300), tile=st.integers(9, 130), seed=st.integers(0, 9))
+def test_vector_softmax(name: str, n: int, tile: int, seed: int) -> None:
+    x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+    e = np.exp(x.astype(np.float64) - x.max())
+    run = fl.softmax(name, x, tile=tile)
+    np.testing.assert_allclose(run.out, e / e.sum(), rtol=2e-5)
+    assert run.counts == fl.count(name, length=n, tile=(1, tile))
+
+
+def test_naive_softmax_overflows_where_safe_does_not() -> None:
+    x = np.array([100.0, 0.0], np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert np.isnan(fl.softmax("softmax_naive", x).out[0])
+    assert fl.softmax("softmax_safe", x).out[0] == 1
