@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -70,9 +70,13 @@ class View(NamedTuple):
         """The addresses from the first byte to one past the last."""
         if 0 in self.shape:
             return self.pointer, self.pointer
-        reach = [(n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)]
-        low = self.pointer + sum(r for r in reach if r < 0)
-        return low, self.pointer + sum(r for r in reach if r > 0) + ITEMSIZE[self.dtype]
+        low = high = self.pointer
+        for n, stride in zip(self.shape, self.strides, strict=True):
+            if stride > 0:
+                high += (n - 1) * stride
+            else:
+                low += (n - 1) * stride
+        return low, high + ITEMSIZE[self.dtype]
 
 
 class _Said(str):
@@ -277,15 +281,22 @@ def _bits(view: View) -> Any:
     return cupy().ndarray(view.shape, bits, memory, strides=view.strides)
 
 
-def overlap(a: View, b: View) -> bool:
-    """Whether two arrays share an element (interleaved ones don't); yes, where it takes too long to find out."""
-    (a_low, a_high), (b_low, b_high) = a.span, b.span
-    if a_high <= b_low or b_high <= a_low:
-        return False
-    try:
-        return np.shares_memory(_addresses(a), _addresses(b), max_work=100_000)  # pyright: ignore[reportArgumentType]
-    except np.exceptions.TooHardError:
-        return True
+def overlap(view: View, others: Mapping[str, View]) -> str | None:
+    """The first of the others that shares an element with an array, or None; interleaved ones don't share any.
+
+    What takes too long to find out counts as sharing.
+    """
+    low, high = view.span
+    for name, other in others.items():
+        other_low, other_high = other.span
+        if high <= other_low or other_high <= low:
+            continue
+        try:
+            if np.shares_memory(_addresses(view), _addresses(other), max_work=100_000):  # pyright: ignore[reportArgumentType]
+                return name
+        except np.exceptions.TooHardError:
+            return name
+    return None
 
 
 def overlaps_itself(view: View) -> bool:

@@ -117,9 +117,8 @@ def _check_out(framework: Framework, views: Mapping[str, View]) -> None:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
     if out.dtype != q.dtype:
         raise UsageError("out.dtype", out.dtype, f"{q.dtype}, as q has")
-    for name in ("q", "k", "v"):
-        if arrays.overlap(out, views[name]):
-            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+    if shared := arrays.overlap(out, {name: views[name] for name in ("q", "k", "v")}):
+        raise UsageError("out", f"memory shared with {shared}", "an array apart from the inputs")
     if arrays.overlaps_itself(out):
         raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
 
@@ -312,7 +311,7 @@ def _compiled(source: str, entry: str, macros: tuple[str, ...], arch: str | None
         ptx = Path(folder) / f"{entry}.ptx"
         ptx.write_bytes(compiler.compile_kernel(source, macros, arch=arch).image)
         kernel = cupy().RawModule(path=str(ptx)).get_function(entry)
-        kernel.compile()  # loads the file while it is there
+        _ = kernel.attributes  # loads the file while it is there
         return kernel
 
 
