@@ -294,7 +294,7 @@ def _kernel(source: str, entry: str, macros: tuple[str, ...], arch: str | None, 
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
     here = cupy().cuda.runtime.getDevice()
     kernel = _compiled(source, entry, macros, arch, compiler.sources_digest(), here)
-    if sram > _STATIC_SRAM:
+    if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):  # never lowered: plans share the kernel
         kernel.max_dynamic_shared_size_bytes = sram
     return kernel
 

@@ -317,6 +317,13 @@ def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
         gpu.attention(q, k, v, causal=1)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) -> None:
+    many, none = ([cupy.asarray(x) for x in inputs(len_kv=n, head_dim=256)] for n in (70, 0))
+    for q, k, v in (many, none, many):  # one kernel; without keys its blocks hold Q only
+        gpu.attention(q, k, v, tile=(128, 128))
+    assert [sram for *_, sram in cupy.launches] == [3 << 16, 1 << 16, 3 << 16]
+
+
 def test_runs_where_the_arrays_lie(cupy: FakeCupy) -> None:
     cupy.here = 1
     q, k, v = map(cupy.asarray, inputs())
