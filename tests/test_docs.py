@@ -2,7 +2,7 @@
 
 On a page, blocks run in order and share one namespace and one folder. What is fenced as
 
-- `python` runs: as a doctest where it has prompts, else as it stands. After `<!-- file: NAME -->` it is also written to that file;
+- `python` runs: as a doctest where it has prompts, else as it stands; below `<!-- file: NAME -->` it is also that file;
 - `console` has lines `$ flashlab …` and what they print, where `...` stands for anything;
 - `python gpu` and `console gpu` need a GPU; any other language is not run.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import importlib
+import importlib.util
 import io
 import os
 import pkgutil
@@ -31,8 +31,9 @@ import simulator
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCE = re.compile(r"(?:<!-- file: (?P<file>\S+) -->\n+)?^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"(?ms)(?:<!-- file: (?P<file>\S+) -->\n+)?^```(?P<language>[^\n]*)\n(?P<code>.*?)^```$")
+GPU_PAGES = [page for page in PAGES if re.search(r"(?m)^```\w+ gpu$", page.read_text(encoding="utf-8"))]
 
 
 MODULES = sorted(
@@ -99,13 +100,13 @@ def run_console(code: Code, page: Path) -> None:
             command = command[:-1] + more
         name, *words = shlex.split(command)
         assert name == "flashlab", f"{page.name}:{code.line}: a console block runs flashlab only"
-        done = subprocess.run(
-            [sys.executable, "-c", "from flashlab.cli import main; main()", *words], capture_output=True, text=True, timeout=120,
-            encoding="utf-8", env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-        if wanted.strip() and not doctest.OutputChecker().check_output(wanted, done.stdout + done.stderr, FLAGS):
-            pytest.fail(f"{page.name}:{code.line}: $ {command}\nprints\n{done.stdout}{done.stderr}\nnot\n{wanted}", pytrace=False)
+        terminal = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"}
+        words = [sys.executable, "-m", "flashlab", *words]
+        done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, **terminal})
+        printed = done.stdout + done.stderr
+        assert done.returncode == 0, f"$ {command}\n{printed}"
+        if wanted.strip() and not doctest.OutputChecker().check_output(wanted, printed, FLAGS):
+            pytest.fail(f"{page.name}:{code.line}: $ {command}\nprints\n{printed}\nnot\n{wanted}", pytrace=False)
 
 
 def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page", [page for page in PAGES if any(code.needs_gpu for code in blocks(page))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", GPU_PAGES, ids=lambda page: page.name)
 def test_page_on_a_gpu(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch)
     run_page(page, gpu=True)
@@ -146,3 +147,11 @@ def test_links(page: Path):
     targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
     missing = [target for target in targets if ":" not in target and not (page.parent / target).exists()]
     assert missing == []
+
+
+def test_readme_claims_what_was_measured():
+    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "tools" / "readme_results.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = tool.README.read_text(encoding="utf-8")
+    assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"

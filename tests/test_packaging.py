@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("packaging")  # builds and environments are
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
     words = [str(part) for part in command]
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=120)
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,0 +1,36 @@
+"""The measured claims of README.md, drawn from the files in docs/results: none is typed by hand.
+
+`python tools/readme_results.py` writes them into README.md; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashlab import results
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BEGIN = "<!-- results: begin (written by tools/readme_results.py) -->\n"
+END = "<!-- results: end -->"
+
+
+def claims() -> str:
+    """A line for the newest result of each kind, set of algorithms and device."""
+    newest = {result.path.stem.rsplit("_", 1)[0]: result for result in results.find(ROOT / results.FOLDER)}
+    lines = [
+        f"- {results.headline(result)}: [{result.kind}]({result.path.relative_to(ROOT).as_posix()})"
+        for _, result in sorted(newest.items())
+    ]
+    return "\n".join(lines or ["No measurement on a GPU has been recorded yet."]) + "\n"
+
+
+def readme_with(text: str, new: str) -> str:
+    """README's text with the claims replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + new + END + after
+
+
+if __name__ == "__main__":
+    README.write_text(readme_with(README.read_text(encoding="utf-8"), claims()), encoding="utf-8")
