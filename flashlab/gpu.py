@@ -72,7 +72,7 @@ def attention(
     given = {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
     views: dict[str, View] = {}
     for name, x in given.items():
-        if arrays.framework(name, x) is not framework:
+        if type(x) is not type(q) and arrays.framework(name, x) is not framework:
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         views[name] = framework.view(name, x)
         if views[name].device != views["q"].device:
