@@ -1,0 +1,90 @@
+"""The command line: `flashlab count flash2 --len-q 4096`. Every command is a thin wrapper of one Python call.
+
+Exit status: 0 on success, 1 for a failed check, 2 for bad usage, a tile that doesn't fit, or what is missing here.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from flashlab.cli import checks, counts
+from simulator.errors import Unavailable, UsageError
+
+__all__ = ["app", "main"]
+
+
+class _OneLineErrors(TyperGroup):
+    """What the user can put right is one line on stderr and status 2; a traceback is for bugs of ours."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **more)
+        try:
+            status = super().main(*args, standalone_mode=False, **more)
+        except Exception as error:
+            text = _explained(error)
+            if text is None:
+                raise
+            if text:
+                print("flashlab:", " ".join(text.split()), file=sys.stderr)
+            status = 2
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _explained(error: Exception) -> str | None:
+    """The line for an error that isn't a bug of ours."""
+    if isinstance(error, UsageError | Unavailable):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"not enough memory here: {error or 'try a smaller problem'}"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}"
+    if isinstance(error, typer.Abort):
+        return "interrupted"
+    if format_message := getattr(error, "format_message", None):  # typer's own, of whichever version
+        text: str = format_message()
+        return f"{text} (see flashlab --help)" if text and "\n" not in text else ""  # else it has printed the help
+    return None
+
+
+app = typer.Typer(
+    cls=_OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Attention algorithms, counted to the byte: simulated, by formula, on a GPU, under its counters.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from flashlab import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
+
+counts.register(app)
+checks.register(app)
+
+
+def main() -> None:
+    """What the installed script `flashlab` calls."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without the character for x gets a question mark, no traceback
+    app(prog_name="flashlab")

@@ -1,0 +1,195 @@
+"""The commands that judge kernels and programs: verify, bench, counters, sanitize, and emulate, which is to come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from flashlab.cli import options, output
+from flashlab.cli.options import Json, ProblemOptions
+from simulator.errors import Unavailable, UsageError
+
+_OURS = ("standard", "online_softmax", "flash1", "flash2")
+
+
+def register(app: typer.Typer) -> None:
+    for command, example in (
+        (verify, "flashlab verify mypackage:attention --framework torch --layout bshd"),
+        (bench, "flashlab bench flash2 --against sdpa-flash,cudnn,fa4 --dtype bfloat16 --head-dim 128"),
+        (counters, "flashlab counters flash2 --len-q 1000 --head-dim 64 --causal"),
+        (sanitize, "flashlab sanitize flash1 flash2"),
+    ):
+        app.command(epilog=f"Example: {example}")(options.expand(command))
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(epilog="Example: flashlab emulate flash2 --len-q 128", context_settings=anything)(emulate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """Where results are kept."""
+
+    save: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Also keep it as <kind>_<algorithms>_<device>_<date>.json.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="With --save: replace the file of that name.")] = False
+
+    def keep(self, kind: str, algorithms: list[str], report: Any) -> None:
+        if self.save is None:
+            return
+        from flashlab import results
+
+        path = results.save(kind, algorithms, report.to_dict(), folder=self.save, replace=self.force)
+        output.remark(str(path))
+
+
+def _finish(report: Any, json: bool, passed: bool) -> None:
+    if json:
+        output.document(report.to_dict())
+    else:
+        report.print()
+    if not passed:
+        raise typer.Exit(1)
+
+
+_FOREIGN = "An attention function from elsewhere"
+
+
+def verify(
+    save: SaveOptions,
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="An algorithm, a tile program (my_file.py:my_program), an outsider, or any package:function."
+        ),
+    ] = "flash2",
+    backend: Annotated[str, typer.Option(help="simulator, gpu or emulator; for our algorithms.")] = "simulator",
+    full: Annotated[bool, typer.Option("--full", help="Long and wide problems too.")] = False,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    dtype: Annotated[str | None, typer.Option(metavar="NAME,…", help="Default all three.")] = None,
+    check: Annotated[str | None, typer.Option(metavar="NAME,…", help="Default every check.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Random problems that are tried.")] = None,
+    device: Annotated[str | None, typer.Option(help="The simulator's GPU.")] = None,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="Of its arrays: numpy, torch, cupy or jax.", rich_help_panel=_FOREIGN)
+    ] = None,
+    layout: Annotated[str, typer.Option(help="bhsd or bshd.", rich_help_panel=_FOREIGN)] = "bhsd",
+    causal_align: Annotated[
+        str, typer.Option(help="bottom-right or top-left.", rich_help_panel=_FOREIGN)
+    ] = "bottom-right",
+    lse: Annotated[
+        str, typer.Option(help="Base of the LSE it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
+    ] = "none",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
+    json: Json = False,
+) -> None:
+    """Check the numbers, hard: edges, probes and random problems against naive attention in float64."""
+    import flashlab as fl
+
+    found = options.target(target)
+    if not isinstance(found, str | fl.Program | fl.Adapter):
+        chosen: Any = {"layout": layout, "causal": causal_align, "lse": None if lse == "none" else lse}
+        found = fl.Adapter(found, framework or "numpy", **chosen, name=target)
+    elif (layout, causal_align, lse) != ("bhsd", "bottom-right", "none"):
+        given = f"{layout}, {causal_align}, {lse}"
+        raise UsageError("--layout, --causal-align, --lse", given, "none of them: they are for a package:function")
+    names: Any = {
+        "dtypes": options.values("--dtype", dtype, str) or None,
+        "checks": options.values("--check", check, str) or None,
+    }
+    with output.busy("checks") as tick:
+        report = fl.verify(
+            found, backend, full=full, seed=seed, **names, examples=examples, device=device, tile=options.tile(tile),
+            framework=framework, on_row=tick,
+        )  # fmt: skip
+    save.keep("verify", [_name(target)], report)
+    if markdown and not json:
+        output.line(report.to_markdown())
+        raise typer.Exit(0 if report.passed else 1)
+    _finish(report, json, report.passed)
+
+
+def _name(target: str) -> str:
+    """A target as part of a file's name."""
+    return target.rpartition("/")[2].replace(".py", "").replace(":", ".")
+
+
+def bench(
+    save: SaveOptions,
+    algorithm: Annotated[str, typer.Argument(help="Of ours.")] = "flash2",
+    against: Annotated[
+        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer.")
+    ] = "sdpa-flash",
+    dtype: Annotated[str, typer.Option(metavar="NAME,…")] = "bfloat16,float16",
+    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "64,128",
+    len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
+    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Default both.")] = None,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
+    seconds: Annotated[float, typer.Option(help="For each problem.")] = 1.0,
+    json: Json = False,
+) -> None:
+    """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
+    from flashlab import bench as speed
+
+    cells = speed.cells(
+        options.values("--dtype", dtype, str), options.values("--head-dim", head_dim, int),
+        (False, True) if causal is None else (causal,), options.values("--len-q", len_q, int),
+    )  # fmt: skip
+    report = speed.run(
+        algorithm, options.values("--against", against, str), cells=cells, tile=options.tile(tile), seconds=seconds,
+        progress=output.track("problems"),
+    )  # fmt: skip
+    save.keep("bench", [algorithm], report)
+    _finish(report, json, report.passed)
+
+
+def counters(
+    problem: ProblemOptions,
+    save: SaveOptions,
+    algorithms: Annotated[list[str] | None, typer.Argument(help="Of ours; default flash2, with --matrix all.")] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="The matrix of problems instead of one.")] = False,
+    l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
+    lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
+    json: Json = False,
+) -> None:
+    """The GPU's own counters (ncu) against simulator and formula, to the byte."""
+    from flashlab import counters as hardware
+    from flashlab.cases import Case
+
+    if matrix or l2:
+        problem.refuse_shape()
+    names = algorithms or (list(_OURS) if matrix or l2 else ["flash2"])
+    cases = [
+        *(hardware.matrix(names) if matrix else []),
+        *(c for c in (hardware.l2_problems() if l2 else []) if c.algorithm in names),
+    ]
+    if not matrix and not l2:
+        posed = problem.problem()
+        cases = [Case(name, name, posed, options.tile(tile), lse) for name in names]
+    report = hardware.run(cases, progress=output.track("algorithms"))
+    save.keep("counters", report.algorithms, report)
+    _finish(report, json, report.passed)
+
+
+def sanitize(
+    save: SaveOptions,
+    algorithms: Annotated[list[str] | None, typer.Argument(help="Of ours; all by default.")] = None,
+    faults: Annotated[
+        bool, typer.Option("--faults/--no-faults", help="Also faults planted for each tool to find.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """compute-sanitizer's four tools over a small grid of every kernel."""
+    from flashlab import sanitizers
+
+    report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
+    save.keep("sanitizers", report.algorithms, report)
+    _finish(report, json, report.passed)
+
+
+def emulate() -> None:
+    """Run a kernel's CUDA source on the CPU (not built yet)."""
+    raise Unavailable("emulate: not built yet; flashlab simulate runs the tile program of the same name")

@@ -1,0 +1,393 @@
+"""The commands that run anywhere: compare, count, simulate, sweep, trace, devices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashlab import units
+from flashlab.cli import options, output
+from flashlab.cli.options import Algorithm, Input, Json, MaskOptions, ProblemOptions, RunOptions
+from simulator.errors import UsageError
+
+if TYPE_CHECKING:
+    from simulator.counts import Counts
+
+_OUTPUT = "Output"
+
+
+def register(app: typer.Typer) -> None:
+    for command, example in (
+        (compare, "flashlab compare flash1 flash2 --len-q 4096 --heads 8 --device a100 --out pictures"),
+        (count, "flashlab count flash2 --len-q 4096 --head-dim 64 --dtype float16 --causal --tile 64x64 --device a100"),
+        (simulate, "flashlab simulate flash1 --len-q 256 --no-causal --lse"),
+        (
+            sweep,
+            "flashlab sweep flash1 flash2 --len-q 1024,4096,16384 --sram 65536,232448 --csv rows.csv --plot rows.png",
+        ),
+        (trace, "flashlab trace flash2 --len-q 128 --tile 64x64 --json trace.json"),
+        (devices, "flashlab devices --json"),
+    ):
+        app.command(epilog=f"Example: {example}")(options.expand(command))
+
+
+def compare(
+    problem: ProblemOptions,
+    run: RunOptions,
+    algorithms: Annotated[
+        list[str] | None, typer.Argument(help="Names, or programs of your own; all that there are by default.")
+    ] = None,
+    input: Input = None,
+    sample: Annotated[
+        bool,
+        typer.Option("--sample", help="Run on the real q, k, v that come with flashlab.", rich_help_panel="Problem"),
+    ] = False,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Draw pictures into this folder.", rich_help_panel=_OUTPUT)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Algorithms side by side: by formula or, on real data, with the error against naive attention."""
+    import flashlab as fl
+    from flashlab.compare import COLUMNS
+
+    targets = [options.algorithm(name) for name in algorithms] if algorithms else None
+    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": output.track("algorithms")}
+    data = _data(problem, input, sample=sample)
+    if data is None:
+        found = fl.compare(problem.problem(), **keywords)
+    else:
+        found = fl.compare(data, **problem.masks(), **keywords)
+    document = found.to_dict()
+    if not json:
+        shown = None if data is not None else -1  # the last one is the error, which a formula has none of
+        output.table(
+            f"{units.problem(found.problem)}, on {found.device.title or found.device.name}",
+            COLUMNS[:shown], [row.cells()[:shown] for row in found.rows],
+        )  # fmt: skip
+        output.line("HBM: bytes requested, exact. DRAM: what reaches it, estimated. Tiles: " + _tiles(found.rows))
+        if data is not None:
+            unchecked = any(row.error is None for row in found.rows)
+            said = (
+                "not computed: naive attention would take too much" if unchecked else "2-norm, relative to the result's"
+            )
+            output.line(f"error: against naive attention in float64, {said}")
+    if out is not None:
+        with output.busy("drawing"), options.spelled(path="--out"):
+            pictures = found.plot(out)
+        paths = {name: str(Path(out) / f"{name}.png") for name in pictures}
+        document["pictures"] = paths
+        if not json:
+            for path in paths.values():
+                output.line(path)
+    if json:
+        output.document(document)
+
+
+def _tiles(rows: Any) -> str:
+    return ", ".join(f"{row.algorithm} {row.counts.tile}" for row in rows)
+
+
+def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Any:
+    """The arrays that a command was told to use; None for none."""
+    import flashlab as fl
+
+    if path is None and not sample:
+        return None
+    if path is not None and sample:
+        raise UsageError("--input", path, "not both --input and --sample")
+    problem.refuse_shape()
+    return fl.sample() if path is None else fl.load_inputs(path)
+
+
+def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: Json = False) -> None:
+    """The bytes and FLOPs of one algorithm, from its formula, at any size."""
+    import flashlab as fl
+
+    counted = fl.count(options.algorithm(algorithm), problem.problem(), **run.keywords())
+    if json:
+        output.document(counted.to_dict())
+    else:
+        _print_counts(counted)
+
+
+def simulate(
+    algorithm: Algorithm,
+    problem: ProblemOptions,
+    run: RunOptions,
+    input: Input = None,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.", rich_help_panel="Problem")] = 0,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Save out (and lse) as .npz.", rich_help_panel=_OUTPUT)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a tile program on random or given data: the numbers, their error, and every byte."""
+    import flashlab as fl
+    from flashlab.compare import error_of, reference_of
+
+    data = _data(problem, input, sample=False)
+    if data is None:
+        data = fl.random_inputs(problem.problem(), seed=seed)
+    with output.busy("simulating"):
+        found = fl.simulate(options.algorithm(algorithm), *data, **problem.masks(), **run.keywords())
+        reference = reference_of(found.counts.problem, *data)
+    error = None if reference is None else error_of(found.out, found.lse, reference)
+    if out is not None:
+        _save(out, found)
+    numbers = {"out": _numbers(found.out), "lse": None if found.lse is None else _numbers(found.lse)}
+    if json:
+        output.document(
+            {**numbers, "error": None if error is None else asdict(error), "counts": found.counts.to_dict()}
+        )
+        return
+    columns = ("numbers", "shape", "dtype", "min", "mean", "max")
+    rows = [
+        (name, " × ".join(map(str, n["shape"])), n["dtype"], *(f"{n[key]:.4g}" for key in ("min", "mean", "max")))
+        for name, n in numbers.items() if n is not None
+    ]  # fmt: skip
+    output.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
+    if error is None:
+        output.line("error: not computed, naive attention would take too much memory or time")
+    else:
+        lse = "" if error.lse is None else f"; LSE {error.lse:.1e}"
+        output.line(
+            f"error against naive attention in float64: {error.relative:.1e} relative, largest {error.max:.1e}{lse}"
+        )
+    if out is not None:
+        output.line(out)
+    output.line()
+    _print_counts(found.counts)
+
+
+def _numbers(x: Any) -> dict[str, Any]:
+    import numpy as np
+
+    wide = np.asarray(x, np.float64)
+    finite = wide[np.isfinite(wide)]
+    some = finite.size > 0
+    return {
+        "shape": list(x.shape), "dtype": x.dtype.name, "finite": int(finite.size),
+        "min": float(finite.min()) if some else float("nan"), "mean": float(finite.mean()) if some else float("nan"),
+        "max": float(finite.max()) if some else float("nan"),
+    }  # fmt: skip
+
+
+def _save(path: str, run: Any) -> None:
+    """bfloat16, which .npz files have no type for, becomes float32: no bit is lost."""
+    import io
+
+    import numpy as np
+
+    from flashlab.files import replace_file
+
+    wide = run.out.astype(np.float32) if run.out.dtype.name == "bfloat16" else run.out
+    content = io.BytesIO()
+    np.savez(content, out=wide, **({} if run.lse is None else {"lse": run.lse}))
+    replace_file(path, content.getvalue(), argument="--out")
+
+
+def _print_counts(c: Counts) -> None:
+    low, estimate, high = (units.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
+    rows = [
+        ("HBM read, requested", units.nbytes(c.hbm.read), f"{c.hbm.read:,}"),
+        ("HBM written, requested", units.nbytes(c.hbm.write), f"{c.hbm.write:,}"),
+        *([("HBM atomics, requested", units.nbytes(c.hbm.atomic), f"{c.hbm.atomic:,}")] if c.hbm.atomic else []),
+        ("HBM taken at once", units.nbytes(c.hbm.peak), f"{c.hbm.peak:,}"),
+        ("compulsory", units.nbytes(c.compulsory), f"{c.compulsory:,}"),
+        ("DRAM read, estimated", f"{estimate} ({low} to {high})", f"{c.dram.estimate:,}"),
+        ("SRAM read", units.nbytes(c.sram.read), f"{c.sram.read:,}"),
+        ("SRAM written", units.nbytes(c.sram.write), f"{c.sram.write:,}"),
+        ("SRAM taken by a block", units.nbytes(c.sram.peak), f"{c.sram.peak:,}"),
+        ("matmul FLOPs", units.count(c.flops.matmul), f"{c.flops.matmul:,}"),
+        ("other FLOPs", units.count(c.flops.other), f"{c.flops.other:,}"),
+        ("exponentials", units.count(c.exp), f"{c.exp:,}"),
+        (
+            "FLOPs per HBM byte",
+            f"{c.intensity:.4g}",
+            f"ridge of {c.device.name}: {c.device.ridge(c.problem.dtype):.0f}",
+        ),
+    ]
+    title = f"{c.algorithm}: {units.problem(c.problem)}, tile {c.tile}, on {c.device.title or c.device.name}"
+    output.table(title, ("what", "about", "exact"), rows)
+    columns = ("tensor", "HBM read", "HBM written", "SRAM read", "SRAM written", "takes")
+    tensors = [
+        (name, *(units.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
+         units.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only")
+        for name, t in c.by_tensor.items()
+    ]  # fmt: skip
+    output.table("by tensor", columns, tensors)
+    launches = [
+        (x.name, f"{x.blocks:,}", str(x.warps), units.nbytes(x.sram_peak), units.nbytes(x.bytes("hbm.read")),
+         units.nbytes(x.bytes("hbm.write")))
+        for x in c.launches
+    ]  # fmt: skip
+    output.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
+
+
+def _axis(text: str, metavar: str = "N,…") -> Any:
+    return typer.Option(
+        help=text, metavar=metavar, rich_help_panel="Axes: one value, or several with commas between them"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes(MaskOptions):
+    """What may take several values, as text."""
+
+    batch: Annotated[str | None, _axis("Sequences; default 1.")] = None
+    heads: Annotated[str | None, _axis("Query heads; default 2.")] = None
+    kv_heads: Annotated[str | None, _axis("Key and value heads; default as many as the query's.")] = None
+    len_q: Annotated[str | None, _axis("Queries; default 128.")] = None
+    len_kv: Annotated[str | None, _axis("Keys; default as many as queries.")] = None
+    head_dim: Annotated[str | None, _axis("Default 64.")] = None
+    dtype: Annotated[str | None, _axis("Default float16.", "NAME,…")] = None
+    sram: Annotated[str | None, _axis("Bytes that a block may use; default the device's.", "BYTES,…")] = None
+    tile: Annotated[str | None, _axis("Default the kernel's own.", "64x64,…")] = None
+    device: Annotated[str, _axis("GPUs by name.", "NAME,…")] = "h100"
+
+    def swept(self) -> dict[str, Any]:
+        """The keyword arguments of `sweep`."""
+        axes: dict[str, Any] = {"device": options.values("--device", self.device, str)}
+        for name in ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "sram"):
+            axes[name] = options.values(f"--{name.replace('_', '-')}", getattr(self, name), int)
+        axes["dtype"] = options.values("--dtype", self.dtype, str)
+        axes["tile"] = options.values("--tile", self.tile, options.tile)
+        return {name: each for name, each in axes.items() if each}
+
+
+def sweep(
+    algorithms: Annotated[list[str], typer.Argument(help="Names, or programs of your own.")],
+    axes: Axes,
+    lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
+    dram: Annotated[bool, typer.Option("--dram", help="Also estimate DRAM reads, up to half a second a row.")] = False,
+    csv: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the rows here.", rich_help_panel=_OUTPUT)
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw them here (.png, .svg, .pdf).", rich_help_panel=_OUTPUT)
+    ] = None,
+    x: Annotated[str | None, typer.Option(help="Of the plot; default the first axis.", rich_help_panel=_OUTPUT)] = None,
+    y: Annotated[str, typer.Option(help="Of the plot: any figure of a row.", rich_help_panel=_OUTPUT)] = "hbm_read",
+    json: Json = False,
+) -> None:
+    """Every combination of the axes as a row: table, CSV, plot. What doesn't fit in SRAM is a row with the reason."""
+    import flashlab as fl
+
+    base = fl.Problem(**{**options.DEFAULTS, **axes.masks()})
+    targets = [options.algorithm(name) for name in algorithms]
+    found = fl.sweep(targets, base, **axes.swept(), lse=lse, dram=dram, progress=output.track("cells"))
+    if csv is not None:
+        with options.spelled(path="--csv"):
+            found.to_csv(csv)
+    if plot is not None:
+        with options.spelled(path="--plot", x="--x", y="--y"):
+            found.plot(x, y, plot)
+    if json:
+        output.document(found.to_dict())
+        return
+    swept = [axis for axis in found.axes if axis not in ("algorithm", "tile")]
+    sizes = ("hbm_read", "hbm_write", *(("dram_estimate",) if dram else ()), "hbm_peak", "sram_peak")
+    columns = ("algorithm", *swept, "tile", *(_title(size) for size in sizes), "FLOPs/byte", "reason")
+    rows = [
+        (row["algorithm"], *(_cell(axis, row[axis]) for axis in swept), row["tile"] or "",
+         *("" if row[size] is None else units.nbytes(row[size]) for size in sizes),
+         "" if row["intensity"] is None else f"{row['intensity']:.3g}", _short(row["reason"]))
+        for row in found.rows
+    ]  # fmt: skip
+    output.table(units.problem(base, length=False), columns, rows)
+    for path in (csv, plot):
+        if path is not None:
+            output.line(path)
+
+
+def _title(key: str) -> str:
+    first, _, rest = key.partition("_")
+    return f"{first.upper()} {rest}"
+
+
+def _cell(axis: str, value: object) -> str:
+    if axis == "sram_per_block" and isinstance(value, int):
+        return units.nbytes(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _short(reason: str | None) -> str:
+    """The part of an overflow's line that the row doesn't say already."""
+    return "" if reason is None else reason.partition("this one ")[2] or reason
+
+
+def trace(
+    algorithm: Algorithm,
+    problem: ProblemOptions,
+    run: RunOptions,
+    input: Input = None,
+    head: Annotated[str, typer.Option(metavar="B,H", help="The batch and head to record.")] = "0,0",
+    seed: Annotated[int, typer.Option(help="Of the random inputs.", rich_help_panel="Problem")] = 0,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the trace here; - for the terminal.")] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the player here.")] = None,
+) -> None:
+    """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed."""
+    import flashlab as fl
+    from flashlab.files import replace_file
+
+    if html is not None:
+        raise fl.Unavailable(
+            f"--html = {html!r}: the player is not built yet; --json FILE writes the trace that it will show"
+        )
+    which = options.values("--head", head, int)
+    if len(which) != 2:
+        raise UsageError("--head", head, "batch,head, as in 0,1")
+    data = _data(problem, input, sample=False)
+    if data is None:
+        data = fl.random_inputs(problem.problem(), seed=seed)
+    with output.busy("tracing"):
+        found = fl.simulate(
+            options.algorithm(algorithm), *data, **problem.masks(), **run.keywords(), trace=(which[0], which[1])
+        )
+    assert found.trace is not None
+    if json == "-":
+        output.line(found.trace.to_json())
+        return
+    if json is not None:
+        replace_file(json, found.trace.to_json(), argument="--json")
+    steps: dict[tuple[str, str], list[int]] = {}
+    for event in found.trace.events:
+        moved = steps.setdefault((event.launch, event.step), [0, 0, 0])
+        moved[0] += 1
+        for transfer in event.transfers:
+            for what, n in transfer.nbytes.items():
+                moved[1 if what.startswith("hbm") else 2] += n
+    rows = [
+        (launch, step, f"{n:,}", units.nbytes(hbm), units.nbytes(sram))
+        for (launch, step), (n, hbm, sram) in steps.items()
+    ]
+    title = f"{found.trace.algorithm}, batch {which[0]}, head {which[1]}: {len(found.trace.events):,} steps"
+    output.table(title, ("launch", "step", "times", "HBM", "SRAM"), rows, left=2)
+    output.line(json if json is not None else "--json FILE keeps the trace")
+
+
+def devices(json: Json = False) -> None:
+    """The GPUs of the table, with the figures that the models use and where they come from."""
+    import flashlab as fl
+
+    if json:
+        ridges = {
+            d.name: {dtype: d.ridge(dtype) for dtype in ("float32", "float16", "bfloat16")} for d in fl.DEVICES.values()
+        }
+        output.document({"devices": [{**asdict(d), "ridge": ridges[d.name]} for d in fl.DEVICES.values()]})
+        return
+    columns = ("name", "GPU", "cc", "SMs", "SRAM a block", "SRAM an SM", "L2", "memory", "GB/s", "16-bit TFLOP/s",
+               "float32 TFLOP/s", "ridge, 16-bit")  # fmt: skip
+    rows = [
+        (d.name, d.title, "{}.{}".format(*d.compute_capability), str(d.sms), units.nbytes(d.sram_per_block),
+         units.nbytes(d.sram_per_sm), units.nbytes(d.l2), units.nbytes(d.memory), f"{d.bandwidth / 1e9:,.0f}",
+         f"{d.tensor_flops / 1e12:,.4g}", f"{d.fp32_flops / 1e12:,.4g}", f"{d.ridge('float16'):.0f}")
+        for d in fl.DEVICES.values()
+    ]  # fmt: skip
+    output.table("devices (a100 is a100-40; the default is h100)", columns, rows, left=2)
+    for d in fl.DEVICES.values():
+        output.line(f"{d.name}: {d.source}")

@@ -1,0 +1,46 @@
+"""Writing files so that a reader, or a crash, never meets half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from simulator.errors import UsageError
+
+__all__ = ["replace_file"]
+
+
+def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
+    """Put `content` (text as UTF-8) into the file `path`: all of it or, on any failure, nothing at all.
+
+    `argument` is what the error calls the path: an option's name, or a parameter's. Folders are not made.
+    Links are followed; a device such as /dev/null is written to, for it cannot be replaced.
+    """
+    target = Path(os.path.realpath(path))
+    data = content.encode() if isinstance(content, str) else content
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(21, "is a folder")
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return Path(path)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise PermissionError(13, "the file is write-protected")
+        try:
+            with open(beside, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut can leave the new name with no content
+            if target.exists():
+                beside.chmod(target.stat().st_mode & 0o777)
+            os.replace(beside, target)
+        finally:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(argument, str(path), f"a file that can be written ({why})") from None
+    return Path(path)
