@@ -15,7 +15,8 @@ class Config:
     """The configuration of a kernel; tile program, formula and CUDA launch all run this one.
 
     `warps` a block, `stages` of the K and V ring, `q_in_registers`: Q leaves SRAM once, not once a key tile;
-    `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start.
+    `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
+    most that the kernel's registers leave room for (its launch bounds).
     """
 
     tile: Tile
@@ -23,6 +24,7 @@ class Config:
     stages: int = 1
     q_in_registers: bool = False
     heads_together: int = 1
+    blocks_per_sm: int = 8
 
 
 def padded(n: int) -> int:

@@ -1,12 +1,31 @@
-"""An estimate of the bytes that reach DRAM, from a model of the L2."""
+"""An estimate of the bytes that reach DRAM, from a model of the L2, tile by tile and wave by wave.
+
+Requested bytes are exact; what the L2 serves of them is not. The model, launch by launch, from a cold cache:
+
+- blocks run in waves of as many as the SMs hold at once, in the launch's own order;
+- blocks of a wave that walk over the same tiles walk side by side: a tile is fetched once for all of them;
+- what is needed again later is fetched again if too much else was touched in between. How much is too much was measured
+  on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 40 MiB on (each half of the L2
+  keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from simulator.counts import Counts
+    from simulator.counts import Counts, LaunchCounts
+    from simulator.devices import Device
+
+# fractions of the L2 at which re-reads begin to miss, what they miss in between, and where all of them do
+_ALL_SMS_READ_IT = ((28 / 60, 0.0), (32 / 60, 0.73), (40 / 60, 1.0))
+_ONE_SM_READS_IT = ((38 / 60, 0.0), (40 / 60, 0.03), (48 / 60, 0.6), (56 / 60, 1.0))
+_TWO_HALVES = {(8, 0), (9, 0), (10, 0)}
+
+_SEGMENTS, _STEPS = 96, 4000
 
 
 @dataclass(frozen=True)
@@ -19,6 +38,99 @@ class Dram:
 
 
 def estimate(counts: Counts) -> Dram:
-    """Placeholder bounds until the model lands."""
+    """The estimate for all launches of an algorithm; it lies within the bounds."""
     low, high = counts.compulsory_read, counts.hbm.read
-    return Dram(low, low, high)
+    return Dram(min(max(low, sum(_launch(counts, launch) for launch in counts.launches)), high), low, high)
+
+
+def of_launch(counts: Counts, launch: LaunchCounts) -> Dram:
+    """The same for one of its launches."""
+    low, high = counts.distinct(launch, "read"), launch.bytes("hbm.read")
+    return Dram(min(max(low, _launch(counts, launch)), high), low, high)
+
+
+def resident_blocks(launch: LaunchCounts, device: Device, most: int) -> int:
+    """Blocks of a launch that the device runs at once: SRAM, warps and the kernel's own limit decide."""
+    by_sram = device.sram_per_sm // (launch.sram_peak + 1024)
+    return device.sms * max(1, min(by_sram, device.max_warps_per_sm // launch.warps, most))
+
+
+def _launch(counts: Counts, launch: LaunchCounts) -> int:
+    p, device = counts.problem, counts.device
+    if not launch.blocks:
+        return 0
+    at_once = min(launch.blocks, resident_blocks(launch, device, counts.config.blocks_per_sm if counts.config else 8))
+    blocks_per_head = launch.blocks // (p.batch * p.heads)
+    running = min(at_once, launch.heads_together * blocks_per_head)  # blocks beside one another, of one group of heads
+    heads_at_once = at_once / blocks_per_head
+
+    reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
+    distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
+    again = {name: n for name, n in reads.items() if n > distinct[name] > 0}
+    total = sum(distinct[name] for name in reads if name not in again and (name, "write") not in launch.distinct)
+
+    # what one head holds of the tensors that it needs again, and what its blocks stream past them meanwhile
+    size = {name: distinct[name] / counts.tensors[name].heads for name in again}
+    kv_heads = max(1.0, launch.heads_together / p.queries_per_kv)
+    for name in again:
+        own = (name, "write") in launch.distinct
+        repeats = reads[name] / distinct[name]
+        sharers = min(repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads)))
+        if blocks_per_head == 1 or not launch.sram_peak:  # a block goes over its own rows again and again
+            working_set = sum(size.values()) * heads_at_once
+            missed = _missed(working_set, device, shared=False)
+            total += int(distinct[name] * ((0 if own else 1) + (repeats - 1 + own) * missed))
+        elif blocks_per_head == p.row_tiles(counts.tile):
+            held = kv_heads * sum(size.values())
+            if _missed(held, device, shared=True) == 0:
+                total += distinct[name]
+            else:
+                total += int(distinct[name] * _passes(counts, running, held, device))
+        else:  # many blocks a row tile, as in the scores launch: reuse across one band of rows
+            streamed = launch.bytes("hbm.write") / max(1, launch.blocks) * min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
+            missed = _missed(sum(size.values()) + streamed, device, shared=True)
+            total += int(distinct[name] * (1 + (repeats / max(1.0, sharers) - 1) * missed))
+    return total
+
+
+def _missed(working_set: float, device: Device, *, shared: bool) -> float:
+    """The share of re-reads that miss, when `working_set` bytes are touched between a byte's two uses."""
+    points = _ALL_SMS_READ_IT if shared and device.compute_capability in _TWO_HALVES else _ONE_SM_READS_IT
+    return float(np.interp(working_set / device.l2, [x for x, _ in points], [y for _, y in points]))
+
+
+def _passes(counts: Counts, running: int, held: float, device: Device) -> float:
+    """How often K and V of one KV head are fetched by its blocks: `running` of them walk at once, one segment a step.
+
+    A segment's stack distance is the number of segments touched since its last use; every block that ends hands its place
+    to the next one, which starts at its own first key.
+    """
+    p, tile = counts.problem, counts.tile
+    rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
+    segments = min(tiles, _SEGMENTS)
+    order = [p.tiles_of_row(i, tile) for i in _sample(rows)] if counts.algorithm == "flash2" else [range(tiles)] * len(_sample(rows))
+    spans = [(r.start * segments // tiles, -(-r.stop * segments // tiles)) for r in order if r]
+    copies = p.queries_per_kv * rows / max(1, len(order))  # blocks that one of the sample stands for
+    slots = max(1, round(running / copies))
+    queue = iter(spans)
+    active = [list(span) for _, span in zip(range(slots), queue, strict=False)]
+    last = np.full(segments, -1)
+    fetched, step, seen = 0.0, 0, np.zeros(segments, bool)
+    while active and step < _STEPS:
+        touched = np.unique([at for at, _ in active])
+        known = touched[last[touched] >= 0]
+        distance = np.array([np.count_nonzero(last > last[s]) for s in known]) + 1
+        share = [_missed(d / segments * held, device, shared=True) for d in distance]
+        fetched += len(touched) - len(known) + sum(share)
+        last[touched], seen[touched] = step, True
+        step += 1
+        for walker in active:
+            walker[0] += 1
+        active = [w if w[0] < w[1] else list(next(queue, (0, 0))) for w in active]
+        active = [w for w in active if w[0] < w[1]]
+    return fetched / max(1, int(seen.sum()))
+
+
+def _sample(rows: int, most: int = 2048) -> list[int]:
+    """Row tiles, the last first, thinned out evenly over `most`."""
+    return [rows - 1 - i * rows // min(rows, most) for i in range(min(rows, most))]
