@@ -20,8 +20,8 @@ PACKAGES = ("flashlab", "simulator", "kernels_cu")
 pytestmark = pytest.mark.xdist_group("packaging")  # builds and environments are made once
 
 
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | env
+def run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(part) for part in command]
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
