@@ -22,9 +22,38 @@ if not hasattr(simulator, "CATALOGUE"):
     )
 
 from simulator import (
-    CATALOGUE, DEVICES, Algorithm, Block, Book, Config, Counts, Device, HbmTensor, Machine, Problem, Program, Reference,
-    Registers, Run, Spec, SramOverflow, SramTile, Tile, Trace, Unavailable, UsageError, catalogue, check_formula, count,
-    naive, naive_loop, program, random_inputs, shape_run, simulate, softmax,
+    CATALOGUE,
+    DEVICES,
+    Algorithm,
+    Block,
+    Book,
+    Config,
+    Counts,
+    Device,
+    HbmTensor,
+    Machine,
+    Problem,
+    Program,
+    Reference,
+    Registers,
+    Run,
+    Spec,
+    SramOverflow,
+    SramTile,
+    Tile,
+    Trace,
+    Unavailable,
+    UsageError,
+    catalogue,
+    check_formula,
+    count,
+    naive,
+    naive_loop,
+    program,
+    random_inputs,
+    shape_run,
+    simulate,
+    softmax,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -64,8 +93,9 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "CATALOGUE", "DEVICES", "Adapter", "Algorithm", "Block", "Book", "Comparison", "Config", "Counts", "Device", "HbmTensor",
-    "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep",
-    "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check_formula", "compare", "count",
-    "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
+    "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
+    "HbmTensor", "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow",
+    "SramTile", "Sweep", "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue",
+    "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample",
+    "shape_run", "simulate", "softmax", "sweep", "verify",
 ]  # fmt: skip

@@ -102,7 +102,9 @@ def count(
         if length is None:
             raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
         vector = _vector_program(str(algorithm))
-        return run_on_shapes(vector, _vector_problem(length, dtype), tile=tile or (1, 128), device=Device.named(device), lse=lse)
+        return run_on_shapes(
+            vector, _vector_problem(length, dtype), tile=tile or (1, 128), device=Device.named(device), lse=lse
+        )
     if algorithm in catalogue.VECTOR_PROGRAMS:
         raise UsageError("problem", problem, f"length=… and dtype=…: {algorithm} is the softmax of a vector")
     row = catalogue.get(algorithm)
@@ -112,7 +114,12 @@ def count(
 
 
 def shape_run(
-    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
+    algorithm: str | Program,
+    problem: Problem,
+    *,
+    tile: TileLike = None,
+    device: Device | str = "h100",
+    lse: bool = False,
 ) -> Counts:
     """The counts from running the tile program on shapes alone; `count` must equal it.
 
@@ -125,7 +132,13 @@ def shape_run(
 
 
 def check_formula(
-    program: str | Program, formula: Formula, problem: Problem, *, tile: TileLike = None, device: Device | str = "h100", lse: bool = False
+    program: str | Program,
+    formula: Formula,
+    problem: Problem,
+    *,
+    tile: TileLike = None,
+    device: Device | str = "h100",
+    lse: bool = False,
 ) -> None:
     """Prove a formula on one problem: raise `UsageError` naming the first entry where it differs from the shape-only run.
 
@@ -141,7 +154,9 @@ def check_formula(
     if counted == closed:
         return
     for name, ran, said in _differences(counted, closed):
-        raise UsageError(f"formula, {name}", said, f"{ran}, as the tile program counts for {problem} with tile {counted.tile}")
+        raise UsageError(
+            f"formula, {name}", said, f"{ran}, as the tile program counts for {problem} with tile {counted.tile}"
+        )
 
 
 def _differences(a: Counts, b: Counts) -> list[tuple[str, object, object]]:
@@ -163,7 +178,9 @@ def _differences(a: Counts, b: Counts) -> list[tuple[str, object, object]]:
     return found
 
 
-def _evaluate(formula: Formula, program: Program, problem: Problem, tile: TileLike, device: Device, lse: bool) -> Counts:
+def _evaluate(
+    formula: Formula, program: Program, problem: Problem, tile: TileLike, device: Device, lse: bool
+) -> Counts:
     config = program.configure(problem, device, tile)
     book = Book(program.name, problem, config.tile, device, config)
     for spec in io_tensors(problem):

@@ -65,7 +65,9 @@ VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_onli
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm, by name; one's own tile program makes a row of its own. Raises `UsageError`."""
     if isinstance(algorithm, Program):
-        return next((row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm))
+        return next(
+            (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
+        )
     if algorithm not in CATALOGUE:
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

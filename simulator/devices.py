@@ -43,16 +43,16 @@ class Device:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("name", "title", "source"):
-                ok = isinstance(value, str)
+            value: object = getattr(self, field.name)
+            if isinstance(field.default, str) or field.name == "name":
+                ok, accepted = isinstance(value, str), "text"
             elif field.name == "compute_capability":
-                ok = isinstance(value, tuple) and len(value) == 2
+                ok, accepted = isinstance(value, tuple), "(major, minor)"
             else:
                 ok = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+                accepted = "a positive number"
             if not ok:
-                raise UsageError(f"Device.{field.name}", value, "a positive number" if field.name not in (
-                    "name", "title", "source", "compute_capability") else "text, or (major, minor)")  # fmt: skip
+                raise UsageError(f"Device.{field.name}", value, accepted)
 
     def replace(self, **changes: object) -> Self:
         """A copy with some figures changed: one's own device."""

@@ -75,7 +75,9 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
     for name in again:
         own = (name, "write") in launch.distinct
         repeats = reads[name] / distinct[name]
-        sharers = min(repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads)))
+        sharers = min(
+            repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads))
+        )
         if blocks_per_head == 1 or not launch.sram_peak:  # a block goes over its own rows again and again
             working_set = sum(size.values()) * heads_at_once
             missed = _missed(working_set, device, shared=False)
@@ -87,7 +89,11 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
             else:
                 total += int(distinct[name] * _passes(counts, running, held, device))
         else:  # many blocks a row tile, as in the scores launch: reuse across one band of rows
-            streamed = launch.bytes("hbm.write") / max(1, launch.blocks) * min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
+            streamed = (
+                launch.bytes("hbm.write")
+                / max(1, launch.blocks)
+                * min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
+            )
             missed = _missed(sum(size.values()) + streamed, device, shared=True)
             total += int(distinct[name] * (1 + (repeats / max(1.0, sharers) - 1) * missed))
     return total
@@ -108,7 +114,11 @@ def _passes(counts: Counts, running: int, held: float, device: Device) -> float:
     p, tile = counts.problem, counts.tile
     rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
     segments = min(tiles, _SEGMENTS)
-    order = [p.tiles_of_row(i, tile) for i in _sample(rows)] if counts.algorithm == "flash2" else [range(tiles)] * len(_sample(rows))
+    order = (
+        [p.tiles_of_row(i, tile) for i in _sample(rows)]
+        if counts.algorithm == "flash2"
+        else [range(tiles)] * len(_sample(rows))
+    )
     spans = [(r.start * segments // tiles, -(-r.stop * segments // tiles)) for r in order if r]
     copies = p.queries_per_kv * rows / max(1, len(order))  # blocks that one of the sample stands for
     slots = max(1, round(running / copies))

@@ -13,9 +13,10 @@ computes and counts; on shapes alone it only counts. Bytes are counted where the
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, Literal
 
 import numpy as np
@@ -42,8 +43,8 @@ class HbmTensor:
     `rows`, `cols` and `dtype` are its shape per head and its dtype.
     """
 
-    def __init__(self, spec: Spec, data: Array | None) -> None:
-        self.spec, self._values = spec, data
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def __array__(self, *_: object, **__: object) -> Array:
@@ -53,7 +54,9 @@ class HbmTensor:
 class SramTile:
     """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free."""
 
-    def __init__(self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False) -> None:
+    def __init__(
+        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False
+    ) -> None:
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
         self._scaled: tuple[float, Array] | None = None
 
@@ -104,11 +107,13 @@ class Block:
         """Name what follows; the .cu has a mark of the same name."""
         self._step = name
         if self._m.recorder:
-            self._m.recorder.step(name, sys._getframe(1), self)
+            self._m.recorder.step(name, _program_frame(), self)
 
     # -- HBM ----------------------------------------------------------------------------------------------------
 
-    def load(self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1) -> SramTile:
+    def load(
+        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1
+    ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (all columns if None), zero-filled outside the problem.
 
         The buffer bears the tensor's name and is reused by the next load of it; `stages` buffers are held for a ring.
@@ -122,7 +127,9 @@ class Block:
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         return tile
 
-    def fetch(self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0) -> Registers:
+    def fetch(
+        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0
+    ) -> Registers:
         """HBM to registers, past the SRAM: tile (i, j); `fill` stands outside the problem."""
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, fill)
@@ -133,25 +140,31 @@ class Block:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype; what lies outside the problem is not written."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
-        if tensor._values is not None and last > first:
+        values = self._m.values.get(tensor.name)
+        if values is not None and last > first:
             start = j * (cols or tensor.cols)
             stop = min(start + x.cols, tensor.cols)
-            values = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols))[..., : stop - start]
-            flat = values.reshape(*values.shape[:3], -1, stop - start)
+            tiles = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols))[..., : stop - start]
+            flat = tiles.reshape(*tiles.shape[:3], -1, stop - start)
             with np.errstate(over="ignore"):
-                tensor._values[:, :, :, first:last, start:stop] = flat[:, :, :, : last - first]
+                values[:, :, :, first:last, start:stop] = flat[:, :, :, : last - first]
 
     def atomic_add(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int) -> None:
         """Add registers to float32 HBM by atomics: every lane's bytes count, blocks that collide add up."""
         first, last, nbytes = self._extent(tensor, i, rows, 0, tensor.cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
-        if tensor._values is not None and last > first:
-            flat = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols)).reshape(*self._lead(tensor)[:3], -1, x.cols)
-            tensor._values[:, :, :, first:last] += flat[:, :, :, : last - first]
+        values = self._m.values.get(tensor.name)
+        if values is not None and last > first:
+            flat = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols)).reshape(
+                *self._lead(tensor)[:3], -1, x.cols
+            )
+            values[:, :, :, first:last] += flat[:, :, :, : last - first]
 
     # -- SRAM ---------------------------------------------------------------------------------------------------
 
-    def alloc(self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1) -> SramTile:
+    def alloc(
+        self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1
+    ) -> SramTile:
         """Reserve a buffer in SRAM, `copies` of it (one a warp, say); without `cols` a vector, one value a row.
 
         Raises `SramOverflow` over the device's limit.
@@ -189,10 +202,18 @@ class Block:
 
     def full(self, rows: int, cols: int, value: float) -> Registers:
         """A register tile of one value."""
-        return Registers(self, rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None)
+        return Registers(
+            self, rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None
+        )
 
     def matmul(
-        self, a: SramTile | Registers, b: SramTile, *, split: tuple[Split, Split], acc: Registers | None = None, scale: float = 1.0
+        self,
+        a: SramTile | Registers,
+        b: SramTile,
+        *,
+        split: tuple[Split, Split],
+        acc: Registers | None = None,
+        scale: float = 1.0,
     ) -> Registers:
         """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
 
@@ -276,7 +297,7 @@ class Block:
     def _count(self, tensor: str, **nbytes: int) -> None:
         self._m.book.add(self._step, tensor, **nbytes)
         if self._m.recorder:
-            self._m.recorder.bytes(tensor, nbytes, sys._getframe(2))
+            self._m.recorder.bytes(tensor, nbytes, _program_frame())
 
     def _reserve(self, name: str, nbytes: int) -> None:
         m = self._m
@@ -310,10 +331,11 @@ class Block:
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
         """The bytes requested, and the values: rows outside the problem filled, columns outside left out."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
-        if tensor._values is None:
+        values = self._m.values.get(tensor.name)
+        if values is None:
             return nbytes, None
         blocks = 1 if isinstance(i, int | np.integer) else len(i)
-        part = tensor._values[:, :, :, first:last, j * cols : (j + 1) * cols]
+        part = values[:, :, :, first:last, j * cols : (j + 1) * cols]
         part = part.astype(np.float32, copy=tensor.spec.role != "input")  # what was loaded must outlive a later store
         missing = blocks * rows - part.shape[3]
         if missing:
@@ -335,7 +357,8 @@ class Machine:
         self._touched: defaultdict[tuple[str, str], set[tuple[int, int, int, int]]] = defaultdict(set)
         specs = {spec.name: self.book.tensor(spec) for spec in io_tensors(problem)}
         arrays = dict(zip("qkv", data, strict=True)) if data else {}
-        self.inputs = tuple(HbmTensor(specs[name], self._grouped(arrays.get(name))) for name in "qkv")
+        self.values: dict[str, Array] = {name: self._grouped(x) for name, x in arrays.items()}
+        self.inputs = HbmTensor(specs["q"]), HbmTensor(specs["k"]), HbmTensor(specs["v"])
         self.outputs: dict[str, HbmTensor] = {}
 
     # -- for tile programs --------------------------------------------------------------------------------------
@@ -370,7 +393,9 @@ class Machine:
         self.book.launch(name, rows * cols * self.heads, warps, self.config.heads_together)
         self._touched.clear()
         walks = [walk(i) for i in range(rows)] if walk else [range(0)] * rows
-        most = max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols)) if self.data else max(1, rows)
+        most = (
+            max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols)) if self.data else max(1, rows)
+        )
         if self.recorder:
             self.recorder.launch(name)
             most = 1
@@ -397,26 +422,35 @@ class Machine:
 
     def result(self, tensor: HbmTensor) -> Array:
         """The values of an output, `(batch, heads, rows, cols)`; only after a run on data."""
-        assert tensor._values is not None
         p = self.problem
-        return np.ascontiguousarray(tensor._values.reshape(p.batch, p.heads, tensor.rows, tensor.cols))
+        return np.ascontiguousarray(self.values[tensor.name].reshape(p.batch, p.heads, tensor.rows, tensor.cols))
 
     def _close_launch(self) -> None:
         for (name, way), rectangles in self._touched.items():
             self.book.distinct(name, way, _area(rectangles) * self.book.tensors[name].heads)
 
-    def _grouped(self, x: Array | None) -> Array | None:
-        if x is None:
-            return None
+    def _grouped(self, x: Array) -> Array:
         p = self.problem
-        return x.reshape(p.batch, p.num_kv_heads, x.shape[1] // p.num_kv_heads, *x.shape[2:]).astype(np.float32, copy=False)
+        return x.reshape(p.batch, p.num_kv_heads, x.shape[1] // p.num_kv_heads, *x.shape[2:]).astype(
+            np.float32, copy=False
+        )
 
     def _new(self, spec: Spec) -> HbmTensor:
         self.book.tensor(spec)
         p = self.problem
         shape = (p.batch, p.num_kv_heads, p.queries_per_kv, spec.rows, spec.cols)
-        # NaN until written: a store that a program forgets shows
-        return HbmTensor(spec, np.full(shape, np.nan, numpy_dtype(spec.dtype)) if self.data else None)
+        if self.data:  # NaN until written: a store that a program forgets shows
+            self.values[spec.name] = np.full(shape, np.nan, numpy_dtype(spec.dtype))
+        return HbmTensor(spec)
+
+
+def _program_frame() -> FrameType:
+    """The frame of the tile program that called the machine."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    assert frame is not None
+    return frame
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -442,5 +476,3 @@ def _area(rectangles: set[tuple[int, int, int, int]]) -> int:
     for y0, y1, x0, x1 in zip(*np.searchsorted(ys, r[:, :2]).T, *np.searchsorted(xs, r[:, 2:]).T, strict=True):
         covered[y0:y1, x0:x1] = True
     return int((np.diff(ys)[:, None] * np.diff(xs)[None, :] * covered).sum())
-
-

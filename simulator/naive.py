@@ -18,7 +18,9 @@ class Reference(NamedTuple):
     lse: Array
 
 
-def naive(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None) -> Reference:
+def naive(
+    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense; the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`, NumPy, any of the storage dtypes. Masks
@@ -36,12 +38,12 @@ def naive(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window 
     with np.errstate(invalid="ignore"):
         s = p.softmax_scale * (grouped @ keys.swapaxes(-1, -2))
     distance = np.arange(p.kv_length) - (np.arange(p.len_q)[:, None] + p.offset)
-    hidden = np.zeros(distance.shape, bool)
+    hidden: Array = np.zeros(distance.shape, bool)
     if p.right is not None:
         hidden |= distance > p.right
     if p.left is not None:
         hidden |= -distance > p.left
-    s = np.where(hidden, -np.inf, s)
+    np.putmask(s, np.broadcast_to(hidden, s.shape), -np.inf)
     top = s.max(-1, keepdims=True, initial=-np.inf)
     e = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(-1, keepdims=True)
@@ -60,7 +62,9 @@ def _weighted_sum(weights: Array, values: Array) -> Array:
     return terms.sum(-2)
 
 
-def naive_loop(q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None) -> Reference:
+def naive_loop(
+    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+) -> Reference:
     """The same by a loop over queries that picks each query's keys by a slice: an oracle that shares no mask code.
 
     >>> import flashlab as fl

@@ -17,7 +17,9 @@ Body = Callable[[Machine, HbmTensor, HbmTensor, HbmTensor, Problem, Tile], Any]
 class Configure(Protocol):
     """Chooses a kernel's configuration for a problem on a device; `tile=None` is the default."""
 
-    def __call__(self, problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config: ...
+    def __call__(
+        self, problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None
+    ) -> Config: ...
 
 
 def configure_plainly(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:

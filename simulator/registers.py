@@ -53,15 +53,15 @@ class Registers:
 
     def max(self) -> Registers:
         """The maximum of each row."""
-        return self._reduce(np.max)
+        return self._reduce(np.maximum)
 
     def sum(self) -> Registers:
         """The sum of each row."""
-        return self._reduce(np.sum)
+        return self._reduce(np.add)
 
-    def _reduce(self, f: np.ufunc | object) -> Registers:
+    def _reduce(self, f: np.ufunc) -> Registers:
         self._block.count_flops(self.size)
-        data = None if self.values is None else f(self.values, axis=-1, keepdims=True)  # pyright: ignore
+        data = None if self.values is None else f.reduce(self.values, axis=-1, keepdims=True)
         return Registers(self._block, self.rows, 1, data)
 
     def finite(self) -> Registers:
@@ -76,4 +76,6 @@ class Registers:
 
     def round(self, dtype: str) -> Registers:
         """Rounded to a storage dtype, as an operand of the tensor cores is."""
-        return Registers(self._block, self.rows, self.cols, None if self.values is None else round_to(self.values, dtype))
+        return Registers(
+            self._block, self.rows, self.cols, None if self.values is None else round_to(self.values, dtype)
+        )

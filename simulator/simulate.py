@@ -84,7 +84,9 @@ def run_on_shapes(program: Program, problem: Problem, *, tile: TileLike, device:
     return machine.close()
 
 
-def _record(program: Program, q: Array, k: Array, v: Array, problem: Problem, whole: Machine, head: tuple[int, int]) -> Trace:
+def _record(
+    program: Program, q: Array, k: Array, v: Array, problem: Problem, whole: Machine, head: tuple[int, int]
+) -> Trace:
     """Run one head alone, block by block, with a recorder listening."""
     b, h = head
     kv = h // problem.queries_per_kv
@@ -95,12 +97,22 @@ def _record(program: Program, q: Array, k: Array, v: Array, problem: Problem, wh
     program(machine, *machine.inputs, one, whole.tile)
     shape = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
     tile = whole.tile.rows, whole.tile.cols
-    return Trace(program.name, head, shape, tile, whole.device.name, whole.device.sram_per_block, recorder.sources, recorder.events)
+    return Trace(
+        program.name,
+        head,
+        shape,
+        tile,
+        whole.device.name,
+        whole.device.sram_per_block,
+        recorder.sources,
+        recorder.events,
+    )
 
 
-def _returned(result: object, name: str) -> tuple[HbmTensor, HbmTensor | None]:
+def _returned(result: Any, name: str) -> tuple[HbmTensor, HbmTensor | None]:
     """What a program returned: `out`, or `(out, lse)`."""
-    out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)  # pyright: ignore
+    pair: Any = result if type(result) is tuple and len(result) == 2 else (result, None)  # pyright: ignore[reportUnknownArgumentType]
+    out, lse = pair
     if not isinstance(out, HbmTensor) or not isinstance(lse, HbmTensor | None) or out.name != "out":
         raise UsageError(f"return value of {name}", result, 'm.output("out"), or that and m.output("lse")')
     return out, lse

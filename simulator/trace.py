@@ -164,7 +164,9 @@ class Recorder:
         for name, x in self._frame.f_locals.items():
             if isinstance(x, Registers) and self._seen.get(name) is not x:
                 self._seen[name] = x
-                event.values[name] = np.broadcast_to(x.array, (*x.array.shape[:-2], x.rows, x.array.shape[-1]))[0, 0, 0, 0].copy()
+                event.values[name] = np.broadcast_to(x.array, (*x.array.shape[:-2], x.rows, x.array.shape[-1]))[
+                    0, 0, 0, 0
+                ].copy()
 
 
 def _source(frame: FrameType) -> str:
@@ -180,5 +182,3 @@ def _encode(x: Array) -> dict[str, Any]:
 
 def _decode(d: dict[str, Any]) -> Array:
     return np.frombuffer(base64.b64decode(d["float32"]), "<f4").reshape(d["shape"]).copy()
-
-

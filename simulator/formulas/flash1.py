@@ -15,7 +15,9 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     o = book.tensor(Spec("o", heads, p.len_q, p.value_dim, "float32", "workspace"))
-    vector = [book.tensor(Spec(name, heads, p.len_q, 1, "float32", "workspace", vector=True)) for name in ("l", "m")][0].nbytes
+    vector = [book.tensor(Spec(name, heads, p.len_q, 1, "float32", "workspace", vector=True)) for name in ("l", "m")][
+        0
+    ].nbytes
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.value_dim)
     q_tile, k_tile, v_tile, column = br * d * es, bc * d * es, bc * dv * es, br * 4
     sram_peak = q_tile + k_tile + v_tile + w * column * (min(dv, CHUNK) + 2) + 2 * column
@@ -61,6 +63,7 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
-        other=pairs * (passes * square + 9 * tile.rows + 3 * tile.rows * p.value_dim) + lse * heads * rows * 2 * tile.rows,
+        other=pairs * (passes * square + 9 * tile.rows + 3 * tile.rows * p.value_dim)
+        + lse * heads * rows * 2 * tile.rows,
         exp=pairs * (square + 2 * tile.rows),
     )

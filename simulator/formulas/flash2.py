@@ -44,6 +44,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
-        other=pairs * (passes * square + 4 * column + tile.rows * p.value_dim) + tiles * (tile.rows * p.value_dim + 2 * column),
+        other=pairs * (passes * square + 4 * column + tile.rows * p.value_dim)
+        + tiles * (tile.rows * p.value_dim + 2 * column),
         exp=pairs * (square + column),
     )

@@ -33,7 +33,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
 
 @program(configure=configure)
-def flash1(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, HbmTensor | None]:
+def flash1(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor | None]:
     """Algorithm 1 of FlashAttention (arXiv 2205.14135), forward, as printed.
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse float32 if asked for. One block a head.

@@ -24,11 +24,15 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     candidates = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if wide else (
         (128, 64), (64, 64), (64, 32), (32, 32), (16, 16))  # fmt: skip
     chosen = choose(candidates, tile, device, sram)
-    return Config(tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device))
+    return Config(
+        tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device)
+    )
 
 
 @program(configure=configure)
-def flash2(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, HbmTensor]:
+def flash2(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor]:
     """Algorithm 1 of FlashAttention-2 (arXiv 2307.08691), forward.
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32, natural

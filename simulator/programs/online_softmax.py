@@ -31,7 +31,9 @@ def two_pass_softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | No
 
 
 @program(configure=configure)
-def online_softmax(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, HbmTensor | None]:
+def online_softmax(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor | None]:
     """`standard` with the two-pass online softmax: S is read twice, not three times. Shapes as in `standard`."""
     return three_launches(two_pass_softmax, m, q, k, v, problem, tile)
 

@@ -23,13 +23,15 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
     chosen = choose(((64, 64), (32, 32), (16, 16)), tile, device, sram)
-    return Config(tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device))
+    return Config(
+        tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device)
+    )
 
 
 def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Problem, tile: Tile) -> None:
     """S = scale Q K^T, masked with -inf, float32: one block a tile of S, masked tiles too."""
-    grid = dict(rows=problem.row_tiles(tile), cols=problem.key_tiles(tile))
-    for block in m.launch("standard_scores", **grid, warps=m.config.warps):
+    rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
+    for block in m.launch("standard_scores", rows=rows, cols=cols, warps=m.config.warps):
         block.step("load_q")
         q_i = block.load(q, block.i, tile.rows)
         block.step("load_k")
@@ -95,7 +97,9 @@ def three_launches(
 
 
 @program(configure=configure)
-def standard(m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, HbmTensor | None]:
+def standard(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor | None]:
     """Algorithm 0 of FlashAttention (arXiv 2205.14135), as tiled kernels do it.
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse float32 if asked for. S is float32, P

@@ -19,7 +19,9 @@ P = Problem(batch=2, heads=4, kv_heads=2, len_q=70, head_dim=40, dtype="float16"
 
 
 def test_sram_overflow_names_tile_and_bytes() -> None:
-    with pytest.raises(SramOverflow, match=r"tile = '256x256': expected a smaller tile, this one needs [\d,]+ bytes .* t4 has 65,536"):
+    with pytest.raises(
+        SramOverflow, match=r"tile = '256x256': expected a smaller tile, this one needs [\d,]+ bytes .* t4 has 65,536"
+    ):
         fl.count("flash2", P.replace(head_dim=128), tile=(256, 256), device="t4")
 
 

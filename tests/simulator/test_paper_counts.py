@@ -49,9 +49,7 @@ def test_flash2_requested(n: int, d: int, tile: tuple[int, int]) -> None:
     assert c.hbm.read + c.hbm.write == 4 * (2 * n * d + 2 * n * d * tr + n)
 
 
-@pytest.mark.parametrize(
-    ("name", "per_element"), [("softmax_naive", 3), ("softmax_safe", 4), ("softmax_online", 3)]
-)
+@pytest.mark.parametrize(("name", "per_element"), [("softmax_naive", 3), ("softmax_safe", 4), ("softmax_online", 3)])
 @given(n=st.integers(1, 300).map(lambda x: 4 * x))
 def test_softmax_of_a_vector(name: str, per_element: int, n: int) -> None:
     """1805.02867, table: memory accesses per element."""
