@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from simulator.counts import Counts
 from simulator.devices import Device
@@ -111,8 +111,8 @@ def _record(
 
 def _returned(result: Any, name: str) -> tuple[HbmTensor, HbmTensor | None]:
     """What a program returned: `out`, or `(out, lse)`."""
-    pair: Any = result if type(result) is tuple and len(result) == 2 else (result, None)  # pyright: ignore[reportUnknownArgumentType]
-    out, lse = pair
+    pair = result if type(result) is tuple else (result, None)  # pyright: ignore[reportUnknownVariableType]
+    out, lse = cast("tuple[Any, Any]", pair) if len(pair) == 2 else (None, None)  # pyright: ignore[reportUnknownArgumentType]
     if not isinstance(out, HbmTensor) or not isinstance(lse, HbmTensor | None) or out.name != "out":
         raise UsageError(f"return value of {name}", result, 'm.output("out"), or that and m.output("lse")')
     return out, lse
