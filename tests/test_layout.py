@@ -81,6 +81,15 @@ def test_public_names_are_sorted_and_all_there():
         getattr(fl, name)
 
 
+def test_a_module_does_not_hide_the_function_of_its_name():
+    """`import flashlab.sweep` binds the module as an attribute of the package; `fl.sweep` must stay the function."""
+    names = sorted({name for name in fl.__all__ if (ROOT / "flashlab" / f"{name}.py").exists()} | {"verify"})
+    code = "import importlib, flashlab as fl\n"
+    code += f"for name in {names}: importlib.import_module('flashlab.' + name)\n"
+    code += f"print(all(callable(getattr(fl, name)) for name in {names}))"
+    assert python(code).strip() == "True"
+
+
 @pytest.mark.parametrize("name", [f"{module.__name__}.{name}" for module in (fl, simulator) for name in module.__all__])
 def test_every_public_name_has_an_example(name: str):
     module, _, attribute = name.rpartition(".")
