@@ -8,6 +8,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 
+# Before NumPy is imported: two workers whose matrix products spin on every core slow each other down twentyfold.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import settings
 
