@@ -186,7 +186,7 @@ def _from_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _need_all(file: Path, names: Iterable[str]) -> None:
-    names = list(names)
+    names = sorted(names)  # safetensors gives them in any order
     if missing := [name for name in _NAMES if name not in names]:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         raise InputError(
