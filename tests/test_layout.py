@@ -98,6 +98,13 @@ def test_every_public_name_has_an_example(name: str):
         assert ">>>" in (thing.__doc__ or ""), f"{name}'s docstring has no example"
 
 
+@pytest.mark.parametrize("name", fl.CATALOGUE)
+def test_an_algorithm_has_its_rooms(name: str):
+    rooms = {f"simulator/programs/{name}.py", f"simulator/formulas/{name}.py", f"kernels_cu/{name}.cu"}
+    rooms |= {f"kernels_cu/{kernel.source}.cu" for kernel in fl.CATALOGUE[name].kernels}
+    assert {room for room in rooms if not (ROOT / room).is_file()} == set()
+
+
 def test_text_names_the_distribution():
     """PyPI's `flashlab` belongs to strangers."""
     assert lines_matching(r"\b(install|add)\b[^&;|#]*(?<![\w./-])flashlab(?![-\w./:])") == []
