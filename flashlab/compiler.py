@@ -52,7 +52,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What an entry point takes: registers and bytes of stack and spills of a thread, bytes of static SRAM of a block."""
+    """What an entry point takes: registers and bytes of stack and spills a thread, bytes of static SRAM a block."""
 
     registers: int
     stack: int

@@ -87,7 +87,7 @@ flash1(const Tensor q, const Tensor k, const Tensor v, const Tensor o, float* l,
         for (int n = 0; n < WARP_KEYS / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) p[f][n][e] *= shape.scale;
-        mask_scores(p[f], shape, i * BR + 16 * f + g, j * BC + warp * WARP_KEYS, t);
+        mask_scores(p[f], shape, i * BR + 16 * f + g, j * BC + warp * WARP_KEYS, 2 * t);
       }
 
       // step: row_max

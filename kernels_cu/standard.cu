@@ -63,7 +63,7 @@ standard_scores(const Tensor q, const Tensor k, const Tensor s, const Shape shap
     for (int n = 0; n < BC / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) scores[f][n][e] *= shape.scale;
-    mask_scores(scores[f], shape, row, first_key, t);
+    mask_scores(scores[f], shape, row, first_key, 2 * t);
 
     // step: store_s
 #pragma unroll

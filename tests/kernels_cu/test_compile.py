@@ -1,0 +1,119 @@
+"""Every kernel compiles without a GPU, at its default tiles, for every architecture: no spills, no warnings."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import kernels_cu
+from flashlab import compiler
+from flashlab.compiler import Compiled, compile_kernel, defines
+from simulator import CATALOGUE, Config, Device, Problem, Tile
+
+pytestmark = pytest.mark.nvrtc
+
+DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100"}
+DTYPES = ("float32", "float16", "bfloat16")
+HEAD_DIMS = (40, 64, 128, 256)
+MATRIX = [
+    case
+    for case in itertools.product(CATALOGUE, DTYPES, HEAD_DIMS, DEVICES)
+    if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
+]
+SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
+
+
+def compiled_by_default(name: str, dtype: str, head_dim: int, arch: str, *options: str) -> Compiled:
+    problem = Problem(batch=1, heads=8, len_q=4096, head_dim=head_dim, dtype=dtype, causal=True)
+    config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
+    return compile_kernel(name, (*defines(config, dtype, head_dim), *options), arch=arch)
+
+
+def complaints(compiled: Compiled) -> list[str]:
+    """What a compiled kernel must not have: warnings, spills, a stack."""
+    stacks = [f"{name}: {each}" for name, each in compiled.resources.items() if each.stack]
+    return [*compiled.warnings, *([f"{compiled.spills} bytes of spills"] if compiled.spills else []), *stacks]
+
+
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "arch"), MATRIX)
+def test_compiles_without_spills_or_warnings(name: str, dtype: str, head_dim: int, arch: str) -> None:
+    compiled = compiled_by_default(name, dtype, head_dim, arch)
+    assert complaints(compiled) == []
+    assert compiled.image.startswith(b"\x7fELF")
+    entries = {kernel.entry for kernel in CATALOGUE[name].kernels if kernel.source == name}
+    assert set(compiled.resources) == entries
+    assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_ptx_for_the_oldest_architecture(name: str) -> None:
+    image = compile_kernel(name, SMALL, arch="compute_75").image
+    assert b".target sm_75" in image
+    assert f".entry {name if name != 'standard' else 'standard_scores'}".encode() in image
+
+
+@pytest.fixture
+def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the package of the kernels' sources, and a cache of its own."""
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "number.cuh").write_text("constexpr int NUMBER = 1;\n")
+    (tmp_path / "tiny.cu").write_text(
+        '#include "number.cuh"\nextern "C" __global__ void tiny(int* x) { *x = NUMBER; }\n'
+    )
+    monkeypatch.setattr(kernels_cu, "source", lambda name: tmp_path / f"{name}.cu")
+    monkeypatch.setattr(kernels_cu, "include_dir", lambda: tmp_path / "include")
+    monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_spill_is_seen(own_sources: Path) -> None:
+    lines = [f"float x{i} = x[{i} * n];" for i in range(64)] + [f"x[{i}] = x{i};" for i in range(64)]
+    (own_sources / "tiny.cu").write_text(
+        f'extern "C" __global__ void tiny(volatile float* x, int n) {{ {" ".join(lines)} }}\n'
+    )
+    assert complaints(compile_kernel("tiny", arch="sm_80")) == []
+    found = complaints(compile_kernel("tiny", ("-maxrregcount=32",), arch="sm_80"))
+    assert any("spilled" in line for line in found)
+    assert any("bytes of spills" in line for line in found)
+
+
+def test_a_warning_is_seen(own_sources: Path) -> None:
+    (own_sources / "tiny.cu").write_text('extern "C" __global__ void tiny(int* x) { int unused; *x = 1; }\n')
+    assert any("unused" in line for line in complaints(compile_kernel("tiny", arch="sm_80")))
+
+
+def test_an_error_shows_the_log(own_sources: Path) -> None:
+    (own_sources / "tiny.cu").write_text("nonsense\n")
+    with pytest.raises(compiler.CompileError, match="tiny.cu.*nonsense|nonsense.*"):
+        compile_kernel("tiny", arch="sm_80")
+
+
+def test_the_cache_answers_until_a_header_changes(own_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles = 0
+    compile_really = compiler._compile  # pyright: ignore[reportPrivateUsage]
+
+    def counted(*args: object, **options: object) -> Compiled:
+        nonlocal compiles
+        compiles += 1
+        return compile_really(*args, **options)  # pyright: ignore
+
+    monkeypatch.setattr(compiler, "_compile", counted)
+    first, digest = compile_kernel("tiny", arch="sm_80"), compiler.sources_digest()
+    assert compile_kernel("tiny", arch="sm_80") == first
+    assert compiles == 1
+    compile_kernel("tiny", arch="sm_90")
+    compile_kernel("tiny", ("-DX=1",), arch="sm_80")
+    assert compiles == 3
+    (own_sources / "include" / "number.cuh").write_text("constexpr int NUMBER = 2;\n")
+    assert compiler.sources_digest() != digest
+    assert compile_kernel("tiny", arch="sm_80").image != first.image
+    assert compiles == 4
+
+
+def test_a_broken_cache_is_compiled_anew(own_sources: Path) -> None:
+    first = compile_kernel("tiny", arch="sm_80")
+    for path in (own_sources / "cache").rglob("*.json"):
+        path.write_text("{")
+    assert compile_kernel("tiny", arch="sm_80").image == first.image

@@ -1,0 +1,90 @@
+"""The .cu files read like the tile programs (the same steps, named and ordered alike) and touch memory through the headers only."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import kernels_cu
+from simulator import Problem, catalogue, random_inputs, simulate
+
+NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
+MARK = re.compile(r"// step: (\w+)(?: \((\w+)\))?\s*$", re.MULTILINE)
+ALLOWED = {"__global__", "__launch_bounds__"}
+
+
+def marks(text: str) -> list[str]:
+    """The untagged marks of a .cu, in order."""
+    return [name for name, tag in MARK.findall(text) if not tag]
+
+
+def program_steps(name: str) -> list[str]:
+    """The steps of the launches that `<name>.cu` holds, in the order in which the tile program first takes them."""
+    problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float32", causal=True)
+    trace = simulate(name, *random_inputs(problem), causal=True, tile=(16, 16), lse=True, trace=True).trace
+    assert trace is not None
+    launches = dict.fromkeys(event.launch for event in trace.events)
+    here = {e for e, kernel in zip(launches, catalogue.get(name).kernels, strict=True) if kernel.source == name}
+    return list(dict.fromkeys(event.step for event in trace.events if event.launch in here))
+
+
+def trespasses(text: str) -> list[str]:
+    """What a .cu may not do itself: PTX, intrinsics, atomics, and reading or writing memory by a pointer of its own."""
+    code = re.sub(r"//.*|/\*.*?\*/", "", text)
+    pointers = re.findall(r"\b\w+\s*\*+\s*(?:const\s+|__restrict__\s+)*(\w+)\s*[,;)=]", code)
+    rules = {
+        "PTX": r"\basm\b",
+        "an atomic": r"\batomic\w*",
+        "memory of a Tensor": r"\.\s*data\b|->",
+        "a dereference": r"(?:[=(,{};!?:&|+\-/<>\[]|\breturn)\s*\*\s*[\w(]",
+        "a subscript of a pointer": rf"\b(?:{'|'.join(pointers) or '(?!)'})\s*\[",
+    }
+    found = [f"{what}: {m.group().strip()}" for what, rule in rules.items() for m in re.finditer(rule, code)]
+    return found + [f"an intrinsic: {word}" for word in re.findall(r"\b__\w+", code) if word not in ALLOWED]
+
+
+def test_every_algorithm_has_its_kernel() -> None:
+    assert set(catalogue.CATALOGUE) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_the_tile_programs(name: str) -> None:
+    text = kernels_cu.source(name).read_text(encoding="utf-8")
+    assert marks(text) == program_steps(name)
+    assert {step for step, _ in MARK.findall(text)} == set(marks(text)), "a tagged mark names a step of its own"
+    assert len(re.findall(r"step:", text)) == len(MARK.findall(text)), "a mark that isn't well-formed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_and_intrinsics_only_through_the_headers(name: str) -> None:
+    assert trespasses(kernels_cu.source(name).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'asm volatile("bar.sync 0;");',
+        "x = __shfl_xor_sync(~0u, x, 1);",
+        "float y = __ldg(lse);",
+        "atomicAdd(lse, 1.f);",
+        "*lse = 1;",
+        "x = a + *(p + 1);",
+        "lse[row] = x;",
+        "void* p = q.data;",
+        "float y = tensor->scale;",
+        "__shared__ float tile[64];",
+    ],
+)
+def test_a_trespass_is_seen(line: str) -> None:
+    assert trespasses(f"void f(float* lse, const Tensor q) {{\n  {line}\n}}")
+
+
+def test_a_step_out_of_order_is_seen() -> None:
+    text = kernels_cu.source("standard").read_text(encoding="utf-8")
+    swapped = (
+        text.replace("step: load_q", "step: x")
+        .replace("step: load_k", "step: load_q")
+        .replace("step: x", "step: load_k")
+    )
+    assert marks(swapped) != program_steps("standard")
