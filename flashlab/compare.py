@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
-Arrays = Sequence["NDArray[Any]"]
 
 __all__ = ["COLUMNS", "Comparison", "Error", "Row", "compare", "error_of", "reference_of"]
 
@@ -80,11 +79,18 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A row an algorithm. Printed, it is a table; `plot` draws it, `to_dict` is plain data."""
+    """A row an algorithm. Printed, it is a table; `plot` draws it, `to_dict` is plain data.
+
+    >>> import flashlab as fl
+    >>> tab = fl.compare(fl.sample(), algorithms=["flash1", "flash2"])
+    >>> [(row.algorithm, row.counts.hbm.read, row.error.relative < 0.001) for row in tab.rows]
+    [('flash1', 26738688, True), ('flash2', 5242880, True)]
+    """
 
     problem: Problem
     device: Device
     tile: Tile | None
+    lse: bool
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +99,7 @@ class Comparison:
             "problem": asdict(self.problem),
             "device": self.device.name,
             "tile": None if self.tile is None else str(self.tile),
+            "lse": self.lse,
             "rows": [row.to_dict() for row in self.rows],
         }
 
@@ -120,7 +127,7 @@ class Comparison:
 
         problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
         return [
-            count(row.target, problem, tile=self.tile, device=self.device)
+            count(row.target, problem, tile=self.tile, device=self.device, lse=self.lse)
             for row in self.rows if isinstance(row.target, str)
             for problem in problems
         ]  # fmt: skip
@@ -132,10 +139,10 @@ class Comparison:
 
 
 def compare(
-    what: Problem | Arrays,
+    what: Problem | Iterable[NDArray[Any]],
     *,
     algorithms: Iterable[str | Program] | None = None,
-    causal: bool = False,
+    causal: bool | None = None,
     window: tuple[int | None, int | None] | None = None,
     scale: float | None = None,
     tile: Tile | tuple[int, int] | str | None = None,
@@ -145,14 +152,15 @@ def compare(
 ) -> Comparison:
     """Algorithms (all unless named) side by side: by formula on a problem, or by running them on arrays (q, k, v).
 
-    Masks and scale go with arrays; a problem has its own. `progress` wraps the algorithms as `tqdm.tqdm` would.
+    Masks and scale go with arrays; a problem has its own, and inputs loaded by `flashlab` may say that they are causal.
+    `progress` wraps the algorithms as `tqdm.tqdm` would.
     Raises `UsageError`, `SramOverflow` where a tile doesn't fit among them.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=1_000_000, head_dim=64, dtype="float16", causal=True)
     >>> tab = fl.compare(p, algorithms=["standard", "flash2"])
     >>> [row.counts.hbm.peak // 2**30 for row in tab.rows]  # GiB
-    [11175, 0]
+    [11176, 0]
     """
     from simulator import count, simulate
 
@@ -161,14 +169,16 @@ def compare(
     where = Device.named(device)
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
-        if causal or window is not None or scale is not None:
+        if causal is not None or window is not None or scale is not None:
             raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem says them")
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
-        return Comparison(problem=what, device=where, tile=asked, rows=tuple(rows))
+        return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
     try:
         q, k, v = what
     except (TypeError, ValueError):
         raise UsageError("what", type(what).__name__, "a Problem, or the arrays (q, k, v)") from None
+    if causal is None:
+        causal = bool(getattr(what, "causal", None))
     masks: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, q, k, v)
@@ -177,7 +187,7 @@ def compare(
         run = simulate(target, q, k, v, **masks, **run_it)
         error = None if reference is None else error_of(run.out, run.lse, reference)
         rows.append(Row(target=target, counts=run.counts, error=error))
-    return Comparison(problem=problem, device=where, tile=asked, rows=tuple(rows))
+    return Comparison(problem=problem, device=where, tile=asked, lse=lse, rows=tuple(rows))
 
 
 MOST_SCORES = 2**26, 2**29

@@ -17,7 +17,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from flashlab import units
 from flashlab.files import replace_file
@@ -225,7 +225,7 @@ def roofline(counts: Sequence[Counts]) -> Figure:
         ridge, peak = device.ridge(dtype), device.flops(dtype)
         points = [(c, c.intensity, _dram_intensity(c)) for c in counts]
         seen = [x for _, *pair in points for x in pair if x]
-        left, right = min([*seen, ridge]) / 3, max([*seen, ridge]) * 4
+        left, right = min([*seen, ridge / 8]) / 3, max([*seen, ridge * 2]) * 4
         xs = [left, ridge, right]
         roof.loglog(xs, [min(peak, x * device.bandwidth) for x in xs], color=_INK, linewidth=2)
         roof.fill_between(xs, [min(peak, x * device.bandwidth) for x in xs], 1, color=_FAINT, alpha=0.35, linewidth=0)
@@ -233,9 +233,11 @@ def roofline(counts: Sequence[Counts]) -> Figure:
         roof.set_xlim(left, right)
         roof.set_ylabel("attainable FLOP/s")
         roof.yaxis.set_major_formatter(_formatter("flops"))
+        for axis in (roof.xaxis, roof.yaxis, rows.xaxis):
+            axis.set_minor_formatter(NullFormatter())
         roof.set_title(f"Roofline of {device.title or device.name}, {dtype}")
-        roof.text(
-            right * 0.9, peak * 1.15, f"arithmetic: {units.count(peak)}FLOP/s", ha="right", va="bottom", fontsize=9
+        roof.annotate(
+            f"arithmetic: {units.count(peak)}FLOP/s", (ridge, peak), (8, 8), textcoords="offset points", fontsize=9
         )
         middle = math.sqrt(left * ridge)
         roof.annotate(f"DRAM: {device.bandwidth / 1e9:,.0f} GB/s", (middle, middle * device.bandwidth), (-8, 6),
@@ -292,7 +294,7 @@ def _dram_intensity(c: Counts) -> float:
 def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[str]) -> Figure:
     """A line for each combination of the keys in `series`; what doesn't fit is marked on the axis."""
     with _style():
-        figure: Any = Picture(figsize=(8.5, 5), layout="constrained")
+        figure: Any = Picture(figsize=(9.5, 5), layout="constrained")
         ax: Any = figure.subplots()
         values = _distinct(row[x] for row in rows)
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -310,17 +312,19 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
             if numeric:
                 mine.sort(key=lambda row: row[x])
             other = rest.index(tuple(value for key, value in named.items() if key != "algorithm"))
-            colour = _colour(mine[0]["algorithm"]) if "algorithm" in series else _OTHERS[index % len(_OTHERS)]
+            ours = x != "algorithm" and ("algorithm" in series or len(lines) == 1)
             figures = [math.nan if row[y] is None else row[y] for row in mine]
             missing += [place[row[x]] for row in mine if row[y] is None]
             label = ", ".join(_named(key, value) for key, value in named.items()) or str(mine[0]["algorithm"])
-            below = min(
-                3, len(rest) - 1 - other
-            )  # lines that will lie on this one where figures coincide: keep it visible
-            ax.plot([place[row[x]] for row in mine], figures, color=colour, marker=_MARKERS[other % len(_MARKERS)],
-                    linestyle=styles[other % len(styles)], linewidth=1.8 + below, markersize=6 + 2.5 * below,
-                    markeredgecolor="white", markeredgewidth=0.8,
-                    label=label + (" (does not fit)" if all(math.isnan(n) for n in figures) else ""))  # fmt: skip
+            below = min(2, len(rest) - 1 - other)  # lines that lie on this one where figures coincide: keep it visible
+            aside = 0 if numeric else (index - (len(lines) - 1) / 2) * min(0.12, 0.8 / len(lines))
+            ax.plot(
+                [place[row[x]] + aside for row in mine], figures, marker=_MARKERS[other % len(_MARKERS)],
+                color=_colour(mine[0]["algorithm"]) if ours else _OTHERS[index % len(_OTHERS)],
+                linestyle=styles[other % len(styles)] if numeric else "none",  # between names there is nothing
+                linewidth=1.8 + below, markersize=6 + 2.5 * below if numeric else 8, markeredgecolor="white",
+                markeredgewidth=0.8, label=label + (" (does not fit)" if all(map(math.isnan, figures)) else ""),
+            )  # fmt: skip
         if logarithmic:
             ax.set_xscale("log", base=2)
         if numeric:
@@ -329,6 +333,7 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
             ax.xaxis.set_major_formatter(_formatter(x))
         else:
             ax.set_xticks(range(len(values)), [str(value) for value in values])
+            ax.set_xlim(-0.6, len(values) - 0.4)
         _scale_of(ax, y, [row[y] for row in rows if row[y] is not None])
         if missing:
             at = sorted(set(missing))
@@ -337,9 +342,7 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
         ax.set_xlabel(_AXES.get(x, x.replace("_", " ")))
         ax.grid()
         if len(lines) > 1 or missing:
-            ax.legend(fontsize=8.5, loc="best", frameon=True, edgecolor="none") if len(lines) <= 6 else figure.legend(
-                loc="outside right center", fontsize=8.5
-            )
+            figure.legend(loc="outside right upper", fontsize=8.5)
         only = "" if "algorithm" in series or x == "algorithm" or not rows else f", {rows[0]['algorithm']}"
         ax.set_title(f"{_AXES.get(y, y)}{only}")
     return figure
@@ -363,7 +366,10 @@ _AXES = {
 def _scale_of(ax: Any, key: str, figures: Sequence[float]) -> None:
     """Logarithmic from a factor of 20; ticks in units."""
     positive = [n for n in figures if n > 0]
-    if positive and len(positive) == len(figures) and max(positive) >= 20 * min(positive):
+    if not positive:
+        ax.set_yticks([0])
+        ax.set_ylim(0, 1)
+    elif len(positive) == len(figures) and max(positive) >= 20 * min(positive):
         ax.set_yscale("log", base=2 if key in _BYTES else 10)
         ax.yaxis.set_minor_locator(NullLocator())
     else:

@@ -14,6 +14,7 @@ from flashlab.cli.options import Algorithm, Input, Json, MaskOptions, ProblemOpt
 from simulator.errors import UsageError
 
 if TYPE_CHECKING:
+    from flashlab.inputs import Inputs
     from simulator.counts import Counts
 
 _OUTPUT = "Output"
@@ -60,7 +61,7 @@ def compare(
     if data is None:
         found = fl.compare(problem.problem(), **keywords)
     else:
-        found = fl.compare(data, **problem.masks(), **keywords)
+        found = fl.compare(data, **problem.masks(data.causal), **keywords)
     document = found.to_dict()
     if not json:
         shown = None if data is not None else -1  # the last one is the error, which a formula has none of
@@ -91,8 +92,8 @@ def _tiles(rows: Any) -> str:
     return ", ".join(f"{row.algorithm} {row.counts.tile}" for row in rows)
 
 
-def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Any:
-    """The arrays that a command was told to use; None for none."""
+def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs | None:
+    """What a command was told to use; None for nothing."""
     import flashlab as fl
 
     if path is None and not sample:
@@ -100,7 +101,22 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Any:
     if path is not None and sample:
         raise UsageError("--input", path, "not both --input and --sample")
     problem.refuse_shape()
-    return fl.sample() if path is None else fl.load_inputs(path)
+    if path is None:
+        return fl.sample()
+    with options.spelled(path="--input"):
+        data = fl.load_inputs(path)
+    if "converted" in data.note:
+        output.remark(f"{path}: {data.note['converted']}")
+    return data
+
+
+def _random(problem: ProblemOptions, seed: int) -> Inputs:
+    import flashlab as fl
+    from flashlab.inputs import Inputs
+
+    if seed < 0:
+        raise UsageError("--seed", seed, "an integer of at least 0")
+    return Inputs(*fl.random_inputs(problem.problem(), seed=seed))
 
 
 def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: Json = False) -> None:
@@ -129,11 +145,9 @@ def simulate(
     import flashlab as fl
     from flashlab.compare import error_of, reference_of
 
-    data = _data(problem, input, sample=False)
-    if data is None:
-        data = fl.random_inputs(problem.problem(), seed=seed)
+    data = _data(problem, input, sample=False) or _random(problem, seed)
     with output.busy("simulating"):
-        found = fl.simulate(options.algorithm(algorithm), *data, **problem.masks(), **run.keywords())
+        found = fl.simulate(options.algorithm(algorithm), *data, **problem.masks(data.causal), **run.keywords())
         reference = reference_of(found.counts.problem, *data)
     error = None if reference is None else error_of(found.out, found.lse, reference)
     if out is not None:
@@ -341,12 +355,14 @@ def trace(
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
-    data = _data(problem, input, sample=False)
-    if data is None:
-        data = fl.random_inputs(problem.problem(), seed=seed)
+    data = _data(problem, input, sample=False) or _random(problem, seed)
     with output.busy("tracing"):
         found = fl.simulate(
-            options.algorithm(algorithm), *data, **problem.masks(), **run.keywords(), trace=(which[0], which[1])
+            options.algorithm(algorithm),
+            *data,
+            **problem.masks(data.causal),
+            **run.keywords(),
+            trace=(which[0], which[1]),
         )
     assert found.trace is not None
     if json == "-":

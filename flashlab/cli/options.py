@@ -58,10 +58,14 @@ class MaskOptions:
     ] = None
     scale: Annotated[float | None, _problem_option("Of the scores; default 1/sqrt(head dim).")] = None
 
-    def masks(self) -> dict[str, Any]:
-        """The keyword arguments of `simulate`, `naive` and `Problem`."""
-        causal = DEFAULTS["causal"] if self.causal is None else self.causal
-        return {"causal": causal, "window": window(self.window), "scale": self.scale}
+    def masks(self, causal: bool | None = None) -> dict[str, Any]:
+        """The keyword arguments of `simulate`, `naive` and `Problem`; `causal` is what the data says of itself."""
+        default = DEFAULTS["causal"] if causal is None else causal
+        return {
+            "causal": default if self.causal is None else self.causal,
+            "window": window(self.window),
+            "scale": self.scale,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,5 +244,5 @@ def _imported(text: str, load: Callable[[], T], accepted: str) -> T:
         return load()
     except UsageError:
         raise
-    except Exception as error:  # whatever the user's file does; its traceback would bury the reason
+    except (Exception, SystemExit) as error:  # whatever the user's file does; its traceback would bury the reason
         raise UsageError("algorithm", text, f"{accepted} ({type(error).__name__}: {error})") from error
