@@ -155,7 +155,7 @@ def _from_npz(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     if not zipfile.is_zipfile(file):
         raise InputError("path", str(file), "an archive as numpy.savez writes it")
     found: dict[str, Array] = {}
-    with _readable("path", str(file)), np.load(file, allow_pickle=False) as archive:
+    with _readable("path", str(file)), file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
         _need_all(file, archive.files)
         for name in _NAMES:
             with _readable(f"{file.name}: {name}", "unreadable"):
@@ -188,7 +188,7 @@ def _from_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 def _need_all(file: Path, names: Iterable[str]) -> None:
     names = sorted(names)  # safetensors gives them in any order
     if missing := [name for name in _NAMES if name not in names]:
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputError(
             "path", str(file), f"arrays q, k and v in it; {', '.join(missing)} missing among: {shown or 'none'}"
         )

@@ -201,7 +201,7 @@ def test_loaded_arrays_go_where_arrays_go(tmp_path: Path):
 
 GOOD = {"q": normal(1, 4, 5, 8), "k": normal(1, 2, 7, 8), "v": normal(1, 2, 7, 8)}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": ({"k": None}, "k missing among: q, v"),
+    "missing": ({"k": None}, "k missing among: 'q', 'v'"),
     "two axes": ({"q": normal(5, 8)}, "bad.npz: q.shape = (5, 8): expected (batch, heads"),
     "five axes": ({"v": normal(1, 1, 2, 7, 8)}, "v.shape = (1, 1, 2, 7, 8)"),
     "no axes": ({"q": np.float32(1)}, "q.shape = ()"),
