@@ -32,7 +32,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm's tile program, formula and kernels; one's own program has neither of the last two."""
+    """An algorithm's tile program, formula and kernels; one's own program has neither of the last two.
+
+    >>> import flashlab as fl
+    >>> fl.CATALOGUE["flash2"].kernels[0].arguments
+    ('q', 'k', 'v', 'out', 'lse')
+    """
 
     name: str
     program: Program

@@ -17,6 +17,11 @@ class Config:
     `warps` a block, `stages` of the K and V ring, `q_in_registers`: Q leaves SRAM once, not once a key tile;
     `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
     most that the kernel's registers leave room for (its launch bounds).
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
+    >>> fl.count("flash2", p).config.warps
+    4
     """
 
     tile: Tile

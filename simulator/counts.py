@@ -33,6 +33,9 @@ class Spec:
     """An array in HBM: `(batch * heads, rows, cols)` of a dtype, rows padded to 16 bytes; a vector's (LSE, l, m) are not.
 
     `role` is "input", "output" or "workspace".
+
+    >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
+    1600
     """
 
     name: str
@@ -254,6 +257,14 @@ class Book:
     """Where simulator and formulas write down what they count; `close` makes the `Counts`.
 
     Every figure is for the whole launch, all heads and batches.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=4, head_dim=8, dtype="float16")
+    >>> book = fl.Book("mine", p, fl.Tile(16, 16), fl.DEVICES["h100"], None)
+    >>> book.launch("mine", blocks=1, warps=1)
+    >>> book.add("load_q", "q", hbm_read=64)
+    >>> book.close().hbm.read
+    64
     """
 
     def __init__(self, algorithm: str, problem: Problem, tile: Tile, device: Device, config: Config | None) -> None:

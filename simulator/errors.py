@@ -47,4 +47,10 @@ def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
 
 
 class Unavailable(RuntimeError):
-    """Something that this call needs is not here (GPU, compiler, ncu). One line: what, and how to get it."""
+    """Something that this call needs is not here (GPU, compiler, ncu). One line: what, and how to get it.
+
+    >>> raise Unavailable("no GPU here: pip install 'flashlab-attention[gpu]' on a machine with one")
+    Traceback (most recent call last):
+        ...
+    simulator.errors.Unavailable: no GPU here: pip install 'flashlab-attention[gpu]' on a machine with one
+    """

@@ -41,6 +41,11 @@ class HbmTensor:
     """A handle of an array in HBM. Its values are reached through counted loads only.
 
     `rows`, `cols` and `dtype` are its shape per head and its dtype.
+
+    >>> from flashlab import HbmTensor, Spec
+    >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
+    >>> q.name, q.rows, q.cols, q.dtype
+    ('q', 128, 64, 'float16')
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -52,7 +57,12 @@ class HbmTensor:
 
 
 class SramTile:
-    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free."""
+    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free.
+
+    >>> from flashlab import SramTile
+    >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
+    True
+    """
 
     def __init__(
         self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False
@@ -92,6 +102,19 @@ class Block:
 
     `i` is its row tile, `j` its key tile (of grids that have one), `walk` the range that the launch gave it. Operations
     take tile indices: `block.load(k, j, 64)` is rows `64 j … 64 j + 63` of k.
+
+    >>> import flashlab as fl
+    >>> @fl.program
+    ... def scores_only(m, q, k, v, problem, tile):
+    ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
+    ...         block.step("load")
+    ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
+    ...         block.step("scores")
+    ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
+    ...     return m.output("out")
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
+    >>> fl.count(scores_only, p, tile=(64, 64)).by_tensor["k"].sram_read // fl.count(scores_only, p).by_tensor["q"].sram_read
+    4
     """
 
     def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int) -> None:
@@ -344,7 +367,21 @@ class Block:
 
 
 class Machine:
-    """Where a tile program runs: `m.device`, `m.config`, `m.lse` (was the LSE asked for), and launches of blocks."""
+    """Where a tile program runs: `m.device`, `m.config`, `m.lse` (was the LSE asked for), and launches of blocks.
+
+    >>> import flashlab as fl
+    >>> @fl.program
+    ... def scores_only(m, q, k, v, problem, tile):
+    ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
+    ...         block.step("load")
+    ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
+    ...         block.step("scores")
+    ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
+    ...     return m.output("out")
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
+    >>> fl.count(scores_only, p, tile=(64, 64)).flops.matmul == 2 * 64**3
+    True
+    """
 
     def __init__(
         self, name: str, problem: Problem, config: Config, device: Device, *, lse: bool, data: tuple[Array, Array, Array] | None,

@@ -12,7 +12,13 @@ from simulator.simulate import Window, problem_of
 
 
 class Reference(NamedTuple):
-    """`out` (batch, heads, len_q, head_dim_v) and `lse` (batch, heads, len_q), both float64; -inf for an empty row."""
+    """`out` (batch, heads, len_q, head_dim_v) and `lse` (batch, heads, len_q), both float64; -inf for an empty row.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32")
+    >>> fl.naive(*fl.random_inputs(p)).lse.shape
+    (1, 1, 2)
+    """
 
     out: Array
     lse: Array

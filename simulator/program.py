@@ -30,7 +30,12 @@ def configure_plainly(problem: Problem, device: Device, tile: Tile | tuple[int, 
 
 
 class Program:
-    """A tile program. It goes wherever an algorithm's name goes: simulated, counted, verified, traced, swept."""
+    """A tile program. It goes wherever an algorithm's name goes: simulated, counted, verified, traced, swept.
+
+    >>> import flashlab as fl
+    >>> fl.CATALOGUE["flash1"].program
+    <tile program flash1>
+    """
 
     def __init__(self, body: Body, configure: Configure = configure_plainly) -> None:
         update_wrapper(self, body)

@@ -17,6 +17,20 @@ class Registers:
 
     `+ - * /` work with tiles and numbers, broadcasting one value a row; each element of the result counts one FLOP. On a
     shape-only run `values` is None, else `(batch, kv_head, query_in_group, block, rows, cols)`. Registers move no bytes.
+
+    >>> import flashlab as fl
+    >>> @fl.program
+    ... def scores_only(m, q, k, v, problem, tile):
+    ...     for block in m.launch("scores", rows=problem.row_tiles(tile), warps=4):
+    ...         block.step("load")
+    ...         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, 0, tile.cols)
+    ...         block.step("scores")
+    ...         s = block.matmul(q_i, k_j.T, split=("rows", "none"))
+    ...         p = block.exp(s - s.max())
+    ...     return m.output("out")
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float16")
+    >>> fl.count(scores_only, p, tile=(64, 64)).flops.other == 2 * 64 * 64  # the maximum and the difference
+    True
     """
 
     __slots__ = ("_block", "cols", "rows", "values")

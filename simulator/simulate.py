@@ -21,7 +21,14 @@ TileLike = Tile | tuple[int, int] | str | None
 @dataclass(frozen=True)
 class Run:
     """`out` (batch, heads, len_q, head_dim_v) in the storage dtype, `lse` (batch, heads, len_q) float32 if asked for,
-    the `counts`, and the `trace` of one head if asked for."""
+    the `counts`, and the `trace` of one head if asked for.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
+    >>> run = fl.simulate("flash2", *fl.random_inputs(p), lse=True)
+    >>> run.out.dtype.name, run.lse.shape, run.trace
+    ('float16', (1, 2, 64), None)
+    """
 
     out: Array
     lse: Array | None

@@ -51,7 +51,14 @@ class Event:
 
 @dataclass
 class Trace:
-    """What happened to one (batch, head), in order. `to_dict` and `save` make it JSON; `load` reads it back."""
+    """What happened to one (batch, head), in order. `to_dict` and `save` make it JSON; `load` reads it back.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
+    >>> run = fl.simulate("flash2", *fl.random_inputs(p), tile=(32, 32), trace=(0, 1))
+    >>> [event.step for event in run.trace.events[:4]]
+    ['load_q', 'load_k', 'scores', 'mask']
+    """
 
     algorithm: str
     head: tuple[int, int]
