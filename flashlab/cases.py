@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.dtypes import numpy_dtype
 
-__all__ = ["Case", "command", "inputs", "launch", "read", "warm", "write"]
+__all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
 
 _FRESH = 1 << 20
 """Random numbers drawn for an array; a larger one repeats them, for counters don't look at values."""
@@ -60,12 +61,18 @@ def _case(*, problem: dict[str, Any], tile: Sequence[int] | None, **fields: Any)
 
 
 def command(path: Path, *options: str) -> list[str]:
-    """What runs the cases of a file. `--exact`: every array in an allocation of its own, to the byte."""
+    """What runs the cases of a file. `--exact`: every array in an allocation of its own, to the byte. `--counted`: built
+    so that ncu counts the kernels' copies right (`copy_async` in memory.cuh says what it misreads)."""
     return [sys.executable, "-m", "flashlab.cases", str(path), *options]
 
 
+def environment() -> dict[str, str]:
+    """The environment for `command`: Python finds there the packages that this process found, installed or not."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def warm(cases: Sequence[Case]) -> None:
-    """Compile the kernels of all cases, many at a time, into the caches that other processes read."""
+    """Compile the kernels of all cases, many at a time; other processes find them in the cache."""
     from flashlab.gpu import plan
 
     # one problem stands for all that compile to the same code
@@ -94,13 +101,17 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def launch(cases: Sequence[Case], *, exact: bool = False) -> None:
+def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
     """Launch every case once on this machine's GPU, and wait for it."""
+    from flashlab import compiler
     from flashlab.arrays import cupy
     from flashlab.gpu import attention
 
     if exact:
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
+    if counted:
+        compiler.OPTIONS = (*compiler.OPTIONS, "-DCOUNTED")
+    warm(cases)
     for case in cases:
         p = case.problem
         options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
@@ -110,4 +121,4 @@ def launch(cases: Sequence[Case], *, exact: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    launch(read(Path(sys.argv[1])), exact="--exact" in sys.argv)
+    launch(read(Path(sys.argv[1])), exact="--exact" in sys.argv, counted="--counted" in sys.argv)

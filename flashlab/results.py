@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,8 +138,8 @@ def load(path: str | Path) -> Result:
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder that match, oldest first."""
-    results = [load(path) for path in sorted(Path(folder).glob("*.json"))]
+    """The results in a folder, and in folders inside, that match; oldest first."""
+    results = [load(path) for path in sorted(Path(folder).rglob("*.json"))]
     return sorted(
         (
             r for r in results
@@ -204,8 +205,9 @@ def _headline_sanitizers(data: Data) -> str:
 
 
 def _headline_verify(data: Data) -> str:
-    verdict = data.get("verdict") or ("passed" if data.get("passed") else "FAILED")
-    return f"{data.get('target', 'verification')}: {verdict}"
+    n = data["counts"]
+    return (f"{data['target']} on {data['backend']}: {data['verdict']}; {n['passed']:,} checks passed, "
+            f"{n['failed']:,} failed, {n['not run']:,} not run")  # fmt: skip
 
 
 def _table_counters(data: Data) -> str:
@@ -218,7 +220,14 @@ def _table_counters(data: Data) -> str:
             *(_agreement(cells.get(what)) for what in header[2:6]),
             f"{launch['dram']['measured']:,}" if launch["dram"] else "",
         ))  # fmt: skip
-    return _markdown_table(header, rows)
+    models = [
+        (model["case"], f"{model['measured']:,}", f"{model['estimate']:,}", f"{model['error']:+.1%}")
+        for model in data["models"] if model["large"]
+    ]  # fmt: skip
+    text = _markdown_table(header, rows)
+    return (
+        text if not models else text + "\n\n" + _markdown_table(("problem", "DRAM read", "L2 model", "error"), models)
+    )
 
 
 def _agreement(row: Data | None) -> str:
@@ -246,7 +255,12 @@ def _table_sanitizers(data: Data) -> str:
 
 
 def _table_verify(data: Data) -> str:
-    return f"`{data.get('target', '')}`: {data.get('verdict', data.get('passed'))}"
+    by_check: dict[str, Counter[str]] = {}
+    for row in data["rows"]:
+        by_check.setdefault(row["check"], Counter())[row["status"]] += 1
+    columns = ("passed", "failed", "not run")
+    rows = [(check, *(str(found[status]) for status in columns)) for check, found in by_check.items()]
+    return _markdown_table(("check", *columns), rows)
 
 
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -177,7 +177,8 @@ def _judged(tool: str, target: str, cases: int, found: Findings) -> Row:
 def _findings(program: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
     whole = [program, "--tool", tool, *_OPTIONS.get(tool, ()), *command]
     try:
-        done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout, check=False)
+        env = case_files.environment()
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout, check=False, env=env)
     except subprocess.TimeoutExpired:
         return Findings(None, (), f"not done within {timeout:.0f} s")
     found = parse(done.stdout)

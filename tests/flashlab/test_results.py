@@ -117,6 +117,52 @@ def test_a_headline_and_tables_come_from_the_data(tmp_path: Path) -> None:
     assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in results.markdown(read)
 
 
+VERIFY = {
+    "target": "flash2",
+    "backend": "gpu",
+    "verdict": "passed",
+    "counts": {"passed": 2, "failed": 0, "not run": 1},
+    "rows": [
+        {"check": "rule", "status": "passed"},
+        {"check": "edges", "status": "passed"},
+        {"check": "edges", "status": "not run"},
+    ],
+}
+SANITIZERS = {
+    "summary": {"tools": ["memcheck"], "runs": 12, "findings": 0, "faults": 1, "faults_found": 1},
+    "rows": [{"tool": "memcheck", "target": "flash2", "cases": 12, "findings": 0, "verdict": "clean"}],
+}
+COUNTERS = {
+    "summary": {
+        "equal": 5, "compared": 5, "launches": 1, "dram_checked": 1, "dram_inside": 1,
+        "model_problems": 1, "model_median_error": 0.02, "model_worst_error": 0.02,
+    },
+    "models": [{"case": "big", "measured": 100, "estimate": 102, "error": 0.02, "large": True}],
+    "launches": [{
+        "case": "big", "launch": "flash2", "dram": {"measured": 100},
+        "rows": [{"what": "hbm.read", "measured": 4096, "formula": 4096, "verdict": "equal"},
+                 {"what": "hbm.write", "measured": 1, "formula": 2, "verdict": "differs"}],
+    }],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "headline", "table"),
+    [
+        ("verify", VERIFY, "flash2 on gpu: passed; 2 checks passed, 0 failed, 1 not run", "| edges | 1 | 0 | 1 |"),
+        ("sanitizers", SANITIZERS, "0 findings by memcheck over 12 runs; 1 of 1 seeded faults found", "| clean |"),
+        ("counters", COUNTERS, "5 of 5 byte and operation counts equal over 1 launches", "| = 4,096 | **1 ≠ 2** |"),
+        ("counters", COUNTERS, "worst 2.0% over 1 problems", "| big | 100 | 102 | +2.0% |"),
+    ],
+)
+def test_every_kind_has_a_headline_and_a_table(
+    kind: str, data: dict[str, Any], headline: str, table: str, tmp_path: Path
+) -> None:
+    read = results.load(results.save(kind, ["flash2"], data, folder=tmp_path, about=about()))
+    assert headline in results.headline(read)
+    assert table in results.markdown(read)
+
+
 def test_the_environment_is_found_without_a_gpu_too() -> None:
     found = results.environment()
     assert {"python", "numpy", "flashlab"} <= set(found["versions"])
