@@ -41,9 +41,9 @@ class Sweep:
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=64, dtype="float16")
-    >>> tab = fl.sweep("flash2", p, tile=["64x64", "1024x64"])
+    >>> tab = fl.sweep("flash2", p, tile=["64x64", "2048x64"])
     >>> [(row["tile"], row["hbm_read"], row["reason"] is None) for row in tab.rows]
-    [('64x64', 4325376, True), ('1024x64', None, False)]
+    [('64x64', 4325376, True), ('2048x64', None, False)]
     """
 
     rows: list[dict[str, Any]]

@@ -30,8 +30,7 @@ class _OneLineErrors(TyperGroup):
             text = _explained(error)
             if text is None:
                 raise
-            if text:
-                print("flashlab:", " ".join(text.split()), file=sys.stderr)
+            print("flashlab:", " ".join(text.split()), file=sys.stderr)
             status = 2
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -47,13 +46,12 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, typer.Abort):
         return "interrupted"
     if format_message := getattr(error, "format_message", None):  # typer's own, of whichever version
-        text: str = format_message()
-        return f"{text} (see flashlab --help)" if text and "\n" not in text else ""  # else it has printed the help
+        return f"{format_message()} (see flashlab --help)"
     return None
 
 
 app = typer.Typer(
-    cls=_OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
+    cls=_OneLineErrors, add_completion=False, rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Attention algorithms, counted to the byte: simulated, by formula, on a GPU, under its counters.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,12 +66,15 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(  # pyright: ignore[reportUnusedFunction]
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
 
 
 counts.register(app)
@@ -84,7 +85,5 @@ def main() -> None:
     """What the installed script `flashlab` calls."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal without the character for x gets a question mark, no traceback
+            stream.reconfigure(errors="replace")  # where a terminal lacks a character: a question mark, no traceback
     app(prog_name="flashlab")

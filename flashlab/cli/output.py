@@ -54,10 +54,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     from rich.table import Table
 
     console = _console(sys.stdout)
-    for first, part in enumerate(_parts(columns, rows, console.width)):
-        printed = Table(
-            title=title if not first else None, title_justify="left", title_style="bold", header_style="bold"
-        )
+    console.print(title, style="bold", markup=False)
+    for part in _parts(columns, rows, console.width):
+        printed = Table(header_style="bold")
         for index in part:
             text = index < left
             printed.add_column(columns[index], justify="left" if text else "right", overflow="fold", no_wrap=not text)

@@ -90,8 +90,8 @@ def test_version() -> None:
 
 
 def test_no_command_prints_the_help() -> None:
-    result = run(code=2)
-    assert "Usage" in result.output and "flashlab:" not in result.stderr
+    result = run()
+    assert "Usage" in result.stdout and result.stderr == ""
 
 
 def test_help_starts_quickly_and_loads_nothing_heavy() -> None:
@@ -358,8 +358,51 @@ def test_bad_usage_is_one_line_and_status_2(words: str, says: str) -> None:
     assert says in one_line(*words.split())
 
 
-def test_inputs_that_are_not_there(tmp_path: Path) -> None:
-    assert "nothing.npz" in one_line("compare", "--input", tmp_path / "nothing.npz")
+@pytest.mark.parametrize("command", ["compare", "simulate flash2", "trace flash2"])
+def test_inputs_that_cannot_be_used(command: str, tmp_path: Path) -> None:
+    def refused(name: str) -> str:
+        return one_line(*command.split(), "--input", tmp_path / name)
+
+    assert re.search("--input = .*nothing.npz.*there is none", refused("nothing.npz"))
+    (tmp_path / "text.npz").write_text("text")
+    assert "--input" in refused("text.npz")
+    (tmp_path / "text.safetensors").write_text("text")
+    assert "--input" in refused("text.safetensors")
+    np.savez(tmp_path / "some.npz", q=np.zeros((1, 4, 8)), k=np.zeros((1, 4, 8)))
+    assert "v missing among" in refused("some.npz")
+    np.savez(tmp_path / "shape.npz", q=np.zeros((3, 4, 8)), k=np.zeros((2, 4, 8)), v=np.zeros((2, 4, 8)))
+    assert "kv_heads = 2" in refused("shape.npz")
+    np.savez(tmp_path / "nan.npz", **{name: np.full((1, 4, 8), np.nan) for name in "qkv"})
+    assert "nan" in refused("nan.npz")
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_own_inputs(ending: str, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    problem = DEFAULT.replace(heads=4, kv_heads=2, len_q=70, len_kv=90, dtype="float32")
+    q, k, v = fl.random_inputs(problem)
+    path = tmp_path / f"mine.{ending}"
+    if ending == "npz":
+        np.savez(path, q=q, k=k, v=v)
+    else:
+        save_file({"q": q, "k": k, "v": v}, path, metadata={"causal": "false"})
+    causal = ending == "npz"  # what the file says of itself; nothing: the default
+    (row,) = document("compare", "flash2", "--input", path)["rows"]
+    expected = fl.simulate("flash2", q, k, v, causal=causal)
+    assert row["hbm"] == plain(expected.counts.to_dict())["hbm"] and row["problem"]["causal"] is causal
+    assert row["error"]["relative"] < 1e-5
+    assert document("simulate", "flash2", "--input", path)["out"]["max"] == expected.out.max()
+    assert document("compare", "flash2", "--input", path, "--causal")["problem"]["causal"]
+    np.savez(tmp_path / "wide.npz", q=q.astype(float), k=k.astype(float), v=v.astype(float))
+    wide = run("compare", "flash2", "--input", tmp_path / "wide.npz", "--json")
+    assert "float64 to float32" in wide.stderr and json.loads(wide.stdout)["problem"]["dtype"] == "float32"
+
+
+def test_sample() -> None:
+    found = document("compare", "--sample")
+    assert found["problem"]["causal"] and found["problem"]["kv_heads"] == 2
+    assert all(row["error"]["relative"] < 1e-3 for row in found["rows"])
 
 
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
