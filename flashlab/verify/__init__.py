@@ -10,9 +10,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from flashlab.verify.adapter import Adapter, AttentionTarget, Refused, Target, target_of
+from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
 from flashlab.verify.adapter import imported as load
-from flashlab.verify.bench import Bench, Failure, Trial
+from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
@@ -33,15 +33,16 @@ SEARCH = "search"
 def verify(
     target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
     checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
-    tile: tuple[int, int] | None = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
+    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
     `target` is an algorithm's name, a tile program, an outsider's name (`OUTSIDERS`), "package:function", an `Adapter` or
     a callable. Algorithms run on `backend`: "simulator", "gpu" or "emulator"; `device` and `tile` go there. `full` adds
     long and wide problems, and on a GPU those of over 2^31 elements. `checks` names some of `CHECKS` and "search"
-    (None: all); `examples` is how many random problems Hypothesis draws. `framework` is that of the arrays: of a
-    callable ("numpy" unless said), or for a GPU ("cupy" unless said). `on_row` hears of every row as it is done.
+    (None: all); `examples` is how many random problems Hypothesis draws (0: none, and what fails isn't shrunk).
+    `framework` is that of the arrays: of a callable ("numpy" unless said), or for a GPU ("cupy" unless said). `on_row`
+    hears of every row as it is done.
 
     What the target does not support is listed as not run. Raises `UsageError`, or `Unavailable` for what is not installed.
 
@@ -72,16 +73,17 @@ def verify(
                 on_row(row)
             if row.status == "failed" and first is None:
                 first = name, trial
-    if SEARCH in chosen:
-        row, found = _search(bench, examples if examples is not None else (2000 if full else 300), any_tile=tile is None)
+    count = examples if examples is not None else (2000 if full else 300)
+    if SEARCH in chosen and count:
+        row, found = _search(bench, count, any_tile=tile is None)
         rows.append(row)
         failing = found and _failing(bench, SEARCH, found)
         if on_row:
             on_row(row)
     if failing is None and first is not None:
         name, trial = first
-        smaller = trial.case and _find(bench, smaller_cases(trial.case), 200)[0]
-        failing = _failing(bench, name, Trial(trial.label, smaller.problem, lambda: bench.judge_case(smaller), smaller) if smaller else trial)
+        smaller = _find(bench, smaller_cases(trial.case), 200)[0] if trial.case and count else None
+        failing = _failing(bench, name, _one(bench, smaller) if smaller else trial)
     return Report(
         target=wanted.name, backend=wanted.backend, rule=TEXT, seed=seed, full=full, lse_checked=wanted.lse,
         seconds=time.perf_counter() - begun, rows=rows, failing=failing,
@@ -97,8 +99,7 @@ def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any
     >>> run_case("flash2", case).status
     'passed'
     """
-    given = {"device": None, "tile": None, "framework": None} | options
-    bench = Bench(target_of(target, backend, **given), (case.problem.dtype,), False, case.seed)
+    bench = Bench(target_of(target, backend, **options), (case.problem.dtype,), False, case.seed)
     return bench.perform("rule", _one(bench, case))
 
 
@@ -117,7 +118,8 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Cas
         return row.status == "failed"
 
     quiet = hypothesis.settings(
-        max_examples=examples, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck),
+        max_examples=examples, database=None, deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
         phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
     )  # fmt: skip
     try:
@@ -161,12 +163,7 @@ def _python(target: Target, call: str) -> str:
     lines = ["import flashlab as fl", "from flashlab.verify import Case, load, run_case", ""]
     if named is None:
         lines += [f"target = ...  # {target.name}, as it was given to verify", ""]
-    options = "" if target.backend in ("simulator", "callable") else f", backend={target.backend!r}"
-    if isinstance(target, AttentionTarget):
-        options += f", framework={target.frame.name!r}"
-    for name in ("device", "tile"):
-        if (value := getattr(target, name, None)) not in (None, "h100"):
-            options += f", {name}={value!r}"
+    options = "".join(f", {name}={value!r}" for name, value in target.options().items())
     shown = call.format(named or "target", options)
     return "\n".join([*lines, shown if shown.endswith(".print()") else f"print({shown})"])
 

@@ -6,13 +6,14 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import simulator
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
+from simulator.catalogue import CATALOGUE
 from simulator.errors import SramOverflow, unknown
 
 Layout = Literal["bhsd", "bshd"]
@@ -65,59 +66,64 @@ class Refused(Exception):
     """The target does not do this problem, and says so."""
 
 
-class Target(Protocol):
+TileShape = tuple[int, int] | None
+
+
+class Target:
     """What the checks see: `call` takes arrays of its framework, (batch, heads, length, head_dim).
 
     `own`: ours, or written for our machine. `bitwise`: is its result to be the same, bit by bit, in another batch?
-    `takes_out`: can it write into an array of the caller's? `head_dims`: those worth compiling for in a random search.
+    `takes_out`: can it write into an array of the caller's? A random search takes head dims, tiles and lengths from
+    `head_dims`, `tiles` and up to `longest`.
     """
 
     name: str
     backend: str
     frame: Frame
-    align: Align
-    lse: bool
-    own: bool
-    bitwise: bool
-    takes_out: bool
-    head_dims: tuple[int, ...]
-    tiles: tuple[tuple[int, int] | None, ...]
-    longest: int
+    align: Align = "bottom-right"
+    lse: bool = True
+    bitwise: bool = False
+    takes_out: bool = False
+    head_dims: tuple[int, ...] = (16, 64, 111, 128)  # on a GPU each is a compilation
+    tiles: tuple[TileShape, ...] = (None,)
+    longest: int = 300
 
     def refuses(self, problem: Problem) -> str | None:
         """Why it is not asked to do this problem, or None."""
-        ...
+        return None
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]: ...
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
+        """(out, lse), the LSE None where it has none. Raises `Refused`."""
+        raise NotImplementedError
 
     def source(self) -> str | None:
         """Python that names it, or None if there is no saying it."""
-        ...
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """How `verify` was told to run it."""
+        return {}
 
     def footprint(self, problem: Problem) -> Iterable[int]:
         """Bytes of the arrays that it allocates."""
-        ...
+        return ()
 
 
-class SimulatorTarget:
+class SimulatorTarget(Target):
     """An algorithm or a tile program on the simulator."""
 
-    backend, align, own, bitwise, takes_out = "simulator", "bottom-right", True, False, False
+    backend = "simulator"
     # dims around multiples of the fragment's 16, tiles that divide nothing
     head_dims = (16, 17, 40, 64)
-    tiles: tuple[tuple[int, int] | None, ...] = (None, (16, 16), (32, 16), (16, 48), (20, 12))
+    tiles = (None, (16, 16), (32, 16), (16, 48), (20, 12))
     longest = 70
 
-    def __init__(self, algorithm: Any, device: str, tile: tuple[int, int] | None) -> None:
+    def __init__(self, algorithm: Any, device: str, tile: TileShape) -> None:
         self.algorithm, self.device, self.tile = algorithm, device, tile
         self.name = algorithm if isinstance(algorithm, str) else algorithm.name
         self.frame = frame_named("numpy")
-        self.lse = True
 
-    def refuses(self, problem: Problem) -> str | None:
-        return None
-
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
         p = problem
         try:
             run = simulator.simulate(
@@ -131,26 +137,22 @@ class SimulatorTarget:
     def source(self) -> str | None:
         return _source_of(self.algorithm)
 
-    def footprint(self, problem: Problem) -> Iterable[int]:
-        return ()
+    def options(self) -> dict[str, Any]:
+        return _given(device=None if self.device == "h100" else self.device, tile=self.tile and tuple(self.tile))
 
 
-class AttentionTarget:
+class AttentionTarget(Target):
     """One of our kernels through `flashlab.attention`, on a GPU or on the CPU emulator."""
 
-    align, own, bitwise, takes_out, lse = "bottom-right", True, True, True, True
-    head_dims = (16, 64, 111, 128)  # each is a compilation
-    tiles: tuple[tuple[int, int] | None, ...] = (None,)
+    bitwise = True
 
-    def __init__(self, algorithm: str, backend: str, framework: str, device: str | None, tile: tuple[int, int] | None) -> None:
+    def __init__(self, algorithm: str, backend: str, framework: str, device: str | None, tile: TileShape) -> None:
         self.name, self.backend, self.device, self.tile = algorithm, backend, device, tile
         self.frame = frame_named(framework)
+        self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
 
-    def refuses(self, problem: Problem) -> str | None:
-        return None
-
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
         from flashlab.gpu import attention  # only where a kernel is launched
 
         p = problem
@@ -165,29 +167,27 @@ class AttentionTarget:
     def source(self) -> str | None:
         return repr(self.name)
 
+    def options(self) -> dict[str, Any]:
+        return _given(backend=self.backend, framework=self.frame.name, device=self.device, tile=self.tile and tuple(self.tile))
+
     def footprint(self, problem: Problem) -> Iterable[int]:
         counts = simulator.count(self.name, problem, tile=self.tile, device=self.device or "h100", lse=True)
         return [spec.nbytes for spec in counts.tensors.values() if spec.role != "input"]
 
 
-class CallableTarget:
+class CallableTarget(Target):
     """An outsider's function behind an `Adapter`."""
 
-    backend, own, takes_out = "callable", False, False
+    backend = "callable"
     head_dims = (16, 32, 64, 128)
-    tiles: tuple[tuple[int, int] | None, ...] = (None,)
-    longest = 300
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.name = adapter.name or getattr(adapter.fn, "__qualname__", "callable")
         self.frame = frame_named(adapter.framework)
-        self.align: Align = adapter.causal
+        self.align = adapter.causal
         self.lse, self.bitwise = adapter.lse is not None, adapter.bitwise
-        try:
-            self.keywords = set(inspect.signature(adapter.fn).parameters)
-        except (TypeError, ValueError):  # a builtin that doesn't say
-            self.keywords = {"causal", "scale"}
+        self.keywords = _keywords(adapter.fn)
 
     def keyword(self, names: tuple[str, ...]) -> str | None:
         return next((name for name in names if name in self.keywords), None)
@@ -204,28 +204,29 @@ class CallableTarget:
             return answer
         return "not supported" if answer is False else None
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: tuple[int, int] | None = None) -> tuple[Any, Any]:
+    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
         p, swap = problem, self.adapter.layout == "bshd"
         said = ((CAUSAL, p.causal), (SCALE, p.softmax_scale), (WINDOW, p.window), (LSE, True if self.lse else None))
         keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
         q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
         try:
-            result = self.adapter.fn(q, k, v, **keywords)
+            result: Any = self.adapter.fn(q, k, v, **keywords)
         except (NotImplementedError, AssertionError, ValueError) as refusal:
             raise Refused(f"{type(refusal).__name__}: {' '.join(str(refusal).split()) or 'no message'}") from None
-        lse = None
-        if isinstance(result, tuple):
-            result, lse, *_ = result
-        elif self.lse:
+        got: list[Any] = [*result] if type(result) in (tuple, list) else [result]
+        if self.lse and len(got) < 2:
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
-        return (result.swapaxes(1, 2) if swap else result), (lse if self.lse else None)
+        return (got[0].swapaxes(1, 2) if swap else got[0]), (got[1] if self.lse else None)
 
     def source(self) -> str | None:
         if self.adapter.name in _outsiders():
             return repr(self.adapter.name)
         given = _source_of(self.adapter.fn)
-        rest = "".join(f", {name}={getattr(self.adapter, name)!r}" for name in ("layout", "causal", "lse"))
-        return given and f"fl.Adapter({given}, {self.adapter.framework!r}{rest})"
+        return given and f"fl.Adapter({given}, {self.adapter.framework!r}{self._conventions()})"
+
+    def _conventions(self) -> str:
+        said = {f.name: getattr(self.adapter, f.name) for f in fields(Adapter) if getattr(self.adapter, f.name) != f.default}
+        return "".join(f", {name}={said[name]!r}" for name in ("layout", "causal", "lse") if name in said)
 
     def footprint(self, problem: Problem) -> Iterable[int]:
         p = problem
@@ -234,7 +235,7 @@ class CallableTarget:
 
 
 def target_of(
-    target: Any, backend: str, *, device: str | None, tile: tuple[int, int] | None, framework: str | None
+    target: Any, backend: str, *, device: str | None = None, tile: TileShape = None, framework: str | None = None
 ) -> Target:
     """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
     backends = ("simulator", "emulator", "gpu")
@@ -259,9 +260,22 @@ def target_of(
     return AttentionTarget(target, backend, framework or ("cupy" if backend == "gpu" else "numpy"), device, tile)
 
 
-def _known(algorithm: Any) -> Any:
-    from simulator.catalogue import CATALOGUE
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
+
+def _keywords(fn: Callable[..., Any]) -> set[str]:
+    """What a function can be told by keyword; one that takes any, or doesn't say, is told causal, scale and window."""
+    common = {CAUSAL[0], SCALE[0], WINDOW[0]}
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return common
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {*parameters, *(common if anything else ())}
+
+
+def _known(algorithm: Any) -> Any:
     if isinstance(algorithm, str) and algorithm not in CATALOGUE:
         raise unknown("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
     return algorithm

@@ -6,6 +6,7 @@ stray write is seen.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,10 +54,10 @@ class TorchFrame:
 
     def __init__(self) -> None:
         try:
-            import torch
+            torch: Any = importlib.import_module("torch")
         except ImportError:
             raise Unavailable("framework = 'torch': PyTorch is not installed (pip install torch)") from None
-        self.torch: Any = torch
+        self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def put(self, flat: Array) -> Any:
@@ -84,10 +85,10 @@ class CupyFrame:
 
     def __init__(self) -> None:
         try:
-            import cupy
+            cupy: Any = importlib.import_module("cupy")
         except ImportError:
             raise Unavailable("framework = 'cupy': CuPy is not installed (pip install 'flashlab-attention[gpu]')") from None
-        self.cupy: Any = cupy
+        self.cupy = cupy
 
     def put(self, flat: Array) -> Any:
         return self.cupy.asarray(flat.view(np.uint8)).view(flat.dtype)
@@ -113,10 +114,10 @@ class JaxFrame:
 
     def __init__(self) -> None:
         try:
-            import jax
+            jax: Any = importlib.import_module("jax")
         except ImportError:
             raise Unavailable("framework = 'jax': JAX is not installed (pip install jax)") from None
-        self.jax: Any = jax
+        self.jax = jax
 
     def put(self, flat: Array) -> Any:
         return flat

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import simulator
-from flashlab.verify.adapter import AttentionTarget, SimulatorTarget
+from flashlab.verify.adapter import SimulatorTarget
 from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
 from flashlab.verify.cases import Case, edges, make_inputs
 from flashlab.verify.rule import judge
 from simulator import Problem
-from simulator.dtypes import Array
+from simulator.dtypes import Array, numpy_dtype
 
 Check = Callable[[Bench], Iterator[Trial]]
 
@@ -149,7 +149,7 @@ def split(bench: Bench) -> Iterator[Trial]:
 def _split(bench: Bench, p: Problem, cut: int) -> float | None:
     q, k, v = make_inputs(p, "biased", seed=bench.seed)
     whole, expected = bench.run(p, q, k, v), bench.expect(p, q, k, v)
-    merged, lses = np.zeros(whole.out.shape), []
+    merged, lses = np.zeros(whole.out.shape), list[Array]()
     allowed = expected.out_tolerance.copy()
     if whole.lse is None:
         return None  # nothing to merge by; the verdict says that the LSE is unchecked
@@ -258,7 +258,7 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
 
 def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
     q, k, v = make_inputs(p)
-    where = {"tile": target.tile or tile, "device": target.device, "lse": True}
+    where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
     run = simulator.simulate(target.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, **where)
     ways = {"shapes": simulator.shape_run(target.algorithm, p, **where), "formula": simulator.count(target.algorithm, p, **where)}
     for name, counts in ways.items():
@@ -295,10 +295,10 @@ def huge(bench: Bench) -> Iterator[Trial]:
 def _huge(bench: Bench, p: Problem) -> float:
     """Every head is one random head times a factor of its own, made on the device; what is judged is copied back."""
     frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
-    views: list[Any] = []
+    views, dtype = list[Any](), numpy_dtype(p.dtype)
     for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length)):
-        one = rng.standard_normal((1, 1, length, p.head_dim)).astype(make_inputs(p.replace(len_q=1, len_kv=1, heads=1, kv_heads=1))[0].dtype)
-        factor = (1 - np.arange(heads) % 5 / 8).reshape(1, heads, 1, 1).astype(one.dtype)
+        one = rng.standard_normal((1, 1, length, p.head_dim)).astype(dtype)
+        factor = (1 - np.arange(heads) % 5 / 8).reshape(1, heads, 1, 1).astype(dtype)
         views.append(frame.put(one.reshape(-1)).reshape(one.shape) * frame.put(factor.reshape(-1)).reshape(factor.shape))
     out, lse = target.call(p, *views)
     worst = 0.0

@@ -132,5 +132,6 @@ class Report:
             rows = [row for row in self.rows if row.check == check]
             counts = Counter(row.status for row in rows)
             worst = max((row.worst for row in rows if row.worst is not None), default=None)
-            table.append((check, *(str(counts[s]) for s in ("passed", "failed", "not run")), "" if worst is None else f"{worst:.2f}"))
+            numbers = (str(counts[status]) for status in ("passed", "failed", "not run"))
+            table.append((check, *numbers, "" if worst is None else f"{worst:.2f}"))
         return table

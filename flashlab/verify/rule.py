@@ -18,6 +18,7 @@ products cancel their errors stay. A tolerance such as 1e-2 is blind to a droppe
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -85,7 +86,9 @@ def bottom_right(problem: Problem, align: Align) -> Problem:
     return problem.replace(causal=False, window=(problem.left, -problem.offset))
 
 
-def reference(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", loop: bool = False) -> Any:
+def reference(
+    problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", loop: bool = False
+) -> simulator.Reference:
     """`.out` and `.lse` in float64: dense, or (`loop`) by the oracle that shares no mask code with it."""
     p = bottom_right(problem, align)
     oracle = simulator.naive_loop if loop else simulator.naive
@@ -107,7 +110,7 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
         visible[row, seen.start : seen.stop] = True
     sizes = abs(p.softmax_scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
     top = np.where(visible, sizes, 0.0).max(axis=-1, initial=0.0)
-    lse = ref.lse.reshape(*grouped, p.len_q, 1)
+    lse: Array = ref.lse.reshape(*grouped, p.len_q, 1)
     weights = np.exp(np.where(visible, scores - np.where(np.isneginf(lse), 0.0, lse), -np.inf))
     out = ref.out.reshape(*grouped, p.len_q, p.value_dim)
     squares = weights**2
@@ -155,7 +158,6 @@ def _worst(ratios: Array) -> tuple[float, tuple[int, ...]]:
 
 def _finfo(dtype: str) -> Any:
     if dtype == "bfloat16":
-        import ml_dtypes  # only for bfloat16: it costs import time
-
+        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # only for bfloat16: it costs import time
         return ml_dtypes.finfo(numpy_dtype(dtype))
     return np.finfo(numpy_dtype(dtype))

@@ -1,0 +1,117 @@
+"""Every check passes a correct kernel, and fails under a bug of its own: here callables that do to memory what a tile program cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from flashlab.verify import CHECKS, verify
+from tests.flashlab.verify.candidates import Array, attention
+
+Attention = Callable[..., tuple[Array, Array]]
+ADAPTER = {"framework": "numpy", "lse": "e"}
+
+
+def test_a_correct_kernel_passes_everything() -> None:
+    report = verify(fl.Adapter(attention, **ADAPTER, bitwise=True))
+    assert report.verdict == "passed" and not report.failed
+    assert set(report.checks) == {*CHECKS, "search"} - {"byte_counts", "huge"}
+    assert report.failing is None
+
+
+def scales_q_in_place(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    options["scale"], factor = 1.0, options["scale"]
+    q *= np.asarray(factor, q.dtype)
+    return attention(q, k, v, **options)
+
+
+def writes_past_the_end(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    np.lib.stride_tricks.as_strided(k, (k.shape[0] + 1, *k.shape[1:]), k.strides)[-1, 0, 0, 0] = 0
+    return attention(q, k, v, **options)
+
+
+def adds_a_row_past_the_end(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    """Reads one row more of V, times 0: right unless there is a NaN."""
+    out, lse = attention(q, k, v, **options)
+    past = np.lib.stride_tricks.as_strided(v[-1:, -1:], (1, 1, v.shape[2] + 1, v.shape[3]), v.strides)[:, :, -1:]
+    return out + (0 * past).astype(out.dtype), lse
+
+
+def reads_the_buffer_as_if_contiguous(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    k = np.lib.stride_tricks.as_strided(k, k.shape, np.empty(k.shape, k.dtype).strides)
+    return attention(q, k, v, **options)
+
+
+_calls = iter(range(10**9))
+
+
+def sums_in_another_order_every_time(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    return attention(q, k, v, keys=16 + 16 * (next(_calls) % 2), **options)
+
+
+def tiles_by_the_size_of_the_batch(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    return attention(q, k, v, keys=16 * q.shape[0], **options)
+
+
+def knows_where_a_key_stands(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    slope = (1 + np.arange(k.shape[2]) * 1e-3).astype(k.dtype)
+    return attention(q, k * slope[:, None], v, **options)
+
+
+def loses_the_scale_of_the_lse(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    out, lse = attention(q, k, v, **options)
+    return out, lse + np.float32(0.01)
+
+
+def deals_out_the_heads(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    order = np.arange(q.shape[1]) % k.shape[1]
+    return attention(q, k[:, order], v[:, order], **options)
+
+
+def sees_one_key_too_many(q: Array, k: Array, v: Array, *, causal: bool, scale: float) -> tuple[Array, Array]:
+    return attention(q, k, v, scale=scale, window=(None, 1) if causal else None)
+
+
+def forgets_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    out, lse = attention(q, k, v, **options)
+    return np.where(np.isneginf(lse)[..., None], np.nan, out).astype(out.dtype), lse
+
+
+@pytest.mark.parametrize(
+    ("fn", "check"),
+    [
+        (scales_q_in_place, "memory"),
+        (writes_past_the_end, "memory"),
+        (adds_a_row_past_the_end, "memory"),
+        (reads_the_buffer_as_if_contiguous, "rule"),
+        (sums_in_another_order_every_time, "determinism"),
+        (tiles_by_the_size_of_the_batch, "batch"),
+        (knows_where_a_key_stands, "permutation"),
+        (loses_the_scale_of_the_lse, "split"),
+        (deals_out_the_heads, "gqa"),
+        (sees_one_key_too_many, "prefix"),
+        (sees_one_key_too_many, "key_sets"),
+        (sees_one_key_too_many, "hidden_keys"),
+        (forgets_empty_rows, "rule"),
+        (forgets_empty_rows, "search"),
+    ],
+)
+def test_each_check_fails_under_its_bug(fn: Attention, check: str) -> None:
+    report = verify(fl.Adapter(fn, **ADAPTER, bitwise=True), checks=[check], dtypes=["float16"])
+    assert report.verdict == "failed"
+    assert not any("raised" in row.detail for row in report.failed), report.failed[0].detail
+
+
+def test_the_search_shrinks() -> None:
+    """Rows without keys first appear with two queries of one key."""
+    report = verify(fl.Adapter(forgets_empty_rows, **ADAPTER), checks=["search"], dtypes=["float32"])
+    (row,) = report.failed
+    assert row.problem in ("1x1x1x0x16 float32", "1x1x2x1x16 float32 causal"), row.problem
+
+
+def test_bits_may_differ_where_the_adapter_says_so() -> None:
+    assert verify(fl.Adapter(tiles_by_the_size_of_the_batch, **ADAPTER), checks=["batch"]).verdict == "passed"
