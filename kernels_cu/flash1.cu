@@ -14,8 +14,8 @@
 constexpr int THREADS = WARPS * 32;
 constexpr int WARP_KEYS = BC / WARPS;
 constexpr int ROW_FRAGMENTS = BR / 16;
-constexpr int CHUNK_COLUMNS = HEAD_DIM < 64 ? HEAD_DIM : 64;        // of O: two a lane
-constexpr int UPDATE_ROWS = BR / WARPS;                             // a warp updates these rows of O,
+constexpr int CHUNK_COLUMNS = HEAD_DIM < 64 ? HEAD_DIM : 64;     // of O: two a lane
+constexpr int UPDATE_ROWS = BR / WARPS;                          // a warp updates so many rows of O,
 constexpr int UPDATE_BATCH = UPDATE_ROWS < 8 ? UPDATE_ROWS : 8;  // so many loads at a time on their way
 
 static_assert(WARP_KEYS % 16 == 0, "a warp takes whole fragments of 16 keys");
@@ -41,8 +41,9 @@ flash1(const Tensor q, const Tensor k, const Tensor v, const Tensor o, float* l,
   auto coefficients = [&](int row) { return row_sum(WARPS, 0) + row * 8; };
 
   // step: init
-  for (int c = threadIdx.x; c < shape.len_q * (o_columns / 4); c += THREADS)
-    store_global(row_address(o, batch, head, c / (o_columns / 4)) + c % (o_columns / 4) * 16, make_float4(0, 0, 0, 0));
+  for (int row = warp; row < shape.len_q; row += WARPS)
+    for (int column = 4 * lane_id(); column < o_columns; column += 128)
+      store_global(row_address(o, batch, head, row) + column * 4, make_float4(0, 0, 0, 0));
   for (int row = threadIdx.x; row < shape.len_q; row += THREADS) {
     store_global(l + statistics + row, 0.f);
     store_global(m + statistics + row, -INF);

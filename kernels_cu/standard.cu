@@ -136,15 +136,15 @@ standard_output(const Tensor p, const Tensor v, const Tensor out, const Shape sh
   const Tile<BC, HEAD_DIM> v_tile{p_tile.base + p_tile.BYTES};
   const char* p_rows = row_address(p, batch, head, first_row);
   const char* v_rows = row_address(v, batch, kv_head(shape, head), 0);
-  const int p_row_bytes = round_up(shape.len_kv * ELEMENT_BYTES, CHUNK_BYTES);
+  const int p_columns = round_up(shape.len_kv, CHUNK_ELEMENTS);
 
   float o[ROW_FRAGMENTS][HEAD_DIM / 8][4] = {};
   for (int j = 0; j < key_tiles; ++j) {
     barrier();  // the previous tiles are read
 
     // step: load_p
-    load_tile<THREADS>(p_tile, p_rows + j * BC * ELEMENT_BYTES, p.row, shape.len_q - first_row,
-                       min(p_row_bytes - j * BC * ELEMENT_BYTES, p_tile.ROW_BYTES));
+    load_tile<THREADS>(p_tile, p_rows + static_cast<long long>(j) * p_tile.ROW_BYTES, p.row, shape.len_q - first_row,
+                       min(p_columns - j * BC, BC) * ELEMENT_BYTES);
 
     // step: load_v
     load_tile<THREADS>(v_tile, v_rows + j * BC * v.row, v.row, shape.len_kv - j * BC, row_bytes(shape));

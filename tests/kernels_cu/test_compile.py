@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,9 @@ def test_a_broken_cache_is_compiled_anew(own_sources: Path) -> None:
     for path in (own_sources / "cache").rglob("*.json"):
         path.write_text("{")
     assert compile_kernel("tiny", arch="sm_80").image == first.image
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    with pytest.raises(compiler.CompilerMissing, match="^NVRTC's Python bindings are missing: pip install .*nvrtc.*$"):
+        compile_kernel("standard", SMALL, arch="sm_80")
