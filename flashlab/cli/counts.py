@@ -99,7 +99,7 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
     if path is None and not sample:
         return None
     if path is not None and sample:
-        raise UsageError("--input", path, "not both --input and --sample")
+        raise UsageError("--input", path, "one of --input and --sample")
     problem.refuse_shape()
     if path is None:
         return fl.sample()

@@ -343,7 +343,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("trace flash2 --html player.html", "not built yet"),
         ("emulate flash2 --len-q 128", "emulate: not built yet"),
         ("compare --input q.npz --len-q 4", "--len-q = 4: expected nothing, the data says the shape"),
-        ("compare --input q.npz --sample", "not both --input and --sample"),
+        ("compare --input q.npz --sample", "one of --input and --sample"),
         ("count nowhere.py:mine", "there is no file nowhere.py"),
         ("count nowhere_at_all:mine", "No module named 'nowhere_at_all'"),
         ("count os:path.join", "expected a tile program"),
