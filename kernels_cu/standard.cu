@@ -153,7 +153,7 @@ standard_output(const Tensor p, const Tensor v, const Tensor out, const Shape sh
     barrier();
 
     // step: output
-#pragma unroll 4
+#pragma unroll(FL_DTYPE == 0 ? 1 : 4)
     for (int key = 0; key < BC; key += K_STEP) {
       FragmentA a[ROW_FRAGMENTS];
 #pragma unroll

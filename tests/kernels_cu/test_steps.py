@@ -10,7 +10,7 @@ import kernels_cu
 from simulator import Problem, catalogue, random_inputs, simulate
 
 NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
-MARK = re.compile(r"// step: (\w+)(?: \((\w+)\))?\s*$", re.MULTILINE)
+MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
 ALLOWED = {"__global__", "__launch_bounds__"}
 
 
