@@ -160,11 +160,12 @@ def _failing(bench: Bench, name: str, trial: Trial) -> Failing:
 def _python(target: Target, call: str) -> str:
     """A program that shows the failure: `call` has places for the target and for its options."""
     named = target.source()
-    lines = ["import flashlab as fl", "from flashlab.verify import Case, load, run_case", ""]
-    if named is None:
-        lines += [f"target = ...  # {target.name}, as it was given to verify", ""]
     options = "".join(f", {name}={value!r}" for name, value in target.options().items())
     shown = call.format(named or "target", options)
+    used = [name for name in ("Case", "load", "run_case") if f"{name}(" in shown]
+    lines = ["import flashlab as fl", *([f"from flashlab.verify import {', '.join(used)}"] if used else []), ""]
+    if named is None:
+        lines += [f"target = ...  # {target.name}, as it was given to verify", ""]
     return "\n".join([*lines, shown if shown.endswith(".print()") else f"print({shown})"])
 
 

@@ -180,7 +180,8 @@ def random_cases(
     def draw_case(draw: Any) -> Case:
         kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
         problem = Problem(
-            batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads, len_q=draw(length), len_kv=draw(length),
+            batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads if group > 1 else None,
+            len_q=draw(length), len_kv=draw(length),
             head_dim=draw(st.sampled_from(sorted(head_dims))), dtype=draw(st.sampled_from(list(dtypes))),
             causal=draw(st.booleans()), window=draw(st.none() | st.tuples(side, side)),
             scale=draw(st.none() | st.sampled_from([0.3, -0.2, 0.0])),
@@ -200,13 +201,15 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
     p = case.problem
 
     def at_most(n: int, low: int) -> SearchStrategy[int]:
-        return st.integers(low, n) | st.just(n)  # the first alternative is the one to shrink towards
+        # one choice each, smallest first: what Hypothesis shrinks towards; n itself half of the time
+        steps = sorted({low, *range(max(low, 1), min(n, 5)), *(max(low, n // part) for part in (8, 4, 2)), max(low, n - 1), n})
+        return st.sampled_from([*steps, *[n] * len(steps)])
 
     @st.composite
     def draw_case(draw: Any) -> Case:
-        kv_heads = draw(at_most(p.num_kv_heads, 1))
+        kv_heads, group = draw(at_most(p.num_kv_heads, 1)), draw(at_most(p.queries_per_kv, 1))
         problem = p.replace(
-            batch=draw(at_most(p.batch, 1)), kv_heads=kv_heads, heads=kv_heads * draw(at_most(p.queries_per_kv, 1)),
+            batch=draw(at_most(p.batch, 1)), heads=kv_heads * group, kv_heads=kv_heads if group > 1 else None,
             len_q=draw(at_most(p.len_q, 0)), len_kv=draw(at_most(p.kv_length, 0)), head_dim=draw(at_most(p.head_dim, 1)),
             causal=p.causal and draw(st.booleans()), window=draw(st.sampled_from([None, p.window])),
             scale=draw(st.sampled_from([None, p.scale])),

@@ -10,6 +10,9 @@ from typing import Any, Literal
 SCHEMA = 1
 """Of `Report.to_dict`: raised when a key changes its meaning."""
 
+SHOWN = 10
+"""Failures that are printed one by one; the others are in `Report.rows`."""
+
 Status = Literal["passed", "failed", "not run"]
 
 
@@ -106,7 +109,6 @@ class Report:
     def print(self, file: Any = None) -> None:
         """The table, on the terminal (or into a text file)."""
         from rich.console import Console  # only to print: it costs import time
-        from rich.syntax import Syntax
         from rich.table import Table
 
         console = Console(file=file)
@@ -117,14 +119,16 @@ class Report:
         for cells in self._summary():
             table.add_row(*cells, style="red" if cells[2] != "0" else None)
         console.print(table)
-        for row in self.failed:
+        for row in self.failed[:SHOWN]:
             console.print(f"failed: {row.check}, {row.case} ({row.problem}): {row.detail}", style="red", markup=False)
+        if len(self.failed) > SHOWN:
+            console.print(f"... and {len(self.failed) - SHOWN} more", style="red")
         reasons = Counter(row.detail for row in self.rows if row.status == "not run")
         for reason, n in reasons.items():
             console.print(f"not run ({n}): {reason}", style="dim", markup=False)
         if self.failing:
             console.print(f"\nSmallest failing case: {self.failing.message}\n", markup=False)
-            console.print(Syntax(self.failing.python, "python", background_color="default"))
+            console.print(self.failing.python, markup=False, soft_wrap=True)  # lines as they are: to be copied
 
     def _summary(self) -> list[tuple[str, ...]]:
         table: list[tuple[str, ...]] = []

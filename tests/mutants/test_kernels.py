@@ -52,7 +52,9 @@ def test_compiles(mutant: Mutant, sources: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_killed_by_its_check(mutant: Mutant, sources: Path) -> None:
-    report = verify(mutant.algorithm, "gpu", checks=[mutant.check], dtypes=[mutant.dtype], full=mutant.check == "huge", examples=0)
+    report = verify(
+        mutant.algorithm, "gpu", checks=[mutant.check], dtypes=[mutant.dtype], full=mutant.check == "huge", examples=0
+    )
     assert report.verdict == "failed", f"{mutant.mechanism} survives {mutant.check}"
     assert all("raised" not in row.detail for row in report.failed), "a bug that crashes is no mutant"
 

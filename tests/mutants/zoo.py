@@ -37,7 +37,9 @@ class Mutant:
     def source(self) -> str:
         """The patched text."""
         text = (ROOT / self.file).read_text(encoding="utf-8")
-        assert text.count(self.find) == 1, f"{self.mechanism}: {self.find!r} occurs {text.count(self.find)} times in {self.file}"
+        assert text.count(self.find) == 1, (
+            f"{self.mechanism}: {self.find!r} occurs {text.count(self.find)} times in {self.file}"
+        )
         assert "\n" not in self.find, "one line"
         return text.replace(self.find, self.put)
 

@@ -9,7 +9,9 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def attention(q: Array, k: Array, v: Array, *, causal: bool = False, scale: float = 1.0, window: Any = None, keys: int = 32) -> tuple[Array, Array]:
+def attention(
+    q: Array, k: Array, v: Array, *, causal: bool = False, scale: float = 1.0, window: Any = None, keys: int = 32
+) -> tuple[Array, Array]:
     """Online softmax over tiles of `keys`, float32 sums, P rounded to the storage dtype before P V."""
     batch, heads, rows, _ = q.shape
     group, cols, dtype = heads // k.shape[1], k.shape[2], q.dtype

@@ -1,4 +1,4 @@
-"""Every check passes a correct kernel, and fails under a bug of its own: here callables that do to memory what a tile program cannot."""
+"""Every check passes a correct kernel and fails under a bug of its own: callables that do what a tile program cannot."""
 
 from __future__ import annotations
 
@@ -111,6 +111,11 @@ def test_the_search_shrinks() -> None:
     report = verify(fl.Adapter(forgets_empty_rows, **ADAPTER), checks=["search"], dtypes=["float32"])
     (row,) = report.failed
     assert row.problem in ("1x1x1x0x16 float32", "1x1x2x1x16 float32 causal"), row.problem
+
+
+def test_a_failing_edge_is_shrunk_too() -> None:
+    report = verify(fl.Adapter(forgets_empty_rows, **ADAPTER), checks=["rule"], dtypes=["float32"])
+    assert report.failing and "heads=1, len_q=1, len_kv=0, head_dim=1, dtype='float32'" in report.failing.python
 
 
 def test_bits_may_differ_where_the_adapter_says_so() -> None:

@@ -89,7 +89,9 @@ def test_the_oracles_agree(case: Case) -> None:
 
 
 def test_case_source_makes_the_case() -> None:
-    case = Case(problem=problem(causal=True, window=(3, None), len_kv=5), inputs="lone", layout="bshd", tile=(16, 32), seed=4)
+    case = Case(
+        problem=problem(causal=True, window=(3, None), len_kv=5), inputs="lone", layout="bshd", tile=(16, 32), seed=4
+    )
     assert eval(case.source, {"fl": fl, "Case": Case}) == case
 
 

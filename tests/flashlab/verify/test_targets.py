@@ -45,7 +45,10 @@ def test_a_program_of_ones_own_is_verified() -> None:
 
 
 def test_without_an_lse_it_is_never_plainly_passed() -> None:
-    report = verify(fl.Adapter(lambda q, k, v, scale=1.0, causal=False: attention(q, k, v, scale=scale, causal=causal)[0]), dtypes=["float32"])
+    report = verify(
+        fl.Adapter(lambda q, k, v, scale=1.0, causal=False: attention(q, k, v, scale=scale, causal=causal)[0]),
+        dtypes=["float32"],
+    )
     assert report.passed and report.verdict == "passed, LSE unchecked"
     assert report.to_dict()["verdict"] == "passed, LSE unchecked" and "passed, LSE unchecked" in report.to_markdown()
 
@@ -66,7 +69,9 @@ def test_other_conventions_are_no_bugs() -> None:
     assert any(row.status == "not run" and "window" in row.detail for row in report.rows)
     for wrong in ({"causal": "bottom-right"}, {"lse": "e"}, {"layout": "bhsd"}):
         conventions = {"layout": "bshd", "causal": "top-left", "lse": "2", "empty_lse": math.inf} | wrong
-        assert verify(fl.Adapter(other, **conventions), dtypes=["float16"], checks=["key_sets"]).verdict == "failed", wrong  # pyright: ignore
+        assert verify(fl.Adapter(other, **conventions), dtypes=["float16"], checks=["key_sets"]).verdict == "failed", (
+            wrong
+        )  # pyright: ignore
 
 
 def test_what_is_not_supported_is_not_run() -> None:
@@ -102,7 +107,9 @@ def test_nothing_run_is_not_passed() -> None:
 
 
 def test_a_function_is_named_by_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "kernel_under_test.py").write_text("import numpy as np\ndef attention(q, k, v): return np.zeros_like(q)\n")
+    (tmp_path / "kernel_under_test.py").write_text(
+        "import numpy as np\ndef attention(q, k, v): return np.zeros_like(q)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     report = verify("kernel_under_test:attention", dtypes=["float32"], checks=["rule", "search"])
     assert report.verdict == "failed" and report.failing
