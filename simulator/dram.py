@@ -6,7 +6,8 @@ Requested bytes are exact; what the L2 serves of them is not. The model, launch 
 - blocks of a wave that walk over the same tiles walk side by side: a tile is fetched once for all of them;
 - what is needed again later is fetched again if too much else was touched in between. How much is too much was measured
   on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 40 MiB on (each half of the L2
-  keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on.
+  keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on;
+- what a wave reads once and writes passes through the L2 too, and what is read *and* written weighs more there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _ALL_SMS_READ_IT = ((28 / 60, 0.0), (32 / 60, 0.73), (40 / 60, 1.0))
 _ONE_SM_READS_IT = ((38 / 60, 0.0), (40 / 60, 0.03), (48 / 60, 0.6), (56 / 60, 1.0))
 _TWO_HALVES = {(8, 0), (9, 0), (10, 0)}
+
+_DIRTY = 1.15
+"""Weight of data that is read and written by turns (`flash1`'s O, l, m): fitted to one measurement on an H200."""
 
 _SEGMENTS, _STEPS = 96, 4000
 
@@ -79,11 +83,17 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
             repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads))
         )
         if blocks_per_head == 1 or not launch.sram_peak:  # a block goes over its own rows again and again
-            working_set = sum(size.values()) * heads_at_once
+            weight = {name: _DIRTY if (name, "write") in launch.distinct else 1.0 for name in size}
+            working_set = sum(weight[name] * size[name] for name in size) * heads_at_once
             missed = _missed(working_set, device, shared=False)
             total += int(distinct[name] * ((0 if own else 1) + (repeats - 1 + own) * missed))
         elif blocks_per_head == p.row_tiles(counts.tile):
+            once = sum(n for (name, _), n in launch.distinct.items() if name not in again)
             held = kv_heads * sum(size.values())
+            if (
+                running < launch.heads_together * blocks_per_head
+            ):  # a second wave: what the first one streamed lies between
+                held += once * running / launch.blocks
             if _missed(held, device, shared=True) == 0:
                 total += distinct[name]
             else:

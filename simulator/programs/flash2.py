@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from simulator.config import Config, choose, heads_that_share_the_l2, padded, warps_for_rows
+from simulator.config import Config, heads_that_share_the_l2, padded, warps_for_rows
 from simulator.devices import Device
+from simulator.errors import SramOverflow
 from simulator.machine import HbmTensor, Machine, SramTile
 from simulator.problem import Problem, Tile
 from simulator.program import program
@@ -14,18 +15,47 @@ from simulator.registers import Registers
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The kernel's configuration; the default tile depends on the device, the head dim and the dtype."""
+    """The kernel's configuration; the default depends on the device, the head dim and the dtype.
 
-    def sram(t: Tile, stages: int = 1) -> int:
-        d, dv = padded(problem.head_dim), padded(problem.value_dim)
-        return (padded(t.rows) * d + stages * padded(t.cols) * (d + dv)) * problem.itemsize
+    In 16 bit two blocks share an SM, so that one's matrix products hide the other's exponentials: the first candidate that
+    leaves room for both, then the first that fits at all. K and V are double-buffered where that fits; where Q's fragments
+    fit into the registers too, they stay there.
+    """
+    d, dv, capability = padded(problem.head_dim), padded(problem.value_dim), device.compute_capability
+    half = problem.itemsize == 2
+    if tile is not None:
+        asked = Tile.parse(tile)
+        candidates = [(*asked, 2), (*asked, 1)] if half else [(*asked, 1)]
+    elif not half:
+        candidates = [(64, max(16, min(64, 4096 // d // 16 * 16)), 1), (32, 16, 1), (16, 16, 1)]
+    elif d <= 64:
+        candidates = [(128, 128, 2), (128, 64, 2), (128, 64, 1), (64, 32, 1), (16, 16, 1)]
+    elif d <= 96 or (d <= 128 and capability >= (9, 0)):
+        candidates = [(128, 64, 2), (128, 64, 1), (64, 32, 1), (16, 16, 1)]
+    elif d <= 128:
+        candidates = [(128, 32, 2), (128, 32, 1), (64, 32, 1), (16, 16, 1)]
+    else:
+        candidates = [(64, 64, 1), (64, 32, 1), (16, 16, 1)]
+    if capability < (8, 0):  # without cp.async there is nothing to load ahead
+        candidates = [c for c in candidates if c[2] == 1]
 
-    wide = problem.itemsize == 4 or padded(problem.head_dim) > 128
-    candidates = ((64, 64), (64, 32), (32, 32), (16, 32), (16, 16)) if wide else (
-        (128, 64), (64, 64), (64, 32), (32, 32), (16, 16))  # fmt: skip
-    chosen = choose(candidates, tile, device, sram)
+    def sram(rows: int, cols: int, stages: int) -> int:
+        return (padded(rows) * d + stages * padded(cols) * (d + dv)) * problem.itemsize
+
+    limits = (device.sram_per_block // 2, device.sram_per_block) if half else (device.sram_per_block,)
+    fitting = [c for limit in limits for c in candidates if sram(*c) <= limit]
+    if not fitting:
+        rows, cols, stages = candidates[-1]
+        needed, most = sram(rows, cols, stages), device.sram_per_block
+        raise SramOverflow("tile", f"{rows}x{cols}", needed=needed, limit=most, device=device.name)
+    rows, cols, stages = fitting[0]
     return Config(
-        tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device)
+        tile=Tile(rows, cols),
+        warps=warps_for_rows(rows),
+        stages=stages,
+        q_in_registers=half and d <= 64 and cols == 64,
+        heads_together=heads_that_share_the_l2(problem, device),
+        blocks_per_sm=2,
     )
 
 
