@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from simulator.config import Config, choose, heads_that_share_the_l2, padded, warps_for_rows
+from simulator.config import Config, choose, padded, warps_for_rows
 from simulator.devices import Device
 from simulator.machine import HbmTensor, Machine
 from simulator.problem import Problem, Tile
@@ -23,9 +23,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
     chosen = choose(((64, 64), (32, 32), (16, 16)), tile, device, sram)
-    return Config(
-        tile=chosen, warps=warps_for_rows(chosen.rows), heads_together=heads_that_share_the_l2(problem, device)
-    )
+    return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
 
 
 def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Problem, tile: Tile) -> None:
