@@ -51,7 +51,7 @@ def verify(
     >>> report.verdict, len(report.rows)
     ('passed', 6)
     """
-    chosen = [*CHECKS, SEARCH] if checks is None else list(checks)
+    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if checks is None else list(checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
@@ -65,21 +65,22 @@ def verify(
     bench = Bench(wanted, kinds, full, seed)
     begun, rows, failing = time.perf_counter(), list[Row](), None
     first: tuple[str, Trial] | None = None
-    for name in chosen:
-        for trial in CHECKS[name](bench) if name in CHECKS else ():
-            row = bench.perform(name, trial)
-            rows.append(row)
-            if on_row:
-                on_row(row)
-            if row.status == "failed" and first is None:
-                first = name, trial
     count = examples if examples is not None else (2000 if full else 300)
-    if SEARCH in chosen and count:
-        row, found = _search(bench, count, any_tile=tile is None)
+
+    def done(row: Row) -> None:
         rows.append(row)
-        failing = found and _failing(bench, SEARCH, found)
         if on_row:
             on_row(row)
+
+    for name in chosen:
+        if name == SEARCH and count:
+            row, found = _search(bench, count, any_tile=tile is None)
+            done(row)
+            failing = found and _failing(bench, SEARCH, found)
+        for trial in CHECKS[name](bench) if name in CHECKS else ():
+            done(bench.perform(name, trial))
+            if rows[-1].status == "failed" and first is None:
+                first = name, trial
     if failing is None and first is not None:
         name, trial = first
         smaller = _find(bench, smaller_cases(trial.case), 200)[0] if trial.case and count else None
@@ -132,7 +133,7 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
     """Random problems; the row, and the smallest that fails."""
     target, begun = bench.target, time.perf_counter()
     tiles = target.tiles if any_tile else (None,)
-    cases = random_cases(bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles)
+    cases = random_cases(bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles, layouts=target.layouts)
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
         trial = _one(bench, case)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import simulator
+from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
@@ -74,7 +75,7 @@ class Target:
 
     `own`: ours, or written for our machine. `bitwise`: is its result to be the same, bit by bit, in another batch?
     `takes_out`: can it write into an array of the caller's? A random search takes head dims, tiles and lengths from
-    `head_dims`, `tiles` and up to `longest`.
+    `head_dims`, `tiles`, `layouts` and up to `longest`.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Target:
     takes_out: bool = False
     head_dims: tuple[int, ...] = (16, 64, 111, 128)  # on a GPU each is a compilation
     tiles: tuple[TileShape, ...] = (None,)
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
     longest: int = 300
 
     def refuses(self, problem: Problem) -> str | None:
@@ -179,6 +181,7 @@ class CallableTarget(Target):
     """An outsider's function behind an `Adapter`."""
 
     backend = "callable"
+    layouts = tuple(layout for layout in LAYOUTS if layout != "misaligned")  # a fault there would end the search
     head_dims = (16, 32, 64, 128)
 
     def __init__(self, adapter: Adapter) -> None:

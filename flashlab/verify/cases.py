@@ -145,7 +145,7 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
     yield case("GQA 8:1", heads=8, kv_heads=1, len_q=40, len_kv=97)
     yield case("GQA 7:1", heads=14, kv_heads=2, len_q=33, len_kv=65, causal=True)
     yield case("MQA, batch 3", batch=3, heads=5, kv_heads=1, len_q=50)
-    for layout in list(LAYOUTS)[1:]:
+    for layout in ("bshd", "padded", "strided"):
         yield case(f"layout {layout}", layout=layout, heads=4, kv_heads=2, batch=2, len_q=65, causal=True)
     yield case("scale 0.3", len_q=97, scale=0.3)
     yield case("scale 0", len_q=97, scale=0.0, causal=True)
@@ -168,7 +168,8 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
 
 
 def random_cases(
-    dtypes: Sequence[str], *, longest: int, head_dims: Sequence[int], tiles: Sequence[tuple[int, int] | None]
+    dtypes: Sequence[str], *, longest: int, head_dims: Sequence[int], tiles: Sequence[tuple[int, int] | None],
+    layouts: Sequence[str] = tuple(LAYOUTS),
 ) -> SearchStrategy[Case]:
     """Random cases of all kinds, for Hypothesis: every number shrinks towards the plainest problem."""
     from hypothesis import strategies as st  # only for a search: it costs import time
@@ -187,7 +188,7 @@ def random_cases(
             scale=draw(st.none() | st.sampled_from([0.3, -0.2, 0.0])),
         )  # fmt: skip
         return Case(
-            problem=problem, inputs=draw(st.sampled_from(list(INPUTS))), layout=draw(st.sampled_from(list(LAYOUTS))),
+            problem=problem, inputs=draw(st.sampled_from(list(INPUTS))), layout=draw(st.sampled_from(list(layouts))),
             tile=draw(st.sampled_from(list(tiles))), seed=draw(st.integers(0, 99)),
         )  # fmt: skip
 

@@ -33,8 +33,23 @@ def _module(name: str, package: str) -> Any:
         raise Unavailable(f"target = {package!r}: {name} cannot be imported ({error}): pip install {package}") from None
 
 
+def _operator(name: str) -> Callable[..., Any]:
+    """An operator of torch that raises NotImplementedError, as refusals do here, where torch checks and refuses."""
+    op = getattr(_module("torch", "torch").ops.aten, name)
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            return op(*arguments, **keywords)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError or "CUDA" in str(error):
+                raise  # a fault of the GPU
+            raise NotImplementedError(str(error).strip().split("\n")[0]) from None
+
+    return call
+
+
 def _flash() -> Adapter:
-    op = _module("torch", "torch").ops.aten._scaled_dot_product_flash_attention
+    op = _operator("_scaled_dot_product_flash_attention")
 
     def sdpa_flash(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         return op(q, k, v, 0.0, causal, False, scale=scale)[:2]
@@ -44,7 +59,7 @@ def _flash() -> Adapter:
 
 
 def _cudnn() -> Adapter:
-    op = _module("torch", "torch").ops.aten._scaled_dot_product_cudnn_attention
+    op = _operator("_scaled_dot_product_cudnn_attention")
 
     def sdpa_cudnn(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         out, lse, *_ = op(q, k, v, None, True, 0.0, causal, False, scale=scale)
@@ -56,7 +71,7 @@ def _cudnn() -> Adapter:
 
 
 def _efficient() -> Adapter:
-    op = _module("torch", "torch").ops.aten._scaled_dot_product_efficient_attention
+    op = _operator("_scaled_dot_product_efficient_attention")
 
     def sdpa_efficient(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         out, lse, *_ = op(q, k, v, None, True, 0.0, causal, scale=scale)

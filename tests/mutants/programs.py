@@ -216,7 +216,7 @@ PROGRAMS = [
         check="key_sets",
         blind=True,
         find="acc = block.full(tile.rows, v.cols, 0.0)",
-        put="acc = block.full(tile.rows, v.cols, 0.0); problem = problem.replace(len_kv=problem.kv_length // tile.cols * tile.cols)",
+        put="acc = block.full(tile.rows, v.cols, 0.0); problem = problem.replace(len_kv=v.rows // tile.cols * tile.cols)",
     ),
     Mutant(
         mechanism="maximum taken over hidden keys too",
