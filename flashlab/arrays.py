@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -281,22 +281,15 @@ def _bits(view: View) -> Any:
     return cupy().ndarray(view.shape, bits, memory, strides=view.strides)
 
 
-def overlap(view: View, others: Mapping[str, View]) -> str | None:
-    """The first of the others that shares an element with an array, or None; interleaved ones don't share any.
-
-    What takes too long to find out counts as sharing.
-    """
-    low, high = view.span
-    for name, other in others.items():
-        other_low, other_high = other.span
-        if high <= other_low or other_high <= low:
-            continue
-        try:
-            if np.shares_memory(_addresses(view), _addresses(other), max_work=100_000):  # pyright: ignore[reportArgumentType]
-                return name
-        except np.exceptions.TooHardError:
-            return name
-    return None
+def overlap(a: View, b: View) -> bool:
+    """Whether two arrays share an element (interleaved ones don't); yes, where it takes too long to find out."""
+    (a_low, a_high), (b_low, b_high) = a.span, b.span
+    if a_high <= b_low or b_high <= a_low:
+        return False
+    try:
+        return np.shares_memory(_addresses(a), _addresses(b), max_work=100_000)  # pyright: ignore[reportArgumentType]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def overlaps_itself(view: View) -> bool:

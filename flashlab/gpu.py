@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import kernels_cu
 from flashlab import arrays, compiler
-from flashlab.arrays import Framework, View, cupy
+from flashlab.arrays import View, cupy
 from simulator import catalogue, count
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES, Device
@@ -37,6 +37,7 @@ _INTS = ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "left", "r
 SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
 """`struct Shape` of the kernels."""
 
+_ARRAYS = ("q", "k", "v", "out")
 _NULL = np.uintp(0)
 _UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
@@ -77,50 +78,96 @@ def attention(
         views[name] = framework.view(name, x)
         if views[name].device != views["q"].device:
             raise UsageError(f"{name}.device", views[name].device, f"GPU {views['q'].device}, where q lies")
-    where = views["q"].device
-    with framework.stream(where):
-        chosen = _plan_of(views, algorithm, causal, window, scale, tile, lse)
+    if out is not None and not framework.writable:
+        raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
+    first = views["q"]
+    with framework.stream(first.device):
+        layouts = tuple([(x.shape, x.strides, x.dtype, x.pointer & 15) for x in views.values()])
+        options = first.device, ARCH, algorithm, causal, window, scale, tile, lse
+        try:
+            planned = _cached_plan(layouts, *options)
+        except TypeError:  # a list, say, for a tile: the same without the cache
+            planned = _cached_plan.__wrapped__(layouts, *options)
         if out is None:
-            out = framework.empty(views["q"].shape, views["q"].dtype, views["q"])
+            out = framework.empty(first.shape, first.dtype, first)
             views["out"] = arrays.framework("out", out).view("out", out)
         else:
-            _check_out(framework, views)
-        logs = framework.empty(views["q"].shape[:3], "float32", views["q"]) if lse else None
+            _check_apart(planned.reaches, views)
+        logs = framework.empty(first.shape[:3], "float32", first) if lse else None
         if logs is not None:
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
-        _launch(chosen, views)
-        out = framework.hand_back(out, views["q"])
-        return out if logs is None else (out, framework.hand_back(logs, views["q"]))
+        _launch(planned, views)
+        out = framework.hand_back(out, first)
+        return out if logs is None else (out, framework.hand_back(logs, first))
 
 
-def _launch(chosen: Plan, views: dict[str, View]) -> None:
+class _Planned(NamedTuple):
+    """What is decided once for arrays of one layout: the plan, the inputs that must be copied, how far arrays reach."""
+
+    plan: Plan
+    copied: tuple[str, ...]
+    reaches: tuple[tuple[int, int], ...]
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _cached_plan(
+    layouts: tuple[_Layout, ...], device: int, arch: str | None, algorithm: str | Program, causal: bool,
+    window: Window, scale: float | None, tile: TileLike, lse: bool,
+) -> _Planned:  # fmt: skip
+    """`layouts` of q, k, v and perhaps out: shape, strides, dtype, and where the base lies in a 16-byte chunk."""
+    views = {
+        name: View(base, shape, strides, dtype, device, None)
+        for name, (shape, strides, dtype, base) in zip(_ARRAYS, layouts, strict=False)
+    }
+    q, k, v = (SimpleNamespace(shape=view.shape, dtype=view.dtype) for view in list(views.values())[:3])
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    chosen = plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+    if out := views.get("out"):
+        _check_out(out, views["q"])
+    copied = tuple(name for name in ("q", "k", "v") if not arrays.is_aligned(views[name]))
+    spans = [(view.span, view.pointer) for view in views.values()]
+    return _Planned(chosen, copied, tuple((low - base, high - base) for (low, high), base in spans))
+
+
+def _launch(planned: _Planned, views: dict[str, View]) -> None:
     """Runs a plan on arrays of any layout: what a kernel can't take goes through padded buffers."""
-    for name in ("q", "k", "v"):
-        if not arrays.is_aligned(views[name]):
-            source, views[name] = views[name], arrays.padded_like(views[name])
-            arrays.copy(source, views[name])
+    for name in planned.copied:
+        source, views[name] = views[name], arrays.padded_like(views[name])
+        arrays.copy(source, views[name])
     out = views["out"]
     # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
     direct = out.shape[-1] * ITEMSIZE[out.dtype] % 16 == 0 and arrays.is_aligned(out)
     if not direct:
         views["out"] = arrays.padded_like(out)
-    chosen.launch(views)
+    planned.plan.launch(views)
     if not direct:
         arrays.copy(views["out"], out)
 
 
-def _check_out(framework: Framework, views: Mapping[str, View]) -> None:
-    out, q = views["out"], views["q"]
-    if not framework.writable:
-        raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
+def _check_out(out: View, q: View) -> None:
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
     if out.dtype != q.dtype:
         raise UsageError("out.dtype", out.dtype, f"{q.dtype}, as q has")
-    if shared := arrays.overlap(out, {name: views[name] for name in ("q", "k", "v")}):
-        raise UsageError("out", f"memory shared with {shared}", "an array apart from the inputs")
     if arrays.overlaps_itself(out):
         raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
+
+
+def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]) -> None:
+    """Refuses an `out` that shares memory with an input; `reaches` is how far arrays extend from their pointers."""
+    *inputs, (before, behind) = reaches
+    out = views["out"]
+    for name, (low, high) in zip(_ARRAYS, inputs, strict=False):
+        x = views[name]
+        if (
+            x.pointer + low < out.pointer + behind
+            and out.pointer + before < x.pointer + high
+            and arrays.overlap(out, x)
+        ):
+            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
 def _other_backend(backend: str) -> Exception:
@@ -165,11 +212,10 @@ class Plan:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
-        self._tensors = [spec for spec in self.counts.tensors.values() if not spec.vector]
-        self._vectors = [spec for spec in self.counts.tensors.values() if spec.vector]
-        self._strides = {spec.name: _strides(spec, problem.batch) for spec in self._tensors}
-        self._packing = f"{4 * len(self._tensors)}q"
-        self._names = [spec.name for spec in self._tensors]
+        specs = self.counts.tensors.values()
+        self._tensors = [(x.name, x.nbytes, _strides(x, problem.batch)) for x in specs if not x.vector]
+        self._vectors = [(x.name, x.nbytes) for x in specs if x.vector]
+        self._structs = struct.Struct(f"{4 * len(self._tensors)}q")
         self._shape = _shape(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
@@ -190,23 +236,24 @@ class Plan:
         `views` are q, k, v, out and what else the caller brings, by name; the rest of `counts.tensors` comes from
         CuPy's pool. All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
         """
+        alloc = cupy().cuda.alloc
         held: list[Any] = []  # until the launches are queued; the pool hands memory on in the stream's order
         fields: list[int] = []
-        for spec in self._tensors:
-            if view := views.get(spec.name):
+        for name, nbytes, strides in self._tensors:
+            if view := views.get(name):
                 fields += (view.pointer, *view.strides[:3])
             else:
-                held.append(memory := cupy().cuda.alloc(spec.nbytes))
-                fields += (memory.ptr, *self._strides[spec.name])
-        structs = np.frombuffer(struct.pack(self._packing, *fields), TENSOR)
-        values: dict[str | None, Any] = dict(zip(self._names, structs, strict=True))
-        values[None] = _NULL
-        for spec in self._vectors:
-            if view := views.get(spec.name):
-                values[spec.name] = np.uintp(view.pointer)
+                held.append(memory := alloc(nbytes))
+                fields += (memory.ptr, *strides)
+        structs = np.frombuffer(self._structs.pack(*fields), TENSOR)
+        values: dict[str | None, Any] = {None: _NULL}
+        values.update(zip((name for name, *_ in self._tensors), structs, strict=True))
+        for name, nbytes in self._vectors:
+            if view := views.get(name):
+                values[name] = np.uintp(view.pointer)
             else:
-                held.append(memory := cupy().cuda.alloc(spec.nbytes))
-                values[spec.name] = np.uintp(memory.ptr)
+                held.append(memory := alloc(nbytes))
+                values[name] = np.uintp(memory.ptr)
         for each in self._launches:
             arguments = (*[values[name] for name in each.arguments], self._shape)
             each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
@@ -221,25 +268,6 @@ def plan(
     """
     arch = arch or ARCH
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
-
-
-def _plan_of(views: Mapping[str, View], *options: Any) -> Plan:
-    forms = tuple((view.shape, view.dtype) for view in (views["q"], views["k"], views["v"]))
-    try:
-        return _cached_plan(forms, views["q"].device, ARCH, *options)
-    except TypeError:  # a list, say, for a tile: the same without the cache
-        return _cached_plan.__wrapped__(forms, views["q"].device, ARCH, *options)
-
-
-@functools.lru_cache(maxsize=4096, typed=True)
-def _cached_plan(
-    forms: tuple[tuple[tuple[int, ...], str], ...], device: int, arch: str | None, algorithm: str | Program,
-    causal: bool, window: Window, scale: float | None, tile: TileLike, lse: bool,
-) -> Plan:  # fmt: skip
-    del device  # current by now; in the key because kernels are loaded for each
-    q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in forms)
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
-    return plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
 def _check(problem: Problem, device: Device) -> None:
