@@ -152,8 +152,12 @@ class _DlpackArrays(_CupyArrays):
     def hand_back(self, x: Any, like: View) -> Any:
         cupy().cuda.get_current_stream().synchronize()
         original, _ = like.owner
-        namespace = getattr(original, "__array_namespace__", None)
-        return namespace().from_dlpack(x) if namespace else x
+        if not hasattr(original, "__array_namespace__"):
+            return x
+        namespace = original.__array_namespace__()
+        if not x.size:  # no memory to share
+            return namespace.zeros(x.shape, dtype=getattr(namespace, x.dtype.name))
+        return namespace.from_dlpack(x)
 
 
 class _TorchArrays(Framework):

@@ -124,7 +124,7 @@ def test_head_dims(algorithm: str, dtype: str, head_dim: int) -> None:
         check(p, inputs, *fl.attention(*map(to_cupy, inputs), algorithm=algorithm, lse=True, causal=causal))
 
 
-@pytest.mark.parametrize("tile", ["16x16", "32x64", "64x32", "128x128"])
+@pytest.mark.parametrize("tile", ["16x16", "32x64", "64x32", "128x64"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_tiles(algorithm: str, tile: str) -> None:
     for dtype in ("float32", "float16"):
