@@ -133,7 +133,10 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
     """Random problems; the row, and the smallest that fails."""
     target, begun = bench.target, time.perf_counter()
     tiles = target.tiles if any_tile else (None,)
-    cases = random_cases(bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles, layouts=target.layouts)
+    cases = random_cases(
+        bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles, layouts=target.layouts,
+        scales=target.scales,
+    )  # fmt: skip
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
         trial = _one(bench, case)

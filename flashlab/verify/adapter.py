@@ -75,7 +75,7 @@ class Target:
 
     `own`: ours, or written for our machine. `bitwise`: is its result to be the same, bit by bit, in another batch?
     `takes_out`: can it write into an array of the caller's? A random search takes head dims, tiles and lengths from
-    `head_dims`, `tiles`, `layouts` and up to `longest`.
+    `head_dims`, `tiles`, `layouts`, `scales` and up to `longest`.
     """
 
     name: str
@@ -88,6 +88,7 @@ class Target:
     head_dims: tuple[int, ...] = (16, 64, 111, 128)  # on a GPU each is a compilation
     tiles: tuple[TileShape, ...] = (None,)
     layouts: tuple[str, ...] = tuple(LAYOUTS)
+    scales: tuple[float | None, ...] = (None, 0.3, -0.2, 0.0)
     longest: int = 300
 
     def refuses(self, problem: Problem) -> str | None:
@@ -181,7 +182,9 @@ class CallableTarget(Target):
     """An outsider's function behind an `Adapter`."""
 
     backend = "callable"
-    layouts = tuple(layout for layout in LAYOUTS if layout != "misaligned")  # a fault there would end the search
+    # what may fault, and what many kernels do not mean to do, have checks of their own
+    layouts = tuple(layout for layout in LAYOUTS if layout != "misaligned")
+    scales = (None, 0.3)
     head_dims = (16, 32, 64, 128)
 
     def __init__(self, adapter: Adapter) -> None:

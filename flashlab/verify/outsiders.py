@@ -61,12 +61,12 @@ def _flash() -> Adapter:
 def _cudnn() -> Adapter:
     op = _operator("_scaled_dot_product_cudnn_attention")
 
-    def sdpa_cudnn(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
+    def cudnn(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         out, lse, *_ = op(q, k, v, None, True, 0.0, causal, False, scale=scale)
         return out, lse.reshape(lse.shape[:3])
 
     return Adapter(
-        sdpa_cudnn, "torch", causal="top-left", lse="e", supports=lambda p: _half(p, 8, 128), name="sdpa-cudnn",
+        cudnn, "torch", causal="top-left", lse="e", supports=lambda p: _half(p, 8, 128), name="cudnn",
     )  # fmt: skip
 
 
@@ -113,7 +113,6 @@ def _flashinfer() -> Adapter:
 
 OUTSIDERS: dict[str, Callable[[], Adapter]] = {
     "sdpa-flash": _flash,
-    "sdpa-cudnn": _cudnn,
     "cudnn": _cudnn,
     "sdpa-efficient": _efficient,
     "fa4": _fa4,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import simulator
-from flashlab.verify.adapter import SimulatorTarget
+from flashlab.verify.adapter import Refused, SimulatorTarget
 from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
 from flashlab.verify.cases import Case, edges, make_inputs
 from flashlab.verify.rule import judge
@@ -113,6 +113,8 @@ def memory(bench: Bench) -> Iterator[Trial]:
 
 def _memory(bench: Bench, p: Problem, layout: str) -> None:
     arrays, target = make_inputs(p, seed=bench.seed), bench.target
+    if not target.frame.views:
+        raise Refused(f"{target.frame.name} owns its memory")
     clean = bench.run(p, *arrays, layout=layout, garbage=0.0)
     for garbage in (math.nan, math.inf):
         for out in (False, True) if target.takes_out else (False,):
@@ -121,6 +123,14 @@ def _memory(bench: Bench, p: Problem, layout: str) -> None:
             if not dirty.same_bits(clean):
                 where = "around the arrays, in the output or the workspace" if out else "around the arrays or in the workspace"
                 raise Failure(f"{garbage} {where} changes the result")
+
+
+def odd_scale(bench: Bench) -> Iterator[Trial]:
+    """A scale of 0 is a plain mean, and below 0 the least score weighs most."""
+    for dtype in bench.dtypes:
+        for word, scale in (("0", 0.0), ("below 0", -0.125)):
+            case = Case(problem=_problem(dtype, scale=scale, causal=True), seed=bench.seed)
+            yield Trial(word, case.problem, lambda case=case: bench.judge_case(case), case)
 
 
 def permutation(bench: Bench) -> Iterator[Trial]:
@@ -329,6 +339,7 @@ CHECKS: dict[str, Check] = {
     "key_sets": key_sets,
     "hidden_keys": hidden_keys,
     "memory": memory,
+    "odd_scale": odd_scale,
     "permutation": permutation,
     "split": split,
     "gqa": gqa,

@@ -92,15 +92,6 @@ KERNELS = [
         put="    copy_wait<1>();",
     ),
     Mutant(
-        mechanism="barrier missing before SRAM is written again",
-        algorithm="standard",
-        file=STANDARD,
-        check="determinism",
-        blind=False,
-        find="    barrier();  // the previous tiles are read",
-        put="",
-    ),
-    Mutant(
         mechanism="running maximum starts at 0",
         algorithm="flash1",
         file=FLASH1,

@@ -192,6 +192,28 @@ def test_an_adapter_checks_its_conventions(wrong: dict[str, Any]) -> None:
         fl.Adapter(**({"fn": attention} | wrong))
 
 
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_without_cupy_a_gpu_is_asked_for_in_one_line() -> None:
+    with pytest.raises(fl.Unavailable, match="pip install"):
+        verify("flash2", "gpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_our_kernels_pass_on_the_gpu(algorithm: str) -> None:
+    report = verify(algorithm, "gpu")
+    assert report.verdict == "passed", report.failed[:3]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_arrays_of_other_frameworks(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes the whole GPU
+    pytest.importorskip(framework)
+    report = verify("flash2", "gpu", dtypes=["bfloat16"], framework=framework)
+    assert report.verdict == "passed", report.failed[:3]
+
+
 @pytest.mark.parametrize("name", OUTSIDERS)
 def test_outsiders_that_are_not_installed_say_how_to_get_them(name: str) -> None:
     package = {"fa4": "flash_attn", "flashinfer": "flashinfer"}.get(name, "torch")
