@@ -89,6 +89,10 @@ def _refused(name: str, what: str, accepted: str) -> UsageError:
     return UsageError(name, _Said(what), accepted)
 
 
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
 class Framework(ABC):
     """What differs between the frameworks."""
 
@@ -145,8 +149,7 @@ class _DlpackArrays(_CupyArrays):
         except (AttributeError, BufferError, TypeError, RuntimeError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise
-            reason = str(error).partition("\n")[0]
-            raise _refused(name, f"{_kind(x)} array without a buffer of its own ({reason})", _ON_GPU) from error
+            raise _refused(name, f"{_kind(x)} array without a buffer of its own ({_line(error)})", _ON_GPU) from error
         return super().view(name, shared)._replace(owner=(x, shared))
 
     def hand_back(self, x: Any, like: View) -> Any:
@@ -176,10 +179,12 @@ class _TorchArrays(Framework):
         dtype = self._names.get(x.dtype)
         if dtype is None:
             raise _refused(f"{name}.dtype", str(x.dtype), _DTYPES)
-        if x.layout != self._torch.strided:
-            raise _refused(name, f"torch tensor of layout {x.layout}", "a dense one")
         size = ITEMSIZE[dtype]
-        return View(x.data_ptr(), tuple(x.shape), tuple([n * size for n in x.stride()]), dtype, x.get_device(), x)
+        try:
+            strides = tuple([n * size for n in x.stride()])
+            return View(x.data_ptr(), tuple(x.shape), strides, dtype, x.get_device(), x)
+        except RuntimeError as error:  # sparse or nested, or traced by a transformation
+            raise _refused(name, f"torch tensor without a buffer of its own ({_line(error)})", _ON_GPU) from error
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)

@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import sys
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ class ndarray:
     """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it."""
 
     def __init__(self, shape: Any, dtype: Any, memptr: MemoryPointer, strides: Any) -> None:
+        self.size = int(np.prod(shape, dtype=int))
         self.data, self.shape, self.strides, self.dtype = (
             memptr,
             tuple(shape),
@@ -73,6 +75,7 @@ class FakeCupy:
 
     def __init__(self, capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> None:
         self.log: list[int] = []
+        self.synchronized = 0
         self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
         self.cuda = self
         self.runtime = self
@@ -104,6 +107,35 @@ class FakeCupy:
     def deviceGetAttribute(self, attribute: int, index: int) -> int:
         del index
         return {13: 1_980_000, 36: 3_201_000, 37: 6144}[attribute]
+
+    @staticmethod
+    def from_dlpack(x: Shared) -> ndarray:
+        return x.x
+
+    def get_current_stream(self) -> FakeCupy:
+        return self
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    class Stream:
+        """Streams by their handle; `entered` lists those that were current for a while."""
+
+        null = contextlib.nullcontext()
+        entered: ClassVar[list[int]] = []
+
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        @classmethod
+        def from_external(cls, stream: Any) -> FakeCupy.Stream:
+            return cls(stream.__cuda_stream__()[1])
+
+        def __enter__(self) -> None:
+            self.entered.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            pass
 
     def alloc(self, nbytes: int) -> MemoryPointer:
         """Memory full of NaNs, on a 256-byte boundary as CuPy's, followed by guard bytes."""
@@ -188,6 +220,42 @@ def installed(module: Any) -> Iterator[Any]:
         yield module
     for cache in caches:
         cache.cache_clear()
+
+
+class Tensor:
+    """Enough of a torch tensor, over a fake GPU's memory."""
+
+    requires_grad, is_cuda, device = False, True, "cuda:0"
+
+    def __init__(self, x: ndarray) -> None:
+        self.x, self.shape, self.dtype = x, x.shape, f"torch.{x.dtype.name}"
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(n // self.x.dtype.itemsize for n in self.x.strides)
+
+    def data_ptr(self) -> int:
+        return self.x.data.ptr
+
+    def get_device(self) -> int:
+        return self.x.data.device_id
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+Tensor.__module__ = "torch"
+
+
+@pytest.fixture
+def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A torch whose current stream is the one of handle 1234."""
+    module = SimpleNamespace(
+        empty=lambda shape, dtype, device: Tensor(cupy.empty(shape, numpy_dtype(dtype.removeprefix("torch.")))),
+        is_grad_enabled=lambda: True, cuda=SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=1234)),
+        **{name: f"torch.{name}" for name in DTYPES.values()},
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
 
 
 @pytest.fixture
@@ -293,6 +361,65 @@ def test_launches_are_those_that_are_counted(cupy: FakeCupy, algorithm: str) -> 
     counts = simulator.count(algorithm, problem, device=gpu.current_device())
     assert gpu.current_device() is simulator.DEVICES["h200"]
     assert cupy.launches == [(x.name, (x.blocks,), (32 * x.warps,), x.sram_peak) for x in counts.launches]
+
+
+class Shared:
+    """An array of nobody in particular, who speaks DLPack; immutable."""
+
+    place = (2, 0)
+
+    def __init__(self, x: ndarray) -> None:
+        self.x, self.waited = x, 0
+
+    def block_until_ready(self) -> None:
+        self.waited += 1
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.place
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=Shared)
+
+
+@pytest.mark.parametrize("head_dim", [64, 111])
+def test_arrays_through_dlpack(cupy: FakeCupy, head_dim: int) -> None:
+    q, k, v = (Shared(cupy.asarray(x)) for x in inputs(head_dim=head_dim))
+    out, lse = gpu.attention(q, k, v, scale=0.25, lse=True)
+    expected = simulator.naive(*(x.x.host for x in (q, k, v)), scale=0.25)
+    assert type(out) is type(lse) is Shared
+    assert close(out.x, expected.out)
+    assert [x.waited for x in (q, k, v)] == [1, 1, 1]
+    assert cupy.synchronized == 2
+    with pytest.raises(UsageError, match="out = 'an immutable array'"):
+        gpu.attention(q, k, v, out=out)
+    k.place = (1, 0)
+    with pytest.raises(UsageError, match="k = .* array on the CPU: expected a CuPy, torch or JAX array in GPU memory"):
+        gpu.attention(q, k, v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
+    q, k, v = (Tensor(cupy.asarray(x)) for x in inputs(dtype, head_dim=40))
+    cupy.Stream.entered.clear()
+    out, lse = gpu.attention(q, k, v, scale=0.25, lse=True)
+    assert cupy.Stream.entered == [1234]
+    expected = simulator.naive(*(x.x.host for x in (q, k, v)), scale=0.25)
+    assert type(out) is type(lse) is Tensor
+    assert close(out.x, expected.out)
+    assert np.array_equal(lse.x.host, expected.lse.astype("f4"))
+    v.requires_grad = True
+    with pytest.raises(UsageError, match="v = torch tensor that requires grad: expected one that doesn't"):
+        gpu.attention(q, k, v)
+    torch.is_grad_enabled = lambda: False
+    assert close(gpu.attention(q, k, v, scale=0.25).x, expected.out)
+    k.is_cuda, k.device = False, "cpu"
+    with pytest.raises(UsageError, match="k = torch tensor on cpu: expected a CuPy, torch or JAX array in GPU memory"):
+        gpu.attention(q, k, v)
+    with pytest.raises(UsageError, match=r"k = 'ndarray': expected an array of the same kind as q \(Tensor\)"):
+        gpu.attention(q, k.x, v)
 
 
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 7), (5, 0), (0, 0)])
