@@ -440,6 +440,7 @@ def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
         gpu.attention(q, k, v, window=(2, 0), scale=0.1)
     assert gpu._cached_plan.cache_info().misses == 1
     gpu.attention(q, k, v, window=[2, 0], scale=0.1, tile=[64, 64])  # unhashable: no cache, the same result
+    gpu.attention(q, k, v, causal=True)
     with pytest.raises(UsageError, match="causal = 1"):
         gpu.attention(q, k, v, causal=1)  # pyright: ignore[reportArgumentType]
 
