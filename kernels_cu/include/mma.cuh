@@ -111,6 +111,7 @@ template <class TileT>
 DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
   FragmentB b;
   int t = lane_id() % 4;
+  warp_barrier();  // or the compiler reads so far ahead that registers spill
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // key k + i / 2, columns 2t and 2t+1 of one half
     int half = i % 2;

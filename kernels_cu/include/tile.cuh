@@ -31,24 +31,53 @@ struct Tile {
   }
 };
 
-// All THREADS threads of the block copy rows of `row_bytes` bytes, `stride` apart, into the whole tile: neighbouring threads
-// take neighbouring chunks. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which is
-// read in chunks of 16 bytes). The copies are this thread's newest: copy_commit, copy_wait, barrier make them usable.
+// One thread's share in copying rows from HBM into tiles: all THREADS threads of the block copy together, neighbours take
+// neighbouring 16-byte chunks of a row. Each load() takes the next TileT::ROWS rows, which lie `stride` bytes apart.
 template <int THREADS, class TileT>
-DEVICE void load_tile(TileT tile, const char* from, long long stride, int rows, int row_bytes) {
-  constexpr unsigned CHUNKS = TileT::CHUNKS, STEP = THREADS / CHUNKS;  // rows that the block copies at a time
-  if (THREADS % CHUNKS == 0 && rows >= TileT::ROWS && row_bytes == TileT::ROW_BYTES) {  // nothing to cut off: the common case
-    const unsigned row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, to = tile.at(row, chunk);
-    from += row * stride + chunk * CHUNK_BYTES;
-#pragma unroll
-    for (unsigned i = 0; i < TileT::ROWS; i += max(STEP, 1), from += STEP * stride)
-      copy_async(STEP % 8 ? tile.at(row + i, chunk) : to + i * TileT::ROW_BYTES, from, CHUNK_BYTES);
-  } else {
-#pragma unroll 1
-    for (unsigned i = threadIdx.x; i < TileT::ROWS * CHUNKS; i += THREADS) {
-      const unsigned row = i / CHUNKS, chunk = i % CHUNKS;
-      const int bytes = static_cast<int>(row) < rows ? min(max(row_bytes - static_cast<int>(chunk) * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-      copy_async(tile.at(row, chunk), from + row * stride + chunk * CHUNK_BYTES, bytes);
+struct TileLoader {
+  static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
+  static constexpr int WIDTH = CHUNKS < THREADS ? CHUNKS : THREADS;  // chunks of a row that are copied at a time,
+  static constexpr int STEP = THREADS / WIDTH;                       // of this many rows
+
+  const char* from;  // this thread's first chunk of the next tile
+  long long stride;
+  int row_bytes;
+
+  DEVICE TileLoader(const char* rows, long long stride, int row_bytes)
+      : from(opaque(rows + static_cast<int>(threadIdx.x) / WIDTH * stride + threadIdx.x % WIDTH * CHUNK_BYTES)),
+        stride(stride), row_bytes(row_bytes) {}
+
+  // Fills the whole tile. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which is read
+  // in chunks of 16 bytes). The copies are this thread's newest: copy_commit, copy_wait, barrier make them usable.
+  DEVICE void load(TileT tile, int rows) {
+    if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
+      copy<true>(tile, rows);  // nothing to cut off: the common case, and fewer instructions
+    else
+      copy<false>(tile, rows);
+    from += ROWS * stride;
+  }
+
+  template <bool WHOLE>
+  DEVICE void copy(TileT tile, int rows) const {
+    const int row = threadIdx.x / WIDTH, chunk = threadIdx.x % WIDTH;
+    const unsigned to = tile.at(row, chunk);
+#pragma unroll(WHOLE ? ROWS : 1)
+    for (int c = 0; c < CHUNKS; c += WIDTH) {
+      const char* chunk_from = from + c * CHUNK_BYTES;
+#pragma unroll(WHOLE ? ROWS : 1)
+      for (int r = 0; r < ROWS; r += STEP, chunk_from += STEP * stride) {
+        const bool mine = (THREADS % WIDTH == 0 || row < STEP) && (ROWS % STEP == 0 || row + r < ROWS) &&
+                          (CHUNKS % WIDTH == 0 || chunk + c < CHUNKS);
+        const int bytes = row + r < rows ? min(max(row_bytes - (chunk + c) * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+        const bool same_swizzle = STEP % 8 == 0 && WIDTH == CHUNKS;
+        if (mine) copy_async(same_swizzle ? to + r * TileT::ROW_BYTES : tile.at(row + r, chunk + c), chunk_from, WHOLE ? CHUNK_BYTES : bytes);
+      }
     }
   }
+};
+
+// The same for a single tile.
+template <int THREADS, class TileT>
+DEVICE void load_tile(TileT tile, const char* from, long long stride, int rows, int row_bytes) {
+  TileLoader<THREADS, TileT>(from, stride, row_bytes).load(tile, rows);
 }

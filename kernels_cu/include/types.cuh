@@ -9,15 +9,20 @@ constexpr int CHUNK_BYTES = 16;                              // the unit of ever
 constexpr int CHUNK_ELEMENTS = CHUNK_BYTES / ELEMENT_BYTES;  // 4 (float32) or 8 (16-bit)
 
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
+constexpr float LOWEST = __builtin_bit_cast(float, 0xff7fffff);  // the least finite float
 constexpr float LOG2E = 1.4426950408889634f;  // exp(x) = exp2(x · LOG2E)
 constexpr float LN2 = 0.6931471805599453f;    // log(x) = log2(x) · LN2
 
 DEVICE constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-// x, but the compiler may not know that: what follows from it is computed where it's needed, not kept in registers.
-DEVICE int opaque(int x) {
-  asm volatile("" : "+r"(x));
+// x, but the compiler may not know that: it can neither compute ahead what follows from x nor compute x again.
+template <class T>
+DEVICE T opaque(T x) {
+  if constexpr (sizeof(T) == 8)
+    asm volatile("" : "+l"(x));
+  else
+    asm volatile("" : "+r"(x));
   return x;
 }
 

@@ -14,6 +14,12 @@ DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xfff
 // The value that lane `source` holds.
 DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 
+// x of lane 0: tells the compiler that all lanes hold the same, so that it needn't be kept in a register of each.
+DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// Waits for the lanes of the warp; neither lanes nor the compiler move loads across.
+DEVICE void warp_barrier() { __syncwarp(); }
+
 // True in every lane if it is in any.
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
