@@ -8,8 +8,8 @@ bfloat16, 2e-6 for float32, whose sums round as well), every row has to keep
 
 with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees.
 
-The first term is what rounding `out` and P costs a correct kernel: 0.2 to 0.6 u where P is rounded before it is
-normalised; 1.4 u at the worst where it is rounded after, for when a row's weights are equal they all err the same way
+The first term is what rounding `out` and P costs a correct kernel: up to 0.8 u where P is rounded before it is
+normalised; up to 1.4 u where it is rounded after, for when a row's weights are equal they all err the same way
 (`standard` with scale 0 and values that are nearly equal). The norm of a row is a mean: heads narrower than 16 can
 exceed it by chance. The second term is what float32 scores may be off by, carried through the softmax; it matters to
 float32, and to logits of 1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|, because where large

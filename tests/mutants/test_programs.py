@@ -31,7 +31,7 @@ def test_killed_by_its_check(mutant: Mutant) -> None:
     assert all("raised" not in row.detail for row in report.failed), "a bug that crashes is no mutant"
 
 
-@pytest.mark.parametrize("mutant", named(PROGRAMS))
+@pytest.mark.parametrize("mutant", named([*PROGRAMS, *BYTES]))
 def test_what_the_usual_test_says(mutant: Mutant) -> None:
     problem = fl.Problem(**ALIGNED, dtype=mutant.dtype)
     q, k, v = fl.random_inputs(problem, seed=0)
