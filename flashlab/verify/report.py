@@ -44,6 +44,11 @@ class Report:
 
     `passed`: something ran and nothing failed. `verdict` is "passed", "passed, LSE unchecked" (out alone was there to be
     judged), "failed" or "nothing run".
+
+    >>> import flashlab as fl
+    >>> report = fl.verify("flash2", checks=["gqa"], dtypes=["float16"])
+    >>> isinstance(report, fl.Report), report.to_dict()["counts"]
+    (True, {'passed': 3, 'failed': 0, 'not run': 0})
     """
 
     target: str
