@@ -73,6 +73,6 @@ def get(algorithm: str | Program) -> Algorithm:
         return next(
             (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
         )
-    if algorithm not in CATALOGUE:
+    if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]
