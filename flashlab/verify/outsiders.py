@@ -30,7 +30,7 @@ def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise Unavailable(f"target = {package!r}: {name} cannot be imported ({error}): pip install {package}") from None
+        raise Unavailable(f"{name} cannot be imported ({error}): pip install {package}") from None
 
 
 def _operator(name: str) -> Callable[..., Any]:
