@@ -44,14 +44,14 @@ def naive(
     with np.errstate(invalid="ignore"):
         s = p.softmax_scale * (grouped @ keys.swapaxes(-1, -2))
     distance = np.arange(p.kv_length) - (np.arange(p.len_q)[:, None] + p.offset)
-    hidden: Array = np.zeros(distance.shape, bool)
+    hidden = np.zeros(distance.shape, bool)
     if p.right is not None:
-        hidden |= distance > p.right
+        hidden = np.logical_or(hidden, distance > p.right)
     if p.left is not None:
-        hidden |= -distance > p.left
+        hidden = np.logical_or(hidden, -distance > p.left)
     np.putmask(s, np.broadcast_to(hidden, s.shape), -np.inf)
-    top = s.max(-1, keepdims=True, initial=-np.inf)
-    e = np.exp(s - np.where(np.isneginf(top), 0, top))
+    top: Array = s.max(-1, keepdims=True, initial=-np.inf)
+    e: Array = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(-1, keepdims=True)
     # a hidden key's value must not matter, not even a NaN: 0 x NaN would
     out = _weighted_sum(e / np.where(total == 0, 1, total), values)
