@@ -167,6 +167,9 @@ standard_output(const Tensor p, const Tensor v, const Tensor out, const Shape sh
     }
   }
 
+  // Once more, from a number that the compiler takes for another: cheaper than a register held through the loop.
+  const int out_head = opaque(static_cast<int>(blockIdx.x)) / row_tiles;
+
   // step: store_o
 #pragma unroll
   for (int f = 0; f < ROW_FRAGMENTS; ++f)
@@ -174,6 +177,6 @@ standard_output(const Tensor p, const Tensor v, const Tensor out, const Shape sh
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + warp_row + 16 * f + 8 * half + lane_id() / 4;
       const int bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;
-      store_row(row_address(out, batch, head, row), o[f], half, 1.f, bytes);
+      store_row(row_address(out, out_head / shape.heads, out_head % shape.heads, row), o[f], half, 1.f, bytes);
     }
 }

@@ -1,7 +1,7 @@
 // Matrix products of one warp: C (16 x 16, float32) += A (16 x K_STEP) · B (K_STEP x 16).
 //
-// An accumulator is 16 x 8 and spread over the warp as mma.sync m16n8k16 has it, in every dtype. With g = lane / 4 and
-// t = lane % 4, a lane holds c[0], c[1]: row g, columns 2t and 2t+1; c[2], c[3]: row g + 8, the same columns.
+// An accumulator is 16 x 8 and spread over the warp as mma.sync m16n8k16 has it, in every dtype. With g = lane / 4
+// and t = lane % 4, a lane holds c[0], c[1]: row g, columns 2t and 2t+1; c[2], c[3]: row g + 8, the same columns.
 // 16-bit: tensor cores (sm_75: two m16n8k8 in place of one m16n8k16). float32: plain FMA, no TF32.
 #pragma once
 
@@ -12,10 +12,10 @@ constexpr int K_STEP = FL_DTYPE == 0 ? 4 : 16;  // depth of one product
 
 #if FL_DTYPE != 0
 
-struct FragmentA { unsigned r[4]; };  // (row g, k 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..): two elements each
-struct FragmentB { unsigned r[4]; };  // columns 0..7: (k 2t.., column g), (2t+8.., g); columns 8..15: the same
+struct FragmentA { unsigned r[4]; };  // two elements each: (row g, k 2t..), (g+8, 2t..), (g, 2t+8..), (g+8, 2t+8..)
+struct FragmentB { unsigned r[4]; };  // (k 2t.., column g), (k 2t+8.., column g), and the same of columns 8..15
 
-// Four 8 x 8 matrices from SRAM; lane i names row i % 8 of matrix i / 8, and gets elements (g, 2t), (g, 2t+1) of each.
+// Four 8 x 8 matrices from SRAM: lane i names row i % 8 of matrix i / 8 and gets elements (g, 2t), (g, 2t+1) of each.
 DEVICE void ldmatrix(unsigned (&r)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
@@ -30,11 +30,15 @@ DEVICE void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
 // c (16 x 8) += a (16 x 16) · b (16 x 8; two registers).
 DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if FL_DTYPE == 2
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #elif __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
@@ -47,7 +51,8 @@ DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsi
 template <class TileT>
 DEVICE FragmentA load_a(TileT tile, int row, int k) {
   FragmentA a;
-  ldmatrix(a.r, tile.right(tile.at(lane_id() % 16, lane_id() / 16), k / CHUNK_ELEMENTS) + row * TileT::ROW_BYTES);
+  const unsigned corner = tile.at(lane_id() % 16, lane_id() / 16);  // matrices: 0 1 below it, 2 3 to the right of them
+  ldmatrix(a.r, tile.right(corner, k / CHUNK_ELEMENTS) + row * TileT::ROW_BYTES);
   return a;
 }
 
@@ -55,7 +60,8 @@ DEVICE FragmentA load_a(TileT tile, int row, int k) {
 template <class TileT>
 DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
   FragmentB b;
-  ldmatrix(b.r, tile.right(tile.at(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2), k / CHUNK_ELEMENTS) + n * TileT::ROW_BYTES);
+  const unsigned corner = tile.at(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);  // 0, 1 beside it, 2 3 below
+  ldmatrix(b.r, tile.right(corner, k / CHUNK_ELEMENTS) + n * TileT::ROW_BYTES);
   return b;
 }
 
@@ -63,15 +69,17 @@ DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
 template <class TileT>
 DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
   FragmentB b;
-  ldmatrix_transposed(b.r, tile.right(tile.at(lane_id() % 16, lane_id() / 16), n / CHUNK_ELEMENTS) + k * TileT::ROW_BYTES);
+  const unsigned corner = tile.at(lane_id() % 16, lane_id() / 16);
+  ldmatrix_transposed(b.r, tile.right(corner, n / CHUNK_ELEMENTS) + k * TileT::ROW_BYTES);
   return b;
 }
 
-// A = columns k..k+K_STEP-1 of a row of accumulators (P), rounded to the storage dtype. No lane needs another's values.
+// A = columns k..k+K_STEP-1 of a row of accumulators (P), rounded to the storage dtype. Each lane has what it needs.
 template <int N>
 DEVICE FragmentA operand_a(const float (&p)[N][4], int k) {
   int n = k / 8;
-  return {{pack(p[n][0], p[n][1]), pack(p[n][2], p[n][3]), pack(p[n + 1][0], p[n + 1][1]), pack(p[n + 1][2], p[n + 1][3])}};
+  return {{pack(p[n][0], p[n][1]), pack(p[n][2], p[n][3]),
+           pack(p[n + 1][0], p[n + 1][1]), pack(p[n + 1][2], p[n + 1][3])}};
 }
 
 // c0 (columns 0..7 of C), c1 (8..15) += A · B.
@@ -90,7 +98,8 @@ DEVICE FragmentA load_a(TileT tile, int row, int k) {
   FragmentA a;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float4 x = load_shared<float4>(tile.right(tile.at(lane_id() / 4, 0), k / CHUNK_ELEMENTS) + (row + 8 * i) * TileT::ROW_BYTES);
+    const unsigned corner = tile.at(lane_id() / 4, 0);
+    float4 x = load_shared<float4>(tile.right(corner, k / CHUNK_ELEMENTS) + (row + 8 * i) * TileT::ROW_BYTES);
     a.x[i][0] = x.x, a.x[i][1] = x.y, a.x[i][2] = x.z, a.x[i][3] = x.w;
   }
   return a;
@@ -101,7 +110,8 @@ DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
   FragmentB b;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float4 x = load_shared<float4>(tile.right(tile.at(2 * (lane_id() % 4) + i % 2, 0), k / CHUNK_ELEMENTS) + (n + i / 2 * 8) * TileT::ROW_BYTES);
+    const unsigned corner = tile.at(2 * (lane_id() % 4) + i % 2, 0);
+    float4 x = load_shared<float4>(tile.right(corner, k / CHUNK_ELEMENTS) + (n + i / 2 * 8) * TileT::ROW_BYTES);
     b.x[i][0] = x.x, b.x[i][1] = x.y, b.x[i][2] = x.z, b.x[i][3] = x.w;
   }
   return b;
@@ -111,11 +121,11 @@ template <class TileT>
 DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
   FragmentB b;
   int t = lane_id() % 4;
-  warp_barrier();  // or the compiler reads so far ahead that registers spill
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // key k + i / 2, columns 2t and 2t+1 of one half
     int half = i % 2;
-    float2 x = load_shared<float2>(tile.right(tile.at(k % 8 + i / 2, t / 2), n / CHUNK_ELEMENTS + 2 * half) + t % 2 * 8 + k / 8 * 8 * TileT::ROW_BYTES);
+    const unsigned corner = tile.at(k % 8 + i / 2, t / 2), down = k / 8 * 8 * TileT::ROW_BYTES;
+    float2 x = load_shared<float2>(tile.right(corner, n / CHUNK_ELEMENTS + 2 * half) + t % 2 * 8 + down);
     b.x[2 * half][i / 2] = x.x, b.x[2 * half + 1][i / 2] = x.y;
   }
   return b;
@@ -145,18 +155,21 @@ DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const Fragme
 
 #endif
 
-// One row of 8 N columns in HBM, in the storage dtype, from a row of accumulators times `factor`: row g if `half` is 0,
-// row g + 8 if it is 1. Writes the row's first `bytes`, a multiple of 16. All lanes of the warp call it; those whose
-// row isn't there pass 0 bytes.
+// One row of 8 N columns in HBM, in the storage dtype, from a row of accumulators times `factor`: row g if `half` is
+// 0, row g + 8 if it is 1. Writes the row's first `bytes`, a multiple of 16. All lanes of the warp call it; those
+// whose row isn't there pass 0 bytes.
 template <int N>
 DEVICE void store_row(char* row, const float (&c)[N][4], int half, float factor, int bytes) {
   int t = lane_id() % 4;
 #if FL_DTYPE != 0
 #pragma unroll
-  for (int n = 0; n < N; n += 4) {  // a 4 x 4 transposition in the quad turns four 4-byte pairs of a lane into one chunk
+  for (int n = 0; n < N; n += 4) {  // a 4 x 4 transposition in the quad turns a lane's four pairs into one chunk
     unsigned w[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w[i] = n + i < N ? pack(c[(n + i) % N][2 * half] * factor, c[(n + i) % N][2 * half + 1] * factor) : 0;
+    for (int i = 0; i < 4; ++i) {
+      const float (&pair)[4] = c[(n + i) % N];
+      w[i] = n + i < N ? pack(pair[2 * half] * factor, pair[2 * half + 1] * factor) : 0;
+    }
 #pragma unroll
     for (int bit = 1; bit <= 2; bit *= 2)
 #pragma unroll

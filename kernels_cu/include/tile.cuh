@@ -31,8 +31,8 @@ struct Tile {
   }
 };
 
-// One thread's share in copying rows from HBM into tiles: all THREADS threads of the block copy together, neighbours take
-// neighbouring 16-byte chunks of a row. Each load() takes the next TileT::ROWS rows, which lie `stride` bytes apart.
+// One thread's share in copying rows from HBM into tiles: all THREADS threads of the block copy together, neighbours
+// take neighbouring chunks of a row. Each load() takes the next ROWS rows, which lie `stride` bytes apart.
 template <int THREADS, class TileT>
 struct TileLoader {
   static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
@@ -43,15 +43,16 @@ struct TileLoader {
   long long stride;
   int row_bytes;
 
+  // opaque: an address of its own that moves on costs less than one computed anew for each tile.
   DEVICE TileLoader(const char* rows, long long stride, int row_bytes)
       : from(opaque(rows + static_cast<int>(threadIdx.x) / WIDTH * stride + threadIdx.x % WIDTH * CHUNK_BYTES)),
         stride(stride), row_bytes(row_bytes) {}
 
-  // Fills the whole tile. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which is read
-  // in chunks of 16 bytes). The copies are this thread's newest: copy_commit, copy_wait, barrier make them usable.
+  // Fills the whole tile. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which
+  // is read in chunks). The copies are this thread's newest: copy_commit, copy_wait, barrier make them usable.
   DEVICE void load(TileT tile, int rows) {
     if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
-      copy<true>(tile, rows);  // nothing to cut off: the common case, and fewer instructions
+      copy<true>(tile, rows);  // nothing to cut off: the common case, in fewer instructions
     else
       copy<false>(tile, rows);
     from += ROWS * stride;
@@ -59,18 +60,19 @@ struct TileLoader {
 
   template <bool WHOLE>
   DEVICE void copy(TileT tile, int rows) const {
+    constexpr bool SAME_SWIZZLE = STEP % 8 == 0 && WIDTH == CHUNKS;  // in all chunks of this thread
     const int row = threadIdx.x / WIDTH, chunk = threadIdx.x % WIDTH;
     const unsigned to = tile.at(row, chunk);
-#pragma unroll(WHOLE ? ROWS : 1)
+#pragma unroll 1
     for (int c = 0; c < CHUNKS; c += WIDTH) {
       const char* chunk_from = from + c * CHUNK_BYTES;
-#pragma unroll(WHOLE ? ROWS : 1)
+#pragma unroll(WHOLE ? 8 : 1)
       for (int r = 0; r < ROWS; r += STEP, chunk_from += STEP * stride) {
         const bool mine = (THREADS % WIDTH == 0 || row < STEP) && (ROWS % STEP == 0 || row + r < ROWS) &&
                           (CHUNKS % WIDTH == 0 || chunk + c < CHUNKS);
-        const int bytes = row + r < rows ? min(max(row_bytes - (chunk + c) * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-        const bool same_swizzle = STEP % 8 == 0 && WIDTH == CHUNKS;
-        if (mine) copy_async(same_swizzle ? to + r * TileT::ROW_BYTES : tile.at(row + r, chunk + c), chunk_from, WHOLE ? CHUNK_BYTES : bytes);
+        const int inside = row + r < rows ? min(max(row_bytes - (chunk + c) * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+        const unsigned place = SAME_SWIZZLE ? to + r * TileT::ROW_BYTES : tile.at(row + r, chunk + c);
+        if (mine) copy_async(place, chunk_from, WHOLE ? CHUNK_BYTES : inside);
       }
     }
   }
