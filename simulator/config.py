@@ -65,8 +65,10 @@ def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
     """How many (batch, head) pairs to run side by side so that their K and V stay in the L2.
 
     A third of the L2: what every SM reads is kept once in each of its two halves (measured on an H200: re-reads by all
-    SMs are served up to about half of the 60 MB), and Q and out pass through as well.
+    SMs are served up to about half of the 60 MB), and Q and out pass through as well. All groups are of one size, so that
+    none is left to start its long rows alone.
     """
     kv = problem.kv_length * (problem.head_dim + problem.value_dim) * problem.itemsize
-    pairs = max(1, device.l2 // 3 // max(1, kv)) * problem.queries_per_kv
-    return min(problem.batch * problem.heads, pairs)
+    kv_heads = problem.batch * problem.num_kv_heads
+    most = max(1, min(kv_heads, device.l2 // 3 // max(1, kv)))
+    return problem.queries_per_kv * next(n for n in range(most, 0, -1) if kv_heads % n == 0)

@@ -97,7 +97,7 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
             if _missed(held, device, shared=True) == 0:
                 total += distinct[name]
             else:
-                total += int(distinct[name] * _passes(counts, running, held, device))
+                total += int(distinct[name] * _passes(counts, running, launch.heads_together, held, device))
         else:  # many blocks a row tile, as in the scores launch: reuse across one band of rows
             streamed = (
                 launch.bytes("hbm.write")
@@ -115,8 +115,8 @@ def _missed(working_set: float, device: Device, *, shared: bool) -> float:
     return float(np.interp(working_set / device.l2, [x for x, _ in points], [y for _, y in points]))
 
 
-def _passes(counts: Counts, running: int, held: float, device: Device) -> float:
-    """How often K and V of one KV head are fetched by its blocks: `running` of them walk at once, one segment a step.
+def _passes(counts: Counts, running: int, together: int, held: float, device: Device) -> float:
+    """How often K and V of a group of heads are fetched: `running` blocks walk at once, one segment a step.
 
     A segment's stack distance is the number of segments touched since its last use; every block that ends hands its place
     to the next one, which starts at its own first key.
@@ -130,7 +130,7 @@ def _passes(counts: Counts, running: int, held: float, device: Device) -> float:
         else [range(tiles)] * len(_sample(rows))
     )
     spans = [(r.start * segments // tiles, -(-r.stop * segments // tiles)) for r in order if r]
-    copies = p.queries_per_kv * rows / max(1, len(order))  # blocks that one of the sample stands for
+    copies = together * rows / max(1, len(order))  # blocks that one of the sample stands for: all heads walk alike
     slots = max(1, round(running / copies))
     queue = iter(spans)
     active = [list(span) for _, span in zip(range(slots), queue, strict=False)]

@@ -121,5 +121,7 @@ def _returned(result: Any, name: str) -> tuple[HbmTensor, HbmTensor | None]:
     pair = result if type(result) is tuple else (result, None)  # pyright: ignore[reportUnknownVariableType]
     out, lse = cast("tuple[Any, Any]", pair) if len(pair) == 2 else (None, None)  # pyright: ignore[reportUnknownArgumentType]
     if not isinstance(out, HbmTensor) or not isinstance(lse, HbmTensor | None) or out.name != "out":
-        raise UsageError(f"return value of {name}", cast("object", result), 'm.output("out"), or that and m.output("lse")')
+        raise UsageError(
+            f"return value of {name}", cast("object", result), 'm.output("out"), or that and m.output("lse")'
+        )
     return out, lse

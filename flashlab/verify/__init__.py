@@ -24,7 +24,20 @@ from simulator.problem import ITEMSIZE
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["CHECKS", "INPUTS", "LAYOUTS", "OUTSIDERS", "Adapter", "Case", "Failing", "Report", "Row", "load", "run_case", "verify"]
+__all__ = [
+    "CHECKS",
+    "INPUTS",
+    "LAYOUTS",
+    "OUTSIDERS",
+    "Adapter",
+    "Case",
+    "Failing",
+    "Report",
+    "Row",
+    "load",
+    "run_case",
+    "verify",
+]
 
 SEARCH = "search"
 """The check that lets Hypothesis look for failing problems of its own."""
@@ -140,7 +153,9 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
         trial = _one(bench, case)
-        return replace(bench.perform(SEARCH, trial), case="smallest failing", seconds=time.perf_counter() - begun), trial
+        return replace(
+            bench.perform(SEARCH, trial), case="smallest failing", seconds=time.perf_counter() - begun
+        ), trial
     return Row(
         check=SEARCH, case=f"{tried} random problems", problem="", dtype=", ".join(bench.dtypes), worst=worst,
         status="passed" if tried else "not run", detail="" if tried else "none of them is supported",

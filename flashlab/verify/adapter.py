@@ -58,7 +58,11 @@ class Adapter:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise UsageError("fn", self.fn, "a callable (q, k, v, ...)")
-        for name, accepted in (("layout", ("bhsd", "bshd")), ("causal", ("bottom-right", "top-left")), ("lse", ("e", "2", None))):
+        for name, accepted in (
+            ("layout", ("bhsd", "bshd")),
+            ("causal", ("bottom-right", "top-left")),
+            ("lse", ("e", "2", None)),
+        ):
             if getattr(self, name) not in accepted:
                 raise unknown(name, getattr(self, name), map(str, accepted))
 
@@ -95,7 +99,9 @@ class Target:
         """Why it is not asked to do this problem, or None."""
         return None
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
+    def call(
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+    ) -> tuple[Any, Any]:
         """(out, lse), the LSE None where it has none. Raises `Refused`."""
         raise NotImplementedError
 
@@ -126,7 +132,9 @@ class SimulatorTarget(Target):
         self.name = algorithm if isinstance(algorithm, str) else algorithm.name
         self.frame = frame_named("numpy")
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
+    def call(
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+    ) -> tuple[Any, Any]:
         p = problem
         try:
             run = simulator.simulate(
@@ -155,7 +163,9 @@ class AttentionTarget(Target):
         self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
+    def call(
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+    ) -> tuple[Any, Any]:
         from flashlab.gpu import attention  # only where a kernel is launched
 
         p = problem
@@ -171,7 +181,9 @@ class AttentionTarget(Target):
         return repr(self.name)
 
     def options(self) -> dict[str, Any]:
-        return _given(backend=self.backend, framework=self.frame.name, device=self.device, tile=self.tile and tuple(self.tile))
+        return _given(
+            backend=self.backend, framework=self.frame.name, device=self.device, tile=self.tile and tuple(self.tile)
+        )
 
     def footprint(self, problem: Problem) -> Iterable[int]:
         counts = simulator.count(self.name, problem, tile=self.tile, device=self.device or "h100", lse=True)
@@ -210,7 +222,9 @@ class CallableTarget(Target):
             return answer
         return "not supported" if answer is False else None
 
-    def call(self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None) -> tuple[Any, Any]:
+    def call(
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+    ) -> tuple[Any, Any]:
         p, swap = problem, self.adapter.layout == "bshd"
         said = ((CAUSAL, p.causal), (SCALE, p.softmax_scale), (WINDOW, p.window), (LSE, True if self.lse else None))
         keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
@@ -231,7 +245,9 @@ class CallableTarget(Target):
         return given and f"fl.Adapter({given}, {self.adapter.framework!r}{self._conventions()})"
 
     def _conventions(self) -> str:
-        said = {f.name: getattr(self.adapter, f.name) for f in fields(Adapter) if getattr(self.adapter, f.name) != f.default}
+        said = {
+            f.name: getattr(self.adapter, f.name) for f in fields(Adapter) if getattr(self.adapter, f.name) != f.default
+        }
         return "".join(f", {name}={said[name]!r}" for name in ("layout", "causal", "lse") if name in said)
 
     def footprint(self, problem: Problem) -> Iterable[int]:
@@ -261,7 +277,9 @@ def target_of(
     if backend == "simulator":
         return SimulatorTarget(_known(target), device or "h100", tile)
     if not isinstance(target, str):
-        raise UsageError("backend", backend, "'simulator' for a tile program: only algorithms of the catalogue have kernels")
+        raise UsageError(
+            "backend", backend, "'simulator' for a tile program: only algorithms of the catalogue have kernels"
+        )
     _known(target)
     return AttentionTarget(target, backend, framework or ("cupy" if backend == "gpu" else "numpy"), device, tile)
 

@@ -123,7 +123,9 @@ class Bench:
     def perform(self, check: str, trial: Trial) -> Row:
         """One row of the report."""
         begun = time.perf_counter()
-        row = Row(check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed")
+        row = Row(
+            check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed"
+        )
         try:
             if reason := self.target.refuses(trial.problem):
                 raise Refused(reason)
@@ -150,13 +152,17 @@ def held(judgement: Judgement) -> Judgement:
 def near(a: Result, b: Result, expected: Expected, *, factor: float = 2.0, what: str) -> float:
     """Two results within `factor` times the rule of each other (each may be off once); the ratio of the worst row."""
     with np.errstate(invalid="ignore"):
-        ratios = np.linalg.norm(a.out.astype(np.float64) - b.out.astype(np.float64), axis=-1) / (factor * expected.out_tolerance)
+        ratios = np.linalg.norm(a.out.astype(np.float64) - b.out.astype(np.float64), axis=-1) / (
+            factor * expected.out_tolerance
+        )
     worst = float(np.where(np.isnan(ratios), np.inf, ratios).max(initial=0.0))
     if worst > 1:
         raise Failure(f"{what}: out differs by {worst:.3g} x what rounding explains")
     if a.lse is not None and b.lse is not None:
         with np.errstate(invalid="ignore"):
-            off = np.where(a.lse == b.lse, 0.0, np.abs(a.lse.astype(np.float64) - b.lse)) / (factor * expected.lse_tolerance)
+            off = np.where(a.lse == b.lse, 0.0, np.abs(a.lse.astype(np.float64) - b.lse)) / (
+                factor * expected.lse_tolerance
+            )
         worst_lse = float(np.where(np.isnan(off), np.inf, off).max(initial=0.0))
         if worst_lse > 1:
             raise Failure(f"{what}: the LSE differs by {worst_lse:.3g} x what rounding explains")

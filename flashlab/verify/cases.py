@@ -166,8 +166,13 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
 
 
 def random_cases(
-    dtypes: Sequence[str], *, longest: int, head_dims: Sequence[int], tiles: Sequence[tuple[int, int] | None],
-    layouts: Sequence[str] = tuple(LAYOUTS), scales: Sequence[float | None] = (None, 0.3),
+    dtypes: Sequence[str],
+    *,
+    longest: int,
+    head_dims: Sequence[int],
+    tiles: Sequence[tuple[int, int] | None],
+    layouts: Sequence[str] = tuple(LAYOUTS),
+    scales: Sequence[float | None] = (None, 0.3),
 ) -> SearchStrategy[Case]:
     """Random cases of all kinds, for Hypothesis: every number shrinks towards the plainest problem."""
     from hypothesis import strategies as st  # only for a search: it costs import time
@@ -201,7 +206,9 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
 
     def at_most(n: int, low: int) -> SearchStrategy[int]:
         # one choice each, smallest first: what Hypothesis shrinks towards; n itself half of the time
-        steps = sorted({low, *range(max(low, 1), min(n, 5)), *(max(low, n // part) for part in (8, 4, 2)), max(low, n - 1), n})
+        steps = sorted(
+            {low, *range(max(low, 1), min(n, 5)), *(max(low, n // part) for part in (8, 4, 2)), max(low, n - 1), n}
+        )
         return st.sampled_from([*steps, *[n] * len(steps)])
 
     @st.composite

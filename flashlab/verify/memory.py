@@ -87,7 +87,9 @@ class CupyFrame:
         try:
             cupy: Any = importlib.import_module("cupy")
         except ImportError:
-            raise Unavailable("framework = 'cupy': CuPy is not installed (pip install 'flashlab-attention[gpu]')") from None
+            raise Unavailable(
+                "framework = 'cupy': CuPy is not installed (pip install 'flashlab-attention[gpu]')"
+            ) from None
         self.cupy = cupy
 
     def put(self, flat: Array) -> Any:

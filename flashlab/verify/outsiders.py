@@ -55,7 +55,9 @@ def _flash() -> Adapter:
         return op(q, k, v, 0.0, causal, False, scale=scale)[:2]
 
     # an empty row's LSE is +inf there
-    return Adapter(sdpa_flash, "torch", lse="e", supports=lambda p: _half(p, 8, 256), name="sdpa-flash", empty_lse=math.inf)
+    return Adapter(
+        sdpa_flash, "torch", lse="e", supports=lambda p: _half(p, 8, 256), name="sdpa-flash", empty_lse=math.inf
+    )
 
 
 def _cudnn() -> Adapter:

@@ -72,7 +72,9 @@ def _key_sets(bench: Bench, p: Problem) -> None:
         wrong = ~np.isclose(result.lse, truth, rtol=0, atol=2e-5) & ~(np.isneginf(result.lse) & np.isneginf(truth))
         if wrong.any():
             b, h, i = np.argwhere(wrong)[0].tolist()
-            raise Failure(f"the LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, and log({counts[i]}) = {truth[b, h, i]:.7g}")
+            raise Failure(
+                f"the LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, and log({counts[i]}) = {truth[b, h, i]:.7g}"
+            )
 
 
 def hidden_keys(bench: Bench) -> Iterator[Trial]:
@@ -105,7 +107,11 @@ def memory(bench: Bench) -> Iterator[Trial]:
             ("guard bands", "plain", _problem(dtype, len_q=113, causal=True)),
             ("odd head dim", "plain", _problem(dtype, head_dim=111, len_q=50, len_kv=77)),
             ("padded rows", "padded", _problem(dtype, head_dim=40, len_q=77, len_kv=50)),
-            ("padded rows, odd head dim, GQA", "padded", _problem(dtype, heads=4, kv_heads=2, head_dim=111, len_q=33, causal=True)),
+            (
+                "padded rows, odd head dim, GQA",
+                "padded",
+                _problem(dtype, heads=4, kv_heads=2, head_dim=111, len_q=33, causal=True),
+            ),
             ("empty rows", "plain", _problem(dtype, len_q=100, len_kv=37, causal=True)),
         ):
             yield Trial(word, p, lambda p=p, layout=layout: _memory(bench, p, layout))
@@ -121,7 +127,11 @@ def _memory(bench: Bench, p: Problem, layout: str) -> None:
             target.frame.litter(target.footprint(p))
             dirty = bench.run(p, *arrays, layout=layout, garbage=garbage, out=out)
             if not dirty.same_bits(clean):
-                where = "around the arrays, in the output or the workspace" if out else "around the arrays or in the workspace"
+                where = (
+                    "around the arrays, in the output or the workspace"
+                    if out
+                    else "around the arrays or in the workspace"
+                )
                 raise Failure(f"{garbage} {where} changes the result")
 
 
@@ -210,7 +220,9 @@ def _prefix(bench: Bench, p: Problem) -> float:
         one = p.replace(len_q=1, len_kv=i + 1, causal=False)
         arrays = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
         row = Result(causal.out[:, :, i : i + 1], None if causal.lse is None else causal.lse[:, :, i : i + 1])
-        worst = max(worst, near(row, bench.run(one, *arrays), bench.expect(one, *arrays), what=f"row {i} against {i + 1} keys"))
+        worst = max(
+            worst, near(row, bench.run(one, *arrays), bench.expect(one, *arrays), what=f"row {i} against {i + 1} keys")
+        )
     return worst
 
 
@@ -269,7 +281,10 @@ def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | No
     q, k, v = make_inputs(p)
     where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
     run = simulator.simulate(target.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, **where)
-    ways = {"shapes": simulator.shape_run(target.algorithm, p, **where), "formula": simulator.count(target.algorithm, p, **where)}
+    ways = {
+        "shapes": simulator.shape_run(target.algorithm, p, **where),
+        "formula": simulator.count(target.algorithm, p, **where),
+    }
     for name, counts in ways.items():
         if counts.launches != run.counts.launches:
             raise Failure(f"the {name} count {_difference(run.counts, counts)}")
@@ -308,7 +323,9 @@ def _huge(bench: Bench, p: Problem) -> float:
     for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length)):
         one = rng.standard_normal((1, 1, length, p.head_dim)).astype(dtype)
         factor = (1 - np.arange(heads) % 5 / 8).reshape(1, heads, 1, 1).astype(dtype)
-        views.append(frame.put(one.reshape(-1)).reshape(one.shape) * frame.put(factor.reshape(-1)).reshape(factor.shape))
+        views.append(
+            frame.put(one.reshape(-1)).reshape(one.shape) * frame.put(factor.reshape(-1)).reshape(factor.shape)
+        )
     out, lse = target.call(p, *views)
     worst = 0.0
     for h in sorted({0, p.heads // 2, p.heads - 1}):

@@ -118,7 +118,9 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
     spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
     around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
     smallest = float(_finfo(p.dtype).smallest_subnormal) * math.sqrt(p.value_dim)
-    tolerance = ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread) + SCORE * np.maximum(1.0, top) * np.sqrt(around) + smallest
+    tolerance = (
+        ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread) + SCORE * np.maximum(1.0, top) * np.sqrt(around) + smallest
+    )
     shape = (p.batch, p.heads, p.len_q)
     return Expected(ref.out, ref.lse, tolerance.reshape(shape), np.maximum(LSE_FLOOR, SCORE * top).reshape(shape))
 
@@ -145,7 +147,9 @@ def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
         lse_ratio, where = _worst(off / expected.lse_tolerance)
         if lse_ratio > 1 and message is None:
             got, want = lse[where], expected.lse[where]
-            message = f"LSE of (batch, head, row) {where} is {got:.7g}, expected {want:.7g} ({lse_ratio:.3g} x the rule away)"
+            message = (
+                f"LSE of (batch, head, row) {where} is {got:.7g}, expected {want:.7g} ({lse_ratio:.3g} x the rule away)"
+            )
     return Judgement(out_ratio, lse_ratio, message)
 
 

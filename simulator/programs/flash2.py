@@ -27,25 +27,26 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         asked = Tile.parse(tile)
         candidates = [(*asked, 2), (*asked, 1)] if half else [(*asked, 1)]
     elif not half:
-        candidates = [(64, max(16, min(64, 4096 // d // 16 * 16)), 1), (32, 16, 1), (16, 16, 1)]
-    elif d <= 64:
-        candidates = [(128, 128, 2), (128, 64, 2), (128, 64, 1), (64, 32, 1), (16, 16, 1)]
-    elif d <= 96 or (d <= 128 and capability >= (9, 0)):
-        candidates = [(128, 64, 2), (128, 64, 1), (64, 32, 1), (16, 16, 1)]
+        candidates = [(64, max(16, min(64, 4096 // d // 16 * 16)), 1), (32, 16, 1)]
+    elif d <= 48 or (d <= 64 and capability >= (9, 0)):
+        candidates = [(128, 128, 2), (128, 64, 2), (128, 64, 1)]
+    elif d <= 96 or (d == 128 and capability >= (9, 0)):
+        candidates = [(128, 64, 2), (128, 64, 1), (64, 32, 1)]
     elif d <= 128:
-        candidates = [(128, 32, 2), (128, 32, 1), (64, 32, 1), (16, 16, 1)]
+        candidates = [(128, 32, 2), (128, 32, 1), (64, 32, 1)]
     else:
-        candidates = [(64, 64, 1), (64, 32, 1), (16, 16, 1)]
+        candidates = [(64, 64, 1), (64, 32, 1)]
     if capability < (8, 0):  # without cp.async there is nothing to load ahead
         candidates = [c for c in candidates if c[2] == 1]
 
     def sram(rows: int, cols: int, stages: int) -> int:
         return (padded(rows) * d + stages * padded(cols) * (d + dv)) * problem.itemsize
 
-    limits = (device.sram_per_block // 2, device.sram_per_block) if half else (device.sram_per_block,)
-    fitting = [c for limit in limits for c in candidates if sram(*c) <= limit]
+    last_resort = [(16, 16, 1)] if tile is None else []
+    roomy = [c for c in candidates if half and sram(*c) <= device.sram_per_block // 2]
+    fitting = roomy + [c for c in candidates + last_resort if sram(*c) <= device.sram_per_block]
     if not fitting:
-        rows, cols, stages = candidates[-1]
+        rows, cols, stages = (candidates + last_resort)[-1]
         needed, most = sram(rows, cols, stages), device.sram_per_block
         raise SramOverflow("tile", f"{rows}x{cols}", needed=needed, limit=most, device=device.name)
     rows, cols, stages = fitting[0]

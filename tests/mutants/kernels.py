@@ -34,8 +34,8 @@ KERNELS = [
         file=TILE,
         check="memory",
         blind=True,
-        find="const int bytes = row + r < rows ?",
-        put="const int bytes = row + r <= rows ?",
+        find="const int inside = row + r < rows ?",
+        put="const int inside = row + r <= rows ?",
     ),
     Mutant(
         mechanism="one row past the end stored",
