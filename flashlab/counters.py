@@ -333,7 +333,7 @@ def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", 
 def l2_problems() -> list[Case]:
     """Problems that hold the L2 model to account: in those called shared, all SMs share over 30 MB of K and V.
 
-    The model's constants were set on the first eleven; those called fresh were first measured when it stood.
+    The model's constants were set on the other problems; those called fresh were first measured when it stood.
     """
     one = {"batch": 1, "heads": 1}
     return [
@@ -349,17 +349,22 @@ def l2_problems() -> list[Case]:
         _case("flash2", "L2 shared", **one, len_q=81920, head_dim=128, dtype="float16", causal=True),
         _case("flash2", "L2 shared", batch=1, heads=8, kv_heads=1, len_q=8192, len_kv=131072, head_dim=64,
               dtype="float16", causal=False),
-        _case("flash2", "L2 fresh", batch=1, heads=16, kv_heads=4, len_q=16384, head_dim=128, dtype="float16", causal=True),
-        _case("flash1", "L2 fresh", batch=1, heads=48, len_q=2048, head_dim=64, dtype="bfloat16", causal=False),
-        _case("flash1", "L2 fresh", batch=1, heads=16, len_q=4096, head_dim=128, dtype="float16", causal=True),
-        _case("standard", "L2 fresh", batch=1, heads=2, len_q=8192, head_dim=64, dtype="float16", causal=True),
-        _case("online_softmax", "L2 fresh", batch=1, heads=8, len_q=2048, head_dim=128, dtype="bfloat16", causal=False),
-        _case("flash2", "L2 shared fresh", **one, len_q=131072, head_dim=64, dtype="bfloat16", causal=False),
-        _case("flash2", "L2 shared fresh", **one, len_q=131072, head_dim=64, dtype="float16", causal=True),
-        _case("flash2", "L2 shared fresh", batch=1, heads=2, len_q=65536, head_dim=128, dtype="float16", causal=False),
-        _case("flash2", "L2 shared fresh", batch=1, heads=4, kv_heads=1, len_q=32768, len_kv=65536, head_dim=128,
+        _case("flash2", "L2", batch=1, heads=16, kv_heads=4, len_q=16384, head_dim=128, dtype="float16", causal=True),
+        _case("flash1", "L2", batch=1, heads=48, len_q=2048, head_dim=64, dtype="bfloat16", causal=False),
+        _case("flash1", "L2", batch=1, heads=16, len_q=4096, head_dim=128, dtype="float16", causal=True),
+        _case("standard", "L2", batch=1, heads=2, len_q=8192, head_dim=64, dtype="float16", causal=True),
+        _case("online_softmax", "L2", batch=1, heads=8, len_q=2048, head_dim=128, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=131072, head_dim=64, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=131072, head_dim=64, dtype="float16", causal=True),
+        _case("flash2", "L2 shared", batch=1, heads=2, len_q=65536, head_dim=128, dtype="float16", causal=False),
+        _case("flash2", "L2 shared", batch=1, heads=4, kv_heads=1, len_q=32768, len_kv=65536, head_dim=128,
               dtype="bfloat16", causal=True),
-        _case("flash2", "L2 shared fresh", **one, len_q=24576, len_kv=131072, head_dim=96, dtype="bfloat16", causal=True),
+        _case("flash2", "L2 shared", **one, len_q=24576, len_kv=131072, head_dim=96, dtype="bfloat16", causal=True),
+        _case("flash1", "L2 fresh", batch=1, heads=56, len_q=2048, head_dim=64, dtype="float16", causal=False),
+        _case("online_softmax", "L2 fresh", batch=1, heads=3, len_q=5000, head_dim=64, dtype="float16", causal=True),
+        _case("flash2", "L2 shared fresh", batch=1, heads=3, len_q=40000, len_kv=131072, head_dim=64, dtype="float16", causal=False),
+        _case("flash2", "L2 shared fresh", batch=1, heads=4, kv_heads=2, len_q=40960, len_kv=81920, head_dim=128,
+              dtype="bfloat16", causal=True),
     ]  # fmt: skip
 
 

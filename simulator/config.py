@@ -29,7 +29,7 @@ class Config:
     stages: int = 1
     q_in_registers: bool = False
     heads_together: int = 1
-    blocks_per_sm: int = 8
+    blocks_per_sm: int = 16
 
 
 def padded(n: int) -> int:

@@ -7,7 +7,8 @@ Requested bytes are exact; what the L2 serves of them is not. The model, launch 
 - what is needed again later is fetched again if too much else was touched in between. How much is too much was measured
   on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 40 MiB on (each half of the L2
   keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on;
-- what a wave reads once and writes passes through the L2 too, and what is read *and* written weighs more there.
+- what a wave reads once and writes passes through the L2 too, and what one SM reads *and* writes by turns (`flash1`'s O) is
+  lost earlier, from 33 MiB on.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 # fractions of the L2 at which re-reads begin to miss, what they miss in between, and where all of them do
 _ALL_SMS_READ_IT = ((28 / 60, 0.0), (32 / 60, 0.73), (40 / 60, 1.0))
 _ONE_SM_READS_IT = ((38 / 60, 0.0), (40 / 60, 0.03), (48 / 60, 0.6), (56 / 60, 1.0))
+_ONE_SM_READS_AND_WRITES_IT = ((0.55, 0.0), (0.61, 0.08), (0.81, 0.74), (0.94, 1.0))
 _TWO_HALVES = {(8, 0), (9, 0), (10, 0)}
-
-_DIRTY = 1.15
-"""Weight of data that is read and written by turns (`flash1`'s O, l, m): fitted to one measurement on an H200."""
 
 _SEGMENTS, _STEPS = 96, 4000
 
@@ -63,9 +62,9 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
     p, device = counts.problem, counts.device
     if not launch.blocks:
         return 0
-    at_once = min(launch.blocks, resident_blocks(launch, device, counts.config.blocks_per_sm if counts.config else 8))
+    at_once = min(launch.blocks, resident_blocks(launch, device, counts.config.blocks_per_sm if counts.config else 16))
     blocks_per_head = launch.blocks // (p.batch * p.heads)
-    running = min(at_once, launch.heads_together * blocks_per_head)  # blocks beside one another, of one group of heads
+    running = min(at_once, launch.heads_together * blocks_per_head)  # blocks beside one another, of a group of heads
     heads_at_once = at_once / blocks_per_head
 
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
@@ -83,9 +82,10 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
             repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads))
         )
         if blocks_per_head == 1 or not launch.sram_peak:  # a block goes over its own rows again and again
-            weight = {name: _DIRTY if (name, "write") in launch.distinct else 1.0 for name in size}
-            working_set = sum(weight[name] * size[name] for name in size) * heads_at_once
-            missed = _missed(working_set, device, shared=False)
+            curve = (
+                _ONE_SM_READS_AND_WRITES_IT if any((n, "write") in launch.distinct for n in size) else _ONE_SM_READS_IT
+            )
+            missed = _missed(sum(size.values()) * heads_at_once, device, curve)
             total += int(distinct[name] * ((0 if own else 1) + (repeats - 1 + own) * missed))
         elif blocks_per_head == p.row_tiles(counts.tile):
             once = sum(n for (name, _), n in launch.distinct.items() if name not in again)
@@ -94,7 +94,7 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
                 running < launch.heads_together * blocks_per_head
             ):  # a second wave: what the first one streamed lies between
                 held += once * running / launch.blocks
-            if _missed(held, device, shared=True) == 0:
+            if _missed(held, device, _shared(device)) == 0:
                 total += distinct[name]
             else:
                 total += int(distinct[name] * _passes(counts, running, launch.heads_together, held, device))
@@ -104,14 +104,17 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
                 / max(1, launch.blocks)
                 * min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
             )
-            missed = _missed(sum(size.values()) + streamed, device, shared=True)
+            missed = _missed(sum(size.values()) + streamed, device, _shared(device))
             total += int(distinct[name] * (1 + (repeats / max(1.0, sharers) - 1) * missed))
     return total
 
 
-def _missed(working_set: float, device: Device, *, shared: bool) -> float:
+def _shared(device: Device) -> tuple[tuple[float, float], ...]:
+    return _ALL_SMS_READ_IT if device.compute_capability in _TWO_HALVES else _ONE_SM_READS_IT
+
+
+def _missed(working_set: float, device: Device, points: tuple[tuple[float, float], ...]) -> float:
     """The share of re-reads that miss, when `working_set` bytes are touched between a byte's two uses."""
-    points = _ALL_SMS_READ_IT if shared and device.compute_capability in _TWO_HALVES else _ONE_SM_READS_IT
     return float(np.interp(working_set / device.l2, [x for x, _ in points], [y for _, y in points]))
 
 
@@ -123,25 +126,25 @@ def _passes(counts: Counts, running: int, together: int, held: float, device: De
     """
     p, tile = counts.problem, counts.tile
     rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
-    segments = min(tiles, _SEGMENTS)
-    order = (
-        [p.tiles_of_row(i, tile) for i in _sample(rows)]
-        if counts.algorithm == "flash2"
-        else [range(tiles)] * len(_sample(rows))
-    )
-    spans = [(r.start * segments // tiles, -(-r.stop * segments // tiles)) for r in order if r]
-    copies = together * rows / max(1, len(order))  # blocks that one of the sample stands for: all heads walk alike
-    slots = max(1, round(running / copies))
+    parts = min(tiles, _SEGMENTS)
+    walked = [p.tiles_of_row(i, tile) if counts.algorithm == "flash2" else range(tiles) for i in _sample(rows)]
+    groups = min(3, p.batch * p.heads // together)  # the next group's blocks fill the last one's last wave
+    spans = [
+        (g * parts + r.start * parts // tiles, g * parts - (-r.stop * parts // tiles))
+        for g in range(groups)
+        for r in walked
+        if r
+    ]
+    copies = together * rows / max(1, len(walked))  # blocks that one of the sample stands for: all heads walk alike
     queue = iter(spans)
-    active = [list(span) for _, span in zip(range(slots), queue, strict=False)]
-    last = np.full(segments, -1)
-    fetched, step, seen = 0.0, 0, np.zeros(segments, bool)
+    active = [list(span) for _, span in zip(range(max(1, round(running / copies))), queue, strict=False)]
+    last, seen = np.full(groups * parts, -1), np.zeros(groups * parts, bool)
+    fetched, step = 0.0, 0
     while active and step < _STEPS:
         touched = np.unique([at for at, _ in active])
         known = touched[last[touched] >= 0]
         distance = np.array([np.count_nonzero(last > last[s]) for s in known]) + 1
-        share = [_missed(d / segments * held, device, shared=True) for d in distance]
-        fetched += len(touched) - len(known) + sum(share)
+        fetched += len(touched) - len(known) + sum(_missed(d / parts * held, device, _shared(device)) for d in distance)
         last[touched], seen[touched] = step, True
         step += 1
         for walker in active:

@@ -25,8 +25,8 @@ KERNELS = [
         file=TILE,
         check="memory",
         blind=True,
-        find="min(max(row_bytes - (chunk + c) * CHUNK_BYTES, 0), CHUNK_BYTES)",
-        put="(row_bytes > (chunk + c) * CHUNK_BYTES ? CHUNK_BYTES : 0)",
+        find="min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES)",
+        put="(row_bytes > chunk * CHUNK_BYTES ? CHUNK_BYTES : 0)",
     ),
     Mutant(
         mechanism="one row past the end loaded",
@@ -34,8 +34,8 @@ KERNELS = [
         file=TILE,
         check="memory",
         blind=True,
-        find="const int inside = row + r < rows ?",
-        put="const int inside = row + r <= rows ?",
+        find="return row < rows ?",
+        put="return row <= rows ?",
     ),
     Mutant(
         mechanism="one row past the end stored",
