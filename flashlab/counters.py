@@ -362,7 +362,8 @@ def l2_problems() -> list[Case]:
         _case("flash2", "L2 shared", **one, len_q=24576, len_kv=131072, head_dim=96, dtype="bfloat16", causal=True),
         _case("flash1", "L2 fresh", batch=1, heads=56, len_q=2048, head_dim=64, dtype="float16", causal=False),
         _case("online_softmax", "L2 fresh", batch=1, heads=3, len_q=4992, head_dim=64, dtype="float16", causal=True),
-        _case("flash2", "L2 shared fresh", batch=1, heads=3, len_q=40000, len_kv=131072, head_dim=64, dtype="float16", causal=False),
+        _case("flash2", "L2 shared fresh", batch=1, heads=3, len_q=40000, len_kv=131072, head_dim=64,
+              dtype="float16", causal=False),
         _case("flash2", "L2 shared fresh", batch=1, heads=4, kv_heads=2, len_q=40960, len_kv=81920, head_dim=128,
               dtype="bfloat16", causal=True),
     ]  # fmt: skip

@@ -206,8 +206,10 @@ def _headline_sanitizers(data: Data) -> str:
 
 def _headline_verify(data: Data) -> str:
     n = data["counts"]
+    failed = dict.fromkeys(f"{row['check']} ({row['case']})" for row in data["rows"] if row["status"] == "failed")
+    where = f", in {', '.join(failed)}" if failed else ""
     return (f"{data['target']} on {data['backend']}: {data['verdict']}; {n['passed']:,} checks passed, "
-            f"{n['failed']:,} failed, {n['not run']:,} not run")  # fmt: skip
+            f"{n['failed']:,} failed{where}, {n['not run']:,} not run")  # fmt: skip
 
 
 def _table_counters(data: Data) -> str:
@@ -352,10 +354,10 @@ def _tool_version(tool: str) -> str | None:
 
 
 def _command(argv: Sequence[str]) -> str:
-    """How the running command would be typed: without the folder of the program."""
+    """How the running command would be typed: without the folder of the program, or any other of this machine."""
     program = Path(argv[0])
     name = "flashlab" if program.name in ("__main__.py", "flashlab") else program.name
-    return shlex.join([name, *argv[1:]])
+    return shlex.join([name, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
 
 
 def _line(*command: str) -> str | None:

@@ -16,13 +16,20 @@ END = "<!-- results: end -->"
 
 
 def claims() -> str:
-    """A line for the newest result of each kind, set of algorithms and device."""
-    newest = {result.path.stem.rsplit("_", 1)[0]: result for result in results.find(ROOT / results.FOLDER)}
+    """A line for the newest result of each kind, set of algorithms and device, folder by folder."""
+    found = results.find(ROOT / results.FOLDER)
+    newest = {(result.path.parent.as_posix(), result.path.stem.rsplit("_", 1)[0]): result for result in found}
     lines = [
-        f"- {results.headline(result)}: [{result.kind}]({result.path.relative_to(ROOT).as_posix()})"
+        f"- {results.headline(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
         for _, result in sorted(newest.items())
     ]
     return "\n".join(lines or ["No measurement on a GPU has been recorded yet."]) + "\n"
+
+
+def _label(result: results.Result) -> str:
+    """The kind, and the folder of results that differ in something else than kind, algorithm, device and date."""
+    folder = result.path.parent.relative_to(ROOT / results.FOLDER).as_posix()
+    return result.kind if folder == "." else f"{result.kind}, {folder}"
 
 
 def readme_with(text: str, new: str) -> str:
