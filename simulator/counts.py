@@ -7,8 +7,8 @@ Bytes throughout. A ledger entry is `(step, tensor, what)`, where what is one of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -235,6 +235,27 @@ class Counts:
                 } for x in self.launches
             ],
         }  # fmt: skip
+
+
+def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
+    """The counts of a problem whose heads or batches were run in parts: everything adds up but what one block holds."""
+    first = parts[0]
+    launches: list[LaunchCounts] = []
+    for same in zip(*(part.launches for part in parts), strict=True):
+        ledger: defaultdict[Entry, int] = defaultdict(int)
+        distinct: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for launch in same:
+            for entry, n in launch.ledger.items():
+                ledger[entry] += n
+            for key, n in launch.distinct.items():
+                distinct[key] += n
+        total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
+        launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), **total))
+    tensors = {
+        name: replace(spec, heads=sum(part.tensors[name].heads for part in parts))
+        for name, spec in first.tensors.items()
+    }
+    return replace(first, problem=problem, launches=tuple(launches), tensors=tensors)
 
 
 @dataclass

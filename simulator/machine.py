@@ -363,7 +363,9 @@ class Block:
         missing = blocks * rows - part.shape[3]
         if missing:
             part = np.pad(part, ((0, 0),) * 3 + ((0, missing), (0, 0)), constant_values=fill)
-        return nbytes, np.ascontiguousarray(part).reshape(*part.shape[:3], blocks, rows, part.shape[-1])
+        if blocks > 1:  # the rows of all blocks make one matrix product
+            part = np.ascontiguousarray(part)
+        return nbytes, part.reshape(*part.shape[:3], blocks, rows, part.shape[-1])
 
 
 class Machine:

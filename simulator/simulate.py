@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any, NamedTuple, cast
 
-from simulator.counts import Counts
+import numpy as np
+from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]
+
+from simulator.config import Config
+from simulator.counts import Counts, summed
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import UsageError
@@ -69,18 +76,64 @@ def run_on_data(
     program: Program, q: Array, k: Array, v: Array, problem: Problem, *, tile: TileLike, device: Device, lse: bool,
     trace: tuple[int, int] | None,
 ) -> Run:  # fmt: skip
-    """Run a tile program on arrays."""
+    """Run a tile program on arrays, the heads or batches shared out among the cores.
+
+    Each core has a thread with a machine of its own; BLAS keeps to one thread meanwhile, because its threads, waiting for
+    one another at every one of these many small products, cost more than they bring (and a hundredfold beside other work).
+    """
     config = program.configure(problem, device, tile)
-    machine = Machine(program.name, problem, config, device, lse=lse, data=(q, k, v))
-    out, lse_out = _returned(program(machine, *machine.inputs, problem, config.tile), program.name)
-    counts = machine.close()
-    recorded = None if trace is None else _record(program, q, k, v, problem, machine, trace)
-    return Run(
-        machine.result(out),
-        machine.result(lse_out)[..., 0] if lse and lse_out else None,
-        counts,
-        recorded,
-    )
+
+    def run(part: Part) -> tuple[Machine, HbmTensor, HbmTensor | None]:
+        machine = Machine(program.name, part.problem, config, device, lse=lse, data=(part.q, part.k, part.v))
+        return machine, *_returned(program(machine, *machine.inputs, part.problem, config.tile), program.name)
+
+    parts = _parts(q, k, v, problem)
+    with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+        if len(parts) == 1:
+            done = [run(parts[0])]
+        else:
+            with ThreadPoolExecutor(len(parts)) as pool:
+                done = list(pool.map(run, parts))
+        recorded = None if trace is None else _record(program, q, k, v, problem, config, device, lse, trace)
+    axis = 0 if problem.batch > 1 else 1
+    out = np.concatenate([machine.result(out) for machine, out, _ in done], axis)
+    rows = [machine.result(row_lse)[..., 0] for machine, _, row_lse in done if lse and row_lse]
+    counts = summed([machine.close() for machine, _, _ in done], problem)
+    return Run(out, np.concatenate(rows, axis) if rows else None, counts, recorded)
+
+
+class Part(NamedTuple):
+    """Some of the heads or batches of a problem, and their arrays."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    v: Array
+
+
+_WORTH_A_THREAD = 1 << 20  # scores
+
+
+def _parts(q: Array, k: Array, v: Array, problem: Problem) -> list[Part]:
+    """The problem cut along its batches, or if there is but one along its KV heads, into as many parts as there are cores."""
+    p = problem
+    pieces = p.batch if p.batch > 1 else p.num_kv_heads
+    n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.kv_length // _WORTH_A_THREAD))
+    cuts = [slice(i * pieces // n, (i + 1) * pieces // n) for i in range(n)]
+    if p.batch > 1:
+        return [Part(p.replace(batch=c.stop - c.start), q[c], k[c], v[c]) for c in cuts]
+    group, parts = p.queries_per_kv, list[Part]()
+    for c in cuts:
+        kv_heads = c.stop - c.start
+        one = p.replace(heads=kv_heads * group, kv_heads=kv_heads if p.kv_heads is not None else None)
+        parts.append(Part(one, q[:, c.start * group : c.stop * group], k[:, c], v[:, c]))
+    return parts
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The BLAS that NumPy has loaded."""
+    return ThreadpoolController()
 
 
 def run_on_shapes(program: Program, problem: Problem, *, tile: TileLike, device: Device, lse: bool) -> Counts:
@@ -92,25 +145,26 @@ def run_on_shapes(program: Program, problem: Problem, *, tile: TileLike, device:
 
 
 def _record(
-    program: Program, q: Array, k: Array, v: Array, problem: Problem, whole: Machine, head: tuple[int, int]
-) -> Trace:
+    program: Program, q: Array, k: Array, v: Array, problem: Problem, config: Config, device: Device, lse: bool,
+    head: tuple[int, int],
+) -> Trace:  # fmt: skip
     """Run one head alone, block by block, with a recorder listening."""
     b, h = head
     kv = h // problem.queries_per_kv
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
     data = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
-    machine = Machine(program.name, one, whole.config, whole.device, lse=whole.lse, data=data, recorder=recorder)
-    program(machine, *machine.inputs, one, whole.tile)
+    machine = Machine(program.name, one, config, device, lse=lse, data=data, recorder=recorder)
+    program(machine, *machine.inputs, one, config.tile)
     shape = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
-    tile = whole.tile.rows, whole.tile.cols
+    tile = config.tile.rows, config.tile.cols
     return Trace(
         program.name,
         head,
         shape,
         tile,
-        whole.device.name,
-        whole.device.sram_per_block,
+        device.name,
+        device.sram_per_block,
         recorder.sources,
         recorder.events,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,24 @@ def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, l
     run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device="b200", lse=lse)
     expected = fl.count(algorithm, problem.replace(**run.counts.problem.__dict__), tile=tile, device="b200", lse=lse)
     assert run.counts == expected
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("heads", [{"batch": 1, "heads": 6, "kv_heads": 3}, {"batch": 3, "heads": 2, "kv_heads": 1}])
+def test_heads_shared_out_among_cores_add_up(
+    algorithm: str, heads: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three threads, each with a machine of its own: the counts and the numbers of one."""
+    p = Problem(**heads, len_q=640, len_kv=700, head_dim=24, dtype="float16", causal=True)
+    q, k, v = fl.random_inputs(p)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    parted = fl.simulate(algorithm, q, k, v, causal=True, lse=True)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    whole = fl.simulate(algorithm, q, k, v, causal=True, lse=True)
+    assert parted.counts == whole.counts == fl.count(algorithm, p, lse=True)
+    assert parted.lse is not None and whole.lse is not None
+    np.testing.assert_allclose(parted.lse, whole.lse, rtol=1e-6)
+    np.testing.assert_allclose(parted.out, whole.out, atol=1e-3)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
