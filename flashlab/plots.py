@@ -358,7 +358,7 @@ _BYTES = {
 }  # fmt: skip
 _AXES = {
     **_BYTES, "len_q": "queries (tokens)", "len_kv": "keys (tokens)", "head_dim": "head dim",
-    "intensity": "FLOPs per HBM byte", "flops_matmul": "matmul FLOPs", "flops_other": "other FLOPs",
+    "intensity": "FLOPs per requested byte", "flops_matmul": "matmul FLOPs", "flops_other": "other FLOPs",
     "exp": "exponentials",
 }  # fmt: skip
 

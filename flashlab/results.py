@@ -178,11 +178,19 @@ def _title(content: Data) -> str | None:
 
 def _headline_counters(data: Data) -> str:
     s = data["summary"]
-    text = f"{s['equal']:,} of {s['compared']:,} byte and operation counts equal over {s['launches']} launches"
-    text += f"; DRAM reads inside the interval in {s['dram_inside']} of {s['dram_checked']}"
-    if s.get("model_problems"):
-        text += (f"; L2 model: median error {s['model_median_error']:.1%}, worst {s['model_worst_error']:.1%}"
-                 f" over {s['model_problems']} problems")  # fmt: skip
+    text = f"{s['equal']:,} of {s['compared']:,} counts of bytes and matrix FLOPs equal over {s['launches']} launches"
+    text += (f"; DRAM reads within the interval (± 64 KB) in {s['dram_inside']} of the {s['dram_checked']} launches of"
+             " problems over 1 MB")  # fmt: skip
+    errors = {m["case"]: abs(m["error"]) for m in data.get("models", []) if m["large"]}
+    fresh = {case: error for case, error in errors.items() if "fresh" in case}
+    for name, chosen in (
+        ("that it was fitted to", errors.keys() - fresh.keys()),
+        ("measured after that", fresh.keys()),
+    ):
+        found = sorted(errors[case] for case in chosen)
+        if found:
+            text += (f"; L2 model on {len(found)} problems {name}: median error {statistics.median(found):.1%},"
+                     f" worst {found[-1]:.1%}")  # fmt: skip
     return text
 
 
@@ -195,7 +203,7 @@ def _headline_bench(data: Data) -> str:
         f"{min(ratios):.2f} to {max(ratios):.2f} × {peer} (median {statistics.median(ratios):.2f})"
         for peer, ratios in groups.items()
     ]
-    return f"{data['algorithm']}: {'; '.join(parts) or 'no peer was run'}"
+    return f"speed of {data['algorithm']}: {'; '.join(parts) or 'no peer was run'}"
 
 
 def _headline_sanitizers(data: Data) -> str:
@@ -208,7 +216,8 @@ def _headline_verify(data: Data) -> str:
     n = data["counts"]
     failed = dict.fromkeys(f"{row['check']} ({row['case']})" for row in data["rows"] if row["status"] == "failed")
     where = f", in {', '.join(failed)}" if failed else ""
-    return (f"{data['target']} on {data['backend']}: {data['verdict']}; {n['passed']:,} checks passed, "
+    how = "full" if data.get("full") else "quick"
+    return (f"{data['target']} on {data['backend']} ({how}): {data['verdict']}; {n['passed']:,} checks passed, "
             f"{n['failed']:,} failed{where}, {n['not run']:,} not run")  # fmt: skip
 
 

@@ -105,6 +105,8 @@ def count(
         return run_on_shapes(
             vector, _vector_problem(length, dtype), tile=tile or (1, 128), device=Device.named(device), lse=lse
         )
+    if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
     if isinstance(algorithm, str) and algorithm in catalogue.VECTOR_PROGRAMS:
         raise UsageError("problem", problem, f"length=… and dtype=…: {algorithm} is the softmax of a vector")
     row = catalogue.get(algorithm)

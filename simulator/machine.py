@@ -242,6 +242,9 @@ class Block:
 
         Operands in registers move nothing. FLOPs count the tile padded to the fragment, multiply-adds as 2.
         """
+        if padded(a.cols) != padded(b.rows):
+            shapes = f"({a.rows}, {a.cols}) @ ({b.rows}, {b.cols})"
+            raise UsageError("matmul", shapes, "as many columns on the left as rows on the right (is a .T missing?)")
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.footprint * self._uses(way) * self.lockstep)
@@ -428,6 +431,8 @@ class Machine:
         `walk(i)` is the range that row block i loops over (the key tiles that the mask leaves, say): blocks with equal
         walks share a group. A problem without queries launches nothing.
         """
+        if warps < 1:
+            raise UsageError("warps", warps, "an integer of at least 1")
         rows = rows if self.problem.len_q else 0
         self.book.launch(name, rows * cols * self.heads, warps, self.config.heads_together)
         self._touched.clear()

@@ -59,8 +59,9 @@ def lines_matching(pattern: str) -> list[str]:
     ]
 
 
-def test_simulator_is_the_lower_layer_and_needs_numpy_and_ml_dtypes_only():
-    allowed = {*sys.stdlib_module_names, "simulator", "numpy", "ml_dtypes"}
+def test_simulator_is_the_lower_layer_and_needs_little():
+    """threadpoolctl, beside NumPy and ml_dtypes: without it BLAS's threads and the simulator's own fight for the cores."""
+    allowed = {*sys.stdlib_module_names, "simulator", "numpy", "ml_dtypes", "threadpoolctl"}
     assert {name for path in sources("simulator") for name in imports(path)} <= allowed
 
 

@@ -177,6 +177,12 @@ def simulate(
     _print_counts(found.counts)
 
 
+def _dram_intensity(c: Counts) -> float:
+    """FLOPs per byte that reaches DRAM, by the estimate of reads and all that is written once."""
+    moved = c.dram.estimate + sum(c.distinct(launch, "write") for launch in c.launches)
+    return (c.flops.matmul + c.flops.other + c.exp) / moved if moved else 0.0
+
+
 def _numbers(x: Any) -> dict[str, Any]:
     import numpy as np
 
@@ -219,9 +225,10 @@ def _print_counts(c: Counts) -> None:
         ("matmul FLOPs", units.count(c.flops.matmul), f"{c.flops.matmul:,}"),
         ("other FLOPs", units.count(c.flops.other), f"{c.flops.other:,}"),
         ("exponentials", units.count(c.exp), f"{c.exp:,}"),
+        ("FLOPs per requested byte", f"{c.intensity:.4g}", ""),
         (
-            "FLOPs per HBM byte",
-            f"{c.intensity:.4g}",
+            "FLOPs per DRAM byte",
+            f"{_dram_intensity(c):.4g}",
             f"ridge of {c.device.name}: {c.device.ridge(c.problem.dtype):.0f}",
         ),
     ]

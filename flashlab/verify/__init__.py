@@ -68,7 +68,9 @@ def verify(
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
-    kinds = tuple(ITEMSIZE if dtypes is None else dtypes)
+    kinds = tuple(ITEMSIZE) if dtypes is None else (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    if examples is not None and examples < 0:
+        raise UsageError("examples", examples, "an integer of at least 0")
     for dtype in kinds:
         if dtype not in ITEMSIZE:
             raise unknown("dtypes", dtype, ITEMSIZE)

@@ -113,7 +113,9 @@ def test_the_newest_that_matches(tmp_path: Path) -> None:
 
 def test_a_headline_and_tables_come_from_the_data(tmp_path: Path) -> None:
     read = results.load(results.save("bench", ["flash2"], BENCH, folder=tmp_path, about=about()))
-    assert results.headline(read) == "flash2: 1.10 to 1.30 × sdpa-flash (median 1.20) (NVIDIA H200, 2026-11-21)"
+    assert (
+        results.headline(read) == "speed of flash2: 1.10 to 1.30 × sdpa-flash (median 1.20) (NVIDIA H200, 2026-11-21)"
+    )
     assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in results.markdown(read)
 
 
@@ -137,7 +139,11 @@ COUNTERS = {
         "equal": 5, "compared": 5, "launches": 1, "dram_checked": 1, "dram_inside": 1,
         "model_problems": 1, "model_median_error": 0.02, "model_worst_error": 0.02,
     },
-    "models": [{"case": "big", "measured": 100, "estimate": 102, "error": 0.02, "large": True}],
+    "models": [
+        {"case": "big", "measured": 100, "estimate": 102, "error": 0.02, "large": True},
+        {"case": "big fresh", "measured": 100, "estimate": 91, "error": -0.09, "large": True},
+        {"case": "small", "measured": 100, "estimate": 200, "error": 1.0, "large": False},
+    ],
     "launches": [{
         "case": "big", "launch": "flash2", "dram": {"measured": 100},
         "rows": [{"what": "hbm.read", "measured": 4096, "formula": 4096, "verdict": "equal"},
@@ -149,10 +155,31 @@ COUNTERS = {
 @pytest.mark.parametrize(
     ("kind", "data", "headline", "table"),
     [
-        ("verify", VERIFY, "flash2 on gpu: passed; 2 checks passed, 0 failed, 1 not run", "| edges | 1 | 0 | 1 |"),
+        (
+            "verify",
+            VERIFY,
+            "flash2 on gpu (quick): passed; 2 checks passed, 0 failed, 1 not run",
+            "| edges | 1 | 0 | 1 |",
+        ),
         ("sanitizers", SANITIZERS, "0 findings by memcheck over 12 runs; 1 of 1 seeded faults found", "| clean |"),
-        ("counters", COUNTERS, "5 of 5 byte and operation counts equal over 1 launches", "| = 4,096 | **1 ≠ 2** |"),
-        ("counters", COUNTERS, "worst 2.0% over 1 problems", "| big | 100 | 102 | +2.0% |"),
+        (
+            "counters",
+            COUNTERS,
+            "5 of 5 counts of bytes and matrix FLOPs equal over 1 launches",
+            "| = 4,096 | **1 ≠ 2** |",
+        ),
+        (
+            "counters",
+            COUNTERS,
+            "on 1 problems measured after that: median error 9.0%",
+            "| big fresh | 100 | 91 | -9.0% |",
+        ),
+        (
+            "counters",
+            COUNTERS,
+            "on 1 problems that it was fitted to: median error 2.0%, worst 2.0%",
+            "| big | 100 | 102 | +2.0% |",
+        ),
     ],
 )
 def test_every_kind_has_a_headline_and_a_table(

@@ -82,3 +82,27 @@ def test_array_dtypes_and_nan() -> None:
         fl.simulate("flash2", x, x, x.astype(np.float32))
     with pytest.raises(UsageError, match=r"k = 'NaN or inf': expected finite values"):
         fl.simulate("flash2", x, x * np.float16(np.nan), x, check_finite=True)
+
+
+def test_mistakes_in_a_tile_program_are_named() -> None:
+    """A forgotten .T, no warps, arrays where a problem is meant."""
+    p = Problem(**GOOD)
+
+    def program(**launch: Any) -> Any:
+        @fl.program
+        def mine(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+            for block in m.launch("mine", rows=1, **launch):
+                block.step("s")
+                block.matmul(block.load(q, block.i, 64), block.load(k, 0, 64), split=("rows", "none"))
+            return m.output("out")
+
+        return mine
+
+    with pytest.raises(UsageError, match=r"matmul = '\(64, 16\) @ \(64, 16\)': .*is a .T missing"):
+        fl.count(program(warps=4), p)
+    with pytest.raises(UsageError, match="warps = 0: expected an integer of at least 1"):
+        fl.count(program(warps=0), p)
+    with pytest.raises(UsageError, match="problem = 'ndarray': expected a Problem"):
+        fl.count("flash2", np.zeros(3))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match="examples = -1: expected an integer of at least 0"):
+        fl.verify("flash2", examples=-1)
