@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from simulator.counts import Counts
 
 _OUTPUT = "Output"
+_MANY_SCORES = 1e10
 
 
 def register(app: typer.Typer) -> None:
@@ -146,6 +147,12 @@ def simulate(
     from flashlab.compare import error_of, reference_of
 
     data = _data(problem, input, sample=False) or _random(problem, seed)
+    (batch, heads, queries, _), keys = data.q.shape, data.k.shape[2]
+    scores = batch * heads * queries * keys
+    if scores > _MANY_SCORES:
+        output.remark(
+            f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
+        )
     with output.busy("simulating"):
         found = fl.simulate(options.algorithm(algorithm), *data, **problem.masks(data.causal), **run.keywords())
         reference = reference_of(found.counts.problem, *data)
@@ -171,6 +178,8 @@ def simulate(
         output.line(
             f"error against naive attention in float64: {error.relative:.1e} relative, largest {error.max:.1e}{lse}"
         )
+    if lost := int((found.out != found.out).sum()):  # NaN, in any dtype
+        output.line(f"{lost:,} elements of out are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case")
     if out is not None:
         output.line(out)
     output.line()
