@@ -26,8 +26,9 @@ from simulator.counts import Book, Counts, Spec, io_tensors
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import SramOverflow, UsageError
-from simulator.problem import ITEMSIZE, Problem
+from simulator.problem import Problem
 from simulator.registers import Registers
+from simulator.tensors import HbmTensor, SramTile
 from simulator.trace import Recorder
 
 Split = Literal["rows", "cols", "none"]
@@ -35,66 +36,6 @@ Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 """The index of a tile: a number, or the block's own (an array over the blocks in lockstep)."""
 
 _LOCKSTEP_ELEMENTS = 1 << 18  # of S over all blocks of a group: large matrix products, tiles that stay in the cache
-
-
-class HbmTensor:
-    """A handle of an array in HBM. Its values are reached through counted loads only.
-
-    `rows`, `cols` and `dtype` are its shape per head and its dtype.
-
-    >>> from flashlab import HbmTensor, Spec
-    >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
-    >>> q.name, q.rows, q.cols, q.dtype
-    ('q', 128, 64, 'float16')
-    """
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
-
-    def __array__(self, *_: object, **__: object) -> Array:
-        raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")
-
-
-class SramTile:
-    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free.
-
-    >>> from flashlab import SramTile
-    >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
-    True
-    """
-
-    def __init__(
-        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False
-    ) -> None:
-        self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
-        self._scaled: tuple[float, Array] | None = None
-
-    @property
-    def T(self) -> SramTile:
-        """The transpose, as the tensor cores read it: no copy."""
-        data = None if self.values is None else self.values.swapaxes(-1, -2)
-        return SramTile(self.name, self.cols, self.rows, self.dtype, data)
-
-    def columns(self, chunk: int, width: int) -> SramTile:
-        """The columns `chunk * width` and on, `width` of them at the most."""
-        start = chunk * width
-        cols = min(width, self.cols - start)
-        data = None if self.values is None else self.values[..., start : start + cols]
-        return SramTile(self.name, self.rows, cols, self.dtype, data)
-
-    def scaled(self, scale: float) -> Array:
-        """The values times a scale: S = (scale Q) K^T in float32; kept, because Q_i meets many K_j."""
-        if self._scaled is None or self._scaled[0] != scale:
-            assert self.values is not None
-            self._scaled = scale, self.values * np.float32(scale)
-        return self._scaled[1]
-
-    @property
-    def footprint(self) -> int:
-        """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
-        cols = 1 if self.vector else padded(self.cols)
-        return padded(self.rows) * cols * ITEMSIZE[self.dtype]
 
 
 class Block:

@@ -1,0 +1,71 @@
+"""What a tile program moves: handles of arrays in HBM, and buffers in SRAM."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.config import padded
+from simulator.counts import Spec
+from simulator.dtypes import Array
+from simulator.errors import UsageError
+from simulator.problem import ITEMSIZE
+
+
+class HbmTensor:
+    """A handle of an array in HBM. Its values are reached through counted loads only.
+
+    `rows`, `cols` and `dtype` are its shape per head and its dtype.
+
+    >>> from flashlab import HbmTensor, Spec
+    >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
+    >>> q.name, q.rows, q.cols, q.dtype
+    ('q', 128, 64, 'float16')
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
+
+    def __array__(self, *_: object, **__: object) -> Array:
+        raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")
+
+
+class SramTile:
+    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free.
+
+    >>> from flashlab import SramTile
+    >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
+    True
+    """
+
+    def __init__(
+        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False
+    ) -> None:
+        self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
+        self._scaled: tuple[float, Array] | None = None
+
+    @property
+    def T(self) -> SramTile:
+        """The transpose, as the tensor cores read it: no copy."""
+        data = None if self.values is None else self.values.swapaxes(-1, -2)
+        return SramTile(self.name, self.cols, self.rows, self.dtype, data)
+
+    def columns(self, chunk: int, width: int) -> SramTile:
+        """The columns `chunk * width` and on, `width` of them at the most."""
+        start = chunk * width
+        cols = min(width, self.cols - start)
+        data = None if self.values is None else self.values[..., start : start + cols]
+        return SramTile(self.name, self.rows, cols, self.dtype, data)
+
+    def scaled(self, scale: float) -> Array:
+        """The values times a scale: S = (scale Q) K^T in float32; kept, because Q_i meets many K_j."""
+        if self._scaled is None or self._scaled[0] != scale:
+            assert self.values is not None
+            self._scaled = scale, self.values * np.float32(scale)
+        return self._scaled[1]
+
+    @property
+    def footprint(self) -> int:
+        """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
+        cols = 1 if self.vector else padded(self.cols)
+        return padded(self.rows) * cols * ITEMSIZE[self.dtype]
