@@ -12,10 +12,11 @@
 //   registers   O (BR x D) and S (BR x BC) in float32, spread over the warps; m, l of each row
 //
 // Expected: HBM reads Q once, K and V once per row of tiles, writes O and the LSE once; the tensor cores bind.
-// Measured (H200, bf16 and fp16, 16k tokens, hidden size 2048, lengths 1k, 4k, 16k; 64 heads side by side; against
-// SDPA's flash backend, calls interleaved, median of the ratios):
-//   - bytes: to the byte. Speed: D = 64 1.13 to 1.17 times, causal 1.18 to 1.21; D = 128 1.07 to 1.10, causal 1.20 to
-//     1.23. That is about 345 and 375 TFLOP/s without a mask, 43 and 46 % of the same run's matmul (which has wgmma).
+// Measured (H200, bf16 and fp16, 16k tokens, hidden size 2048, lengths 1k, 4k, 16k; against SDPA's flash backend, calls
+// interleaved, median of the ratios; data: docs/results/bench_flash2_h200_2026-11-21.json):
+//   - bytes: to the byte. Speed: D = 64 1.12 to 1.16 times, causal 1.17 to 1.20; D = 128 1.06 to 1.09, causal 1.15 to
+//     1.20. That is about 345 and 375 TFLOP/s without a mask, 45 and 48 % of the same run's matmul (which has wgmma).
+//     With 64 heads side by side instead of those that share the L2: within 1 % of that, and far more DRAM traffic.
 //   - the tensor pipe is busy 54 % (D = 64) and 59 % (D = 128) of the time: 255 registers leave two warps to a
 //     scheduler, and while both are in their softmax nobody multiplies. Hence no branch between the exponentials and
 //     P V (the compiler then mixes them), and Bc = 128 at D = 64 (1.15 where Bc = 64 had 1.03).
