@@ -26,6 +26,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     if tile is not None:
         asked = Tile.parse(tile)
         candidates = [(*asked, 2), (*asked, 1)] if half else [(*asked, 1)]
+    elif not half and d == 208:  # where ptxas spills with 16 columns
+        candidates = [(64, 32, 1), (32, 32, 1)]
     elif not half:
         candidates = [(64, max(16, min(64, 4096 // d // 16 * 16)), 1), (32, 16, 1)]
     elif d <= 48 or (d <= 64 and capability >= (9, 0)):

@@ -22,7 +22,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         d, dv, br, bc = padded(problem.head_dim), padded(problem.value_dim), padded(t.rows), padded(t.cols)
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
-    chosen = choose(((64, 64), (32, 32), (16, 16)), tile, device, sram)
+    # float32 at head dim 16 spills with 64 columns
+    widest = 32 if problem.itemsize == 4 and padded(problem.head_dim) == 16 else 64
+    chosen = choose(((64, widest), (32, 32), (16, 16)), tile, device, sram)
     return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
 
 

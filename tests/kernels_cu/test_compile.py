@@ -18,11 +18,13 @@ pytestmark = pytest.mark.nvrtc
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100"}
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_DIMS = (40, 64, 128, 256)
+SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
+"""With other tiles: their defaults step aside."""
 MATRIX = [
     case
     for case in itertools.product(CATALOGUE, DTYPES, HEAD_DIMS, DEVICES)
     if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
-]
+] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
 
 
