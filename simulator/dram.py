@@ -59,53 +59,63 @@ def resident_blocks(launch: LaunchCounts, device: Device, most: int) -> int:
 
 
 def _launch(counts: Counts, launch: LaunchCounts) -> int:
-    p, device = counts.problem, counts.device
     if not launch.blocks:
         return 0
-    at_once = min(launch.blocks, resident_blocks(launch, device, counts.config.blocks_per_sm if counts.config else 16))
-    blocks_per_head = launch.blocks // (p.batch * p.heads)
-    running = min(at_once, launch.heads_together * blocks_per_head)  # blocks beside one another, of a group of heads
-    heads_at_once = at_once / blocks_per_head
-
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
     distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
-    again = {name: n for name, n in reads.items() if n > distinct[name] > 0}
-    total = sum(distinct[name] for name in reads if name not in again and (name, "write") not in launch.distinct)
+    again = {name: reads[name] / distinct[name] for name in reads if reads[name] > distinct[name] > 0}
+    once = sum(n for name, n in distinct.items() if name not in again and (name, "write") not in launch.distinct)
+    if not again:
+        return once
+    most = counts.config.blocks_per_sm if counts.config else 16
+    at_once = min(launch.blocks, resident_blocks(launch, counts.device, most))
+    blocks_per_head = launch.blocks // (counts.problem.batch * counts.problem.heads)
+    if blocks_per_head == 1 or not launch.sram_peak:
+        return once + _own_rows(counts, launch, again, at_once / blocks_per_head)
+    if blocks_per_head == counts.problem.row_tiles(counts.tile):
+        return once + _walks(counts, launch, again, min(at_once, launch.heads_together * blocks_per_head))
+    return once + _bands(counts, launch, again, at_once)
 
-    # what one head holds of the tensors that it needs again, and what its blocks stream past them meanwhile
-    size = {name: distinct[name] / counts.tensors[name].heads for name in again}
-    kv_heads = max(1.0, launch.heads_together / p.queries_per_kv)
-    for name in again:
-        own = (name, "write") in launch.distinct
-        repeats = reads[name] / distinct[name]
-        sharers = min(
-            repeats, running / max(1.0, launch.heads_together / (p.batch * p.heads / counts.tensors[name].heads))
-        )
-        if blocks_per_head == 1 or not launch.sram_peak:  # a block goes over its own rows again and again
-            curve = (
-                _ONE_SM_READS_AND_WRITES_IT if any((n, "write") in launch.distinct for n in size) else _ONE_SM_READS_IT
-            )
-            missed = _missed(sum(size.values()) * heads_at_once, device, curve)
-            total += int(distinct[name] * ((0 if own else 1) + (repeats - 1 + own) * missed))
-        elif blocks_per_head == p.row_tiles(counts.tile):
-            once = sum(n for (name, _), n in launch.distinct.items() if name not in again)
-            held = kv_heads * sum(size.values())
-            if (
-                running < launch.heads_together * blocks_per_head
-            ):  # a second wave: what the first one streamed lies between
-                held += once * running / launch.blocks
-            if _missed(held, device, _shared(device)) == 0:
-                total += distinct[name]
-            else:
-                total += int(distinct[name] * _passes(counts, running, launch.heads_together, held, device))
-        else:  # many blocks a row tile, as in the scores launch: reuse across one band of rows
-            streamed = (
-                launch.bytes("hbm.write")
-                / max(1, launch.blocks)
-                * min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
-            )
-            missed = _missed(sum(size.values()) + streamed, device, _shared(device))
-            total += int(distinct[name] * (1 + (repeats / max(1.0, sharers) - 1) * missed))
+
+def _own_rows(counts: Counts, launch: LaunchCounts, again: dict[str, float], heads_at_once: float) -> int:
+    """Blocks that go over rows of their own again and again: `flash1`'s Q and O, the softmax launch's S."""
+    size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
+    written = [name for name in again if (name, "write") in launch.distinct]
+    curve = _ONE_SM_READS_AND_WRITES_IT if written else _ONE_SM_READS_IT
+    missed = _missed(size * heads_at_once, counts.device, curve)
+    total = 0
+    for name, repeats in again.items():
+        own = name in written  # the block wrote it itself: even the first read may hit
+        total += int(launch.distinct[name, "read"] * (1 - own + (repeats - 1 + own) * missed))
+    return total
+
+
+def _walks(counts: Counts, launch: LaunchCounts, again: dict[str, float], running: int) -> int:
+    """A block a row tile, `running` of a group of heads at once, each walking over all its keys: K and V."""
+    size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
+    held = size * max(1.0, launch.heads_together / counts.problem.queries_per_kv)
+    if running * counts.problem.batch * counts.problem.heads < launch.heads_together * launch.blocks:
+        # a second wave: what the first one streamed lies between
+        streamed = sum(n for (name, _), n in launch.distinct.items() if name not in again)
+        held += streamed * running / launch.blocks
+    fits = _missed(held, counts.device, _shared(counts.device)) == 0
+    passes = 1.0 if fits else _passes(counts, running, launch.heads_together, held, counts.device)
+    return sum(int(launch.distinct[name, "read"] * passes) for name in again)
+
+
+def _bands(counts: Counts, launch: LaunchCounts, again: dict[str, float], at_once: int) -> int:
+    """Many blocks a row tile, as in the scores launch: what one band of rows used, the next one uses again."""
+    p, pairs = counts.problem, counts.problem.batch * counts.problem.heads
+    size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
+    in_band = min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
+    streamed = launch.bytes("hbm.write") * in_band / launch.blocks
+    missed = _missed(size + streamed, counts.device, _shared(counts.device))
+    running = min(at_once, launch.heads_together * launch.blocks // pairs)
+    total = 0
+    for name, repeats in again.items():
+        heads = max(1.0, launch.heads_together * counts.tensors[name].heads / pairs)
+        sharers = max(1.0, min(repeats, running / heads))
+        total += int(launch.distinct[name, "read"] * (1 + (repeats / sharers - 1) * missed))
     return total
 
 

@@ -1,0 +1,67 @@
+"""The L2 model: its bounds, and its estimates against what an H200's counters read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+import flashlab as fl
+from simulator import Device, Problem, dram
+from tests.simulator.problems import ALGORITHMS, devices, problems
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=60)
+@given(problem=problems(), device=devices)
+def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, problem: Problem, device: Device) -> None:
+    c = fl.count(algorithm, problem, device=device)
+    assert c.compulsory_read == c.dram.low <= c.dram.estimate <= c.dram.high == c.hbm.read
+    for launch in c.launches:
+        each = dram.of_launch(c, launch)
+        assert each.low <= each.estimate <= each.high
+
+
+def measured_large() -> list[dict[str, Any]]:
+    """Launches of the large problems in the newest counters: the tile and the model are today's, the bytes measured."""
+    newest = max(RESULTS.glob("counters_*_h200_*.json"))
+    launches = json.loads(newest.read_text(encoding="utf-8"))["data"]["launches"]
+    return [x for x in launches if " L2" in x["case"] and x["dram"]["low"] > 1e6]
+
+
+def errors(l2: float = 1.0) -> list[float]:
+    """Relative errors of the estimates, on an H200 with its L2 scaled."""
+    device = Device.named("h200")
+    found: list[float] = []
+    for x in measured_large():
+        c = fl.count(x["algorithm"], Problem(**x["problem"]), device="h200")
+        c = replace(c, device=device.replace(l2=int(device.l2 * l2)))
+        launch = next(each for each in c.launches if each.name == x["launch"])
+        found.append(abs(dram.of_launch(c, launch).estimate / x["dram"]["measured"] - 1))
+    return found
+
+
+def test_estimates_agree_with_the_counters() -> None:
+    found = errors()
+    assert len(found) >= 25
+    assert median(found) <= 0.10
+    assert max(found) <= 0.30
+
+
+@pytest.mark.parametrize("l2", [0.5, 2.0])
+def test_a_wrong_l2_is_seen(l2: float) -> None:
+    """Seeded bug: half or twice the cache must not pass."""
+    assert max(errors(l2)) > 0.30
+
+
+def test_more_cache_never_means_more_dram() -> None:
+    p = Problem(batch=1, heads=2, len_q=65536, head_dim=128, dtype="float16")
+    small, large = (fl.count("flash2", p, device=Device.named("h200").replace(l2=m * 2**20)) for m in (30, 300))
+    assert large.dram.estimate == large.dram.low < small.dram.estimate
