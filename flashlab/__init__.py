@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from flashlab.compare import Comparison, compare
     from flashlab.gpu import attention
     from flashlab.inputs import load_inputs, sample
+    from flashlab.lessons import check, predict, progress
     from flashlab.sweep import Sweep, sweep
     from flashlab.verify import Adapter, Report, verify
 
@@ -68,9 +69,12 @@ __version__ = "0.1.0"
 # what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
 _LAZY = {
     "attention": "flashlab.gpu",
+    "check": "flashlab.lessons",
     "compare": "flashlab.compare",
     "Comparison": "flashlab.compare",
     "load_inputs": "flashlab.inputs",
+    "predict": "flashlab.lessons",
+    "progress": "flashlab.lessons",
     "sample": "flashlab.inputs",
     "sweep": "flashlab.sweep",
     "Sweep": "flashlab.sweep",
@@ -96,6 +100,6 @@ __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
     "HbmTensor", "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow",
     "SramTile", "Sweep", "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue",
-    "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample",
-    "shape_run", "simulate", "softmax", "sweep", "verify",
+    "check", "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "predict", "program", "progress",
+    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
 ]  # fmt: skip
