@@ -82,7 +82,7 @@ def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
     own = {row.name: row.program for row in CATALOGUE.values()} | VECTOR_PROGRAMS
     nobody = next(iter(own.values()))
     for name, program in own.items():
-        if answer is program or answer == name:
+        if answer is program or (isinstance(answer, str) and answer == name):
             message = f'"{name}" is the library\'s own: the exercise is to write one'
             return nobody, Verdict(exercise.name, "short cut", message)
     if not isinstance(answer, Program):

@@ -198,8 +198,7 @@ PREDICTIONS = (
         truth=_sum_moves,
         slips=lambda: {
             "hbm_read": {
-                "elements, not bytes": ROWS * WIDTH * 2,
-                "one of the two operands forgotten": _ARRAY,
+                "half of it: elements for bytes, or one of the two operands forgotten": _ARRAY,
                 "float32 instead of float16": 4 * _ARRAY,
                 "reads and writes together": 3 * _ARRAY,
             },

@@ -172,8 +172,7 @@ PREDICTIONS = (
             "hbm_peak": {
                 "S alone, in elements": LENGTH**2,
                 "Q, K, V and out only; S and P forgotten": 4 * LENGTH * DIM * 2,
-                "P forgotten": LENGTH**2 * 4 + 4 * LENGTH * DIM * 2,
-                "S as float16 (it is float32)": LENGTH**2 * 4 + 4 * LENGTH * DIM * 2 + 1,
+                "P forgotten, or S taken as float16 (it is float32)": LENGTH**2 * 4 + 4 * LENGTH * DIM * 2,
                 "S and P both as float32": LENGTH**2 * 8 + 4 * LENGTH * DIM * 2,
                 "S and P in elements": LENGTH**2 * 2 + 4 * LENGTH * DIM,
             }
@@ -200,8 +199,7 @@ PREDICTIONS = (
         truth=lambda: {"keys": longest_strip()},
         slips=lambda: {
             "keys": {
-                "K alone, V forgotten (V may go where K was, if you free it first)": 2 * longest_strip(),
-                "elements for bytes": 2 * longest_strip() - 16,
+                "double: K alone without V, or elements for bytes": 2 * longest_strip(),
                 "192 KB: that is L1 and SRAM together": (192 * 1024 - 64 * DIM * 2) // (2 * DIM * 2),
                 "float32 instead of float16": longest_strip() / 2,
             }

@@ -184,8 +184,7 @@ PREDICTIONS = (
         slips=lambda: {
             "total": {
                 "the right sum, 1 + e^-10: but this program does not rescale": 1 + math.exp(-10),
-                "maximum taken as the first one throughout": 1 + math.exp(10),
-                "sums of the exponentials themselves": math.exp(10) + 1,
+                "relative to 0: sums of the exponentials themselves": 1 + math.exp(10),
             }
         },
         because="Each tile sums up relative to its own maximum: 1 for the tile {0}, 1 for the tile {10}. Added as they are, they "
