@@ -42,7 +42,7 @@ class Thinning:
 
 
 THINNINGS = (
-    Thinning(), Thinning(32, 32), Thinning(16, 16), Thinning(8, 16), Thinning(8, 8), Thinning(4, 4), Thinning(0, 0),
+    Thinning(), Thinning(32, 32), Thinning(16, 16), Thinning(8, 16), Thinning(8, 8), Thinning(6, 6), Thinning(4, 4), Thinning(0, 0),
     Thinning(0, 0, 16), Thinning(0, 0, 4), Thinning(0, 0, 0),
 )  # fmt: skip
 """From everything to nothing."""

@@ -1,10 +1,10 @@
 // The panel of the two sources: the tile program and the .cu, with the lines of the step marked in both.
 
 class CodePanel {
-  constructor(trace) {
+  constructor(trace, page) {
     this.trace = trace;
-    this.program = new Listing("Tile program");
-    this.kernel = new Listing("CUDA kernel");
+    this.program = new Listing(page, trace, "Tile program");
+    this.kernel = new Listing(page, trace, "CUDA kernel");
     this.root = el("div", { class: "code" }, this.program.root, this.kernel.root);
   }
 
@@ -32,7 +32,7 @@ class CodePanel {
   _kernel(event) {
     const kernel = this.trace.kernels[event.launch.kernel ?? -1];
     if (!kernel) return this.kernel.say("", "No CUDA kernel is known for this program. fl.player(trace, kernel=\"my.cu\") shows one beside it.");
-    const marks = Object.hasOwn(kernel.marks, event.step) ? kernel.marks[event.step] : [];
+    const marks = own(kernel.marks, event.step) ?? [];
     const inTurn = marks.filter(([, , tag]) => !tag), ahead = marks.filter(([, , tag]) => tag);
     this.kernel.show(kernel.name, { first: 1, text: kernel.text }, inTurn.length ? inTurn : ahead, { also: inTurn.length ? ahead : [] });
     this.kernel.remark(!marks.length ? [`It has no mark // step: ${event.step}`] : ahead.map(([first, last, tag]) => `also lines ${range(first, last + 1)}: ${tag}`));
@@ -41,12 +41,13 @@ class CodePanel {
 
 /** One source with line numbers; the marked lines are scrolled into sight. */
 class Listing {
-  constructor(title) {
+  constructor(page, trace, title) {
     this.file = el("span", { class: "file" });
     this.lines = el("span", { class: "lines" });
-    this.pre = el("pre", { tabindex: "0", role: "region", "aria-label": title });
+    this.pre = el("pre", { tabindex: "0", role: "group", "aria-label": `${title}, line by line` });
     this.notes = el("ul", { class: "remarks" });
-    this.root = el("section", { class: "panel listing", "aria-label": title }, el("h3", {}, title, " ", this.file, this.lines), this.pre, this.notes);
+    this.root = panel(page, trace, title, "listing", this.pre, this.notes);
+    setTitle(this.root, title, " ", this.file, this.lines);
     this.made = new Map();
     this.marked = [];
   }

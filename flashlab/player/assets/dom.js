@@ -14,6 +14,9 @@ function el(tag, properties = {}, ...children) {
   return made;
 }
 
+/** What an object from the data has under a name of a trace's choosing, which may be one such as "constructor". */
+const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
+
 const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => grouped.format(n);
 const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;

@@ -1,8 +1,11 @@
 // The panels of a view. Each is made once for a trace and shows the event that it is told.
 
-function panel(title, name, ...children) {
-  return el("section", { class: `panel ${name}`, "aria-label": title }, el("h3", {}, title), ...children);
+function panel(page, trace, title, name, ...children) {
+  const label = page.traces.length > 1 ? `${trace.algorithm}: ${title}` : title;
+  return el("section", { class: `panel ${name}`, "aria-label": label }, el(page.traces.length > 1 ? "h3" : "h2", { class: "title" }, title), ...children);
 }
+
+const setTitle = (root, ...words) => root.querySelector(".title").replaceChildren(...words);
 
 /** A fold whose content is made only while it is open. */
 function fold(summary, fill) {
@@ -22,7 +25,7 @@ function table(caption, head, rows) {
 }
 
 /** Wide content in a box of its own that can be scrolled with the keyboard, too. */
-const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, ...children);
 
 // -- what happens -------------------------------------------------------------------------------------------------------
 
@@ -33,10 +36,10 @@ class Story {
     this.where = el("span", { class: "where" });
     this.about = el("p", { class: "about" });
     this.facts = el("ul", { class: "facts" });
-    this.root = el("section", { class: "panel story", "aria-label": "What happens at this step" },
-      el("div", { class: "story-head" }, this.name, this.where),
-      el("div", { class: "live", "aria-live": "polite" }, this.about, this.facts));
-    this.live = this.root.querySelector(".live");
+    this.live = el("div", { "aria-live": "polite" }, this.about, this.facts);
+    this.root = panel(page, trace, "What happens at this step", "story", this.live);
+    this.root.querySelector(".title").classList.add("unseen");
+    this.live.before(el("div", { class: "story-head" }, this.name, this.where));
   }
 
   show(t) {
@@ -53,7 +56,7 @@ class Story {
     words.push(`block (${block.i}, ${block.j}), step ${t - block.start + 1} of its ${block.stop - block.start}`);
     if (t === this.trace.length - 1) words.push("the last step");
     this.where.textContent = words.join(" · ");
-    this.about.textContent = launch.about[event.step] ?? "";
+    this.about.textContent = own(launch.about, event.step) ?? "";
     this.about.hidden = !this.about.textContent;
     this.facts.replaceChildren(...facts(this.trace, event).map((fact) => el("li", {}, fact)));
   }
@@ -119,7 +122,7 @@ function sentence(trace, way, moves) {
 
 function spanText(trace, { tensor, spans, pieces }) {
   if (!spans) return pieces > 1 ? ` ${pieces} times` : "";
-  const shape = trace.tensors[tensor];
+  const shape = own(trace.tensors, tensor);
   const cols = shape && (spans[2] > 0 || spans[3] < shape.cols) ? `, columns ${range(spans[2], spans[3])}` : "";
   return ` rows ${range(spans[0], spans[1])}${cols}${pieces > 1 ? ` in ${pieces} pieces` : ""}`;
 }
@@ -135,8 +138,8 @@ class ScoresPanel {
     this.table = fold("As a table", () => this._table());
     const masked = trace.mask[0] !== null || trace.mask[1] !== null;
     this.reading = el("p", { class: "small" }, "Bars at the edges: the rows of ", tensorName("q"), ", ", tensorName("k"), " and ", tensorName("v"), " that lie in SRAM.", masked ? " Dashed: the edge of the mask." : "");
-    this.root = panel("Scores", "scores", this.note, this.canvas, this.legend, this.reading, this.table.details);
-    this.root.querySelector("h3").replaceChildren(term("S", page.glossary.S), ", the scores, tile by tile");
+    this.root = panel(page, trace, "Scores", "scores", this.note, this.canvas, this.legend, this.reading, this.table.details);
+    setTitle(this.root, term("S", page.glossary.S), ", the scores, tile by tile");
     this.swatches = STATES.map(({ label }) => {
       const swatch = el("canvas", { class: "swatch", "aria-hidden": "true" }), n = el("b");
       return { swatch, n, item: el("li", {}, swatch, ` ${label} `, n) };
@@ -235,8 +238,8 @@ class SramPanel {
     this.bar = el("div", { class: "sram-bar", role: "img" });
     this.map = el("ul", { class: "sram-map" });
     this.table = fold("As a table", () => this._table());
-    this.root = panel("SRAM", "sram", this.total, this.bar, this.map, this.table.details);
-    this.root.querySelector("h3").replaceChildren(term("SRAM", page.glossary.SRAM), " of this ", term("block", page.glossary.block));
+    this.root = panel(page, trace, "SRAM", "sram", this.total, this.bar, this.map, this.table.details);
+    setTitle(this.root, term("SRAM", page.glossary.SRAM), " of this ", term("block", page.glossary.block));
   }
 
   show(t) {
@@ -266,7 +269,7 @@ class SramPanel {
   }
 
   _held(name, held, event) {
-    const buffer = this.trace.buffers[name];
+    const buffer = own(this.trace.buffers, name);
     const shape = buffer ? `${buffer.copies > 1 ? `${buffer.copies} copies of ` : ""}${buffer.rows} × ${buffer.cols} ${buffer.dtype}` : "";
     const moved = event?.transfers.filter((transfer) => transfer.tensor === name) ?? [];
     const doing = [
@@ -295,7 +298,7 @@ class CountersPanel {
     }) }));
     const body = this.rows.map(({ tensor, cells }) => el("tr", { class: tensor === null ? "sum" : null },
       el("th", { scope: "row" }, tensor === null ? "all" : tensorName(tensor)), cells.map(({ cell }) => cell)));
-    this.root = panel("Bytes moved so far", "counters",
+    this.root = panel(page, trace, "Bytes moved so far", "counters",
       el("p", { class: "note" }, "Bytes requested by this head since the beginning; + is what this step adds."),
       scroller("Bytes moved so far", el("table", {},
         el("caption", { class: "unseen" }, "Bytes moved so far, by tensor and level"),

@@ -232,12 +232,12 @@ class Player {
       whole.style.width = `${(100 * trace.hbm[trace.length - 1]) / (this.most || 1)}%`;
       return { root: el("li", {}, el("b", {}, trace.algorithm), el("span", { class: "lane" }, whole, fill), text), fill, text };
     });
-    return el("section", { class: "panel race", "aria-label": "Requested from HBM" }, el("h3", {}, "Requested from ", term("HBM", this.glossary.HBM), " so far"), el("ul", {}, this.racers.map(({ root }) => root)));
+    return el("section", { class: "panel race", "aria-label": "Requested from HBM" }, el("h2", { class: "title" }, "Requested from ", term("HBM", this.glossary.HBM), " so far"), el("ul", {}, this.racers.map(({ root }) => root)));
   }
 
   _warnings() {
     const [rows, cols, vector] = this.data.thinning, words = [];
-    const limit = size(this.data.limit);
+    const limit = this.data.limit < 1e6 ? `${Math.round(this.data.limit / 1e3)} KB` : `${this.data.limit / 1e6} MB`;
     if (vector !== null) words.push(`Over the size limit of ${limit}, this page keeps ${vector ? `${plural(vector, "row")} of each vector and no values` : "no values at all"} of matrices; bytes and steps are complete.`);
     else if (rows === 0) words.push(`Over the size limit of ${limit}, this page keeps no values of matrices; vectors such as m and ℓ are complete, and so are bytes and steps.`);
     else if (rows !== null) words.push(`Over the size limit of ${limit}, values are thinned: of each matrix, accumulators among them, at most ${rows} rows × ${cols} columns are kept. Vectors such as m and ℓ are complete, and so are bytes and steps.`);

@@ -145,7 +145,7 @@ class Trace {
 
   /** Does a tensor lie along the queries? */
   alongQueries(tensor) {
-    const shape = this.tensors[tensor];
+    const shape = own(this.tensors, tensor);
     return tensor !== "k" && tensor !== "v" && shape !== undefined && shape.rows === this.len_q;
   }
 

@@ -11,8 +11,8 @@ class ValuesPanel {
     this.pagers = el("div", { class: "pagers" });
     this.box = scroller("Values in registers");
     this.note = el("p", { class: "note" });
-    this.root = panel("Registers", "values", this.note, this.maps, this.pagers, this.box);
-    this.root.querySelector("h3").replaceChildren("Values in ", term("registers", page.glossary.registers));
+    this.root = panel(page, trace, "Registers", "values", this.note, this.maps, this.pagers, this.box);
+    setTitle(this.root, "Values in ", term("registers", page.glossary.registers));
     this.buttons = new Map();
     this.rowPager = new Pager("rows", "row", WINDOW.rows, this);
     this.colPager = new Pager("columns", "col", WINDOW.cols, this);
@@ -60,7 +60,7 @@ class ValuesPanel {
     const canvas = el("canvas", { class: "heat", "aria-hidden": "true" });
     const shape = el("span", { class: "small" }), badge = el("span", { class: "badge" });
     const button = el("button", {
-      type: "button", class: "map", title: [this.page.registers[name], "Press to keep it in the table, again to follow what changes."].filter(Boolean).join(" "),
+      type: "button", class: "map", title: [own(this.page.registers, name), "Press to keep it in the table, again to follow what changes."].filter(Boolean).join(" "),
       onclick: () => {
         this.chosen = this.chosen === name ? null : name;
         this.show(this.t);
@@ -78,7 +78,7 @@ class ValuesPanel {
     const columns = cols.slice(this.first.col, this.first.col + WINDOW.cols);
     const head = el("tr", {},
       el("th", { scope: "col" }, "query"),
-      this.vectors.map(({ tile, changed }) => el("th", { scope: "col", class: changed ? "changed" : null }, term(tile.name, this.page.registers[tile.name]))),
+      this.vectors.map(({ tile, changed }) => el("th", { scope: "col", class: changed ? "changed" : null }, term(tile.name, own(this.page.registers, tile.name)))),
       columns.map((col) => el("th", { scope: "col", class: `matrix${this.matrix.changed ? " changed" : ""}` }, `${this.matrix.tile.name}[${col}]`)));
     const body = [];
     for (let row = this.first.row; row < Math.min(rows, this.first.row + WINDOW.rows); row++) {

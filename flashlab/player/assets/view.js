@@ -6,7 +6,7 @@ class View {
     this.story = new Story(trace, page);
     this.scores = new ScoresPanel(trace, page);
     this.sram = new SramPanel(trace, page);
-    this.code = new CodePanel(trace);
+    this.code = new CodePanel(trace, page);
     this.counters = new CountersPanel(trace, page);
     this.values = new ValuesPanel(trace, page);
     this.panels = [this.story, this.scores, this.sram, this.code, this.counters, this.values];
