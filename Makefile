@@ -10,12 +10,12 @@ BIN := .venv/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 SETUP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lab lessons lock clean
+.PHONY: demo test browser lab lessons lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
 
-test: .venv/.test
+test: .venv/.test browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
@@ -40,6 +40,15 @@ lessons: .venv/.test
 .venv/.lab: requirements/lab.txt .venv/.demo
 	$(SETUP) --require-hashes --requirement $<
 	@touch $@
+
+# The player is tested in Chromium. As root on Debian, as in CI, it is installed; elsewhere a line says what is missing.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
+	    command -v $$name >/dev/null && exit 0; \
+	done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
+	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
 .venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
