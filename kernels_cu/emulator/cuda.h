@@ -18,7 +18,7 @@
 #define __host__
 #define __device__
 #define __constant__
-#define __global__ __attribute__((flatten))  // inlined calls keep their line of the kernel in the debug information
+#define __global__ __attribute__((flatten, noinline))  // inlined calls keep their line of the kernel in the debug information
 #define __shared__ thread_local
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
@@ -262,7 +262,7 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 // What the generated end of a source calls: unpacks the arguments of a kernel, each by its type.
 namespace emulator {
 template <class... Parameters, std::size_t... I>
-__attribute__((flatten)) void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
 }
 template <class... Parameters>

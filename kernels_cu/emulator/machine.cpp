@@ -266,7 +266,7 @@ void wait_barrier(int id, int threads, Place place) {
   lane.barrier = id;
   barrier.waiting.push_back(&lane);
   block.check_barrier(id);
-  if (lane.wait != Wait::nothing) block.yield();
+  block.yield();  // the last to come, too: it is among those that were woken
 }
 
 void arrive_barrier(int id, int threads, Place place) {
