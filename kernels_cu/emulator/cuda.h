@@ -29,17 +29,20 @@
 #define __cluster_dims__(...)
 
 // Built-in variables.
-#define threadIdx (emulator::current->thread)
-#define blockIdx (emulator::current->block_index)
-#define blockDim (emulator::current->block_dim)
-#define gridDim (emulator::current->grid_dim)
+#define threadIdx emu_thread_index()
+#define blockIdx emu_block_index()
+#define blockDim dim3(emu_block_dim())
+#define gridDim dim3(emu_grid_dim())
 constexpr int warpSize = 32;
 
 using uchar = unsigned char;
 using uint = unsigned;
 
 struct dim3 {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
 };
 
 // Vector types. Those of 8 and 16 bytes move as one piece, as on a GPU, so that one access is seen.

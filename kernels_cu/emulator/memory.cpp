@@ -67,12 +67,12 @@ char* Sram::pointer(unsigned address) const {
 
 bool Sram::shared_address(const void* pointer, unsigned& address) const {
   auto* at = static_cast<const char*>(pointer);
-  if (at >= dynamic && at < dynamic + (1 << 18)) {
-    address = dynamic_begin + static_cast<unsigned>(at - dynamic);
-    return true;
-  }
   if (at >= statics && at < statics + static_bytes) {
     address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
+    return true;
+  }
+  if (at >= dynamic && at < dynamic + (1 << 18)) {
+    address = dynamic_begin + static_cast<unsigned>(at - dynamic);
     return true;
   }
   return false;

@@ -106,6 +106,16 @@ void emu_assert(const char* condition) {
   lane.block->abort();
 }
 
+// The running thread
+
+uint3 emu_thread_index() { return current->thread; }
+uint3 emu_block_index() { return current->block_index; }
+uint3 emu_block_dim() { return current->block_dim; }
+uint3 emu_grid_dim() { return current->grid_dim; }
+void emu_step(const char* name) { current->step = name; }
+void emu_count_flops(unsigned n) { current->counters->flops += n; }
+void emu_count_exp() { ++current->counters->exp; }
+
 // Tensor cores
 
 static void ldmatrix_of_warp(Warp& warp, unsigned mask) {
