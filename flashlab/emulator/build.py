@@ -111,12 +111,7 @@ def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries
 def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
     """The source as it is, its step marks made calls, and behind it a door to each kernel."""
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
-    doors = "".join(
-        f'extern "C" void emu_entry_{i}(void** arguments) {{ emulator::call({entry}, arguments); }}\n'
-        f'extern "C" int emu_parameters_{i}(char* letters, unsigned* sizes, int most) '
-        f"{{ return emulator::describe({entry}, letters, sizes, most); }}\n"
-        for i, entry in enumerate(entries)
-    )
+    doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
     return f'#include "cuda.h"\n#line 1 "{path}"\n{marked}\n#line 1 "doors"\n{doors}'
 
 

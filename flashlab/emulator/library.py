@@ -8,7 +8,7 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,6 +110,14 @@ class Launched:
         """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
         return sum(getattr(row, quantity) for row in self.moved if row.what == what)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "kernel": self.kernel, "moved": [asdict(row) | {"what": row.what} for row in self.moved],
+            "findings": [asdict(x) | {"text": str(x)} for x in self.findings], "dropped": self.dropped,
+            "plain": self.plain, "flops": self.flops, "exp": self.exp,
+        }  # fmt: skip
+
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
         """Bytes by step, tensor and what, as `LaunchCounts.ledger` has them."""
@@ -159,7 +167,7 @@ class Arena:
 
 @dataclass
 class _Buffer:
-    """`written`: 1 for each byte that holds a value before the launch. `read_only`: a kernel may not write it."""
+    """`written`: 1 for each byte that holds a value; launches keep it up. `read_only`: a kernel may not write it."""
 
     name: str
     data: np.ndarray[Any, Any]
@@ -173,7 +181,7 @@ class _Buffer:
 class _Region(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p), ("base", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("input", ctypes.c_int),
-        ("written", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
     )  # fmt: skip
 
 

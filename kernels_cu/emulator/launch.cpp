@@ -143,11 +143,8 @@ Launch::Launch(const EmuLaunch& launch)
     region.base = static_cast<char*>(from.base);
     region.bytes = from.bytes;
     region.input = from.input;
-    if (sanitize()) {
-      region.state = std::make_unique<unsigned char[]>(from.bytes + 1);
-      std::memcpy(region.state.get(), from.written, from.bytes);
-      if (!from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
-    }
+    region.state = from.state;
+    if (sanitize() && !from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
     regions.push_back(std::move(region));
   }
 }

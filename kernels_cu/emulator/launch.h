@@ -17,7 +17,7 @@ struct EmuRegion {
   void* base;
   std::int64_t bytes;
   int input;  // may not be written
-  const unsigned char* written;  // 1 for each byte that holds a value already
+  unsigned char* state;  // of each byte: 1 if it holds a value. Kept up, for what comes after
 };
 
 struct EmuLaunch {
