@@ -91,10 +91,9 @@ struct Writer {
 
 const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
 
-std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool timed_out) {
+std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters) {
   Writer out;
   out.text = "{";
-  out.field("timed_out", static_cast<std::uint64_t>(timed_out));
   out.field("dropped", findings.dropped);
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
@@ -207,7 +206,7 @@ char* emu_launch(const EmuLaunch* given) {
   std::vector<std::thread> threads;
   for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
   for (auto& thread : threads) thread.join();
-  return strdup(report(findings, ledger, counters, launch.timed_out).c_str());
+  return strdup(report(findings, ledger, counters).c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

@@ -49,7 +49,7 @@ struct Launch {
   std::uint64_t blocks;
   double deadline;  // on the monotonic clock
   std::atomic<std::uint64_t> next{0};
-  std::atomic<bool> stop{false}, timed_out{false};
+  std::atomic<bool> stop{false};
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }
