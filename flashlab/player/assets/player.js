@@ -104,15 +104,17 @@ class Player {
   }
 
   async _link() {
-    const text = location.protocol === "about:" ? this.hash : location.href.split("#")[0] + this.hash;
+    const inline = location.protocol === "about:"; // in a frame, which has no address and no clipboard
+    const text = inline ? this.hash : location.href.split("#")[0] + this.hash;
     this.linkText.value = text;
     this.linkBox.hidden = false;
     this.linkText.select();
+    if (inline) return (this.linkNote.textContent = "append it to the address of the saved page");
     try {
       await navigator.clipboard.writeText(text);
       this.linkNote.textContent = "copied";
     } catch {
-      this.linkNote.textContent = location.protocol === "about:" ? "append it to the address of the saved page" : "copy it from here";
+      this.linkNote.textContent = "copy it from here";
     }
   }
 
