@@ -1,4 +1,4 @@
-"""The commands that judge kernels and programs: verify, bench, counters, sanitize, and emulate, which is to come."""
+"""The commands that judge kernels and programs: verify, bench, counters, sanitize."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import UsageError
 
 _OURS = ("standard", "online_softmax", "flash1", "flash2")
 
@@ -22,8 +22,6 @@ def register(app: typer.Typer) -> None:
         (sanitize, "flashlab sanitize flash1 flash2"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(epilog="Example: flashlab emulate flash2 --len-q 128", context_settings=anything)(emulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +186,3 @@ def sanitize(
     report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
     _finish(report, json, report.passed)
-
-
-def emulate() -> None:
-    """Run a kernel's CUDA source on the CPU (not built yet)."""
-    raise Unavailable("emulate: not built yet; flashlab simulate runs the tile program of the same name")

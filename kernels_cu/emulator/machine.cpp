@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
+#include "faults.h"
 #include "fiber.h"
 #include "launch.h"
 
@@ -20,7 +22,8 @@ thread_local Thread* current = nullptr;
 
 namespace {
 
-constexpr std::size_t STACK_BYTES = 256 * 1024;  // of a lane: address space, touched as needed
+constexpr std::size_t STACK_BYTES = 576 * 1024;  // of a lane, as local memory and some more: address space, touched as needed
+constexpr std::size_t GUARD_BYTES = 4096;
 
 void try_meet(Lane& lane, Lane* running);  // below
 
@@ -82,7 +85,7 @@ Block::Block(Launch& launch) : launch(launch) {
   stacks_ = static_cast<char*>(mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0));
   for (auto& lane : lanes) {
     char* stack = stacks_ + lane->number * STACK_BYTES;
-    mprotect(stack, 4096, PROT_NONE);  // an overflow stops here
+    mprotect(stack, GUARD_BYTES, PROT_NONE);  // an overflow stops here
     lane->stack = stack, lane->stack_end = stack + STACK_BYTES;
   }
   sram.lay_out(launch.given.dynamic_sram);
@@ -111,19 +114,45 @@ void Block::run(std::uint64_t index) {
     ++lane->interval;
     wake(*lane);
   }
-  while (live && !aborted && !launch.stop) {
-    if (ready.empty()) {
-      diagnose();
-      break;
-    }
+  sigjmp_buf here;
+  landing = &here;
+  if (sigsetjmp(here, 1) == 0)
+    schedule();
+  else
+    faulted();
+  landing = nullptr;
+  for (auto& warp : warps) warp.log.flush(ledger);
+  current = nullptr;
+}
+
+void Block::schedule() {
+  for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
+    if (ready.empty()) return diagnose();
+    if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
     running->queued = false;
     current = running;
     emu_switch(&scheduler, running->stack_pointer);
   }
-  for (auto& warp : warps) warp.log.flush(ledger);
-  current = nullptr;
+}
+
+// The processor refused to go on with the running lane.
+void Block::faulted() {
+  aborted = true;
+  Lane& lane = *running;
+  const auto* at = static_cast<const char*>(fault.address);
+  Finding found = finding("fault", fault.place, lane);
+  if (fault.signal == SIGFPE)
+    found.message = "divides by zero, or the least integer by -1";
+  else if (at >= lane.stack - STACK_BYTES && at < lane.stack + GUARD_BYTES)
+    found.message = "needs more than " + std::to_string(STACK_BYTES / 1024) +
+                    " KB for local variables: large arrays, or calls that never return";
+  else if (fault.signal == SIGILL)
+    found.message = "runs into an illegal instruction";
+  else
+    found.message = "touches or calls what isn't memory";
+  findings.add(std::move(found));
 }
 
 void Block::yield() { emu_switch(&running->stack_pointer, scheduler); }
@@ -143,14 +172,16 @@ void Block::abort() {
 void Block::poll(Lane& lane, Place place) {
   constexpr std::uint32_t PATIENCE = 1024;
   if (++lane.since_switch % PATIENCE) return;
-  if (launch.late()) {
-    Finding found = finding("deadlock", place, lane);
-    found.message = "still loops here at the time limit: does it wait for what nobody writes?";
-    findings.add(std::move(found));
-    abort();
-  }
+  if (launch.late()) too_late(lane, place), yield();
   wake(lane);
   yield();
+}
+
+void Block::too_late(const Lane& lane, Place place) {
+  aborted = true;
+  Finding found = finding("deadlock", place, lane);
+  found.message = "still loops here at the time limit: does it wait for what nobody writes?";
+  findings.add(std::move(found));
 }
 
 void Block::finished(Lane& lane) {
@@ -366,10 +397,20 @@ void Block::diagnose() {
 
 // Findings
 
+namespace {
+
+bool earlier(const Finding& a, const Finding& b) {
+  return std::tie(a.block.z, a.block.y, a.block.x) < std::tie(b.block.z, b.block.y, b.block.x);
+}
+
+}  // namespace
+
 void Findings::add(Finding finding) {
   for (auto& known : list)
     if (known.kind == finding.kind && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
-      known.times += finding.times;
+      finding.times += known.times;
+      if (earlier(finding, known)) std::swap(known, finding);  // the first block's, whichever ran first
+      known.times = std::max(known.times, finding.times);
       return;
     }
   if (list.size() < LIMIT)
@@ -381,6 +422,7 @@ void Findings::add(Finding finding) {
 void Findings::merge(const Findings& others) {
   for (const auto& finding : others.list) add(finding);
   dropped += others.dropped;
+  std::stable_sort(list.begin(), list.end(), earlier);
 }
 
 }  // namespace emulator

@@ -95,6 +95,7 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
                 unsigned bytes, const Access* other = nullptr) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
+  finding.space = "hbm";
   finding.bytes = static_cast<int>(bytes);
   if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
   if (other) lane.block->tell_other(finding, *other);
@@ -106,6 +107,7 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
+  finding.space = "sram";
   finding.bytes = static_cast<int>(bytes);
   const auto* name = sram.name_of(address);
   finding.tensor = name ? name->name : "SRAM";
@@ -210,7 +212,7 @@ bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, b
     if (near) {
       const std::int64_t offset = static_cast<const char*>(address) - near->base;
       where = offset < 0 ? count_of(-offset, "byte") + " before the start of " + near->name
-                         : count_of(std::max<std::int64_t>(0, offset - near->bytes), "byte") + " past the end of " + near->name;
+                         : count_of(offset + bytes - near->bytes, "byte") + " past the end of " + near->name;
     }
     add_global(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
                place, near, address, bytes);
