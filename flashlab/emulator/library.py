@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
 
 __all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "load"]
@@ -262,14 +263,20 @@ class Library:
         )  # fmt: skip
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:
-        chain = self.places.get(x.pop("place"), ())
-        other = self.places.get(x.pop("other_place", -1), ())
+        chain = self._chain(x.pop("place"))
+        other = self._chain(x.pop("other_place", -1))
         for key in ("block", "thread", "other_block", "other_thread"):
             if key in x:
                 x[key] = tuple(x[key])
         known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
         index = known.index(x["offset"]) if known and 0 <= x["offset"] < known.data.nbytes else ""
         return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+
+    def _chain(self, place: int) -> tuple[Line, ...]:
+        """The lines of a place; one that is no call, as of a fault, is looked up when it is needed."""
+        if place in self.places or place < 0:
+            return self.places.get(place, ())
+        return tuple(Line(*line) for line in lines_of(self.path, [place])[0])
 
     def _own(self, chain: tuple[Line, ...]) -> Line | None:
         """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""

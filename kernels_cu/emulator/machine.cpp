@@ -142,7 +142,7 @@ void Block::faulted() {
   aborted = true;
   Lane& lane = *running;
   const auto* at = static_cast<const char*>(fault.address);
-  Finding found = finding("fault", fault.place, lane);
+  Finding found = finding(fault.signal == SIGFPE ? "division by zero" : "fault", fault.place, lane);
   if (fault.signal == SIGFPE)
     found.message = "divides by zero, or the least integer by -1";
   else if (at >= lane.stack - STACK_BYTES && at < lane.stack + GUARD_BYTES)
