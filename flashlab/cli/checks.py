@@ -9,7 +9,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
-from simulator.errors import UsageError
+from simulator.errors import UsageError, unknown
 
 _OURS = ("standard", "online_softmax", "flash1", "flash2")
 
@@ -151,9 +151,13 @@ def counters(
     l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
+    backend: Annotated[
+        str, typer.Option(help="gpu, emulator, or both: the emulator against the GPU, outputs too.")
+    ] = "gpu",
+    device: Annotated[str, typer.Option(help="The GPU that the emulator's kernels are built for.")] = "h100",
     json: Json = False,
 ) -> None:
-    """The GPU's own counters (ncu) against simulator and formula, to the byte."""
+    """The GPU's own counters (ncu), or the emulator's, against simulator and formula, to the byte."""
     from flashlab import counters as hardware
     from flashlab.cases import Case
 
@@ -167,8 +171,22 @@ def counters(
     if not matrix and not l2:
         posed = problem.problem()
         cases = [Case(name, name, posed, options.tile(tile), lse) for name in names]
-    report = hardware.run(cases, progress=output.track("algorithms"))
-    save.keep("counters", report.algorithms, report)
+    report: Any
+    if backend == "gpu":
+        report = hardware.run(cases, progress=output.track("algorithms"))
+    elif backend == "emulator":
+        from flashlab.emulator import counters as emulated
+
+        if save.save is not None:
+            raise UsageError("--save", save.save, "nothing: figures of record are measured on a GPU")
+        report = emulated.run(cases, device=device, progress=output.track("problems"))
+    elif backend == "both":
+        from flashlab.emulator import agreement
+
+        report = agreement.run(cases, progress=output.track("problems"))
+    else:
+        raise unknown("--backend", backend, ("gpu", "emulator", "both"))
+    save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
     _finish(report, json, report.passed)
 
 
