@@ -223,7 +223,7 @@ namespace {
 [[noreturn]] void divergent(Lane& lane, const std::string& message, const Lane* other = nullptr) {
   Block& block = *lane.block;
   Finding finding = block.finding("divergent collective", lane.place, lane);
-  finding.message = std::string(lane.what) + ": " + message;
+  finding.message = message;
   if (other) block.tell_other(finding, *other);
   block.findings.add(std::move(finding));
   block.abort();
@@ -241,7 +241,7 @@ void try_meet(Lane& lane, Lane* running) {
   }
   for (int i = 0; i < WARP; ++i)
     if (lane.collective != sync_of_warp && there >> i & 1 && site_of(warp.lanes[i]->place) != site_of(lane.place))
-      divergent(lane, "lane " + std::to_string(i) + " comes from another line", warp.lanes[i]);
+      divergent(lane, std::string("is in ") + lane.what + ", and lane " + std::to_string(i) + " in that of another line", warp.lanes[i]);
   lane.collective(warp, there);
   if (there == live) warp.reconverge(live);
   for (int i = 0; i < WARP; ++i)
@@ -257,11 +257,11 @@ void meet(Collective work, const char* what, unsigned mask, bool aligned, Place 
   Lane& lane = current_lane();
   lane.place = place;
   lane.what = what;
-  if (!(mask >> lane.lane & 1)) divergent(lane, "lane " + std::to_string(lane.lane) + " isn't in its own mask");
+  if (!(mask >> lane.lane & 1)) divergent(lane, std::string("calls ") + what + " with a mask that lacks its own lane, " + std::to_string(lane.lane));
   unsigned ended = 0;
   for (int i = 0; i < WARP; ++i)
     if (mask >> i & 1 && lane.warp->lanes[i] && lane.warp->lanes[i]->done) ended |= 1u << i;
-  if (aligned && ended) divergent(lane, "lanes " + lanes_of(ended) + " have ended");
+  if (aligned && ended) divergent(lane, std::string("is in ") + what + " without lanes " + lanes_of(ended) + ", which have ended");
   lane.wait = Wait::collective;
   lane.collective = work;
   lane.mask = mask;
@@ -326,13 +326,13 @@ void Block::check_barrier(int id) {
   if (!barrier.threads) {
     if (exited) {
       Finding found = finding("barrier", first.place, first);
-      found.message = std::to_string(exited) + " of the block's threads have ended and don't come to this barrier";
+      found.message = "waits at a barrier to which " + std::to_string(exited) + " of the block's threads don't come: they have ended";
       findings.add(std::move(found));
     }
     for (Lane* lane : barrier.waiting)
       if (site_of(lane->place) != site_of(first.place)) {
         Finding found = finding("barrier", lane->place, *lane);
-        found.message = "threads of the block wait at barriers of different lines";
+        found.message = "waits at a barrier, and other threads of the block at that of another line";
         tell_other(found, first);
         findings.add(std::move(found));
         break;
@@ -373,7 +373,7 @@ void Block::diagnose() {
       }
       if (!missing) continue;
       Finding found = finding("divergent collective", lane->place, *lane);
-      found.message = std::string(lane->what) + ": waits for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
+      found.message = std::string("waits in ") + lane->what + " for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
       tell_other(found, *elsewhere);
       findings.add(std::move(found));
       return;
@@ -385,10 +385,15 @@ void Block::diagnose() {
   int at_barrier = 0;
   for (auto& lane : lanes) at_barrier += !lane->done && lane->wait == Wait::barrier;
   Finding found = finding(at_barrier == live ? "barrier" : "deadlock", first->place, *first);
-  found.message = std::to_string(live) + " threads wait for ever, this one for " + first->what;
+  found.message = std::string("waits for ever for ") + first->what;
+  if (const auto& barrier = barriers[first->barrier]; first->wait == Wait::barrier && barrier.threads)
+    found.message += " that takes " + std::to_string(barrier.threads) + " threads, as " +
+                     std::to_string(barrier.waiting.size()) + " do";
+  else if (live > 1)
+    found.message += ", as " + std::to_string(live - 1) + " others do";
   for (auto& lane : lanes)
     if (!lane->done && site_of(lane->place) != site_of(first->place)) {
-      found.message += std::string(", others for ") + lane->what;
+      found.message += std::string(", some for ") + lane->what;
       tell_other(found, *lane);
       break;
     }
