@@ -58,14 +58,15 @@ void emu_store_shared(unsigned address, const void* value, unsigned bytes) {
   std::memcpy(lane.block->sram.pointer(address), value, bytes);
 }
 
-void emu_copy_async(unsigned to, const void* from) {
+void emu_copy_async(unsigned to, const void* from, unsigned bytes, unsigned kept) {
   Lane& lane = current_lane();
-  Region* region;
-  if (!check_global(lane, from, CHUNK, false, false, HERE, region)) return;
-  if (!lane.block->sram.holds(to, CHUNK) || to % CHUNK) return void(check_shared(lane, to, CHUNK, true, false, HERE));
-  count(lane, Op::ldgsts, *region, from, CHUNK, HERE);
-  count_shared(lane, Op::ldgsts, to, CHUNK, HERE);
-  begin_copy(lane, to, from, HERE);
+  Region* region = nullptr;
+  kept = std::min(kept, bytes);
+  if (kept && !check_global(lane, from, kept, false, false, HERE, region)) return;
+  if (!lane.block->sram.holds(to, bytes) || to % bytes) return void(check_shared(lane, to, bytes, true, false, HERE));
+  if (kept) count(lane, Op::ldgsts, *region, from, kept, HERE);
+  count_shared(lane, Op::ldgsts, to, bytes, HERE);
+  begin_copy(lane, to, from, bytes, kept, HERE);
 }
 
 void emu_copy_commit() { ++current_lane().group; }
@@ -95,19 +96,22 @@ int emu_atomic(void* address, unsigned bytes) {
     count_shared(lane, Op::atom, shared, bytes, HERE);
     return 1;
   }
+  if (inside_image(address)) return 1;  // a __device__ variable
   Region* region;
   if (!check_global(lane, address, bytes, true, true, HERE, region)) return 0;
   count(lane, Op::red, *region, address, bytes, HERE);
   return 1;
 }
 
-void emu_assert(const char* condition) {
+[[noreturn]] static void give_up(const char* kind, std::string message, Place place) {
   Lane& lane = current_lane();
-  Finding finding = lane.block->finding("assert", HERE, lane);
-  finding.message = std::string("assert(") + condition + ") failed";
+  Finding finding = lane.block->finding(kind, place, lane);
+  finding.message = std::move(message);
   lane.block->findings.add(std::move(finding));
   lane.block->abort();
 }
+void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
+void emu_trap() { give_up("trap", "calls __trap()", HERE); }
 
 // The running thread
 
