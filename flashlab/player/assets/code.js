@@ -18,7 +18,7 @@ class CodePanel {
   _program(event) {
     const source = this.trace.sources[event.source];
     if (!source || !source.text) return this.program.say(source ? `${source.name}()` : "", "Its text is not known: it was typed at a prompt.");
-    const last = event.step ? (source.steps[event.line] ?? event.line) : event.line;
+    const last = event.step ? (source.steps[event.line]?.[0] ?? event.line) : event.line;
     const here = event.transfers.filter((transfer) => transfer.source === event.source).map((transfer) => transfer.line);
     this.program.show(`${source.name}()`, source, [[event.line, last]], { moves: here });
     const elsewhere = event.transfers.filter((transfer) => transfer.source !== event.source && this.trace.sources[transfer.source]);

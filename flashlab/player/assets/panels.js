@@ -53,10 +53,10 @@ class Story {
     this.name.textContent = event.step || "(no step named yet)";
     const words = [`step ${count(t + 1)} of ${count(this.trace.length)}`];
     if (this.trace.launches.length > 1) words.push(`launch ${this.trace.launchOf[t] + 1} of ${this.trace.launches.length}: ${launch.name}`);
-    words.push(`block (${block.i}, ${block.j}), step ${t - block.start + 1} of its ${block.stop - block.start}`);
+    words.push(`block ${this.trace.blockName(block)}, step ${t - block.start + 1} of its ${block.stop - block.start}`);
     if (t === this.trace.length - 1) words.push("the last step");
     this.where.textContent = words.join(" · ");
-    this.about.textContent = own(launch.about, event.step) ?? "";
+    this.about.textContent = own(launch.about, event.step) ?? this.trace.sources[event.source]?.steps[event.line]?.[1] ?? "";
     this.about.hidden = !this.about.textContent;
     this.facts.replaceChildren(...facts(this.trace, event).map((fact) => el("li", {}, fact)));
   }
