@@ -13,13 +13,15 @@ using namespace emulator;
 
 namespace {
 
-void count(Lane& lane, Op op, const Region& region, const void* address, unsigned bytes, Place place) {
-  lane.warp->log.add(lane, op, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes, region.name.c_str(), place);
+void count(Lane& lane, Op op, const Region& region, const void* address, unsigned bytes, Place place, unsigned partner = 0) {
+  const auto from = reinterpret_cast<std::uint64_t>(address);
+  lane.warp->log.add(lane, op, Space::hbm, from, bytes, region.name.c_str(), place, partner);
 }
 
-void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place place) {
+void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place place, const void* partner = nullptr) {
   const auto* name = lane.block->sram.name_of(address);
-  lane.warp->log.add(lane, op, Space::sram, address, bytes, name ? name->name : "SRAM", place);
+  const auto from = reinterpret_cast<std::uint64_t>(partner);
+  lane.warp->log.add(lane, op, Space::sram, address, bytes, name ? name->name : "SRAM", place, from);
 }
 
 }  // namespace
@@ -64,8 +66,8 @@ void emu_copy_async(unsigned to, const void* from, unsigned bytes, unsigned kept
   kept = std::min(kept, bytes);
   if (kept && !check_global(lane, from, kept, false, false, HERE, region)) return;
   if (!lane.block->sram.holds(to, bytes) || to % bytes) return void(check_shared(lane, to, bytes, true, false, HERE));
-  if (kept) count(lane, Op::ldgsts, *region, from, kept, HERE);
-  count_shared(lane, Op::ldgsts, to, bytes, HERE);
+  if (kept) count(lane, Op::ldgsts, *region, from, kept, HERE, to);
+  count_shared(lane, Op::ldgsts, to, bytes, HERE, from);
   begin_copy(lane, to, from, bytes, kept, HERE);
 }
 
