@@ -85,13 +85,22 @@ def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str
     ]
     folder = cache_dir() / "emulator" / key
     if not (folder / "sites.json").is_file():
+        _check_writable(folder.parent)
         _make(folder, path, text, options, entries)
     return load(folder, str(path), entries)
 
 
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        how = f"can't keep what it builds in {folder} ({error.strerror})"
+        raise Unavailable(f"the emulator {how}: set FLASHLAB_CACHE to a folder that it may write") from None
+
+
 def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
     """Builds into a folder of its own, which takes its place in one step."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     runtime = _runtime()
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         work = Path(scratch) / "built"
@@ -170,7 +179,6 @@ def _runtime() -> list[Path]:
     key = hashlib.sha256((_compiler()[1] + _digest_of_sources()).encode()).hexdigest()[:32]
     folder = cache_dir() / "emulator" / f"runtime-{key}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, ThreadPoolExecutor() as pool:
             work = Path(scratch) / "built"
             work.mkdir()

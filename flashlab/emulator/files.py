@@ -43,9 +43,8 @@ class Empty:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        sizes: object = self.shape
-        if not isinstance(sizes, tuple) or any(type(n) is not int or n < 0 for n in self.shape):
-            raise UsageError("shape", sizes, "a tuple of sizes, as in (100,) or (4, 100)")
+        if type(self.shape) is not tuple or any(type(n) is not int or n < 0 for n in self.shape):
+            raise UsageError("shape", self.shape, "a tuple of sizes, as in (100,) or (4, 100)")
         try:
             numpy_dtype(self.dtype)
         except TypeError:
