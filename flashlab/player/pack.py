@@ -103,7 +103,12 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
 def _subtitle(trace: Trace, problem: Problem) -> str:
     """What is computed, in words."""
     batch, head = trace.head
-    parts = [f"{problem.len_q:,} queries × {problem.kv_length:,} keys", f"head dim {problem.head_dim}", problem.dtype]
+    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.kv_length == 1 else "keys"
+    parts = [
+        f"{problem.len_q:,} {queries} × {problem.kv_length:,} {keys}",
+        f"head dim {problem.head_dim}",
+        problem.dtype,
+    ]
     if problem.value_dim != problem.head_dim:
         parts.append(f"values of {problem.value_dim}")
     if problem.causal:

@@ -290,6 +290,39 @@ def test_a_program_that_names_no_step_and_has_no_kernel(opened: Open, pages: Pat
     assert "does not touch S" in page.locator(".scores").inner_text()
 
 
+def test_lines_in_helpers_are_told(opened: Open, pages: Path) -> None:
+    """A step that moves its bytes in a function within the program, and in one of another file."""
+    sys.path.insert(0, str(pages))
+    (pages / "elsewhere.py").write_text(
+        "def fetched(block, x, i, rows):\n    return block.fetch(x, i, rows)\n", encoding="utf-8"
+    )
+    from elsewhere import fetched  # pyright: ignore[reportMissingImports]
+
+    @fl.program
+    def own(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        out = m.output("out")
+
+        def within(block: Any) -> Any:
+            return block.fetch(q, block.i, tile.rows)
+
+        for block in m.launch("own", rows=problem.row_tiles(tile), warps=1):
+            block.step("add")
+            block.store(out, within(block) + fetched(block, v, block.i, tile.rows), block.i, tile.rows)
+        return out
+
+    fl.player(record(own, LESSON, (32, 32))).save(pages / "helped.html")
+    sys.path.remove(str(pages))
+    listing = opened("helped").locator(".listing").first
+    remarks = listing.locator(".remarks li").all_inner_texts()
+    assert re.fullmatch(r"line \d+, called from here: return block.fetch\(q, block.i, tile.rows\)", remarks[0])
+    assert remarks[1] == "fetched(), line 2, called from here: return block.fetch(x, i, rows)"
+    assert (
+        [text.split("⇄")[0] for text in listing.locator(".line.on.move").all_inner_texts()][0]
+        .strip()
+        .endswith("tile.rows)")
+    )
+
+
 # -- controls -----------------------------------------------------------------------------------------------------------
 
 

@@ -124,7 +124,7 @@ function spanText(trace, { tensor, spans, pieces }) {
   if (!spans) return pieces > 1 ? ` ${pieces} times` : "";
   const shape = own(trace.tensors, tensor);
   const cols = shape && (spans[2] > 0 || spans[3] < shape.cols) ? `, columns ${range(spans[2], spans[3])}` : "";
-  return ` rows ${range(spans[0], spans[1])}${cols}${pieces > 1 ? ` in ${pieces} pieces` : ""}`;
+  return ` ${spans[1] - spans[0] === 1 ? "row" : "rows"} ${range(spans[0], spans[1])}${cols}${pieces > 1 ? ` in ${pieces} pieces` : ""}`;
 }
 
 // -- S --------------------------------------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ class SramPanel {
     const limit = this.trace.sram_limit;
     this.alive = t < 0 ? [] : this.trace.srams[this.trace.events[t][3]];
     const used = this.alive.reduce((sum, [, bytes]) => sum + bytes, 0);
-    const share = ((100 * used) / limit).toPrecision(2);
-    this.total.textContent = `${count(used)} of ${count(limit)} bytes in use (${share} %), as ${this.trace.device} has them.`;
-    this.bar.setAttribute("aria-label", `${share} % of the block's SRAM is in use`);
+    const share = percent(used, limit);
+    this.total.textContent = `${count(used)} of ${count(limit)} bytes in use (${share}), as ${this.trace.device} has them.`;
+    this.bar.setAttribute("aria-label", `${share} of the block's SRAM is in use`);
     this.bar.replaceChildren(...this.alive.map(([name, bytes]) => {
       const part = el("span", { class: "part", "data-tensor": colourOf(name), title: `${name}: ${count(bytes)} bytes` });
       part.style.width = `${(100 * bytes) / limit}%`;
@@ -280,7 +280,7 @@ class SramPanel {
   }
 
   _table() {
-    const rows = this.holds.map(({ name, bytes, shape, content, doing }) => [name, count(bytes), `${((100 * bytes) / this.trace.sram_limit).toPrecision(2)} %`, [shape, content].filter(Boolean).join(", "), doing || "–"]);
+    const rows = this.holds.map(({ name, bytes, shape, content, doing }) => [name, count(bytes), percent(bytes, this.trace.sram_limit), [shape, content].filter(Boolean).join(", "), doing || "–"]);
     return scroller("Buffers in SRAM", table("Buffers in SRAM", ["buffer", "bytes", "of the limit", "content", "at this step"], rows));
   }
 }
