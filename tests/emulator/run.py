@@ -25,10 +25,9 @@ class Pointer:
     array: str
     strides: tuple[int, int, int] | None = None
 
-    def packed(self, address: int) -> bytes:
-        if self.strides is None:
-            return np.uint64(address).tobytes()
-        return np.array((address, *self.strides), gpu.TENSOR).tobytes()
+    def at(self, address: int) -> np.generic:
+        """The argument, of an array that lies at `address`."""
+        return np.uintp(address) if self.strides is None else np.array((address, *self.strides), gpu.TENSOR)[()]
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,13 @@ class Array:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: its source, how it is compiled, its grid, and its arguments (those that are no pointers as bytes)."""
+    """One kernel: its source, how it is compiled, its grid, and its arguments, each a NumPy scalar or a pointer."""
 
     path: Path
     entry: str
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    arguments: tuple[Pointer | bytes, ...]
+    arguments: tuple[Pointer | np.generic, ...]
     macros: tuple[str, ...] = ()
     includes: tuple[str, ...] = ()
     sram: int = 0
@@ -90,7 +89,8 @@ def emulate(job: Job, *, sanitize: bool = True, time_limit: float = 20, workers:
     done: list[emulator.Launched] = []
     for x in job.launches:
         library = emulator.build(x.path, (*x.includes, *x.macros), arch=job.arch, watch=job.watch)
-        arguments = [a if isinstance(a, bytes) else a.packed(arena.pointer(a.array)) for a in x.arguments]
+        scalars = [a.at(arena.pointer(a.array)) if isinstance(a, Pointer) else a for a in x.arguments]
+        arguments = [scalar.tobytes() for scalar in scalars]
         done.append(
             library.launch(
                 x.entry, x.grid, x.block, arguments, arena, sram=x.sram, sanitize=sanitize, time_limit=time_limit,
@@ -113,16 +113,15 @@ def attention_job(
         Array(s.name, s.nbytes, _laid_out(given[s.name], s) if s.name in given else None, s.name in given)
         for s in counts.tensors.values()
     ]  # fmt: skip
-    pointers: dict[str, Pointer | bytes] = {
+    pointers: dict[str, Pointer] = {
         s.name: Pointer(s.name, None if s.vector else gpu.strides_of(s, problem.batch)) for s in counts.tensors.values()
     }
-    null = np.uint64(0).tobytes()
-    shape = gpu.shape_struct(problem, config.heads_together).tobytes()
+    shape = gpu.shape_struct(problem, config.heads_together)
     macros = compiler.defines(config, problem.dtype, problem.head_dim)
     launches = tuple(
         Launch(
             (sources or {}).get(kernel.source, kernels_cu.source(kernel.source)), kernel.entry, (launch.blocks,),
-            (32 * launch.warps,), (*(pointers.get(name, null) for name in kernel.arguments), shape), macros,
+            (32 * launch.warps,), (*(pointers.get(name, np.uintp(0)) for name in kernel.arguments), shape), macros,
             tuple(includes), launch.sram_peak,
         )
         for launch, kernel in zip(counts.launches, get(algorithm).kernels, strict=True)
@@ -197,10 +196,10 @@ def plain_job(name: str, n: int, source: Path | None = None) -> Job:
     """A plain kernel's launch."""
     p = plain(name, n)
     arrays: list[Array] = []
-    arguments: list[Pointer | bytes] = []
+    arguments: list[Pointer | np.generic] = []
     for argument, value in p.arguments.items():
         if isinstance(value, np.generic):
-            arguments.append(value.tobytes())
+            arguments.append(value)
             continue
         arguments.append(Pointer(argument))
         if value is None:
