@@ -121,6 +121,9 @@ uint3 emu_thread_index() { return current->thread; }
 uint3 emu_block_index() { return current->block_index; }
 uint3 emu_block_dim() { return current->block_dim; }
 uint3 emu_grid_dim() { return current->grid_dim; }
+void emu_argument(void* to, int index, unsigned long bytes) {
+  std::memcpy(to, current_lane().block->launch.given.arguments[index], bytes);
+}
 void emu_step(const char* name) { current->step = name; }
 void emu_count_flops(unsigned n) { current->counters->flops += n; }
 void emu_count_exp() { ++current->counters->exp; }
