@@ -285,8 +285,14 @@ unsigned emu_reduce(unsigned mask, unsigned value, EmuReduce kind) {
   return static_cast<unsigned>(operands.out[0]);
 }
 
-// The lanes that have come as far as this one: those that haven't ended, for divergence isn't known from here.
-unsigned emu_active_mask() { return current_lane().warp->live(); }
+unsigned emu_active_mask() {
+  Lane& lane = current_lane();
+  lane.wait = Wait::others;
+  lane.place = HERE;
+  lane.what = "__activemask";
+  lane.block->yield();
+  return static_cast<unsigned>(lane.operands.out[0]);
+}
 
 void emu_syncwarp(unsigned mask) { meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
 
