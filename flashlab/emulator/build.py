@@ -22,7 +22,7 @@ from pathlib import Path
 import kernels_cu
 from flashlab.compiler import cache_dir
 from flashlab.emulator.library import Library, load
-from flashlab.emulator.places import calls_of, lines_of, run
+from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
 from simulator.errors import Unavailable, UsageError, unknown
 
@@ -85,6 +85,7 @@ def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str
     ]
     folder = cache_dir() / "emulator" / key
     if not (folder / "sites.json").is_file():
+        check_tools()
         _check_writable(folder.parent)
         _make(folder, path, text, options, entries)
     return load(folder, str(path), entries)
