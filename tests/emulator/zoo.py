@@ -168,6 +168,12 @@ MEMORY = [
         other="store_global(row_lse",
     ),
     Mutant(
+        mechanism="zeroed by one block while others add", kernel="histogram", sees="race between blocks", blind=True,
+        old="  // step: count\n",
+        new="  if (blockIdx.x == 0 && threadIdx.x < bin_count) bins[threadIdx.x] = 0;\n  __syncthreads();\n  // step: count\n",
+        at="atomicAdd(&bins[bin]", step="count", tensor="bins", other="bins[threadIdx.x] = 0",
+    ),
+    Mutant(
         mechanism="add without an atomic", kernel="block_sum", sees="race between blocks", blind=True,
         old="atomicAdd(y, part[0])", new="y[0] += part[0]", at="y[0] += part[0]", step="add", tensor="y",
     ),
@@ -225,6 +231,10 @@ TOGETHER = [
     Mutant(
         mechanism="barrier's thread count too large", kernel="hand_over", sees="barrier", blind=False, hangs=True,
         old="barrier_of(64)", new="barrier_of(96)", at="barrier_of(96)", via="emu_named_barrier", step="sum",
+    ),
+    Mutant(
+        mechanism="barrier's thread counts differ", kernel="hand_over", sees="barrier", blind=False, hangs=True,
+        old="barrier_of(64)", new="barrier_of(warp == 0 ? 64 : 96)", at="barrier_of(warp == 0", step="sum",
     ),
     Mutant(
         mechanism="half a warp at a barrier, half at a shuffle", kernel="block_sum", sees="divergent collective", blind=False,
