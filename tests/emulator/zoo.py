@@ -14,7 +14,7 @@ WAITS = [
     Mutant(
         mechanism="barrier after a copy removed", kernel="flash2", sees="race", blind=False, tool="racecheck",
         old="    barrier();  // K_j is there (with two stages V_j too), and no warp still reads the tiles before\n", new="",
-        also=("uninitialised",), at="load_b_rows(k_tile(j)", via="ldmatrix(b.r", step="scores", tensor="k",
+        at="load_b_rows(k_tile(j)", via="ldmatrix(b.r", step="scores", tensor="k",
     ),
     Mutant(
         mechanism="barrier before a tile's reuse removed", kernel="standard", sees="race", blind=True, tool="racecheck",
