@@ -41,6 +41,7 @@ _WATCH = (
     "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
+    "-fno-finite-loops",  # one without end stays one
 )  # fmt: skip
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
