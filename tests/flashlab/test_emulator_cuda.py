@@ -100,6 +100,17 @@ def test_stencil_with_halo_and_constants(n: int, block: int) -> None:
     assert np.allclose(ran.arrays["y"], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float", "f4"), ("double", "f8"), ("unsigned char", "u1"), ("half", "f2")]
+)
+def test_dynamic_shared_memory_of_any_type(name: str, dtype: str) -> None:
+    x = np.arange(4 * 48).reshape(4, 48).astype(dtype)
+    ran = run(
+        "basics.cu", f"reversed<{name}>", 4, 48, {"x": x, "y": fl.Empty(x.shape, x.dtype.name)}, sram=48 * x.itemsize
+    )
+    assert np.array_equal(ran.arrays["y"], x[:, ::-1])
+
+
 @A_FEW
 @given(width=st.integers(1, 50), height=st.integers(1, 20))
 def test_structs_and_grids_of_two_dimensions(width: int, height: int) -> None:

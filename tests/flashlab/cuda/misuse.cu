@@ -105,18 +105,18 @@ __global__ void asserts(int* a, int n) {
 }
 
 __global__ void traps(int* a, int n) {
-  if (threadIdx.x == 9 + n) __trap();  // wrong: trap
+  if (threadIdx.x == 9u + n) __trap();  // wrong: trap
   a[threadIdx.x] = 1;
 }
 
 __global__ void leaves_early(int* a, int n) {
-  if (threadIdx.x > n + 40) return;
+  if (threadIdx.x > n + 40u) return;
   __syncthreads();  // wrong: barrier
   a[threadIdx.x] = 1;
 }
 
 __global__ void half_a_shuffle(int* a, int n) {
-  if (threadIdx.x % 32 < n + 16) a[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 3, 1);  // wrong: divergent collective
+  if (threadIdx.x % 32 < n + 16u) a[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 3, 1);  // wrong: divergent collective
   __syncthreads();
 }
 
