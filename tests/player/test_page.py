@@ -265,6 +265,7 @@ def test_states_differ_by_more_than_colour(opened: Open) -> None:
         return seen; }"""
     )
     assert len(set(pictures)) == 6
+    assert page.evaluate("new Set(STATES.map((state) => state.glyph)).size") == 6
 
 
 def test_sram_as_bar_map_and_table(opened: Open) -> None:
