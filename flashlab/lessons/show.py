@@ -142,6 +142,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(_ticks(units.count))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="FLOPs per byte moved", ylabel="attainable FLOP/s", title=f"{device.title}, {dtype}")
     ax.grid()
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
