@@ -55,7 +55,7 @@ class Empty:
         return int(np.prod(self.shape, dtype=np.int64)) * numpy_dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FileRun:
     """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
 
@@ -65,6 +65,9 @@ class FileRun:
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
     >>> run.passed, run.complaints()
     (False, ['y: 128 bytes were never written'])
+    >>> run
+    half: 1 finding
+    y: 128 bytes were never written
     """
 
     arrays: dict[str, Array]
@@ -80,6 +83,11 @@ class FileRun:
         """Everything that is wrong, a line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
         return [*map(str, self.launched.findings), *left]
+
+    def __repr__(self) -> str:
+        found = self.complaints()
+        verdict = f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "passed"
+        return "\n".join([f"{self.launched.kernel}: {verdict}", *found])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""
