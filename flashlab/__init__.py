@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from flashlab.compare import Comparison, compare
     from flashlab.gpu import attention
     from flashlab.inputs import load_inputs, sample
+    from flashlab.lessons import check, predict, progress
+    from flashlab.player import Player, player
     from flashlab.sweep import Sweep, sweep
     from flashlab.verify import Adapter, Report, verify
 
@@ -68,10 +70,15 @@ __version__ = "0.1.0"
 # what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
 _LAZY = {
     "attention": "flashlab.gpu",
+    "check": "flashlab.lessons",
     "compare": "flashlab.compare",
     "Comparison": "flashlab.compare",
     "load_inputs": "flashlab.inputs",
+    "predict": "flashlab.lessons",
+    "progress": "flashlab.lessons",
     "sample": "flashlab.inputs",
+    "player": "flashlab.player",
+    "Player": "flashlab.player",
     "sweep": "flashlab.sweep",
     "Sweep": "flashlab.sweep",
     "verify": "flashlab.verify",
@@ -88,14 +95,23 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _in_a_notebook(trace: Trace) -> str:
+    from flashlab.player import player
+
+    return player(trace).frame()
+
+
+Trace.renderer = _in_a_notebook
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
-    "HbmTensor", "Machine", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow",
+    "HbmTensor", "Machine", "Player", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow",
     "SramTile", "Sweep", "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue",
-    "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "program", "random_inputs", "sample",
-    "shape_run", "simulate", "softmax", "sweep", "verify",
+    "check", "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
+    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
 ]  # fmt: skip

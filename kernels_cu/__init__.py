@@ -6,7 +6,7 @@
 
 from pathlib import Path
 
-__all__ = ["include_dir", "source"]
+__all__ = ["emulator_dir", "include_dir", "source"]
 
 _HERE = Path(__file__).resolve().parent
 
@@ -31,3 +31,12 @@ def include_dir() -> Path:
     True
     """
     return _HERE / "include"
+
+
+def emulator_dir() -> Path:
+    """The folder of the C++ that runs the kernels on a CPU.
+
+    >>> emulator_dir().is_dir()
+    True
+    """
+    return _HERE / "emulator"

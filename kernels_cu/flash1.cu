@@ -39,6 +39,13 @@ flash1(const Tensor q, const Tensor k, const Tensor v, const Tensor o, float* l,
   auto row_max = [&](int w, int row) { return partial_o(WARPS).base + (w * BR + row) * 4; };
   auto row_sum = [&](int w, int row) { return row_max(WARPS, 0) + (w * BR + row) * 4; };
   auto coefficients = [&](int row) { return row_sum(WARPS, 0) + row * 8; };
+  name_sram("k", k_tile.base, k_tile.BYTES);
+  name_sram("v", v_tile.base, v_tile.BYTES);
+  name_sram("q", q_tile.base, q_tile.BYTES);
+  name_sram("partial_o", partial_o(0).base, WARPS * PartialO::BYTES);
+  name_sram("row_max", row_max(0, 0), WARPS * BR * 4);
+  name_sram("row_sum", row_sum(0, 0), WARPS * BR * 4);
+  name_sram("a+b", coefficients(0), BR * 8);  // a row's two factors side by side
 
   // step: init
   for (int row = warp; row < shape.len_q; row += WARPS)

@@ -67,6 +67,9 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   const WarpTile q_rows{q_tile.base + warp_row * QTile::ROW_BYTES};
   auto k_tile = [&](int j) { return KVTile{q_tile.base + QTile::BYTES + (j & (STAGES - 1)) * KVTile::BYTES}; };
   auto v_tile = [&](int j) { return KVTile{k_tile(j).base + STAGES * KVTile::BYTES}; };
+  name_sram("q", q_tile.base, QTile::BYTES);
+  name_sram("k", k_tile(0).base, STAGES * KVTile::BYTES);
+  name_sram("v", v_tile(0).base, STAGES * KVTile::BYTES);
 
   const char* k_rows = row_address(k, batch, kv_head(shape, head), 0) + tiles.first * BC * k.row;
   const char* v_rows = row_address(v, batch, kv_head(shape, head), 0) + tiles.first * BC * v.row;

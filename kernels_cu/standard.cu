@@ -28,6 +28,8 @@ standard_scores(const Tensor q, const Tensor k, const Tensor s, const Shape shap
 
   const Tile<BR, HEAD_DIM> q_tile{sram_base()};
   const Tile<BC, HEAD_DIM> k_tile{q_tile.base + q_tile.BYTES};
+  name_sram("q", q_tile.base, q_tile.BYTES);
+  name_sram("k", k_tile.base, k_tile.BYTES);
 
   // step: load_q
   load_tile<THREADS>(q_tile, row_address(q, batch, head, first_row), q.row, shape.len_q - first_row, row_bytes(shape));
@@ -134,6 +136,8 @@ standard_output(const Tensor p, const Tensor v, const Tensor out, const Shape sh
 
   const Tile<BR, BC> p_tile{sram_base()};
   const Tile<BC, HEAD_DIM> v_tile{p_tile.base + p_tile.BYTES};
+  name_sram("p", p_tile.base, p_tile.BYTES);
+  name_sram("v", v_tile.base, v_tile.BYTES);
   const char* p_rows = row_address(p, batch, head, first_row);
   const char* v_rows = row_address(v, batch, kv_head(shape, head), 0);
   const int p_columns = round_up(shape.len_kv, CHUNK_ELEMENTS);

@@ -71,7 +71,7 @@ class Block:
         """Name what follows; the .cu has a mark of the same name."""
         self._step = name
         if self._m.recorder:
-            self._m.recorder.step(name, _program_frame(), self)
+            self._m.recorder.step(name, _program_frame())
 
     # -- HBM ----------------------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Block:
         if data is not None and data.shape[-1] < cols:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
         tile = SramTile(tensor.name, rows, cols, tensor.dtype, data)
-        self._reserve(tensor.name, tile.footprint * stages)
+        self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         return tile
 
@@ -134,7 +134,7 @@ class Block:
         Raises `SramOverflow` over the device's limit.
         """
         tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None)
-        self._reserve(name, tile.footprint * copies)
+        self._reserve(tile, copies)
         return tile
 
     def free(self, tile: SramTile) -> None:
@@ -266,9 +266,11 @@ class Block:
         if self._m.recorder:
             self._m.recorder.bytes(tensor, nbytes, _program_frame())
 
-    def _reserve(self, name: str, nbytes: int) -> None:
+    def _reserve(self, tile: SramTile, copies: int) -> None:
         m = self._m
-        self._sram[name] = max(nbytes, self._sram.get(name, 0))
+        if m.recorder:
+            m.recorder.buffer(tile, copies)
+        self._sram[tile.name] = max(tile.footprint * copies, self._sram.get(tile.name, 0))
         alive = sum(self._sram.values())
         m.book.page.sram_peak = max(m.book.page.sram_peak, alive)
         if alive > m.device.sram_per_block:
@@ -341,6 +343,9 @@ class Machine:
         specs = {spec.name: self.book.tensor(spec) for spec in io_tensors(problem)}
         arrays = dict(zip("qkv", data, strict=True)) if data else {}
         self.values: dict[str, Array] = {name: self._grouped(x) for name, x in arrays.items()}
+        if recorder:
+            for spec in specs.values():
+                recorder.tensor(spec)
         self.inputs = HbmTensor(specs["q"]), HbmTensor(specs["k"]), HbmTensor(specs["v"])
         self.outputs: dict[str, HbmTensor] = {}
 
@@ -390,7 +395,10 @@ class Machine:
             while stop < rows and stop - start < most and walks[stop] == walks[start]:
                 stop += 1
             for j in range(cols):
-                yield Block(self, np.arange(start, stop), j, walks[start], warps)
+                block = Block(self, np.arange(start, stop), j, walks[start], warps)
+                if self.recorder:
+                    self.recorder.block(block)
+                yield block
             start = stop
         if self.recorder:
             self.recorder.end()
@@ -422,6 +430,8 @@ class Machine:
 
     def _new(self, spec: Spec) -> HbmTensor:
         self.book.tensor(spec)
+        if self.recorder:
+            self.recorder.tensor(spec)
         p = self.problem
         shape = (p.batch, p.num_kv_heads, p.queries_per_kv, spec.rows, spec.cols)
         if self.data:  # NaN until written: a store that a program forgets shows

@@ -167,6 +167,8 @@ def _record(
         device.sram_per_block,
         recorder.sources,
         recorder.events,
+        recorder.tensors,
+        recorder.buffers,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -16,26 +17,33 @@ from simulator.dtypes import Array
 from simulator.registers import Registers
 
 if TYPE_CHECKING:
+    from simulator.counts import Spec
     from simulator.machine import Block
+    from simulator.tensors import SramTile
 
 SCHEMA = 1
 
 
 @dataclass
 class Transfer:
-    """Bytes moved by one operation. `rows` and `cols` are half-open ranges of elements of a tensor in HBM, else None."""
+    """Bytes moved by one operation. `rows` and `cols` are half-open ranges of elements of a tensor in HBM, else None.
+
+    `line` is the line that asked for it, in the function `source`.
+    """
 
     tensor: str
     line: int
     nbytes: dict[str, int]
     rows: tuple[int, int] | None = None
     cols: tuple[int, int] | None = None
+    source: str = ""
 
 
 @dataclass
 class Event:
     """One step of one block: `block` is (row tile, key tile of the grid), `line` the line of the tile program.
 
+    `source` names the function that the line is in; what a program does before its first `step` is a step called "".
     `sram` maps the buffers alive at its end to bytes; `values` the register tiles that it changed (by the program's own
     names, such as m, l and acc) to float32 arrays `(rows, cols)`.
     """
@@ -47,11 +55,35 @@ class Event:
     transfers: list[Transfer] = field(default_factory=list[Transfer])
     sram: dict[str, int] = field(default_factory=dict[str, int])
     values: dict[str, Array] = field(default_factory=dict[str, Array])
+    source: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
+class HbmShape:
+    """An array in HBM, of one head: `rows` x `cols` of a dtype. `role` is "input", "output" or "workspace"."""
+
+    rows: int
+    cols: int
+    dtype: str
+    role: str
+
+
+@dataclass(frozen=True)
+class SramShape:
+    """A buffer in SRAM: `copies` (stages of a ring, or one a warp) of `rows` x `cols` of a dtype."""
+
+    rows: int
+    cols: int
+    dtype: str
+    copies: int
+
+
+@dataclass(repr=False)
 class Trace:
-    """What happened to one (batch, head), in order. `to_dict` and `save` make it JSON; `load` reads it back.
+    """What happened to one (batch, head), in order. `to_dict` and `to_json` make it JSON; `load` reads it back.
+
+    `sources` maps each function that took part to its first line and its text; `tensors` and `buffers` are the shapes of
+    what lay in HBM and in SRAM, by name.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
@@ -68,6 +100,18 @@ class Trace:
     sram_limit: int
     sources: dict[str, tuple[int, str]]
     events: list[Event]
+    tensors: dict[str, HbmShape] = field(default_factory=dict[str, HbmShape])
+    buffers: dict[str, SramShape] = field(default_factory=dict[str, SramShape])
+
+    renderer: ClassVar[Callable[[Trace], str] | None] = None
+    """How a notebook shows a trace; `flashlab` puts its player here, which this layer knows nothing of."""
+
+    def __repr__(self) -> str:
+        return f"<trace of {self.algorithm}, batch {self.head[0]}, head {self.head[1]}: {len(self.events):,} steps>"
+
+    def _repr_html_(self) -> str | None:
+        render = type(self).renderer
+        return None if render is None else render(self)
 
     def to_dict(self, *, values: bool = True) -> dict[str, Any]:
         """Plain data for JSON. Arrays become `{"shape": [rows, cols], "float32": base64}`; `values=False` leaves them out."""
@@ -80,11 +124,14 @@ class Trace:
             "device": self.device,
             "sram_limit": self.sram_limit,
             "sources": {name: {"first_line": first, "text": text} for name, (first, text) in self.sources.items()},
+            "tensors": {name: asdict(shape) for name, shape in self.tensors.items()},
+            "buffers": {name: asdict(shape) for name, shape in self.buffers.items()},
             "events": [
                 {
-                    "launch": e.launch, "step": e.step, "block": list(e.block), "line": e.line, "sram": e.sram,
+                    "launch": e.launch, "step": e.step, "block": list(e.block), "source": e.source, "line": e.line,
+                    "sram": e.sram,
                     "transfers": [
-                        {"tensor": t.tensor, "line": t.line, "bytes": t.nbytes}
+                        {"tensor": t.tensor, "source": t.source, "line": t.line, "bytes": t.nbytes}
                         | ({} if t.rows is None else {"rows": list(t.rows), "cols": list(t.cols or ())})
                         for t in e.transfers
                     ],
@@ -101,16 +148,18 @@ class Trace:
                 e["launch"], e["step"], (e["block"][0], e["block"][1]), e["line"],
                 [
                     Transfer(t["tensor"], t["line"], t["bytes"], tuple(t["rows"]) if "rows" in t else None,
-                             tuple(t["cols"]) if "cols" in t else None)
+                             tuple(t["cols"]) if "cols" in t else None, t.get("source", ""))
                     for t in e["transfers"]
                 ],
-                e["sram"], {name: _decode(x) for name, x in e.get("values", {}).items()},
+                e["sram"], {name: _decode(x) for name, x in e.get("values", {}).items()}, e.get("source", ""),
             )
             for e in d["events"]
         ]  # fmt: skip
         sources = {name: (s["first_line"], s["text"]) for name, s in d["sources"].items()}
         return cls(d["algorithm"], (d["head"][0], d["head"][1]), d["problem"], (d["tile"][0], d["tile"][1]), d["device"],
-                   d["sram_limit"], sources, events)  # fmt: skip
+                   d["sram_limit"], sources, events,
+                   {name: HbmShape(**shape) for name, shape in d.get("tensors", {}).items()},
+                   {name: SramShape(**shape) for name, shape in d.get("buffers", {}).items()})  # fmt: skip
 
     def to_json(self) -> str:
         """One compact JSON document."""
@@ -128,40 +177,56 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.sources: dict[str, tuple[int, str]] = {}
+        self.tensors: dict[str, HbmShape] = {}
+        self.buffers: dict[str, SramShape] = {}
         self._launch = ""
         self._block: Block | None = None
         self._frame: FrameType | None = None
+        # kept from block to block: a variable that is not yet set anew holds the old block's tile
         self._seen: dict[str, Registers] = {}
         self._range: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self._names: dict[CodeType, str] = {}
+        self._files: dict[str, str] = {}
+
+    def tensor(self, spec: Spec) -> None:
+        self.tensors[spec.name] = HbmShape(spec.rows, spec.cols, spec.dtype, spec.role)
+
+    def buffer(self, tile: SramTile, copies: int) -> None:
+        self.buffers[tile.name] = SramShape(tile.rows, tile.cols, tile.dtype, copies)
 
     def launch(self, name: str) -> None:
         self._launch = name
 
-    def step(self, name: str, frame: FrameType, block: Block) -> None:
+    def block(self, block: Block) -> None:
+        """A block begins; what the program's variables held belongs to the block before."""
+        self.end()
+        self._block = block
+
+    def step(self, name: str, frame: FrameType) -> None:
         """A step begins; what the last one left in the program's variables belongs to the last one."""
         self._snapshot()
-        self._frame, self._block = frame, block
-        i = block.i if isinstance(block.i, int) else int(block.i[0])
-        code = frame.f_code
-        if code.co_name not in self.sources:
-            self.sources[code.co_name] = (code.co_firstlineno, _source(frame))
-        self.events.append(Event(self._launch, name, (i, block.j), frame.f_lineno))
+        self._begin(name, frame)
 
     def range(self, rows: tuple[int, int], cols: tuple[int, int]) -> None:
         self._range = rows, cols
 
     def bytes(self, tensor: str, nbytes: dict[str, int], frame: FrameType) -> None:
-        if not self.events:
-            return
+        if self._frame is None:
+            self._begin("", frame)
         rows, cols = self._range or (None, None)
         self._range = None
         moved = {what.replace("_", "."): n for what, n in nbytes.items() if n}
-        self.events[-1].transfers.append(Transfer(tensor, frame.f_lineno, moved, rows, cols))
+        self.events[-1].transfers.append(Transfer(tensor, frame.f_lineno, moved, rows, cols, self._source(frame)))
 
     def end(self) -> None:
         self._snapshot()
-        self._frame = self._block = None
-        self._seen.clear()
+        self._frame = None
+
+    def _begin(self, name: str, frame: FrameType) -> None:
+        assert self._block is not None
+        self._frame = frame
+        i = self._block.i if isinstance(self._block.i, int) else int(self._block.i[0])
+        self.events.append(Event(self._launch, name, (i, self._block.j), frame.f_lineno, source=self._source(frame)))
 
     def _snapshot(self) -> None:
         if self._frame is None or self._block is None:
@@ -175,10 +240,28 @@ class Recorder:
                     0, 0, 0, 0
                 ].copy()
 
+    def _source(self, frame: FrameType) -> str:
+        """The name under which a function's text is kept; a function within a kept one is part of it."""
+        code = frame.f_code
+        if code not in self._names:
+            self._names[code] = self._keep(code)
+        return self._names[code]
 
-def _source(frame: FrameType) -> str:
+    def _keep(self, code: CodeType) -> str:
+        for name, (first, text) in self.sources.items():
+            if self._files[name] == code.co_filename and first <= code.co_firstlineno < first + len(text.splitlines()):
+                return name
+        name = code.co_name
+        while name in self.sources:  # of another file
+            name += "'"
+        self.sources[name] = code.co_firstlineno, _source(code)
+        self._files[name] = code.co_filename
+        return name
+
+
+def _source(code: CodeType) -> str:
     try:
-        return inspect.getsource(frame.f_code)
+        return inspect.getsource(code)
     except OSError:
         return ""  # typed at a prompt: there is no file to read it from
 

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 
 # Before NumPy is imported: two workers whose matrix products spin on every core slow each other down twentyfold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -48,8 +49,24 @@ def _compiler() -> str | None:
     return None if any(map(shutil.which, names)) else "no C++ compiler: install g++ or clang++"
 
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+"""Names under which Chromium and its kin are installed."""
+
+
+def find_browser() -> str | None:
+    """The path of a browser that the player can be tested in."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def _browser() -> str | None:
+    if find_spec("playwright") is None:
+        return "no Playwright: pip install playwright"
+    return None if find_browser() else "no Chromium: on Debian, apt-get install chromium"
+
+
 NEEDS: dict[str, Callable[[], str | None]] = {
-    marker: functools.cache(find) for marker, find in (("gpu", _gpu), ("nvrtc", _nvrtc), ("compiler", _compiler))
+    marker: functools.cache(find)
+    for marker, find in (("gpu", _gpu), ("nvrtc", _nvrtc), ("compiler", _compiler), ("browser", _browser))
 }
 """By marker: what is missing here, in one line, or None."""
 

@@ -16,6 +16,7 @@ from simulator.errors import UsageError
 if TYPE_CHECKING:
     from flashlab.inputs import Inputs
     from simulator.counts import Counts
+    from simulator.trace import Trace
 
 _OUTPUT = "Output"
 _MANY_SCORES = 1e10
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
             sweep,
             "flashlab sweep flash1 flash2 --len-q 1024,4096,16384 --sram 65536,232448 --csv rows.csv --plot rows.png",
         ),
-        (trace, "flashlab trace flash2 --len-q 128 --tile 64x64 --json trace.json"),
+        (trace, "flashlab trace flash2 --len-q 128 --tile 32x32 --html flash2.html --against standard"),
         (devices, "flashlab devices --json"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
@@ -357,37 +358,56 @@ def trace(
     input: Input = None,
     head: Annotated[str, typer.Option(metavar="B,H", help="The batch and head to record.")] = "0,0",
     seed: Annotated[int, typer.Option(help="Of the random inputs.", rich_help_panel="Problem")] = 0,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the trace here; - for the terminal.")] = None,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write the player here.")] = None,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the trace here; - for the terminal.", rich_help_panel=_OUTPUT),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write a page here that steps through it.", rich_help_panel=_OUTPUT),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ALGORITHM", help="With --html: side by side with this one.", rich_help_panel=_OUTPUT),
+    ] = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With --html: the .cu to show; default its own.", rich_help_panel=_OUTPUT),
+    ] = None,
 ) -> None:
     """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed."""
     import flashlab as fl
     from flashlab.files import replace_file
 
-    if html is not None:
-        raise fl.Unavailable(
-            f"--html = {html!r}: the player is not built yet; --json FILE writes the trace that it will show"
-        )
+    for option, value in (("--against", against), ("--kernel", kernel)):
+        if value is not None and html is None:
+            raise UsageError(option, value, "--html FILE beside it: it is for the page")
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
     data = _data(problem, input, sample=False) or _random(problem, seed)
+    targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
+    keywords: dict[str, Any] = {**problem.masks(data.causal), **run.keywords(), "trace": (which[0], which[1])}
     with output.busy("tracing"):
-        found = fl.simulate(
-            options.algorithm(algorithm),
-            *data,
-            **problem.masks(data.causal),
-            **run.keywords(),
-            trace=(which[0], which[1]),
-        )
-    assert found.trace is not None
+        traces = [fl.simulate(target, *data, **keywords).trace for target in targets]
+        if html is not None:
+            with options.spelled(path="--html", kernel="--kernel"):
+                fl.player(*filter(None, traces), kernel=kernel).save(html)
+    recorded = traces[0]
+    assert recorded is not None
     if json == "-":
-        output.line(found.trace.to_json())
+        output.line(recorded.to_json())
         return
     if json is not None:
-        replace_file(json, found.trace.to_json(), argument="--json")
+        replace_file(json, recorded.to_json(), argument="--json")
+    _print_trace(recorded)
+    output.line("\n".join(filter(None, (json, html))) or "--html FILE steps through it, --json FILE keeps it")
+
+
+def _print_trace(recorded: Trace) -> None:
+    """How often each step was taken, and what it moved."""
     steps: dict[tuple[str, str], list[int]] = {}
-    for event in found.trace.events:
+    for event in recorded.events:
         moved = steps.setdefault((event.launch, event.step), [0, 0, 0])
         moved[0] += 1
         for transfer in event.transfers:
@@ -397,9 +417,9 @@ def trace(
         (launch, step, f"{n:,}", units.nbytes(hbm), units.nbytes(sram))
         for (launch, step), (n, hbm, sram) in steps.items()
     ]
-    title = f"{found.trace.algorithm}, batch {which[0]}, head {which[1]}: {len(found.trace.events):,} steps"
+    batch, head = recorded.head
+    title = f"{recorded.algorithm}, batch {batch}, head {head}: {len(recorded.events):,} steps"
     output.table(title, ("launch", "step", "times", "HBM", "SRAM"), rows, left=2)
-    output.line(json if json is not None else "--json FILE keeps the trace")
 
 
 def devices(json: Json = False) -> None:

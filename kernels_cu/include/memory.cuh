@@ -11,12 +11,24 @@ DEVICE unsigned sram_base() {
   return static_cast<unsigned>(__cvta_generic_to_shared(sram));
 }
 
+// Says what lies in a range of SRAM, for the emulator's reports and counts.
+DEVICE void name_sram(const char* name, unsigned address, unsigned bytes) {
+#ifdef EMULATOR
+  emu_name_sram(name, address, bytes);
+#endif
+}
+
 // Waits for every thread of the block, and makes their SRAM and HBM writes visible to each other.
 DEVICE void barrier() { __syncthreads(); }
 
 // T from HBM: float, float2, float4, unsigned, uint2 or uint4 (4, 8 or 16 bytes, aligned to its size).
 template <class T>
 DEVICE T load_global(const void* address) {
+#ifdef EMULATOR
+  T value;
+  emu_load_global(&value, address, sizeof(T));
+  return value;
+#else
   union { T value; unsigned w[sizeof(T) / 4]; } v;
   if constexpr (sizeof(T) == 4)
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(v.w[0]) : "l"(address) : "memory");
@@ -26,11 +38,15 @@ DEVICE T load_global(const void* address) {
     asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(address) : "memory");
   return v.value;
+#endif
 }
 
 // T to HBM.
 template <class T>
 DEVICE void store_global(void* address, T value) {
+#ifdef EMULATOR
+  emu_store_global(address, &value, sizeof(T));
+#else
   union { T value; unsigned w[sizeof(T) / 4]; } v{value};
   if constexpr (sizeof(T) == 4)
     asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(v.w[0]) : "memory");
@@ -39,11 +55,17 @@ DEVICE void store_global(void* address, T value) {
   else
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                  ::"l"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+#endif
 }
 
 // T from SRAM. Lanes that name the same address get it from one read.
 template <class T>
 DEVICE T load_shared(unsigned address) {
+#ifdef EMULATOR
+  T value;
+  emu_load_shared(&value, address, sizeof(T));
+  return value;
+#else
   union { T value; unsigned w[sizeof(T) / 4]; } v;
   if constexpr (sizeof(T) == 4)
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v.w[0]) : "r"(address) : "memory");
@@ -53,11 +75,15 @@ DEVICE T load_shared(unsigned address) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(address) : "memory");
   return v.value;
+#endif
 }
 
 // T to SRAM.
 template <class T>
 DEVICE void store_shared(unsigned address, T value) {
+#ifdef EMULATOR
+  emu_store_shared(address, &value, sizeof(T));
+#else
   union { T value; unsigned w[sizeof(T) / 4]; } v{value};
   if constexpr (sizeof(T) == 4)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v.w[0]) : "memory");
@@ -66,6 +92,7 @@ DEVICE void store_shared(unsigned address, T value) {
   else
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
                  ::"r"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+#endif
 }
 
 // Copies one 16-byte chunk HBM -> SRAM in the background. Only the first `bytes` (0..16) are kept, the rest become
@@ -77,10 +104,14 @@ DEVICE void store_shared(unsigned address, T value) {
 DEVICE void copy_async(unsigned to, const void* from, int bytes) {
 #if __CUDA_ARCH__ >= 800
   if (bytes == 16) {
+#ifdef EMULATOR
+    emu_copy_async(to, from);
+#else
 #ifdef COUNTED
     asm("xor.b32 %0, %0, %1;" : "+r"(to) : "r"(gridDim.y - 1));  // 0, which the compiler doesn't know
 #endif
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#endif
     return;
   }
 #endif
@@ -97,7 +128,9 @@ DEVICE void copy_async(unsigned to, const void* from, int bytes) {
 
 // Closes a group of copies: all that this thread issued since the last close.
 DEVICE void copy_commit() {
-#if __CUDA_ARCH__ >= 800
+#ifdef EMULATOR
+  emu_copy_commit();
+#elif __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
@@ -106,7 +139,9 @@ DEVICE void copy_commit() {
 // other threads' copies are theirs to wait for).
 template <int PENDING>
 DEVICE void copy_wait() {
-#if __CUDA_ARCH__ >= 800
+#ifdef EMULATOR
+  emu_copy_wait(PENDING);
+#elif __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 #endif
 }

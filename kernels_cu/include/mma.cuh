@@ -17,19 +17,29 @@ struct FragmentB { unsigned r[4]; };  // (k 2t.., column g), (k 2t+8.., column g
 
 // Four 8 x 8 matrices from SRAM: lane i names row i % 8 of matrix i / 8 and gets elements (g, 2t), (g, 2t+1) of each.
 DEVICE void ldmatrix(unsigned (&r)[4], unsigned address) {
+#ifdef EMULATOR
+  emu_ldmatrix(r, address, false);
+#else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+#endif
 }
 
 // The same, each matrix transposed.
 DEVICE void ldmatrix_transposed(unsigned (&r)[4], unsigned address) {
+#ifdef EMULATOR
+  emu_ldmatrix(r, address, true);
+#else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+#endif
 }
 
 // c (16 x 8) += a (16 x 16) · b (16 x 8; two registers).
 DEVICE void mma_16x8x16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if FL_DTYPE == 2
+#ifdef EMULATOR
+  FL_DTYPE == 2 ? emu_mma_bf16(c, a, b0, b1) : emu_mma_f16(c, a, b0, b1);
+#elif FL_DTYPE == 2
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -148,8 +158,8 @@ DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const Fragme
   for (int k = 0; k < K_STEP; ++k)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // row i / 2, column i % 2
-      c0[i] += a.x[i / 2][k] * b.x[i % 2][k];
-      c1[i] += a.x[i / 2][k] * b.x[2 + i % 2][k];
+      c0[i] = multiply_add(a.x[i / 2][k], b.x[i % 2][k], c0[i]);
+      c1[i] = multiply_add(a.x[i / 2][k], b.x[2 + i % 2][k], c1[i]);
     }
 }
 

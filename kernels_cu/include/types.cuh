@@ -1,6 +1,12 @@
 // The storage dtype of Q, K, V, P and the output, and the arithmetic that PTX has an instruction of its own for.
 // FL_DTYPE: 0 float32, 1 float16, 2 bfloat16. Sums, statistics and accumulators are float32 whatever it is.
+//
+// The primitives have two bodies: PTX for a GPU, and one for the emulator (../emulator), which runs the kernels on a CPU.
 #pragma once
+
+#ifdef EMULATOR
+#include "floats.h"
+#endif
 
 #define DEVICE __device__ __forceinline__
 
@@ -19,37 +25,67 @@ DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 // x, but the compiler may not know that: it can neither compute ahead what follows from x nor compute x again.
 template <class T>
 DEVICE T opaque(T x) {
+#ifndef EMULATOR
   if constexpr (sizeof(T) == 8)
     asm volatile("" : "+l"(x));
   else
     asm volatile("" : "+r"(x));
+#endif
   return x;
 }
 
 // 2^x, relative error about 2^-22; exp2(-INF) is 0.
 DEVICE float exp2_approx(float x) {
+#ifdef EMULATOR
+  emulator::count_exp();
+  return std::exp2(x);
+#else
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#endif
 }
 
 // log2(x), absolute error about 2^-22; log2(0) is -INF.
 DEVICE float log2_approx(float x) {
+#ifdef EMULATOR
+  return std::log2(x);
+#else
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#endif
 }
 
 // 1 / x, within 1 ulp.
 DEVICE float reciprocal(float x) {
+#ifdef EMULATOR
+  return 1 / x;
+#else
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+#endif
+}
+
+// x · y + z, counted as two operations.
+DEVICE float multiply_add(float x, float y, float z) {
+#ifdef EMULATOR
+  emulator::count_flops(2);
+#endif
+  return x * y + z;
 }
 
 #if FL_DTYPE != 0
 // Two floats rounded to nearest-even to the 16-bit storage dtype, `low` in the lower half (the lower address).
 DEVICE unsigned pack(float low, float high) {
+#ifdef EMULATOR
+#if FL_DTYPE == 2
+  return emulator::bf16_of_float(low) | static_cast<unsigned>(emulator::bf16_of_float(high)) << 16;
+#else
+  return emulator::f16_of_float(low) | static_cast<unsigned>(emulator::f16_of_float(high)) << 16;
+#endif
+#else
   unsigned bits;
 #if FL_DTYPE == 2
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -59,5 +95,6 @@ DEVICE unsigned pack(float low, float high) {
   asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h};}" : "=r"(bits) : "f"(low), "f"(high));
 #endif
   return bits;
+#endif
 }
 #endif

@@ -340,7 +340,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("trace flash2 --json /nowhere/trace.json", "--json = '/nowhere/trace.json'"),
         ("trace flash2 --head 0", "--head = '0': expected batch,head"),
         ("trace flash2 --head 0,5", "(batch, head) under (1, 2)"),
-        ("trace flash2 --html player.html", "not built yet"),
+        ("trace flash2 --against flash1", "--html FILE"),
         ("emulate flash2 --len-q 128", "emulate: not built yet"),
         ("compare --input q.npz --len-q 4", "--len-q = 4: expected nothing, the data says the shape"),
         ("compare --input q.npz --sample", "one of --input and --sample"),

@@ -1,0 +1,236 @@
+"""Builds the library of a `.cu` file with the machine's own C++ compiler, and keeps it by content.
+
+The source is compiled as it is; its `// step:` comments become calls. What calls the runtime is found in the machine code, and
+the debug information leads from there to lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kernels_cu
+from flashlab.compiler import cache_dir
+from flashlab.emulator.library import Library, load
+from simulator.errors import Unavailable, UsageError
+
+__all__ = ["BuildError", "build", "kernels_of"]
+
+_FLAGS = (
+    "-std=c++17", "-O2", "-g1", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    # a call must stay where its line is: places in the code lead back to lines of the source
+    "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
+)  # fmt: skip
+_WATCH = ("-fsanitize=thread",)  # calls for every plain load and store, which the runtime defines
+_MOST_SRAM = 227 * 1024
+_MARK = re.compile(r"//\s*step:\s*(\w+)")
+_CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
+_ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
+
+
+class BuildError(RuntimeError):
+    """The C++ compiler refused a source; the message is its log."""
+
+
+def build(
+    path: Path, macros: Iterable[str] = (), *, arch: int = 900, entries: Sequence[str] | None = None, watch: bool = True
+) -> Library:
+    """The library of a `.cu` file, built or from the cache.
+
+    `macros` as compiler options, `arch` what `__CUDA_ARCH__` is, `entries` kernels by name (None: all of the file;
+    `name<args>` instantiates a template). `watch` has the compiler report plain loads and stores; kernels that touch
+    memory through the primitives alone run faster without. Raises `BuildError`, and `Unavailable` without a compiler.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("file", str(path), f"a CUDA source ({error})") from None
+    names = tuple(entries) if entries else kernels_of(text)
+    if not names:
+        raise UsageError("file", str(path), "a source with a __global__ function")
+    options = (*_FLAGS, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
+    return _library(path.resolve(), text, options, names, _digest_of_sources())
+
+
+def kernels_of(text: str) -> tuple[str, ...]:
+    """The names of a source's kernels, templates left out.
+
+    >>> kernels_of("extern \\"C\\" __global__ void __launch_bounds__(128) scale(float* x) {}")
+    ('scale',)
+    """
+    bare = re.sub(r"//[^\n]*|/\*.*?\*/|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", "", text, flags=re.DOTALL)
+    found = re.finditer(r"(template\s*<[^;{]*>\s*)?(?:extern\s*\"C\"\s*)?__global__\s[^;{(]*?(\w+)\s*\(", bare)
+    return tuple(dict.fromkeys(match[2] for match in found if not match[1]))
+
+
+@functools.lru_cache(maxsize=256)
+def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...], digest: str) -> Library:
+    compiler = _compiler()
+    key = hashlib.sha256("\0".join([compiler[1], digest, str(path), text, *options, *entries]).encode()).hexdigest()[
+        :32
+    ]
+    folder = cache_dir() / "emulator" / key
+    if not (folder / "sites.json").is_file():
+        _make(folder, path, text, options, entries)
+    return load(folder, str(path), entries)
+
+
+def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
+    """Builds into a folder of its own, which takes its place in one step."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    runtime = _runtime()
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        work = Path(scratch) / "built"
+        work.mkdir()
+        (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
+        here = kernels_cu.emulator_dir()
+        includes = [f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
+        _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+        (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
+        objects = [str(work / "kernel.o"), *map(str, runtime)]
+        link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]
+        _compile([*link, "-o", str(work / "kernel.so")], path)
+        sites = {"places": _places(work / "kernel.so"), "statics": _statics(work / "kernel.so", work / "kernel.o")}
+        (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
+        for name in ("kernel.cpp", "kernel.o", "sram.c"):
+            (work / name).unlink()
+        with contextlib.suppress(OSError):  # another process was faster
+            work.rename(folder)
+
+
+def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
+    """The source as it is, its step marks made calls, and behind it a door to each kernel."""
+    marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
+    doors = "".join(
+        f'extern "C" void emu_entry_{i}(void** arguments) {{ emulator::call({entry}, arguments); }}\n'
+        f'extern "C" int emu_parameters_{i}(char* letters, unsigned* sizes, int most) '
+        f"{{ return emulator::describe({entry}, letters, sizes, most); }}\n"
+        for i, entry in enumerate(entries)
+    )
+    return f'#include "cuda.h"\n#line 1 "{path}"\n{marked}\n#line 1 "doors"\n{doors}'
+
+
+def _sram_source(kernel: Path) -> str:
+    """`extern __shared__` arrays are thread-local names that the kernel leaves undefined: one memory for all of them."""
+    symbols = _run(["nm", "--undefined-only", str(kernel)])
+    tls = _tls(kernel, undefined=True)
+    names = [
+        name for name in tls if name in symbols and not name.startswith(("_ZTH", "_ZTW")) and "emulator" not in name
+    ]
+    first, *others = names or ["emu_sram"]
+    lines = [f"_Thread_local unsigned char {first}[{_MOST_SRAM}] __attribute__((aligned(1024)));"]
+    lines += [
+        f'extern _Thread_local unsigned char {x}[{_MOST_SRAM}] __attribute__((alias("{first}")));' for x in others
+    ]
+    return "\n".join([*lines, f"void* emu_dynamic_sram(void) {{ return {first}; }}", ""])
+
+
+def _tls(binary: Path, *, undefined: bool) -> dict[str, tuple[int, int]]:
+    """Thread-local symbols: offset and size, by name."""
+    found: dict[str, tuple[int, int]] = {}
+    for row in _run(["readelf", "--wide", "--symbols", str(binary)]).splitlines():
+        parts = row.split()
+        if len(parts) >= 8 and parts[3] == "TLS" and (parts[6] == "UND") == undefined:
+            found[parts[7]] = int(parts[1], 16), int(parts[2], 0)
+    return found
+
+
+def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
+    """Static arrays in SRAM: name, offset from the dynamic SRAM, bytes."""
+    mine = _tls(kernel, undefined=False)
+    linked = _tls(library, undefined=False)
+    dynamic = max(linked.values(), key=lambda x: x[1])[0]
+    names = _run(["c++filt", *mine]).splitlines() if mine else []
+    return [
+        (plain.rsplit("::", 1)[-1], linked[name][0] - dynamic, linked[name][1])
+        for name, plain in zip(mine, names, strict=True)
+        if name in linked
+    ]
+
+
+def _places(library: Path) -> list[tuple[int, list[tuple[str, int]]]]:
+    """Where the kernel's code calls the runtime: the return addresses, and the lines that lead there, innermost first."""
+    returns: list[int] = []
+    called = False
+    for row in _run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)]).splitlines():
+        if called and (match := _ADDRESS.match(row)):
+            returns.append(int(match[1], 16))
+            called = False
+        called = called or bool(_CALL.match(row))
+    if not returns:
+        return []
+    asked = "\n".join(f"{x - 1:#x}" for x in returns)  # inside the call, not behind it
+    rows = _run(["addr2line", "--addresses", "--inlines", "--exe", str(library)], asked).splitlines()
+    chains: list[list[tuple[str, int]]] = []
+    for row in rows:
+        if row.startswith("0x"):
+            chains.append([])
+            continue
+        file, _, number = row.split(" (")[0].rpartition(":")
+        if number.isdecimal() and file not in ("doors", "??") and "/emulator/" not in file:
+            chains[-1].append((file, int(number)))
+    return list(zip(returns, chains, strict=True))
+
+
+def _runtime() -> list[Path]:
+    """The objects of the runtime, the same for every kernel."""
+    sources = sorted(kernels_cu.emulator_dir().glob("*.cpp"))
+    key = hashlib.sha256((_compiler()[1] + _digest_of_sources()).encode()).hexdigest()[:32]
+    folder = cache_dir() / "emulator" / f"runtime-{key}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, ThreadPoolExecutor() as pool:
+            work = Path(scratch) / "built"
+            work.mkdir()
+            flags = ("-std=c++17", "-O2", "-fPIC", "-c")
+            jobs = [pool.submit(_compile, [*flags, str(s), "-o", str(work / f"{s.stem}.o")], s) for s in sources]
+            for job in jobs:
+                job.result()
+            with contextlib.suppress(OSError):
+                work.rename(folder)
+    return [folder / f"{source.stem}.o" for source in sources]
+
+
+def _digest_of_sources() -> str:
+    files = sorted([*kernels_cu.emulator_dir().iterdir(), *kernels_cu.include_dir().iterdir()])
+    stamps = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
+    return _digest_of(stamps)
+
+
+@functools.lru_cache(maxsize=4)
+def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
+    return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name, *_ in stamps)).hexdigest()
+
+
+@functools.cache
+def _compiler() -> tuple[str, str]:
+    """The C++ compiler and its version."""
+    for name in (os.environ.get("CXX"), "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found, _run([found, "--version"])
+    raise Unavailable(
+        "no C++ compiler, which the emulator needs: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), "
+        "xcode-select --install (macOS)"
+    )
+
+
+def _compile(options: Sequence[str], source: Path) -> None:
+    done = subprocess.run([_compiler()[0], *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{source.name} doesn't compile:\n{done.stderr.strip()}")
+
+
+def _run(command: Sequence[str], stdin: str = "") -> str:
+    if not shutil.which(command[0]):
+        raise Unavailable(f"no {command[0]}, which the emulator needs: it comes with the package binutils")
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout

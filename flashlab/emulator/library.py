@@ -1,0 +1,279 @@
+"""A built source: launches of its kernels on buffers in an arena, and what they report."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.errors import UsageError, unknown
+
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "load"]
+
+
+class Line(NamedTuple):
+    """A line of a source file."""
+
+    file: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A misuse of the machine: what kind, where in the source, by whom, to which bytes.
+
+    `line` is the kernel's own line, `via` the lines of headers that it went through, innermost first. `other` is the
+    second party: of a race the earlier access, of a forgotten wait the copy.
+    """
+
+    kind: str
+    message: str
+    line: Line | None
+    via: tuple[Line, ...]
+    step: str
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    tensor: str
+    offset: int
+    bytes: int
+    times: int
+    other_line: Line | None = None
+    other_block: tuple[int, int, int] | None = None
+    other_thread: tuple[int, int, int] | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.line or '?'}" + (f", step {self.step}" if self.step else "")
+        what = f" ({self.tensor}, byte {self.offset:,})" if self.tensor else ""
+        who = f"thread {_point(self.thread)} of block {_point(self.block)}"
+        other = ""
+        if self.other_thread is not None and self.other_block is not None:
+            block = "" if self.other_block == self.block else f" of block {_point(self.other_block)}"
+            other = f"; the other: thread {_point(self.other_thread)}{block} at {self.other_line or '?'}"
+        times = f" ({self.times:,} times)" if self.times > 1 else ""
+        return f"{where}: {self.kind}: {who} {self.message}{what}{other}{times}"
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one kind of warp instruction moved in one step: bytes as the contract counts them, `sectors` of 32 bytes for
+    HBM, `wavefronts` (passes over the banks) and the fewest possible (`ideal`) for SRAM."""
+
+    step: str
+    tensor: str
+    space: str
+    op: str
+    instructions: int
+    bytes: int
+    sectors: int
+    wavefronts: int
+    ideal: int
+
+    @property
+    def what(self) -> str:
+        """The accounting contract's name: `hbm.read`, `hbm.write`, `hbm.atomic`, `sram.read` or `sram.write`."""
+        return f"{self.space}.{_DIRECTIONS[self.space, self.op]}"
+
+
+_DIRECTIONS = {
+    **{("hbm", op): "read" for op in ("ld", "ldgsts", "tma_ld")},
+    **{("hbm", op): "write" for op in ("st", "tma_st")},
+    **{("hbm", op): "atomic" for op in ("red", "atom")},
+    **{("sram", op): "read" for op in ("ld", "ldsm", "gmma", "tma_st")},
+    **{("sram", op): "write" for op in ("st", "stsm", "ldgsts", "tma_ld", "atom")},
+}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What one launch did. `plain` accesses came through the compiler's instrumentation, not through the primitives."""
+
+    kernel: str
+    moved: tuple[Moved, ...]
+    findings: tuple[Finding, ...]
+    dropped: int
+    plain: int
+    flops: int
+    exp: int
+
+    def total(self, what: str, quantity: str = "bytes") -> int:
+        """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
+        return sum(getattr(row, quantity) for row in self.moved if row.what == what)
+
+    @property
+    def ledger(self) -> dict[tuple[str, str, str], int]:
+        """Bytes by step, tensor and what, as `LaunchCounts.ledger` has them."""
+        sums: Counter[tuple[str, str, str]] = Counter()
+        for row in self.moved:
+            sums[row.step, row.tensor, row.what] += row.bytes
+        return dict(sums)
+
+
+# Memory
+
+
+class Arena:
+    """Buffers that lie far apart, so that what runs over the end of one meets none of the others.
+
+    >>> arena = Arena()
+    >>> x = arena.put("x", np.arange(4, dtype="float32"))
+    >>> x
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+
+    _GAP = 1 << 20
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, _Buffer] = {}
+
+    def new(self, name: str, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes that nobody has written yet; they hold NaNs."""
+        gap = self._GAP + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        memory = mmap.mmap(-1, 2 * gap + -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
+        data = np.frombuffer(memory, np.uint8)[gap : gap + nbytes]
+        data[:] = 0xFF
+        self.buffers[name] = _Buffer(name, data, np.zeros(nbytes, np.uint8))
+        return data
+
+    def put(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """A copy of an array, contiguous and written."""
+        values = np.ascontiguousarray(values)
+        data = self.new(name, values.nbytes)
+        data[:] = values.reshape(-1).view(np.uint8)
+        self.buffers[name].written[:] = 1
+        return data.view(values.dtype).reshape(values.shape)
+
+    def pointer(self, name: str) -> int:
+        return self.buffers[name].data.ctypes.data
+
+
+@dataclass
+class _Buffer:
+    """`written`: 1 for each byte that holds a value before the launch. `read_only`: a kernel may not write it."""
+
+    name: str
+    data: np.ndarray[Any, Any]
+    written: np.ndarray[Any, Any]
+    read_only: bool = False
+
+
+# The library's interface, launch.h
+
+
+class _Region(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p), ("base", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("input", ctypes.c_int),
+        ("written", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("entry", ctypes.c_void_p), ("arguments", ctypes.POINTER(ctypes.c_void_p)), ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3), ("dynamic_sram", ctypes.c_uint), ("regions", ctypes.POINTER(_Region)),
+        ("region_count", ctypes.c_int), ("workers", ctypes.c_int), ("sanitize", ctypes.c_int),
+        ("time_limit", ctypes.c_double),
+    )  # fmt: skip
+
+
+@dataclass
+class Library:
+    """A built source: its kernels, and which line each place in the machine code belongs to."""
+
+    path: Path
+    entries: tuple[str, ...]
+    places: Mapping[int, tuple[Line, ...]]
+    source: str
+    _dll: Any = field(repr=False, default=None)
+
+    def parameters(self, entry: str) -> list[tuple[str, int]]:
+        """A letter and the size in bytes of each parameter: p a pointer, i or u an integer, f a float, s a struct."""
+        letters, sizes = ctypes.create_string_buffer(64), (ctypes.c_uint * 64)()
+        n = getattr(self._dll, f"emu_parameters_{self._index(entry)}")(letters, sizes, 64)
+        return [(letters.raw[i : i + 1].decode(), sizes[i]) for i in range(n)]
+
+    def launch(
+        self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
+        sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
+    ) -> Launched:  # fmt: skip
+        """Run one kernel over a grid. `arguments` are the parameters' bytes, in order; `sram` dynamic bytes a block;
+        `time_limit` seconds (0: none) after which a kernel that waits in vain is stopped: `UsageError`."""
+        index = self._index(entry)
+        storage = [ctypes.create_string_buffer(x, len(x)) for x in arguments]
+        pointers = (ctypes.c_void_p * max(1, len(storage)))(*[ctypes.addressof(x) for x in storage])
+        buffers = list(arena.buffers.values())
+        regions = (_Region * max(1, len(buffers)))(
+            *[_Region(b.name.encode(), b.data.ctypes.data, b.data.nbytes, b.read_only, b.written.ctypes.data)
+              for b in buffers]
+        )  # fmt: skip
+        request = _Launch(
+            ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
+            sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
+        )  # fmt: skip
+        answer = self._dll.emu_launch(ctypes.byref(request))
+        report = json.loads(ctypes.string_at(answer))
+        self._dll.emu_free(answer)
+        if report["timed_out"]:
+            raise UsageError(entry, f"no end after {time_limit:g} s", "a kernel that ends")
+        return self._launched(entry, report)
+
+    def _index(self, entry: str) -> int:
+        if entry not in self.entries:
+            raise unknown("kernel", entry, self.entries)
+        return self.entries.index(entry)
+
+    def _launched(self, entry: str, report: dict[str, Any]) -> Launched:
+        return Launched(
+            kernel=entry, moved=tuple(Moved(**row) for row in report["moved"]),
+            findings=tuple(self._finding(x) for x in report["findings"]), dropped=report["dropped"],
+            plain=report["plain"], flops=report["flops"], exp=report["exp"],
+        )  # fmt: skip
+
+    def _finding(self, x: dict[str, Any]) -> Finding:
+        chain = self.places.get(x.pop("place"), ())
+        other = self.places.get(x.pop("other_place", -1), ())
+        for key in ("block", "thread", "other_block", "other_thread"):
+            if key in x:
+                x[key] = tuple(x[key])
+        return Finding(**x, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+
+    def _own(self, chain: tuple[Line, ...]) -> Line | None:
+        """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""
+        mine = [line for line in chain if line.file == self.source]
+        return mine[-1] if mine else chain[-1] if chain else None
+
+
+def _three(extent: Sequence[int]) -> Any:
+    return (ctypes.c_uint * 3)(*extent, *[1] * (3 - len(extent)))
+
+
+def _point(p: tuple[int, int, int]) -> str:
+    return str(p[0]) if not p[1] and not p[2] else f"({p[0]}, {p[1]}, {p[2]})"
+
+
+def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
+    """The library that `flashlab.emulator.build` left in a folder."""
+    dll: Any = ctypes.CDLL(str(folder / "kernel.so"))
+    dll.emu_launch.restype, dll.emu_free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    sites = json.loads((folder / "sites.json").read_bytes())
+    chains = {place: tuple(Line(*line) for line in chain) for place, chain in sites["places"]}
+    ids: dict[tuple[Line, ...], int] = {}
+    rows = [(place, ids.setdefault(chain, len(ids) + 1)) for place, chain in sorted(chains.items())]
+    n = len(rows)
+    dll.emu_sites((ctypes.c_uint64 * n)(*[r[0] for r in rows]), (ctypes.c_uint32 * n)(*[r[1] for r in rows]), n)
+    statics, m = sites["statics"], len(sites["statics"])
+    dll.emu_statics(
+        (ctypes.c_char_p * m)(*[s[0].encode() for s in statics]), (ctypes.c_int64 * m)(*[s[1] for s in statics]),
+        (ctypes.c_uint32 * m)(*[s[2] for s in statics]), m,
+    )  # fmt: skip
+    return Library(folder / "kernel.so", entries, chains, source, dll)

@@ -1,0 +1,328 @@
+"""Check a learner's program: run it in a child process, judge it here.
+
+It guards against accidents and against fooling oneself, not against strangers: what is checked runs with the rights of
+whoever checks it.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+
+from flashlab.lessons import kernels, record
+from flashlab.lessons.catalogue import EXERCISES
+from flashlab.lessons.exercise import Budget, Case, Exercise
+from flashlab.lessons.verdict import Line, Verdict
+from simulator import CATALOGUE, Device, Program, Trace
+from simulator.catalogue import VECTOR_PROGRAMS
+from simulator.dtypes import Array
+from simulator.errors import unknown
+
+SECONDS = 20.0
+"""How long a program may take for all its problems together; a correct one takes about one."""
+FLOOD = 100_000
+"""Bytes that it may print."""
+SHOWN = 2_000
+"""Bytes of that which are shown."""
+
+
+def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
+    """Check a tile program, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
+
+    The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew. Its
+    numbers must be right, and its bytes must equal the budget, tensor by tensor.
+
+    >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
+    >>> import flashlab as fl
+    >>> fl.check("flash2", exercise="00.1")
+    00.1  Short cut: "flash2" is the library's own: the exercise is to write one
+    """
+    name = str(exercise)
+    if isinstance(answer, str | os.PathLike) and str(answer).endswith(".cu"):  # pyright: ignore[reportUnknownArgumentType]
+        return kernels.check(Path(answer), name)  # pyright: ignore[reportUnknownArgumentType]
+    if name not in EXERCISES:
+        return Verdict(name, "usage", str(unknown("exercise", exercise, EXERCISES)))
+    asked = EXERCISES[name]
+    program, refusal = _program(answer, asked)
+    verdict = refusal or _judged(program, asked, seconds)
+    if verdict.kind != "not started":
+        before = record.read()["exercises"].get(name, {})
+        tries = before.get("tries", 0)
+        record.note(
+            "exercises",
+            name,
+            tries=(tries if isinstance(tries, int) else 0) + 1,
+            passed=verdict.passed or bool(before.get("passed")),
+        )
+    return verdict
+
+
+# -- before anything runs -----------------------------------------------------------------------------------------
+
+
+def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
+    """The learner's program, or why it is none of theirs."""
+    own = {row.name: row.program for row in CATALOGUE.values()} | VECTOR_PROGRAMS
+    nobody = next(iter(own.values()))
+    for name, program in own.items():
+        if answer is program or (isinstance(answer, str) and answer == name):
+            message = f'"{name}" is the library\'s own: the exercise is to write one'
+            return nobody, Verdict(exercise.name, "short cut", message)
+    if not isinstance(answer, Program):
+        what = getattr(answer, "__name__", type(answer).__name__)
+        message = f"{what} is no tile program: write @fl.program above it, and hand over the function itself"
+        return nobody, Verdict(exercise.name, "usage", message)
+    if _code_of(answer) == _squeezed(exercise.skeleton):
+        return answer, Verdict(
+            exercise.name, "not started", "fill in what is missing, run its cell, then this one again"
+        )
+    return answer, None
+
+
+def _code_of(program: Program) -> str | None:
+    """The text of the cell or file that a program is from, without what does not matter."""
+    lines = linecache.getlines(program.body.__code__.co_filename)
+    return _squeezed("".join(lines)) if lines else None
+
+
+def _squeezed(text: str) -> str:
+    """Code without empty lines, spaces at the ends, and the call of `fl.check` below it."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join(line for line in lines if line and not line.startswith("fl.check("))
+
+
+# -- the child ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a child: why it ended ("done", or a kind of verdict), what it printed, and the files it wrote."""
+
+    kind: str
+    message: str
+    printed: str
+
+
+def _run(folder: Path, seconds: float) -> Outcome:
+    """Run the child on the job in a folder; when this returns, none of its processes is left."""
+    printed = folder / "printed.txt"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "TMPDIR": str(folder)}
+    environment |= {"TMP": str(folder), "TEMP": str(folder), "MPLBACKEND": "Agg"}
+    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-m", "flashlab.lessons.child", str(folder), str(seconds)]
+    with printed.open("wb") as sink:
+        child = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+            start_new_session=os.name != "nt",
+        )  # fmt: skip
+    kind, deadline = "done", time.monotonic() + seconds
+    try:
+        while child.poll() is None:
+            if printed.stat().st_size > FLOOD:
+                kind = "flood"
+                break
+            if time.monotonic() > deadline:
+                kind = "hang"
+                break
+            time.sleep(0.01)
+    finally:
+        _kill(child)
+    text = printed.read_bytes()
+    if len(text) > FLOOD:
+        return Outcome("flood", f"it printed more than {FLOOD:,} bytes", _start(text))
+    if kind == "hang":
+        return Outcome("hang", f"still running after {seconds:g} seconds", _start(text))
+    if not (folder / "done.json").exists():
+        if child.returncode < 0:
+            name = signal.Signals(-child.returncode).name
+            return Outcome("crash", f"its process was ended by {name}", _start(text))
+        return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
+    return Outcome("done", "", _start(text))
+
+
+def _start(text: bytes) -> str:
+    shown = text[:SHOWN].decode("utf-8", "replace")
+    return shown + ("\n[…]" if len(text) > SHOWN else "")
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a child and whatever it has started."""
+    if os.name == "nt":
+        child.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> bytes:
+    """Everything that the child needs; the program goes by value, with the text that its lines are in."""
+    file = program.body.__code__.co_filename
+    job: dict[str, Any] = {
+        "program": cloudpickle.dumps(program),  # pyright: ignore[reportUnknownMemberType]
+        "file": file,
+        "lines": linecache.getlines(file),
+        "cases": cases,
+        "trace": trace,
+        "path": [os.path.abspath(entry) for entry in sys.path],
+    }
+    return pickle.dumps(job)
+
+
+# -- the judge ----------------------------------------------------------------------------------------------------
+
+
+def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
+    cases = exercise.cases(random.Random())
+    file = program.body.__code__.co_filename
+    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        try:
+            (folder / "job.pickle").write_bytes(_job(program, cases, None))
+        except Exception as error:  # a program that holds an open file, a lock or the like
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
+        outcome = _run(folder, seconds)
+        if outcome.kind != "done":
+            where = _line_of_hang(folder, file) if outcome.kind == "hang" else None
+            return Verdict(exercise.name, outcome.kind, outcome.message + _at(where, file), printed=outcome.printed)
+        verdicts: list[Verdict] = []
+        for n, case in enumerate(cases):
+            if not (folder / f"case{n}.json").exists():
+                return _failed(exercise, case, folder, file, outcome.printed)
+            verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
+            if verdicts[-1].kind == "numbers":
+                return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].head))
+            if not verdicts[-1].passed:
+                return verdicts[-1]
+    drawn = f"on this problem and {len(cases) - 1} that were drawn for this check"
+    return replace(verdicts[0], message=drawn)  # the first problem is the same in every check
+
+
+def _failed(exercise: Exercise, case: Case, folder: Path, file: str, printed: str) -> Verdict:
+    """A case that did not come to its end."""
+    error = _read(folder / "error.json")
+    message = f"{error['message']}{_at(error['line'], file)} (on {_said(case)})"
+    return Verdict(exercise.name, error["kind"], message, printed=printed)
+
+
+def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: str) -> Verdict:
+    result = _read(folder / f"case{n}.json")
+    out: Array = np.load(folder / f"out{n}.npy", allow_pickle=False)
+    budget = exercise.budget(case.problem, case.tile)
+    lines = _lines(result["tensors"], budget)
+    limit, peak = Device.named(case.device).sram_per_block, result["sram_peak"]
+    sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most"
+    passed = Verdict(
+        exercise.name, "passed", "", lines, _said(case), sram=sram, afterwards=exercise.afterwards, printed=printed
+    )
+    truth = exercise.truth(case.problem, *case.inputs())
+    wrong = truth.wrong(out)
+    if wrong.any():
+        head, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
+        return replace(passed, kind="numbers", message=message, afterwards="", head=head)
+    if off := [line for line in lines if not line.equal]:
+        first = off[0]
+        message = f"{first.tensor} {first.way}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
+        return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
+    if message := _computed_elsewhere(result, budget):
+        return replace(passed, kind="arithmetic", message=message, afterwards="")
+    return passed
+
+
+def _lines(moved: Mapping[str, list[int]], budget: Budget) -> tuple[Line, ...]:
+    """Every tensor that was moved or should have been, against the budget."""
+    names = [*budget.tensors, *(name for name in moved if name not in budget.tensors)]
+    pairs = [(name, moved.get(name, [0, 0]), budget.tensors.get(name, (0, 0))) for name in names]
+    lines = [Line(name, way, mine[w], due[w]) for name, mine, due in pairs for w, way in enumerate(("read", "written"))]
+    return tuple(line for line in lines if line.moved or line.budget)
+
+
+def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
+    if result["matmul"] != budget.matmul:
+        return f"block.matmul did {result['matmul']:,} FLOPs, this takes {budget.matmul:,}"
+    if result["exp"] < budget.exp:
+        return f"block.exp computed {result['exp']:,} exponentials, this takes {budget.exp:,} at least"
+    return ""
+
+
+def _first_wrong_tile(
+    exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array
+) -> tuple[tuple[int, int], str]:
+    """The (batch, head) of the first wrong tile, and where it is and how wrong, in words."""
+    b, h, row, col = (int(n) for n in np.argwhere(wrong)[0])
+    rows, cols = exercise.out_tile(case) if exercise.out_tile else (case.tile.rows, out.shape[-1])
+    i, j = row // rows, col // cols
+    place = (b, h, slice(i * rows, (i + 1) * rows), slice(j * cols, (j + 1) * cols))
+    tile, due = out[place].astype(np.float64), truth[place]
+    which = f"row tile {i}" + (f", column tile {j}" if cols < out.shape[-1] else "")
+    where = f"out, {which} (rows {i * rows} to {i * rows + tile.shape[0] - 1}) of batch {b}, head {h}, on {_said(case)}"
+    if np.isnan(tile).all():
+        return (b, h), f"{where}: it was never written, or is NaN throughout"
+    off = np.abs(tile - due)
+    r, c = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off))), off.shape)
+    r, c = int(r), int(c)
+    ratio = ""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = tile[due != 0] / due[due != 0]
+    if quotients.size > 1 and np.isfinite(quotients).all() and np.ptp(quotients) < 0.02 * abs(np.median(quotients)):
+        ratio = f"; the whole tile is {np.median(quotients):.4g} times what it should be"
+    at = f"[{i * rows + r}, {j * cols + c}]"
+    return (b, h), f"{where}: the worst element, {at}, is {tile[r, c]:.5g} and should be {due[r, c]:.5g}{ratio}"
+
+
+def _trace_of(program: Program, case: Case, head: tuple[int, int]) -> Trace | None:
+    """The learner's own trace of the head at fault, for the player; None if there is none to be had."""
+    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "job.pickle").write_bytes(_job(program, [case], head))
+        _run(folder, SECONDS)
+        if (folder / "trace.json").exists():
+            return Trace.from_dict(_read(folder / "trace.json"))
+    return None
+
+
+def _line_of_hang(folder: Path, file: str) -> int | None:
+    """The learner's innermost line in what faulthandler wrote."""
+    text = (folder / "where.txt").read_text(encoding="utf-8") if (folder / "where.txt").exists() else ""
+    for line in text.splitlines():
+        if f'"{file}", line ' in line:
+            return int(line.split(", line ")[1].split()[0])
+    return None
+
+
+def _at(line: int | None, file: str) -> str:
+    if not line:
+        return ""
+    code = linecache.getline(file, line).strip()
+    return f", in line {line}" + (f": {textwrap.shorten(code, 90)}" if code else "")
+
+
+def _said(case: Case) -> str:
+    """A case by the shapes of its arrays, as NumPy says them."""
+    p = case.problem
+    keys = p.batch, p.num_kv_heads, p.kv_length
+    shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.value_dim)}"
+    return f"{shapes}, {p.dtype}{', causal' if p.causal else ''}, tile {case.tile}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,128 @@
+"""The child process of a check: `python -m flashlab.lessons.child FOLDER SECONDS`.
+
+It finds a job in the folder, runs the learner's program on each case, and writes down what came out; the parent judges.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import linecache
+import pickle
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from flashlab.lessons.exercise import Case
+from flashlab.lessons.watch import OutOfBounds, Shortcut, WatchedMachine
+from simulator import Device, HbmTensor, Program, SramOverflow, simulate
+from simulator.dtypes import Array
+
+MEMORY = 4 << 30
+"""Bytes of address space; more is a `MemoryError`. Where the system knows such a limit: Linux."""
+DISK = 256 << 20
+"""Bytes of any one file."""
+HEADROOM = 0.5
+"""Seconds before the end at which the line that a hanging program is in gets written down."""
+
+
+def main(folder: Path, seconds: float) -> None:
+    _limit()
+    with (folder / "where.txt").open("w", encoding="utf-8") as where:
+        faulthandler.dump_traceback_later(max(0.1, seconds - HEADROOM), file=where)
+        job: dict[str, Any] = pickle.loads(
+            (folder / "job.pickle").read_bytes()
+        )  # the parent's own, of this very moment
+        sys.path[:] = job["path"]
+        linecache.cache[job["file"]] = (len("".join(job["lines"])), None, job["lines"], job["file"])
+        try:
+            program = cast(Program, pickle.loads(job["program"]))
+            for n, case in enumerate(job["cases"]):
+                result = run(program, case)
+                out = cast(Array, result.pop("out"))
+                np.save(folder / f"out{n}.npy", out)
+                _write(folder / f"case{n}.json", result)
+            if job["trace"] is not None:
+                _write(folder / "trace.json", trace(program, job["cases"][0], job["trace"]))
+        except BaseException as error:  # whatever a learner's program raises is a verdict, not an accident of ours
+            _write(folder / "error.json", explain(error, job["file"]))
+        faulthandler.cancel_dump_traceback_later()
+    _write(folder / "done.json", {})
+
+
+def run(program: Program, case: Case) -> dict[str, Any]:
+    """Run a program on a case: `out`, and its counts as plain data."""
+    problem, device = case.problem, Device.named(case.device)
+    config = program.configure(problem, device, case.tile)
+    machine = WatchedMachine(program.name, problem, config, device, lse=False, data=case.inputs())
+    result: Any = program(machine, *machine.inputs, problem, config.tile)
+    out = cast(object, result[0] if type(result) is tuple and result else result)
+    if not isinstance(out, HbmTensor) or out.name not in machine.outputs:
+        raise Shortcut(
+            f"it returned {_named(out)} where m.output('out') is expected, filled tile by tile with block.store"
+        )
+    counts = machine.close()
+    return {
+        "out": machine.result(machine.outputs["out"]),
+        "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
+        "sram_peak": counts.sram.peak,
+        "matmul": counts.flops.matmul,
+        "exp": counts.exp,
+    }
+
+
+def trace(program: Program, case: Case, head: tuple[int, int]) -> dict[str, Any]:
+    """The trace of one (batch, head) of a case, as plain data."""
+    b, h = head
+    q, k, v = case.inputs()
+    kv = h // case.problem.queries_per_kv
+    one = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
+    p = case.problem
+    run = simulate(
+        program, *one, causal=p.causal, window=p.window, scale=p.scale, tile=case.tile, device=case.device, trace=True
+    )
+    assert run.trace is not None
+    return replace(run.trace, head=head).to_dict()
+
+
+def explain(error: BaseException, file: str) -> dict[str, Any]:
+    """An exception as a verdict: its kind, its message in one line, and the line of the learner's that it came from."""
+    kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
+        (OutOfBounds, "out of bounds"), (Shortcut, "short cut"), (SramOverflow, "sram"), (MemoryError, "memory"),
+        ((SystemExit, KeyboardInterrupt), "exit"),
+    )  # fmt: skip
+    kind = next((name for types, name in kinds if isinstance(error, types)), "crash")
+    message = (str(error) or type(error).__name__).splitlines()[0]
+    if kind == "crash":
+        message = f"{type(error).__name__}: {message}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines = [error.lineno]
+    return {"kind": kind, "message": message, "line": lines[-1] if lines else None}
+
+
+def _named(thing: object) -> str:
+    return f"a NumPy array {cast(Array, thing).shape}" if isinstance(thing, np.ndarray) else type(thing).__name__
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _limit() -> None:
+    try:
+        import resource
+    except ImportError:  # Windows has none; the parent's time limit holds there
+        return
+    resource.setrlimit(resource.RLIMIT_FSIZE, (DISK, DISK))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,119 @@
+"""What an exercise is: problems drawn anew, the truth in float64, a budget of bytes in closed form, hints, a solution.
+
+The solution is a file of its own, `solutions/NN_n.py`. Lines that end in `# solution` are the learner's part: the
+skeleton is the file without them, so that the two cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from random import Random
+
+import numpy as np
+
+from simulator import Problem, Tile, random_inputs
+from simulator.dtypes import Array
+
+MARK = "# solution"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem to be solved with a tile; its inputs are normal numbers of the given `spread`, drawn from `seed`."""
+
+    problem: Problem
+    tile: Tile
+    seed: int
+    spread: float = 1.0
+    device: str = "h100"
+
+    def inputs(self) -> tuple[Array, Array, Array]:
+        """q, k and v, `(batch, heads, length, …)`."""
+        q, k, v = random_inputs(self.problem, self.seed)
+        return tuple((x * x.dtype.type(self.spread)) for x in (q, k, v))  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a correct program moves, tensor by tensor: (bytes read, bytes written), requested of HBM; and its arithmetic.
+
+    `matmul` FLOPs must be equal: fewer means that something was multiplied outside of the machine. `exp` is the least
+    number of exponentials, for there are several right ways to count them.
+    """
+
+    tensors: Mapping[str, tuple[int, int]]
+    matmul: int = 0
+    exp: int = 0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The right output in float64, and how far from it each element may be, or (`by_row`) the 2-norm of each row."""
+
+    out: Array
+    tolerance: Array
+    by_row: bool = False
+
+    def wrong(self, out: Array) -> Array:
+        """Where `out` is too far off, `(batch, heads, rows, cols)`; NaN is."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = np.abs(out.astype(np.float64) - self.out)
+            if self.by_row:
+                off = np.broadcast_to(np.linalg.norm(off, axis=-1, keepdims=True), off.shape)
+            return ~(off <= self.tolerance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exercise:
+    """One exercise. `cases` draws its problems, the first of them without a ragged edge.
+
+    `truth(problem, q, k, v)` is what `out` must be, `budget(problem, tile)` what may be moved. `out_tile` is the shape of
+    the tiles that messages name (None: row tiles of the case's tile). `hints` get stronger one by one.
+    """
+
+    name: str
+    title: str
+    task: str
+    cases: Callable[[Random], list[Case]]
+    truth: Callable[[Problem, Array, Array, Array], Truth]
+    budget: Callable[[Problem, Tile], Budget]
+    hints: tuple[str, ...]
+    afterwards: str
+    slips: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What it usually means when a tensor's bytes are off: by tensor."""
+    out_tile: Callable[[Case], tuple[int, int]] | None = None
+
+    @property
+    def lesson(self) -> str:
+        return self.name.split(".")[0]
+
+    @property
+    def marked(self) -> str:
+        """The solution with its marks."""
+        path = files("flashlab.lessons").joinpath("solutions", self.name.replace(".", "_") + ".py")
+        return path.read_text(encoding="utf-8")
+
+    @property
+    def solution(self) -> str:
+        return "".join(line.replace(MARK, "").rstrip() + "\n" for line in self.marked.splitlines())
+
+    @property
+    def skeleton(self) -> str:
+        """The solution without the marked lines: what the learner starts from."""
+        return "".join(line + "\n" for line in self.marked.splitlines() if not line.endswith(MARK))
+
+
+def elementwise(out: Array, unit: float) -> Truth:
+    """A truth whose elements may be off by a few roundings: `unit` relative, with a floor at the row's typical size."""
+    size = np.sqrt(np.mean(out**2, axis=-1, keepdims=True)) if out.size else out
+    return Truth(out, unit * np.maximum(np.abs(out), size))
+
+
+def attention_truth(problem: Problem, q: Array, k: Array, v: Array) -> Truth:
+    """Attention in float64, and the rule of `fl.verify` for every row."""
+    from flashlab.verify.rule import expect
+
+    expected = expect(problem, q, k, v)
+    return Truth(expected.out, expected.out_tolerance[..., None], by_row=True)

@@ -1,0 +1,92 @@
+"""What the learner has done, kept on this computer: FLASHLAB_HOME, or the platform's folder for a user's data."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from platformdirs import user_data_path
+
+from flashlab.files import replace_file
+from simulator import UsageError
+
+SCHEMA = 1
+_FILE = "progress.json"
+
+
+def home() -> Path:
+    """The folder that progress is kept in."""
+    named = os.environ.get("FLASHLAB_HOME")
+    return Path(named) if named else user_data_path("flashlab", appauthor=False)
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """`{"predictions": {name: …}, "exercises": {name: …}}`; a file that can't be read is set aside, not mended."""
+    empty: dict[str, dict[str, Any]] = {"predictions": {}, "exercises": {}}
+    path = home() / _FILE
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if found["schema"] != SCHEMA:
+            return empty
+        kept = {kind: cast("dict[str, Any]", found[kind]) for kind in empty}
+        if not all(isinstance(entry, dict) for part in kept.values() for entry in part.values()):
+            raise TypeError
+        return kept
+    except OSError:
+        return empty
+    except (ValueError, LookupError, TypeError, AttributeError):
+        with suppress(OSError):
+            path.replace(path.with_suffix(".broken"))
+        return empty
+
+
+def note(kind: str, name: str, **entry: Any) -> None:
+    """Remember something; where nothing can be written, it is forgotten."""
+    done = read()
+    done[kind][name] = done[kind].get(name, {}) | entry
+    with suppress(OSError, UsageError):
+        home().mkdir(parents=True, exist_ok=True)
+        replace_file(home() / _FILE, json.dumps({"schema": SCHEMA, **done}, indent=1, sort_keys=True))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What was answered and passed, lesson by lesson; it shows itself."""
+
+    rows: tuple[tuple[str, str, int, int, int, int], ...]
+    """Lesson, title, predictions answered and in all, exercises passed and in all."""
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{lesson} {title:<34} predictions {answered} of {asked}, exercises {passed} of {posed}"
+            for lesson, title, answered, asked, passed, posed in self.rows
+        )
+
+
+def progress() -> Progress:
+    """How far you are. Kept on this computer only, in FLASHLAB_HOME or the platform's folder for a user's data.
+
+    >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
+    >>> import flashlab as fl
+    >>> print(str(fl.progress()).splitlines()[0])
+    00 The memory hierarchy               predictions 0 of 3, exercises 0 of 4
+    """
+    from flashlab.lessons.catalogue import EXERCISES, LESSONS, PREDICTIONS
+
+    done = read()
+    answered = {name for name in done["predictions"] if name in PREDICTIONS}
+    passed = {name for name, entry in done["exercises"].items() if name in EXERCISES and entry.get("passed")}
+
+    def of(lesson: str, names: Any) -> int:
+        return sum(name.startswith(lesson + ".") for name in names)
+
+    return Progress(
+        tuple(
+            (n, title, of(n, answered), of(n, PREDICTIONS), of(n, passed), of(n, EXERCISES))
+            for n, title in LESSONS.items()
+        )
+    )

@@ -1,0 +1,185 @@
+"""Figures that carry their numbers, and explorers with sliders, for the lessons.
+
+A figure is drawn from a table and goes along with it, so that what a notebook shows can be checked without looking.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from flashlab import units
+from simulator import Device
+
+TABLE = "application/vnd.flashlab.table+json"
+"""The MIME type of a figure's table: `{"columns": [name, …], "rows": [[…], …]}`."""
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = "osD^vPX"
+_STYLE: Any = {
+    "svg.hashsalt": "flashlab", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": "#D9D9D9",
+    "legend.frameon": False, "axes.titlelocation": "left",
+}  # fmt: skip
+
+
+class Shown:
+    """A figure with the table that it was drawn from; a notebook shows the picture, a terminal the table."""
+
+    def __init__(self, svg: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.svg, self.columns, self.rows = svg, list(columns), [list(row) for row in rows]
+
+    def __repr__(self) -> str:
+        cells = [self.columns, *([_cell(x) for x in row] for row in self.rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        return "\n".join("  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in cells)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {
+            "image/svg+xml": self.svg,
+            "text/plain": repr(self),
+            TABLE: {"columns": self.columns, "rows": self.rows},
+        }
+
+
+def lines(
+    x: Mapping[str, Sequence[float]], y: Mapping[str, Sequence[float | None]], *, title: str = "", of: str = "",
+    log: bool = True, nbytes: bool = False,
+) -> Shown:  # fmt: skip
+    """One line for each series of `y` over the one series of `x`; None leaves a gap. `of` names the y axis.
+
+    >>> print(lines({"tokens": [1, 2]}, {"bytes": [4, 16]}))
+    tokens  bytes
+         1      4
+         2     16
+    """
+    ((name, xs),) = x.items()
+    figure, ax = _axes()
+    for i, (label, ys) in enumerate(y.items()):
+        points = [float("nan") if n is None else n for n in ys]
+        ax.plot(xs, points, color=_COLOURS[i % 7], marker=_MARKERS[i % 7], label=label, linewidth=1.8, markersize=5)
+    if log:
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log", base=2 if nbytes else 10)
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xticks(list(xs), [f"{n:,}" for n in xs])
+    if nbytes:
+        ax.yaxis.set_major_formatter(_ticks(units.nbytes))
+    ax.set(xlabel=name, ylabel=of, title=title)
+    ax.grid()
+    if len(y) > 1:
+        ax.legend()
+    return Shown(_svg(figure), [name, *y], list(zip(xs, *y.values(), strict=True)))
+
+
+def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: str = "", of: str = "bytes") -> Shown:
+    """A bar for each label, stacked of `parts`.
+
+    >>> print(bars(["fused"], {"read": [2], "written": [1]}))
+           read  written
+    fused     2        1
+    """
+    figure, ax = _axes(1.3 + 0.42 * len(labels))
+    left = [0.0] * len(labels)
+    for i, (part, sizes) in enumerate(parts.items()):
+        ax.barh(range(len(labels)), sizes, left=left, color=_COLOURS[i % 7], label=part, edgecolor="white", height=0.7)
+        left = [a + b for a, b in zip(left, sizes, strict=True)]
+    for row, total in enumerate(left):
+        ax.text(total, row, f" {units.nbytes(total) if of == 'bytes' else units.count(total)}", va="center")
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_xlim(0, 1.2 * max([*left, 1]))
+    ax.invert_yaxis()
+    formatter = units.nbytes if of == "bytes" else units.count
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(_ticks(formatter))
+    ax.set(title=title)
+    ax.grid(axis="x")
+    if len(parts) > 1:
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(parts))
+    return Shown(_svg(figure), ["", *parts], list(zip(labels, *parts.values(), strict=True)))
+
+
+def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
+    """The roof of a device, and programs under it: FLOPs per byte moved, and the FLOP/s attainable with that.
+
+    >>> from flashlab import DEVICES
+    >>> roofline(DEVICES["a100-40"], "float16", {"sum": 1 / 6}).columns
+    ['program', 'FLOPs per byte', 'attainable FLOP/s', 'waits for']
+    """
+    peak, ridge = device.flops(dtype), device.ridge(dtype)
+    figure, ax = _axes()
+    low, high = min([*points.values(), ridge]) / 4, max([*points.values(), ridge]) * 6
+    ax.plot([low, ridge, high], [low * device.bandwidth, peak, peak], color="black", linewidth=1.8)
+    rows: list[tuple[str, float, float, str]] = []
+    for i, (name, intensity) in enumerate(points.items()):
+        attainable = min(peak, intensity * device.bandwidth)
+        ax.plot([intensity], [attainable], marker=_MARKERS[i % 7], color=_COLOURS[i % 7], markersize=8, linestyle="none",
+                label=name)  # fmt: skip
+        rows.append((name, intensity, attainable, "memory" if intensity < ridge else "arithmetic"))
+    ax.axvline(ridge, color="#8C8C8C", linestyle="--", linewidth=1)
+    ax.text(ridge, low * device.bandwidth, f" ridge: {ridge:.0f} FLOPs per byte", fontsize=9)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(_ticks(units.count))
+    ax.set(xlabel="FLOPs per byte moved", ylabel="attainable FLOP/s", title=f"{device.title}, {dtype}")
+    ax.grid()
+    ax.legend(loc="upper left", fontsize=9)
+    return Shown(_svg(figure), ["program", "FLOPs per byte", "attainable FLOP/s", "waits for"], rows)
+
+
+def explore(show: Callable[..., Any], **choices: Sequence[Any]) -> Any:
+    """Sliders over the choices, which call `show(name=value, …)` and show what it returns; they begin in the middle.
+
+    Without ipywidgets, or where a page is being made (FLASHLAB_STATIC is set), what the middle looks like.
+    """
+    start = {name: values[len(values) // 2] for name, values in choices.items()}
+    try:
+        import ipywidgets  # pyright: ignore  (optional: the extra `lab`)
+    except ImportError:
+        ipywidgets = None
+    if ipywidgets is None or os.environ.get("FLASHLAB_STATIC"):
+        at = ", ".join(
+            f"{name} = {value:,}" if isinstance(value, int) else f"{name} = {value}" for name, value in start.items()
+        )
+        print(f"[{at}; in Jupyter there are sliders here]")
+        return show(**start)
+    sliders: Any = {
+        name: ipywidgets.SelectionSlider(options=list(values), value=start[name], description=name, continuous_update=False)
+        for name, values in choices.items()
+    }  # fmt: skip
+    shown: Any = ipywidgets.interactive(show, **sliders)
+    return shown
+
+
+def _axes(height: float = 3.6) -> tuple[Any, Any]:
+    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportUnknownMemberType]
+        figure: Any = Figure(figsize=(7, height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def _ticks(text: Callable[[float], str]) -> FuncFormatter:
+    def of(n: float, _: int | None) -> str:
+        return text(n)
+
+    return FuncFormatter(of)
+
+
+def _svg(figure: Any) -> str:
+    content = io.StringIO()
+    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportUnknownMemberType]
+        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return content.getvalue()
+
+
+def _cell(x: Any) -> str:
+    if x is None:
+        return "–"
+    if isinstance(x, int | float):
+        return f"{x:,.0f}" if x == int(x) else f"{x:.4g}"
+    return str(x)

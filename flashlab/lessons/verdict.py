@@ -1,0 +1,111 @@
+"""What a check says: text in a terminal, HTML in a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simulator import Trace
+
+HEADLINES = {
+    "passed": "Passed",
+    "numbers": "Wrong numbers",
+    "bytes": "Right numbers, wrong bytes",
+    "arithmetic": "Right numbers, but computed elsewhere",
+    "sram": "Too much SRAM",
+    "hang": "Hang",
+    "crash": "Crash",
+    "exit": "Exit",
+    "flood": "Flood of output",
+    "memory": "Out of memory",
+    "out of bounds": "Out of bounds",
+    "short cut": "Short cut",
+    "not started": "Not started",
+    "usage": "This cannot be checked",
+    "unavailable": "Not here",
+}
+"""The kinds of verdicts."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One tensor against its budget, in bytes; `way` is "read" or "written"."""
+
+    tensor: str
+    way: str
+    moved: int
+    budget: int
+
+    @property
+    def equal(self) -> bool:
+        return self.moved == self.budget
+
+    @property
+    def verdict(self) -> str:
+        if self.equal:
+            return "equal"
+        if self.moved < self.budget:
+            return "too few" if self.way == "written" else "too few: it used data that it never loaded"
+        ratio = f", {self.moved / self.budget:.3g} times the budget" if self.budget else ""
+        return f"too many{ratio}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of `fl.check`; it shows itself, and never raises.
+
+    `kind` is one of `HEADLINES`, `message` says what is wrong and where, `budget` has the bytes tensor by tensor.
+    `trace` is that of `head`, the (batch, head) in which the first wrong tile lies, for the player.
+
+    >>> Verdict("00.1", "crash", "ZeroDivisionError: division by zero, in line 3")
+    00.1  Crash: ZeroDivisionError: division by zero, in line 3
+    """
+
+    exercise: str
+    kind: str
+    message: str = ""
+    budget: tuple[Line, ...] = ()
+    problem: str = ""
+    sram: str = ""
+    afterwards: str = ""
+    printed: str = ""
+    head: tuple[int, int] = (0, 0)
+    trace: Trace | None = field(default=None, repr=False)
+
+    @property
+    def passed(self) -> bool:
+        return self.kind == "passed"
+
+    @property
+    def headline(self) -> str:
+        return HEADLINES[self.kind]
+
+    def __repr__(self) -> str:
+        parts = [f"{self.exercise}  {self.headline}{': ' + self.message if self.message else ''}"]
+        if self.budget:
+            parts.append(f"      bytes of HBM for {self.problem}:")
+            parts += [
+                f"      {x.tensor:>6} {x.way:<7} {x.moved:>14,} of {x.budget:>14,}  {x.verdict}" for x in self.budget
+            ]
+        parts += [f"      {text}" for text in (self.sram, self.afterwards) if text]
+        if self.printed:
+            parts.append("      it printed:\n" + self.printed)
+        return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        mark = "✔" if self.passed else "…" if self.kind in ("not started", "unavailable") else "✘"
+        parts = [f"<p><b>{mark} {escape(self.exercise)} {self.headline}</b> {escape(self.message)}</p>"]
+        if self.budget:
+            rows = "".join(
+                f"<tr><td>{escape(x.tensor)}</td><td>{x.way}</td><td>{x.moved:,}</td><td>{x.budget:,}</td>"
+                f"<td>{'✔' if x.equal else '✘'} {x.verdict}</td></tr>"
+                for x in self.budget
+            )
+            head = "<tr><th>tensor</th><th></th><th>yours</th><th>budget</th><th></th></tr>"
+            parts.append(f"<p>Bytes of HBM for {escape(self.problem)}:</p><table>{head}{rows}</table>")
+        parts += [f"<p>{escape(text)}</p>" for text in (self.sram, self.afterwards) if text]
+        if self.printed:
+            parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")
+        return "".join(parts)

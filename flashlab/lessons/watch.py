@@ -1,0 +1,73 @@
+"""The machine that a learner's program is checked on: it notices tiles out of bounds and short cuts.
+
+It guards against accidents and against fooling oneself. It is no sandbox: nothing in one Python process could be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import simulator.machine
+from simulator import Block, HbmTensor, Machine
+from simulator.dtypes import Array
+from simulator.machine import Rows
+
+_SIMULATOR = Path(simulator.machine.__file__).parent
+_LIBRARY = _SIMULATOR / "programs"
+
+
+class OutOfBounds(IndexError):
+    """A load or a store of a tile that lies outside of its tensor altogether."""
+
+
+class Shortcut(RuntimeError):
+    """Something else than the learner's own tile program did the work."""
+
+
+class WatchedBlock(Block):
+    """A block that refuses tiles beyond a tensor's end. A ragged last tile is no such thing: it starts inside."""
+
+    def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
+        low, high = (int(i), int(i)) if isinstance(i, int) or not i.shape else (int(i[0]), int(i[-1]))
+        for index, size, length, axis in ((low, rows, tensor.rows, "row"), (high, rows, tensor.rows, "row"),
+                                          (j, cols, tensor.cols, "column")):  # fmt: skip
+            if index < 0 or (index > 0 and index * size >= length):
+                raise OutOfBounds(
+                    f"{tensor.name}: {axis} tile {index} of {size} is {'read' if way == 'read' else 'written'}, "
+                    f"but the tensor has {length:,} {axis}s, the tiles 0 to {max(0, -(-length // size) - 1)}"
+                )
+        return super()._extent(tensor, i, rows, j, cols, way)
+
+
+class WatchedMachine(Machine):
+    """A machine whose HBM only its own blocks reach, and on which no program of the library runs."""
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """The arrays in HBM, for the machine's own code."""
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        if _SIMULATOR not in Path(caller.f_code.co_filename).parents:
+            raise Shortcut("it reached into HBM: values come through block.load and block.fetch, which count them")
+        return self._values
+
+    @values.setter
+    def values(self, arrays: dict[str, Array]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._values = arrays
+
+    def launch(
+        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None
+    ) -> Iterator[Block]:
+        frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None:
+            if _LIBRARY in Path(frame.f_code.co_filename).parents:
+                raise Shortcut(f"it calls the library's own program {Path(frame.f_code.co_filename).stem}")
+            frame = frame.f_back
+        return self._watched(super().launch(name, warps=warps, rows=rows, cols=cols, walk=walk))
+
+    def _watched(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        for block in blocks:
+            block.__class__ = WatchedBlock
+            yield block

@@ -1,0 +1,105 @@
+"""The player: a trace as one HTML page that steps through it, in a file or inline in a notebook."""
+
+from __future__ import annotations
+
+import html
+import sys
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashlab.files import replace_file
+from flashlab.player.page import Part, attribute, build
+from simulator.errors import UsageError
+from simulator.trace import Trace
+
+__all__ = ["INLINE_LIMIT", "LIMIT", "Player", "player"]
+
+LIMIT = 1_000_000
+"""Bytes that a page in a file stays under by keeping fewer values."""
+INLINE_LIMIT = 300_000
+"""Bytes that a page inline in a notebook stays under."""
+_FRAME_HEIGHT = 760
+
+
+def player(
+    trace: Trace, other: Trace | None = None, *, step: int = 1, kernel: str | PathLike[str] | None = None
+) -> Player:
+    """A player of a trace, or of two side by side.
+
+    It shows itself in Jupyter and VS Code; `.save("flash2.html")` writes the page: one file that needs no server and
+    loads nothing. It opens at `step` (from 1). `kernel` is the .cu beside the tile program of `trace`: an algorithm's
+    name or a path; by default the algorithm's own, and none for one's own program. Raises `UsageError`.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    >>> one, two = (
+    ...     fl.simulate(name, *fl.random_inputs(p), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    ...     for name in ("standard", "flash2")
+    ... )
+    >>> fl.player(two).save("flash2.html").name
+    'flash2.html'
+    >>> fl.player(one, two)
+    <player of standard (196 steps) and flash2 (86 steps)>
+    """
+    traces = [trace] if other is None else [trace, other]
+    for name, each in zip(("trace", "other"), traces, strict=False):
+        if not isinstance(each, Trace):  # pyright: ignore[reportUnnecessaryIsInstance]
+            found: object = each
+            raise UsageError(name, found, "a trace, as in fl.simulate(..., trace=(0, 0)).trace")
+        if not each.events:
+            raise UsageError(name, each, "a trace with at least one step")
+    last = max(len(each.events) for each in traces)
+    if not isinstance(step, int) or not 1 <= step <= last:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("step", step, f"an integer from 1 to {last}")
+    return Player(traces, step=step, kernel=None if kernel is None else Path(kernel))
+
+
+class Player:
+    """A page that steps through one trace or two; see `player`.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16")
+    >>> page = fl.player(fl.simulate("flash2", *fl.random_inputs(p), trace=(0, 0)).trace).html()
+    >>> page.startswith("<!doctype html>"), "http://" in page or "https://" in page
+    (True, False)
+    """
+
+    def __init__(self, traces: list[Trace], *, step: int, kernel: Path | None) -> None:
+        self.traces, self.step, self.kernel = traces, step, kernel
+        self._parts = [Part(trace, None if n else kernel) for n, trace in enumerate(traces)]
+
+    def html(self) -> str:
+        """The page; over `LIMIT` bytes, fewer values of the register tiles are in it, and the page says so."""
+        return build(self._parts, step=self.step, limit=LIMIT, cut=False)
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page to a file, replacing it if it is there."""
+        return replace_file(path, self.html())
+
+    def frame(self) -> str:
+        """The page in a frame that may run its script and nothing else, at most `INLINE_LIMIT` bytes: what a notebook shows."""
+        names = " and ".join(trace.algorithm for trace in self.traces)
+        before = (
+            f'<iframe title="{html.escape(f"{names}, step by step")}" sandbox="allow-scripts" width="100%" '
+            f'height="{_FRAME_HEIGHT}" style="border: 0; width: 100%; height: {_FRAME_HEIGHT}px" srcdoc="'
+        )
+        after = '"></iframe>'
+        room = INLINE_LIMIT - len((before + after).encode())
+        return before + attribute(build(self._parts, step=self.step, limit=room, cut=True, escaped=True)) + after
+
+    _repr_html_ = frame
+
+    def __repr__(self) -> str:
+        return f"<player of {' and '.join(f'{t.algorithm} ({len(t.events):,} steps)' for t in self.traces)}>"
+
+
+class _CallableModule(ModuleType):
+    """`flashlab.player` is the function to its users, and this module once something has imported from it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Player:
+        return player(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,133 @@
+// The panel of register tiles: heat maps of the matrices, and a table of m, l and the like beside one matrix's rows.
+
+const WINDOW = { rows: 16, cols: 8 };
+
+class ValuesPanel {
+  constructor(trace, page) {
+    [this.trace, this.page] = [trace, page];
+    this.chosen = null;
+    this.first = { row: 0, col: 0 };
+    this.maps = el("div", { class: "maps", role: "group", "aria-label": "Which matrix the table shows" });
+    this.pagers = el("div", { class: "pagers" });
+    this.box = scroller("Values in registers");
+    this.note = el("p", { class: "note" });
+    this.root = panel(page, trace, "Registers", "values", this.note, this.maps, this.pagers, this.box);
+    setTitle(this.root, "Values in ", term("registers", page.glossary.registers));
+    this.buttons = new Map();
+    this.rowPager = new Pager("rows", "row", WINDOW.rows, this);
+    this.colPager = new Pager("columns", "col", WINDOW.cols, this);
+    this.pagers.append(this.rowPager.root, this.colPager.root);
+  }
+
+  show(t) {
+    this.t = t;
+    const all = [...this.trace.registers(t).values()];
+    this.vectors = all.filter(({ tile }) => tile.vector);
+    this.matrices = all.filter(({ tile }) => !tile.vector);
+    this.matrix = this._choice();
+    this.note.textContent = all.length ? "What just changed is bold, with ▲ where it rose and ▼ where it fell." : "Nothing computed yet in this block.";
+    this._maps();
+    this._table();
+  }
+
+  /** The matrix that was asked for, else the one that changed last. */
+  _choice() {
+    const asked = this.matrices.find(({ tile }) => tile.name === this.chosen);
+    return asked ?? this.matrices.reduce((last, entry) => (last && last.event > entry.event ? last : entry), null);
+  }
+
+  _maps() {
+    this.maps.hidden = !this.matrices.length;
+    const shown = this.matrices.map((entry) => {
+      const { tile, changed } = entry;
+      if (!this.buttons.has(tile.name)) this.buttons.set(tile.name, this._button(tile.name));
+      const { button, canvas, shape, badge } = this.buttons.get(tile.name);
+      button.setAttribute("aria-pressed", String(tile.name === this.chosen));
+      button.classList.toggle("shown", entry === this.matrix);
+      button.classList.toggle("changed", changed);
+      badge.textContent = changed ? "changed" : "";
+      shape.textContent = `${tile.rows} × ${tile.cols}`;
+      if (canvas.drawn !== tile || canvas.theme !== this.page.theme) {
+        drawHeat(canvas, this.trace, tile);
+        [canvas.drawn, canvas.theme] = [tile, this.page.theme];
+      }
+      return button;
+    });
+    if (shown.length !== this.maps.children.length || shown.some((button, n) => this.maps.children[n] !== button)) this.maps.replaceChildren(...shown);
+  }
+
+  _button(name) {
+    const canvas = el("canvas", { class: "heat", "aria-hidden": "true" });
+    const shape = el("span", { class: "small" }), badge = el("span", { class: "badge" });
+    const button = el("button", {
+      type: "button", class: "map", title: [own(this.page.registers, name), "Press to keep it in the table, again to follow what changes."].filter(Boolean).join(" "),
+      onclick: () => {
+        this.chosen = this.chosen === name ? null : name;
+        this.show(this.t);
+      },
+    }, canvas, el("span", { class: "map-name" }, el("code", {}, name), badge), shape);
+    return { button, canvas, shape, badge };
+  }
+
+  _table() {
+    const rows = Math.max(0, ...[...this.vectors, ...(this.matrix ? [this.matrix] : [])].map(({ tile }) => tile.rows));
+    const cols = this.matrix ? this.matrix.tile.keptCols : [];
+    this.rowPager.fit(rows);
+    this.colPager.fit(cols.length);
+    const query = this.t < 0 ? null : this.trace.firstQuery(this.t);
+    const columns = cols.slice(this.first.col, this.first.col + WINDOW.cols);
+    const head = el("tr", {},
+      el("th", { scope: "col" }, "query"),
+      this.vectors.map(({ tile, changed }) => el("th", { scope: "col", class: changed ? "changed" : null }, term(tile.name, own(this.page.registers, tile.name)))),
+      columns.map((col) => el("th", { scope: "col", class: `matrix${this.matrix.changed ? " changed" : ""}` }, `${this.matrix.tile.name}[${col}]`)));
+    const body = [];
+    for (let row = this.first.row; row < Math.min(rows, this.first.row + WINDOW.rows); row++) {
+      const outside = query !== null && query + row >= this.trace.len_q;
+      body.push(el("tr", { class: outside ? "outside" : null },
+        el("th", { scope: "row", title: outside ? "beyond the last query" : null }, count((query ?? 0) + row)),
+        this.vectors.map((entry) => this._cell(entry, row, 0)),
+        columns.map((col) => this._cell(this.matrix, row, col))));
+    }
+    this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, "Values in registers, one row a query"), el("thead", {}, head), el("tbody", {}, body)));
+    this.box.hidden = !rows;
+  }
+
+  _cell({ tile, before, changed }, row, col) {
+    if (row >= tile.rows) return el("td", {});
+    const now = this.trace.value(tile, row, col);
+    const old = changed && before && before.rows === tile.rows && before.cols === tile.cols ? this.trace.value(before, row, col) : undefined;
+    const differs = changed && !(old === now || (Number.isNaN(old) && Number.isNaN(now)));
+    const arrow = !differs || old === undefined ? "" : now > old ? "▲" : now < old ? "▼" : "";
+    return el("td", { class: `${differs ? "changed" : ""}${Number.isNaN(now) ? " nan" : ""}`, title: old === undefined ? null : `was ${number(old)}` },
+      arrow ? el("span", { class: "arrow" }, arrow) : null, number(now));
+  }
+}
+
+/** Two buttons that move a window over rows or columns, hidden where all fit in. */
+class Pager {
+  constructor(noun, axis, window, owner) {
+    Object.assign(this, { noun, axis, window, owner, n: 0 });
+    this.text = el("span", {});
+    const move = (by) => () => {
+      owner.first[axis] = Math.min(this._last(), Math.max(0, owner.first[axis] + by * window));
+      owner.show(owner.t);
+    };
+    this.back = el("button", { type: "button", "aria-label": `earlier ${noun}`, onclick: move(-1) }, "‹");
+    this.on = el("button", { type: "button", "aria-label": `later ${noun}`, onclick: move(1) }, "›");
+    this.root = el("span", { class: "pager" }, this.back, this.text, this.on);
+  }
+
+  _last() {
+    return Math.max(0, Math.ceil(this.n / this.window) - 1) * this.window;
+  }
+
+  fit(n) {
+    this.n = n;
+    this.owner.first[this.axis] = Math.min(this.owner.first[this.axis], this._last());
+    const first = this.owner.first[this.axis];
+    this.text.textContent = `${this.noun} ${range(first, Math.max(first + 1, Math.min(n, first + this.window)))} of ${count(n)}`;
+    this.root.hidden = n <= this.window;
+    this.back.disabled = first === 0;
+    this.on.disabled = first >= this._last();
+  }
+}

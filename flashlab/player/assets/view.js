@@ -1,0 +1,37 @@
+// A view shows one trace at one event: its heading and its panels.
+
+class View {
+  constructor(trace, page, alone) {
+    this.trace = trace;
+    this.story = new Story(trace, page);
+    this.scores = new ScoresPanel(trace, page);
+    this.sram = new SramPanel(trace, page);
+    this.code = new CodePanel(trace, page);
+    this.counters = new CountersPanel(trace, page);
+    this.values = new ValuesPanel(trace, page);
+    this.panels = [this.story, this.scores, this.sram, this.code, this.counters, this.values];
+    const [batch, head] = trace.head;
+    const subtitle = `${trace.problem}, tile ${trace.tile.join(" × ")}, on ${trace.device}; batch ${batch}, head ${head}`;
+    this.root = el("article", { class: "view", "aria-label": trace.algorithm },
+      el("header", {}, el(alone ? "h1" : "h2", {}, trace.algorithm), el("p", { class: "note" }, subtitle)),
+      this.story.root,
+      el("div", { class: "columns" },
+        el("div", { class: "column left" }, this.scores.root, this.sram.root),
+        el("div", { class: "column middle" }, this.code.root),
+        el("div", { class: "column right" }, this.counters.root, this.values.root)));
+    this.t = null;
+  }
+
+  show(t, quietly) {
+    this.story.live.setAttribute("aria-live", quietly ? "off" : "polite");
+    if (t === this.t) return;
+    this.t = t;
+    for (const each of this.panels) each.show(t);
+  }
+
+  /** Once more, as after a change of size or theme. */
+  redraw() {
+    this.scores.draw();
+    this.values.show(this.t);
+  }
+}

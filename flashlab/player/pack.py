@@ -1,0 +1,165 @@
+"""A trace as the page's data: one JSON document, and the values as one array of 24-bit floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashlab import units
+from flashlab.player.grid import grids
+from flashlab.player.sources import Kernel, kernels_of, step_lines
+from flashlab.player.words import ABOUT
+from simulator.dtypes import Array
+from simulator.problem import Problem
+from simulator.trace import Event, Trace, Transfer
+
+__all__ = ["THINNINGS", "Thinning", "document", "float24", "kept", "values"]
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """How much of each register tile a page holds: at most so many rows and columns of a matrix, rows of a vector."""
+
+    rows: int | None = None
+    cols: int | None = None
+    vector: int | None = None
+
+    def of(self, x: Array) -> Array:
+        """What is kept of a tile."""
+        rows, cols = self.shape(x)
+        return x[np.ix_(kept(x.shape[0], rows), kept(x.shape[1], cols))]
+
+    def shape(self, x: Array) -> tuple[int, int]:
+        """The shape of what is kept of a tile."""
+        limits = (self.vector, None) if x.shape[1] == 1 else (self.rows, self.cols)
+        rows, cols = (n if most is None else min(n, most) for n, most in zip(x.shape, limits, strict=True))
+        return (rows, cols) if rows and cols else (0, 0)
+
+
+THINNINGS = (
+    Thinning(), Thinning(32, 32), Thinning(16, 16), Thinning(8, 16), Thinning(8, 8), Thinning(6, 6), Thinning(4, 4), Thinning(0, 0),
+    Thinning(0, 0, 16), Thinning(0, 0, 4), Thinning(0, 0, 0),
+)  # fmt: skip
+"""From everything to nothing."""
+
+
+def kept(n: int, most: int) -> Array:
+    """The indices that are kept of n: all, or `most` that are spread evenly. The page computes the same.
+
+    >>> kept(10, 4).tolist()
+    [0, 2, 5, 7]
+    """
+    return np.arange(min(n, most)) * n // max(1, min(n, most))
+
+
+def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
+    """All that the page knows of a trace but the values of its register tiles."""
+    given = dict(trace.problem)
+    if given.get("window") is not None:
+        given["window"] = tuple(given["window"])  # a list, where the trace was read from a file
+    problem = Problem(**given)
+    names = _Names()
+    cells, changes = grids(trace, problem)
+    kernels = kernels_of(trace, kernel)
+    files = list(dict.fromkeys(each.name for each in kernels.values()))
+    srams: dict[tuple[tuple[str, int], ...], int] = {}
+    sources = list(trace.sources)
+    events = [
+        [
+            names[event.step], _source(sources, event), event.line,
+            srams.setdefault(tuple(event.sram.items()), len(srams)),
+            [_transfer(names, sources, each) for each in event.transfers],
+            [int(n) for change in changed for n in change],
+            [(names[name], *x.shape) for name, x in event.values.items()],
+        ]
+        for event, changed in zip(trace.events, changes, strict=True)
+    ]  # fmt: skip
+    return {
+        "algorithm": trace.algorithm,
+        "problem": units.problem(problem),
+        "head": list(trace.head),
+        "tile": list(trace.tile),
+        "device": trace.device,
+        "sram_limit": trace.sram_limit,
+        "len_q": problem.len_q,
+        "len_kv": problem.kv_length,
+        "mask": [problem.left, problem.right, problem.offset],
+        "launches": list(_launches(trace.events, cells, kernels, files)),
+        "blocks": list(_blocks(trace.events)),
+        "sources": [_listing(trace, name) for name in sources],
+        "kernels": [each._asdict() for each in {each.name: each for each in kernels.values()}.values()],
+        "tensors": {name: asdict(shape) for name, shape in trace.tensors.items()},
+        "buffers": {name: asdict(shape) for name, shape in trace.buffers.items()},
+        "events": events,
+        "srams": [list(each) for each in srams],
+        "names": list(names),
+    }
+
+
+class _Names(dict[str, int]):
+    """Numbers for names, in the order in which they are first asked for."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = len(self)
+        return self[name]
+
+
+def _source(sources: list[str], at: Event | Transfer) -> int:
+    return sources.index(at.source) if at.source in sources else -1
+
+
+def _transfer(names: _Names, sources: list[str], transfer: Transfer) -> list[Any]:
+    where = 0 if transfer.rows is None or transfer.cols is None else [*transfer.rows, *transfer.cols]
+    moved = [each for kind, n in transfer.nbytes.items() for each in (names[kind], n)]
+    return [names[transfer.tensor], _source(sources, transfer), transfer.line, where, *moved]
+
+
+def _launches(
+    events: list[Event], cells: list[Any], kernels: dict[str, Kernel], files: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Name, first event and the one after the last, grid of S, and .cu of each launch."""
+    start = 0
+    for (name, group), grid in zip(groupby(events, key=lambda event: event.launch), cells, strict=True):
+        stop = start + sum(1 for _ in group)
+        yield {
+            "name": name, "start": start, "stop": stop, "grid": None if grid is None else asdict(grid),
+            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": ABOUT.get(name, {}),
+        }  # fmt: skip
+        start = stop
+
+
+def _blocks(events: list[Event]) -> Iterator[list[int]]:
+    """Row tile, key tile, first event and the one after the last of each block."""
+    start = 0
+    for (_, block), group in groupby(events, key=lambda event: (event.launch, event.block)):
+        stop = start + sum(1 for _ in group)
+        yield [*block, start, stop]
+        start = stop
+
+
+def _listing(trace: Trace, name: str) -> dict[str, Any]:
+    """A function's text, and the last line of the step that begins at each line."""
+    first, text = trace.sources[name]
+    begins = sorted({event.line for event in trace.events if event.source == name and event.step})
+    return {"name": name, "first": first, "text": text, "steps": {n: step_lines(text, first, n)[1] for n in begins}}
+
+
+def values(events: Iterable[Event], thinning: Thinning) -> bytes:
+    """The values of all register tiles, in order, as `float24` has them."""
+    parts = [thinning.of(x).ravel() for event in events for x in event.values.values()]
+    return float24(np.concatenate(parts) if parts else np.zeros(0, np.float32))
+
+
+def float24(x: Array) -> bytes:
+    """float32 values rounded to the 24 upper bits (over four digits), as three planes of bytes, which pack better so."""
+    bits = np.ascontiguousarray(x, "<f4").view("<u4")
+    rounded = (bits.astype(np.uint64) + 0x80) >> 8
+    overflown = (rounded & 0x7FFFFF) >= 0x7F8000  # infinities and NaN among them
+    rounded = np.where(overflown, bits >> 8, rounded).astype(np.uint32)
+    rounded[np.isnan(x)] = 0x7FC000
+    return b"".join(((rounded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (16, 8, 0))

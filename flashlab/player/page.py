@@ -1,0 +1,123 @@
+"""One self-contained HTML page: template, style and script of this package, and the packed traces.
+
+Nothing of a trace is ever markup: data is compressed and base64, the page puts it on show as text, and a content security
+policy lets no script run but this package's own and nothing load from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flashlab.player.pack import THINNINGS, Thinning, document, values
+from flashlab.player.words import GLOSSARY, REGISTERS
+from simulator.trace import Trace
+
+__all__ = ["Part", "attribute", "build"]
+
+_ASSETS = Path(__file__).resolve().parent / "assets"
+_SCRIPTS = ("trace.js", "clock.js", "dom.js", "draw.js", "panels.js", "values.js", "code.js", "view.js", "player.js")
+
+
+class Part(NamedTuple):
+    """A trace of a page, and the .cu to show beside it (None: its algorithm's own)."""
+
+    trace: Trace
+    kernel: str | Path | None = None
+
+
+def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool = False) -> str:
+    """The page, at most `limit` bytes if thinning its values (and with `cut` leaving out last steps) gets it there.
+
+    `step` (from 1) is where it opens. With `escaped` the limit holds for the page as the value of an HTML attribute.
+    """
+    documents = [document(*part) for part in parts]
+    events = [part.trace.events for part in parts]
+
+    def page(thinning: Thinning, steps: int | None = None) -> str:
+        shown = [_first(each, steps) for each in documents]
+        packed = [values(each[:steps], thinning) for each in events]
+        return _page(shown, packed, thinning, step=step, limit=limit, steps=steps)
+
+    def fits(text: str) -> bool:
+        return len((attribute(text) if escaped else text).encode()) <= limit
+
+    best = ""
+    for thinning in _worth_trying(parts, limit):
+        best = page(thinning)
+        if fits(best):
+            return best
+    if cut:
+        low, high = 1, max(map(len, events))
+        while high - low > max(1, low // 50):
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(page(THINNINGS[-1], middle)) else (low, middle)
+        best = page(THINNINGS[-1], low)
+    return best
+
+
+def attribute(text: str) -> str:
+    """Text as the value of an attribute between double quotes."""
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
+    """The thinnings but those that are far over the limit whatever compression does."""
+    shapes = [x for part in parts for event in part.trace.events for x in event.values.values()]
+    sizes = {thinning: sum(rows * cols for rows, cols in map(thinning.shape, shapes)) for thinning in THINNINGS}
+    return [thinning for thinning in THINNINGS if sizes[thinning] < 4 * limit]
+
+
+def _first(document: dict[str, Any], steps: int | None) -> dict[str, Any]:
+    """The document with the first steps only."""
+    if steps is None or steps >= len(document["events"]):
+        return {**document, "all": len(document["events"])}
+    launches = [{**each, "stop": min(each["stop"], steps)} for each in document["launches"] if each["start"] < steps]
+    blocks = [[i, j, start, min(stop, steps)] for i, j, start, stop in document["blocks"] if start < steps]
+    return {
+        **document, "events": document["events"][:steps], "launches": launches, "blocks": blocks,
+        "all": len(document["events"]),
+    }  # fmt: skip
+
+
+def _page(
+    documents: list[dict[str, Any]], packed: list[bytes], thinning: Thinning, *, step: int, limit: int, steps: int | None
+) -> str:  # fmt: skip
+    data = {
+        "traces": documents, "step": step, "limit": limit, "cut": steps is not None,
+        "thinning": [thinning.rows, thinning.cols, thinning.vector], "glossary": GLOSSARY, "registers": REGISTERS,
+    }  # fmt: skip
+    names = " and ".join(each["algorithm"] for each in documents)
+    script = "\n".join(['"use strict";', *(_asset(name) for name in _SCRIPTS)])
+    style = _asset("player.css")
+    blobs = [json.dumps(data, separators=(",", ":")).encode(), *packed]
+    filled = {
+        "title": html.escape(f"{names}, step by step"),
+        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "style": style,
+        "script": script,
+        "data": "\n".join(f'<script type="text/plain" class="data">{_compressed(blob)}</script>' for blob in blobs),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], _asset("player.html"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    """A source expression that allows exactly this inline script or style."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _compressed(blob: bytes) -> str:
+    return base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode()

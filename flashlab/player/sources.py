@@ -1,0 +1,114 @@
+"""Which lines do a step: of the tile program, from its `block.step` on, and of the .cu, from its `// step:` marks on."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import kernels_cu
+from simulator import catalogue
+from simulator.errors import UsageError
+from simulator.trace import Trace
+
+__all__ = ["Kernel", "Mark", "kernels_of", "marks", "step_lines"]
+
+_MARK = re.compile(r"\s*// step: (\w+)(?: \((.+)\))?\s*$")
+_STEP = re.compile(r"\.step\(")
+_EMPTY = re.compile(r"[\s{};)]*(//.*)?")
+
+
+class Mark(NamedTuple):
+    """Lines `first` to `last` (from 1, both included) that do a step; the tag says when, if out of turn."""
+
+    first: int
+    last: int
+    tag: str
+
+
+class Kernel(NamedTuple):
+    """A .cu file, and where in it each step is."""
+
+    name: str
+    text: str
+    marks: dict[str, list[Mark]]
+
+
+def step_lines(text: str, first_line: int, line: int) -> tuple[int, int]:
+    """The lines (both included, counted as `first_line` is) of a step that begins at `line`.
+
+    It ends before the next step, or where the loop or branch that it is in ends.
+
+    >>> step_lines("for j in walk:\\n    block.step('a')\\n    x = 1\\n    block.step('b')\\n    y = 2\\nreturn y", 10, 11)
+    (11, 12)
+    """
+    lines = text.splitlines()
+    start = line - first_line
+    if not 0 <= start < len(lines):
+        return line, line
+    depth, end = _indent(lines[start]), start
+    for at in range(start + 1, len(lines)):
+        if _STEP.search(lines[at]) or (lines[at].strip() and _indent(lines[at]) < depth):
+            break
+        if lines[at].strip():
+            end = at
+    if end > start and _opens_a_step(lines, end):
+        end -= 1
+    return line, first_line + end
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _opens_a_step(lines: list[str], at: int) -> bool:
+    """A `for` or `if` whose first line is a step of its own belongs to that step."""
+    return lines[at].rstrip().endswith(":") and at + 1 < len(lines) and bool(_STEP.search(lines[at + 1]))
+
+
+def marks(text: str) -> dict[str, list[Mark]]:
+    """The marked lines of a .cu by step: each mark covers the code up to the next one, or to the end of its function.
+
+    >>> marks("// step: a\\nx();\\n\\n// step: b (ahead)\\ny();\\n}\\n")
+    {'a': [Mark(first=1, last=2, tag='')], 'b': [Mark(first=4, last=5, tag='ahead')]}
+    """
+    lines = text.splitlines()
+    found: defaultdict[str, list[Mark]] = defaultdict(list)
+    for at, line in enumerate(lines):
+        if not (mark := _MARK.match(line)):
+            continue
+        end = at + 1
+        while end < len(lines) and not _MARK.match(lines[end]) and not lines[end].startswith("}"):
+            end += 1
+        while end > at + 1 and _EMPTY.fullmatch(lines[end - 1]):
+            end -= 1
+        found[mark[1]].append(Mark(at + 1, end, mark[2] or ""))
+    return dict(found)
+
+
+def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:
+    """The .cu of each launch of a trace: `kernel` (an algorithm's name, or a path) for all, or the algorithm's own."""
+    launches = list(dict.fromkeys(event.launch for event in trace.events))
+    if kernel is not None:
+        found = _kernel(_path(kernel))
+        return dict.fromkeys(launches, found)
+    row = catalogue.CATALOGUE.get(trace.algorithm)
+    sources = {each.entry: each.source for each in row.kernels} if row else {}
+    files = {source: _kernel(kernels_cu.source(source)) for source in set(sources.values())}
+    return {launch: files[sources[launch]] for launch in launches if launch in sources}
+
+
+def _path(kernel: str | Path) -> Path:
+    if str(kernel) in catalogue.CATALOGUE:
+        return kernels_cu.source(str(kernel))
+    path = Path(kernel)
+    if not path.is_file():
+        known = ", ".join(catalogue.CATALOGUE)
+        raise UsageError("kernel", str(kernel), f"a .cu file, or one of {known}")
+    return path
+
+
+def _kernel(path: Path) -> Kernel:
+    text = path.read_text(encoding="utf-8")
+    return Kernel(path.name, text, marks(text))

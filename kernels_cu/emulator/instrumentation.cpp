@@ -1,0 +1,103 @@
+// Plain loads and stores, as the compiler's own instrumentation reports them: -fsanitize=thread makes a call of each, and a
+// runtime of one's own may define what it calls. What doesn't go through the primitives is seen here.
+//
+// It is the host compiler's view: it may hoist, merge or split accesses as nvcc would not.
+#include <cstring>
+
+#include "launch.h"
+#include "machine.h"
+
+#define HERE __builtin_return_address(0)
+
+namespace emulator {
+namespace {
+
+constexpr std::uint32_t PATIENCE = 20'000;  // accesses until another thread has a turn: it may be waited for
+
+// The compiler's code makes the access when this returns, so what must not happen ends the block.
+void access(const void* address, unsigned bytes, bool write, Place place) {
+  if (!current) return;
+  Lane& lane = current_lane();
+  Block& block = *lane.block;
+  auto* at = static_cast<const char*>(address);
+  if (at >= lane.stack && at < lane.stack_end) return;  // its own local variables
+  if (++lane.since_switch % PATIENCE == 0) block.take_turns(lane);
+  unsigned shared;
+  if (block.sram.shared_address(address, shared)) {
+    if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();
+    const auto* name = block.sram.name_of(shared);
+    lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::sram, shared, bytes, name ? name->name : "SRAM", place);
+    ++block.ledger.plain;
+    return;
+  }
+  if (inside_image(address)) return;  // __constant__ and __device__ variables
+  Region* region;
+  if (!check_global(lane, address, bytes, write, false, place, region)) block.abort();
+  lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes,
+                     region->name.c_str(), place);
+  ++block.ledger.plain;
+}
+
+void range(const void* address, unsigned long bytes, bool write, Place place) {
+  auto* at = static_cast<const char*>(address);
+  for (unsigned long done = 0; done < bytes; done += CHUNK)
+    access(at + done, static_cast<unsigned>(bytes - done < CHUNK ? bytes - done : CHUNK), write, place);
+}
+
+}  // namespace
+}  // namespace emulator
+
+extern "C" {
+
+#define EMU_ACCESS(BYTES)                                                                                     \
+  void __tsan_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }                   \
+  void __tsan_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }                   \
+  void __tsan_unaligned_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }         \
+  void __tsan_unaligned_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }         \
+  void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }          \
+  void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }          \
+  void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); } \
+  void __tsan_unaligned_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }
+EMU_ACCESS(1)
+EMU_ACCESS(2)
+EMU_ACCESS(4)
+EMU_ACCESS(8)
+EMU_ACCESS(16)
+
+void __tsan_read_range(void* address, unsigned long bytes) { emulator::range(address, bytes, false, HERE); }
+void __tsan_write_range(void* address, unsigned long bytes) { emulator::range(address, bytes, true, HERE); }
+void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
+  emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, unsigned long bytes) {
+  emulator::range(to, bytes, true, HERE);
+  return std::memset(to, value, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, unsigned long bytes) {
+  emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
+  return std::memmove(to, from, bytes);
+}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_init() {}
+
+// What `emulator::atomic` does with atomics has been checked and counted by emu_atomic.
+#define EMU_ATOMIC(BITS, T)                                                                                              \
+  T __tsan_atomic##BITS##_load(const volatile T* a, int) { return __atomic_load_n(a, __ATOMIC_RELAXED); }                \
+  int __tsan_atomic##BITS##_compare_exchange_strong(volatile T* a, T* expected, T value, int, int) {                     \
+    return __atomic_compare_exchange_n(a, expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                   \
+  }                                                                                                                      \
+  int __tsan_atomic##BITS##_compare_exchange_weak(volatile T* a, T* expected, T value, int, int) {                       \
+    return __atomic_compare_exchange_n(a, expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                   \
+  }                                                                                                                      \
+  T __tsan_atomic##BITS##_compare_exchange_val(volatile T* a, T expected, T value, int, int) {                           \
+    __atomic_compare_exchange_n(a, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);                         \
+    return expected;                                                                                                     \
+  }
+EMU_ATOMIC(16, unsigned short)
+EMU_ATOMIC(32, unsigned)
+EMU_ATOMIC(64, unsigned long)
+}

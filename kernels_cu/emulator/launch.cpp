@@ -1,0 +1,232 @@
+#include "launch.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "machine.h"
+
+namespace emulator {
+
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// What Python knows of the library once it is built.
+std::vector<std::uint64_t> known_places;
+std::vector<std::uint32_t> known_ids;
+std::uint32_t site_count = 1;
+std::vector<StaticArray> known_statics;
+
+struct Image { const char* begin = nullptr; const char* end = nullptr; };
+
+const Image& image() {
+  static const Image found = [] {
+    Dl_info info;
+    dladdr(reinterpret_cast<const void*>(&emu_launch), &info);
+    Image result{static_cast<const char*>(info.dli_fbase), static_cast<const char*>(info.dli_fbase)};
+    dl_iterate_phdr(
+        [](dl_phdr_info* object, std::size_t, void* data) {
+          auto& image = *static_cast<Image*>(data);
+          if (reinterpret_cast<const char*>(object->dlpi_addr) != image.begin) return 0;
+          for (int i = 0; i < object->dlpi_phnum; ++i)
+            if (object->dlpi_phdr[i].p_type == PT_LOAD)
+              image.end = std::max(image.end, image.begin + object->dlpi_phdr[i].p_vaddr + object->dlpi_phdr[i].p_memsz);
+          return 1;
+        },
+        &result);
+    return result;
+  }();
+  return found;
+}
+
+// JSON, as far as it is needed
+
+struct Writer {
+  std::string text;
+
+  void string(const std::string& value) {
+    text += '"';
+    for (unsigned char c : value) {
+      char escaped[8];
+      if (c == '"' || c == '\\') text += '\\', text += static_cast<char>(c);
+      else if (c < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", c), text += escaped;
+      else text += static_cast<char>(c);
+    }
+    text += '"';
+  }
+  void key(const char* name) {
+    if (text.back() != '{') text += ',';
+    string(name);
+    text += ':';
+  }
+  void field(const char* name, const std::string& value) { key(name), string(value); }
+  void field(const char* name, std::uint64_t value) { key(name), text += std::to_string(value); }
+  void field(const char* name, std::int64_t value) { key(name), text += std::to_string(value); }
+  void field(const char* name, const uint3& v) {
+    key(name);
+    text += "[" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + "]";
+  }
+  void place(const char* name, Place place) {
+    field(name, static_cast<std::int64_t>(place ? static_cast<const char*>(place) - image().begin : -1));
+  }
+  template <class List, class Each>
+  void list(const char* name, const List& items, Each each) {
+    key(name);
+    text += '[';
+    for (const auto& item : items) {
+      if (text.back() != '[') text += ',';
+      text += '{', each(item), text += '}';
+    }
+    text += ']';
+  }
+};
+
+const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
+
+std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool timed_out) {
+  Writer out;
+  out.text = "{";
+  out.field("timed_out", static_cast<std::uint64_t>(timed_out));
+  out.field("dropped", findings.dropped);
+  out.field("plain", ledger.plain);
+  out.field("flops", counters.flops);
+  out.field("exp", counters.exp);
+  out.list("findings", findings.list, [&](const Finding& finding) {
+    out.field("kind", finding.kind);
+    out.field("message", finding.message);
+    out.place("place", finding.place);
+    out.field("step", finding.step);
+    out.field("block", finding.block);
+    out.field("thread", finding.thread);
+    out.field("tensor", finding.tensor);
+    out.field("offset", finding.offset);
+    out.field("bytes", static_cast<std::int64_t>(finding.bytes));
+    out.field("times", finding.times);
+    if (!finding.has_other) return;
+    out.place("other_place", finding.other);
+    out.field("other_block", finding.other_block);
+    out.field("other_thread", finding.other_thread);
+  });
+  out.list("moved", ledger.rows, [&](const auto& row) {
+    const auto& [step, tensor, space, op] = row.first;
+    out.field("step", step);
+    out.field("tensor", tensor);
+    out.field("space", space == Space::hbm ? "hbm" : "sram");
+    out.field("op", OPS[static_cast<int>(op)]);
+    out.field("instructions", row.second.instructions);
+    out.field("bytes", row.second.bytes);
+    out.field("sectors", row.second.sectors);
+    out.field("wavefronts", row.second.wavefronts);
+    out.field("ideal", row.second.ideal);
+  });
+  return out.text + "}";
+}
+
+}  // namespace
+
+Launch::Launch(const EmuLaunch& launch)
+    : given(launch),
+      blocks(std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]),
+      deadline(launch.time_limit > 0 ? now() + launch.time_limit : 1e300) {
+  for (int i = 0; i < launch.region_count; ++i) {
+    const EmuRegion& from = launch.regions[i];
+    Region region;
+    region.name = from.name;
+    region.base = static_cast<char*>(from.base);
+    region.bytes = from.bytes;
+    region.input = from.input;
+    if (sanitize()) {
+      region.state = std::make_unique<unsigned char[]>(from.bytes + 1);
+      std::memcpy(region.state.get(), from.written, from.bytes);
+      if (!from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
+    }
+    regions.push_back(std::move(region));
+  }
+}
+
+Region* Launch::find(const void* address, std::int64_t bytes) {
+  for (auto& region : regions)
+    if (region.holds(address, bytes)) return &region;
+  return nullptr;
+}
+
+const Region* Launch::nearest(const void* address) const {
+  const Region* best = nullptr;
+  std::int64_t least = 0;
+  auto* at = static_cast<const char*>(address);
+  for (const auto& region : regions) {
+    const std::int64_t distance = at < region.base ? region.base - at : std::max<std::int64_t>(0, at - region.base - region.bytes);
+    if (!best || distance < least) best = &region, least = distance;
+  }
+  return least < (std::int64_t{1} << 32) ? best : nullptr;
+}
+
+bool Launch::late() const { return now() > deadline; }
+
+const char* image_base() { return image().begin; }
+bool inside_image(const void* address) { return address >= image().begin && address < image().end; }
+
+unsigned site_of(Place place) {
+  const auto offset = static_cast<std::uint64_t>(static_cast<const char*>(place) - image().begin);
+  const auto found = std::lower_bound(known_places.begin(), known_places.end(), offset);
+  return found != known_places.end() && *found == offset ? known_ids[found - known_places.begin()] : 0;
+}
+
+unsigned sites() { return site_count; }
+
+const std::vector<StaticArray>& static_arrays() { return known_statics; }
+
+extern "C" {
+
+char* emu_launch(const EmuLaunch* given) {
+  Launch launch(*given);
+  Findings findings;
+  Ledger ledger;
+  Counters counters;
+  std::mutex results;
+  auto sm = [&] {
+    Block block(launch);
+    for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
+      block.run(number);
+      if (block.aborted) launch.stop = true;
+    }
+    const std::lock_guard lock(results);
+    findings.merge(block.findings);
+    for (const auto& [key, moved] : block.ledger.rows)
+      ledger.add(std::get<0>(key), std::get<1>(key), std::get<2>(key), std::get<3>(key), moved);
+    ledger.plain += block.ledger.plain;
+    counters.flops += block.counters.flops;
+    counters.exp += block.counters.exp;
+  };
+  const auto workers = std::min<std::uint64_t>(std::max(1, given->workers), launch.blocks);
+  std::vector<std::thread> threads;
+  for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
+  for (auto& thread : threads) thread.join();
+  return strdup(report(findings, ledger, counters, launch.timed_out).c_str());
+}
+
+void emu_free(char* text) { std::free(text); }
+
+void emu_sites(const std::uint64_t* places, const std::uint32_t* ids, int count) {
+  known_places.assign(places, places + count);
+  known_ids.assign(ids, ids + count);
+  site_count = 1;
+  for (std::uint32_t id : known_ids) site_count = std::max(site_count, id + 1);
+}
+
+void emu_statics(const char* const* names, const std::int64_t* from_dynamic, const std::uint32_t* bytes, int count) {
+  known_statics.clear();
+  for (int i = 0; i < count; ++i) known_statics.push_back({names[i], from_dynamic[i], bytes[i]});
+}
+
+}  // extern "C"
+
+}  // namespace emulator

@@ -1,0 +1,70 @@
+// A launch, as Python hands it over, and the text that it gets back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+
+namespace emulator {
+
+extern "C" {
+
+struct EmuRegion {
+  const char* name;
+  void* base;
+  std::int64_t bytes;
+  int input;  // may not be written
+  const unsigned char* written;  // 1 for each byte that holds a value already
+};
+
+struct EmuLaunch {
+  void (*entry)(void** arguments);  // emu_entry_<i> of the kernel's library
+  void** arguments;
+  unsigned grid[3], block[3];
+  unsigned dynamic_sram;
+  const EmuRegion* regions;
+  int region_count;
+  int workers;   // threads of the operating system
+  int sanitize;  // look for misuse, or only count
+  double time_limit;  // seconds
+};
+
+// Runs it. The answer is a JSON document, to be freed with emu_free.
+char* emu_launch(const EmuLaunch* launch);
+void emu_free(char* text);
+
+// Sites: ids by place (bytes from the start of the library), sorted by place.
+void emu_sites(const std::uint64_t* places, const std::uint32_t* ids, int count);
+
+// Static arrays in SRAM: where each lies, in bytes from the dynamic SRAM.
+void emu_statics(const char* const* names, const std::int64_t* from_dynamic, const std::uint32_t* bytes, int count);
+}
+
+struct Launch {
+  const EmuLaunch& given;
+  std::vector<Region> regions;
+  std::uint64_t blocks;
+  double deadline;  // on the monotonic clock
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<bool> stop{false}, timed_out{false};
+
+  explicit Launch(const EmuLaunch& given);
+  bool sanitize() const { return given.sanitize; }
+  Region* find(const void* address, std::int64_t bytes);
+  const Region* nearest(const void* address) const;
+  bool late() const;
+};
+
+// SRAM lies in thread-local variables of the kernel's library, one set for each SM: static arrays where the compiler put
+// them, the dynamic one where `emu_dynamic_sram` says.
+struct StaticArray { std::string name; std::int64_t from_dynamic; unsigned bytes; };
+const std::vector<StaticArray>& static_arrays();
+extern "C" void* emu_dynamic_sram();
+
+const char* image_base();  // of the kernel's library
+bool inside_image(const void* address);
+
+}  // namespace emulator

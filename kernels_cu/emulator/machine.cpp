@@ -1,0 +1,382 @@
+#include "machine.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fiber.h"
+#include "launch.h"
+
+#if defined(__x86_64__)
+EMU_DEFINE_SWITCH_X86_64;
+#else
+EMU_DEFINE_SWITCH_AARCH64;
+#endif
+
+namespace emulator {
+
+thread_local Thread* current = nullptr;
+
+namespace {
+
+constexpr std::size_t STACK_BYTES = 256 * 1024;  // of a lane: address space, touched as needed
+
+void try_meet(Lane& lane, Lane* running);  // below
+
+// Where a lane's fiber begins, and ends.
+void lane_main() {
+  Lane& lane = current_lane();
+  Block& block = *lane.block;
+  block.launch.given.entry(block.launch.given.arguments);
+  block.finished(lane);
+  block.yield();  // never resumed
+  __builtin_unreachable();
+}
+
+uint3 place_in(std::uint64_t number, const unsigned (&extent)[3]) {
+  return {static_cast<unsigned>(number % extent[0]), static_cast<unsigned>(number / extent[0] % extent[1]),
+          static_cast<unsigned>(number / extent[0] / extent[1])};
+}
+
+std::string lanes_of(unsigned mask) {
+  std::string text;
+  for (int lane = 0; lane < WARP; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    int last = lane;
+    while (last + 1 < WARP && mask >> (last + 1) & 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(lane) + (last > lane ? "-" + std::to_string(last) : "");
+    lane = last;
+  }
+  return text;
+}
+
+}  // namespace
+
+unsigned Warp::live() const {
+  unsigned mask = 0;
+  for (int lane = 0; lane < WARP; ++lane)
+    if (lanes[lane] && !lanes[lane]->done) mask |= 1u << lane;
+  return mask;
+}
+
+Block::Block(Launch& launch) : launch(launch) {
+  const auto& size = launch.given.block;
+  const std::uint64_t threads = std::uint64_t{size[0]} * size[1] * size[2];
+  warps.resize((threads + WARP - 1) / WARP);
+  for (std::uint64_t i = 0; i < threads; ++i) {
+    auto lane = std::make_unique<Lane>();
+    lane->thread = place_in(i, size);
+    lane->block_dim = {size[0], size[1], size[2]};
+    lane->grid_dim = {launch.given.grid[0], launch.given.grid[1], launch.given.grid[2]};
+    lane->lane = static_cast<int>(i % WARP);
+    lane->number = static_cast<int>(i);
+    lane->block = this;
+    lane->warp = &warps[i / WARP];
+    lane->warp->block = this;
+    lane->warp->number = static_cast<int>(i / WARP);
+    lane->warp->lanes[lane->lane] = lane.get();
+    lanes.push_back(std::move(lane));
+  }
+  stack_bytes_ = threads * STACK_BYTES;
+  stacks_ = static_cast<char*>(mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0));
+  for (auto& lane : lanes) {
+    char* stack = stacks_ + lane->number * STACK_BYTES;
+    mprotect(stack, 4096, PROT_NONE);  // an overflow stops here
+    lane->stack = stack, lane->stack_end = stack + STACK_BYTES;
+  }
+  sram.lay_out(launch.given.dynamic_sram);
+}
+
+Block::~Block() { munmap(stacks_, stack_bytes_); }
+
+void Block::run(std::uint64_t index) {
+  number = index;
+  aborted = false;
+  exited = 0;
+  live = static_cast<int>(lanes.size());
+  clocks.reset(live);
+  sram.clear();
+  for (auto& barrier : barriers) barrier = {};
+  ready.clear();
+  for (auto& lane : lanes) {
+    lane->block_index = place_in(index, launch.given.grid);
+    lane->stack_pointer = new_fiber(static_cast<char*>(lane->stack), STACK_BYTES, lane_main);
+    lane->done = false;
+    lane->step = "";
+    lane->wait = Wait::nothing;
+    lane->group = 0;
+    lane->copies.clear();
+    lane->counters = &counters;
+    ++lane->interval;
+    wake(*lane);
+  }
+  while (live && !aborted && !launch.stop) {
+    if (ready.empty()) {
+      diagnose();
+      break;
+    }
+    running = ready.front();
+    ready.pop_front();
+    running->queued = false;
+    current = running;
+    emu_switch(&scheduler, running->stack_pointer);
+  }
+  for (auto& warp : warps) warp.log.flush(ledger);
+  current = nullptr;
+}
+
+void Block::yield() { emu_switch(&running->stack_pointer, scheduler); }
+
+void Block::wake(Lane& lane) {
+  lane.wait = Wait::nothing;
+  if (!lane.queued) ready.push_back(&lane);
+  lane.queued = true;
+}
+
+void Block::abort() {
+  aborted = true;
+  yield();
+  __builtin_unreachable();
+}
+
+void Block::take_turns(Lane& lane) {
+  if (launch.late()) {
+    launch.timed_out = true;
+    abort();
+  }
+  wake(lane);
+  yield();
+}
+
+void Block::finished(Lane& lane) {
+  leave_copies(lane);
+  lane.done = true;
+  --live;
+  ++exited;
+  for (int id = 0; id < NAMED_BARRIERS; ++id) check_barrier(id);  // those who wait may wait for nobody else now
+  for (Lane* other : lane.warp->lanes)
+    if (other && !other->done && other->wait == Wait::collective) try_meet(*other, nullptr);
+}
+
+Finding Block::finding(const char* kind, Place place, const Lane& lane) const {
+  Finding finding;
+  finding.kind = kind;
+  finding.place = place;
+  finding.step = lane.step;
+  finding.block = lane.block_index;
+  finding.thread = lane.thread;
+  return finding;
+}
+
+void Block::tell_other(Finding& finding, const Access& other) const {
+  finding.has_other = true;
+  finding.other = other.place;
+  finding.other_block = place_in(other.block, launch.given.grid);
+  finding.other_thread = lanes[other.thread]->thread;
+}
+
+void Block::tell_other(Finding& finding, const Lane& other) const {
+  finding.has_other = true;
+  finding.other = other.place, finding.other_block = other.block_index, finding.other_thread = other.thread;
+}
+
+// Collectives
+
+namespace {
+
+[[noreturn]] void divergent(Lane& lane, const std::string& message, const Lane* other = nullptr) {
+  Block& block = *lane.block;
+  Finding finding = block.finding("divergent collective", lane.place, lane);
+  finding.message = std::string(lane.what) + ": " + message;
+  if (other) block.tell_other(finding, *other);
+  block.findings.add(std::move(finding));
+  block.abort();
+}
+
+// Lets the lanes that wait with `lane` go on, if all that it waits for are there. `running` needn't be woken.
+void try_meet(Lane& lane, Lane* running) {
+  Block& block = *lane.block;
+  Warp& warp = *lane.warp;
+  const unsigned live = warp.live(), there = lane.mask & live;
+  for (int i = 0; i < WARP; ++i) {
+    const Lane* other = warp.lanes[i];
+    if (there >> i & 1 && !(other->wait == Wait::collective && other->collective == lane.collective && other->mask == lane.mask))
+      return;
+  }
+  for (int i = 0; i < WARP; ++i)
+    if (lane.collective != sync_of_warp && there >> i & 1 && site_of(warp.lanes[i]->place) != site_of(lane.place))
+      divergent(lane, "lane " + std::to_string(i) + " comes from another line", warp.lanes[i]);
+  lane.collective(warp, there);
+  if (there == live) warp.reconverge(live);
+  for (int i = 0; i < WARP; ++i)
+    if (there >> i & 1) {
+      warp.lanes[i]->wait = Wait::nothing;
+      if (warp.lanes[i] != running) block.wake(*warp.lanes[i]);
+    }
+}
+
+}  // namespace
+
+void meet(Collective work, const char* what, unsigned mask, bool aligned, Place place) {
+  Lane& lane = current_lane();
+  lane.place = place;
+  lane.what = what;
+  if (!(mask >> lane.lane & 1)) divergent(lane, "lane " + std::to_string(lane.lane) + " isn't in its own mask");
+  unsigned ended = 0;
+  for (int i = 0; i < WARP; ++i)
+    if (mask >> i & 1 && lane.warp->lanes[i] && lane.warp->lanes[i]->done) ended |= 1u << i;
+  if (aligned && ended) divergent(lane, "lanes " + lanes_of(ended) + " have ended");
+  lane.wait = Wait::collective;
+  lane.collective = work;
+  lane.mask = mask;
+  try_meet(lane, &lane);
+  if (lane.wait != Wait::nothing) lane.block->yield();
+}
+
+void sync_of_warp(Warp& warp, unsigned mask) {
+  std::vector<std::uint32_t> seen;
+  Clocks& clocks = warp.block->clocks;
+  for (const Lane* lane : warp.lanes)
+    if (lane && mask >> lane->lane & 1) clocks.release(lane->number, seen);
+  for (const Lane* lane : warp.lanes)
+    if (lane && mask >> lane->lane & 1) clocks.acquire(lane->number, seen);
+}
+
+// The warp's lanes are together: what they do next, they do together.
+void Warp::reconverge(unsigned mask) {
+  log.flush(block->ledger);
+  std::uint32_t interval = 0;
+  for (int i = 0; i < WARP; ++i)
+    if (mask >> i & 1) interval = std::max(interval, lanes[i]->interval + 1);
+  for (int i = 0; i < WARP; ++i)
+    if (mask >> i & 1) lanes[i]->interval = interval;
+}
+
+// Barriers
+
+void wait_barrier(int id, int threads, Place place) {
+  Lane& lane = current_lane();
+  Block& block = *lane.block;
+  NamedBarrier& barrier = block.barriers[id];
+  if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
+  lane.wait = Wait::barrier;
+  lane.place = place;
+  lane.what = "a barrier";
+  lane.barrier = id;
+  barrier.waiting.push_back(&lane);
+  block.check_barrier(id);
+  block.yield();  // the last to come, too: it is among those that were woken
+}
+
+void arrive_barrier(int id, int threads, Place place) {
+  Lane& lane = current_lane();
+  NamedBarrier& barrier = lane.block->barriers[id];
+  if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
+  ++barrier.arrived;
+  lane.block->clocks.release(lane.number, barrier.seen);
+  lane.block->check_barrier(id);
+}
+
+// Opens a barrier if all are there. `threads` 0: the whole block, and nobody may be missing or come from elsewhere.
+void Block::check_barrier(int id) {
+  NamedBarrier& barrier = barriers[id];
+  const int there = barrier.arrived + static_cast<int>(barrier.waiting.size());
+  if (there == 0 || barrier.waiting.empty()) {
+    if (barrier.threads && there == barrier.threads) barrier = {};
+    return;
+  }
+  if (there < (barrier.threads ? barrier.threads : live)) return;
+  Lane& first = *barrier.waiting.front();
+  if (!barrier.threads) {
+    if (exited) {
+      Finding found = finding("barrier", first.place, first);
+      found.message = std::to_string(exited) + " of the block's threads have ended and don't come to this barrier";
+      findings.add(std::move(found));
+    }
+    for (Lane* lane : barrier.waiting)
+      if (site_of(lane->place) != site_of(first.place)) {
+        Finding found = finding("barrier", lane->place, *lane);
+        found.message = "threads of the block wait at barriers of different lines";
+        tell_other(found, first);
+        findings.add(std::move(found));
+        break;
+      }
+  }
+  if (!barrier.threads && !exited) {
+    clocks.join_all();
+  } else {
+    auto seen = std::move(barrier.seen);
+    for (Lane* lane : barrier.waiting) clocks.release(lane->number, seen);
+    for (Lane* lane : barrier.waiting) clocks.acquire(lane->number, seen);
+  }
+  auto waiting = std::move(barrier.waiting);
+  barrier = {};
+  for (Lane* lane : waiting) wake(*lane);
+  for (Warp& warp : warps) {  // a barrier that a whole warp passes brings its lanes together, as a collective does
+    unsigned passed = 0;
+    for (const Lane* lane : waiting)
+      if (lane->warp == &warp) passed |= 1u << lane->lane;
+    if (passed && passed == warp.live()) warp.reconverge(passed);
+  }
+}
+
+// Nobody can run, and some haven't ended. Who waits for whom?
+void Block::diagnose() {
+  for (auto& warp : warps)
+    for (int i = 0; i < WARP; ++i) {
+      const Lane* lane = warp.lanes[i];
+      if (!lane || lane->done || lane->wait != Wait::collective) continue;
+      unsigned missing = 0;
+      const Lane* elsewhere = nullptr;
+      for (int j = 0; j < WARP; ++j) {
+        const Lane* other = warp.lanes[j];
+        if (!(lane->mask >> j & 1) || !other || other->done) continue;
+        if (other->wait == Wait::collective && other->collective == lane->collective && other->mask == lane->mask) continue;
+        missing |= 1u << j;
+        elsewhere = other;
+      }
+      if (!missing) continue;
+      Finding found = finding("divergent collective", lane->place, *lane);
+      found.message = std::string(lane->what) + ": waits for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
+      tell_other(found, *elsewhere);
+      findings.add(std::move(found));
+      return;
+    }
+  const Lane* first = nullptr;
+  std::string waits;
+  for (auto& lane : lanes)
+    if (!lane->done && !first) first = lane.get();
+  int at_barrier = 0;
+  for (auto& lane : lanes) at_barrier += !lane->done && lane->wait == Wait::barrier;
+  Finding found = finding(at_barrier == live ? "barrier" : "deadlock", first->place, *first);
+  found.message = std::to_string(live) + " threads wait for ever, this one for " + first->what;
+  for (auto& lane : lanes)
+    if (!lane->done && site_of(lane->place) != site_of(first->place)) {
+      found.message += std::string(", others for ") + lane->what;
+      tell_other(found, *lane);
+      break;
+    }
+  findings.add(std::move(found));
+}
+
+// Findings
+
+void Findings::add(Finding finding) {
+  for (auto& known : list)
+    if (known.kind == finding.kind && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
+      known.times += finding.times;
+      return;
+    }
+  if (list.size() < LIMIT)
+    list.push_back(std::move(finding));
+  else
+    ++dropped;
+}
+
+void Findings::merge(const Findings& others) {
+  for (const auto& finding : others.list) add(finding);
+  dropped += others.dropped;
+}
+
+}  // namespace emulator

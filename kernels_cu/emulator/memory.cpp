@@ -1,0 +1,304 @@
+#include "memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "launch.h"
+#include "machine.h"
+
+namespace emulator {
+
+// Clocks
+
+void Clocks::reset(int count) {
+  threads = count;
+  floor = 0;
+  seen.assign(static_cast<std::size_t>(count) * count, 0);
+  for (int t = 0; t < count; ++t) of(t)[t] = 1;
+}
+
+void Clocks::join_all() {
+  for (int t = 0; t < threads; ++t) floor = std::max(floor, now(t));
+  for (int t = 0; t < threads; ++t) of(t)[t] = floor + 1;
+}
+
+void Clocks::release(int thread, std::vector<std::uint32_t>& into) {
+  into.resize(threads);
+  for (int t = 0; t < threads; ++t) into[t] = std::max(into[t], of(thread)[t]);
+  ++of(thread)[thread];
+}
+
+void Clocks::acquire(int thread, const std::vector<std::uint32_t>& from) {
+  for (int t = 0; t < threads && !from.empty(); ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
+}
+
+// SRAM
+
+void Sram::lay_out(unsigned dynamic_bytes) {
+  dynamic = static_cast<char*>(emu_dynamic_sram());
+  std::int64_t first = static_arrays().empty() ? 0 : static_arrays().front().from_dynamic;
+  for (const auto& array : static_arrays()) first = std::min(first, array.from_dynamic);
+  statics = dynamic + first;
+  static_bytes = 0;
+  statics_by_name.clear();
+  for (const auto& array : static_arrays()) {
+    const auto begin = static_cast<unsigned>(array.from_dynamic - first);
+    statics_by_name.push_back({array.name.c_str(), SRAM_ORIGIN + begin, SRAM_ORIGIN + begin + array.bytes});
+    static_bytes = std::max(static_bytes, begin + array.bytes);
+  }
+  dynamic_begin = (SRAM_ORIGIN + static_bytes + 1023) / 1024 * 1024;
+  end = dynamic_begin + dynamic_bytes;
+  state.assign(end, UNWRITTEN);
+  chunks.assign(end / CHUNK + 1, {});
+}
+
+void Sram::clear() {
+  std::fill(state.begin(), state.end(), UNWRITTEN);
+  for (auto& chunk : chunks) chunk.clear();
+  for (const auto& array : statics_by_name) std::memset(pointer(array.begin), POISON, array.end - array.begin);
+  std::memset(dynamic, POISON, end - dynamic_begin);
+  names.clear();
+}
+
+char* Sram::pointer(unsigned address) const {
+  return address < dynamic_begin ? statics + (address - SRAM_ORIGIN) : dynamic + (address - dynamic_begin);
+}
+
+bool Sram::shared_address(const void* pointer, unsigned& address) const {
+  auto* at = static_cast<const char*>(pointer);
+  if (at >= dynamic && at < dynamic + (1 << 18)) {
+    address = dynamic_begin + static_cast<unsigned>(at - dynamic);
+    return true;
+  }
+  if (at >= statics && at < statics + static_bytes) {
+    address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
+    return true;
+  }
+  return false;
+}
+
+const Sram::Name* Sram::name_of(unsigned address) const {
+  for (const auto& list : {&names, &statics_by_name})
+    for (const auto& name : *list)
+      if (address >= name.begin && address < name.end) return &name;
+  return nullptr;
+}
+
+// Findings
+
+namespace {
+
+std::string count_of(std::int64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
+
+void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
+                unsigned bytes, const Access* other = nullptr) {
+  Finding finding = lane.block->finding(kind, place, lane);
+  finding.message = std::move(message);
+  finding.bytes = static_cast<int>(bytes);
+  if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
+  if (other) lane.block->tell_other(finding, *other);
+  lane.block->findings.add(std::move(finding));
+}
+
+void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
+                const Access* other = nullptr) {
+  Finding finding = lane.block->finding(kind, place, lane);
+  const Sram& sram = lane.block->sram;
+  finding.message = std::move(message);
+  finding.bytes = static_cast<int>(bytes);
+  const auto* name = sram.name_of(address);
+  finding.tensor = name ? name->name : "SRAM";
+  finding.offset = static_cast<std::int64_t>(address) - (name ? name->begin : sram.dynamic_begin);
+  if (other) lane.block->tell_other(finding, *other);
+  lane.block->findings.add(std::move(finding));
+}
+
+// Enters an access of one chunk, and returns a copy of the earlier one that it races with, if any.
+bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
+  Block& block = *lane.block;
+  bool race = false;
+  int readers_elsewhere = 0;
+  for (std::size_t i = 0; i < accesses.size();) {
+    Access& past = accesses[i];
+    const bool here = past.block == mine.block;
+    const bool ordered = here && (past.thread == mine.thread || block.clocks.happened_before(past, mine.thread));
+    if (!race && !ordered && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
+      race = true;
+      other = past;
+    }
+    const bool covered = (past.bytes & ~mine.bytes) == 0;
+    const bool forgotten =
+        (here && past.clock <= block.clocks.floor) || (covered && ordered && mine.write) ||
+        (covered && here && past.thread == mine.thread && past.write == mine.write && past.atomic == mine.atomic);
+    if (forgotten) {
+      past = accesses.back();
+      accesses.pop_back();
+    } else {
+      readers_elsewhere += !here && !past.write && covered;
+      ++i;
+    }
+  }
+  if (mine.write || readers_elsewhere < 2) accesses.push_back(mine);  // two readers are enough to race with
+  return race;
+}
+
+const char* race_of(const Access& mine, const Access& other) {
+  return mine.write ? other.write ? "writes what another thread wrote" : "writes what another thread read"
+                    : "reads what another thread wrote";
+}
+
+// The chunks of an access, one after the other: calls each(index, bytes of the chunk as bits).
+template <class Each>
+void for_chunks(std::uint64_t begin, unsigned bytes, Each each) {
+  for (std::uint64_t at = begin, end = begin + bytes; at < end;) {
+    const unsigned inside = at % CHUNK, n = static_cast<unsigned>(std::min<std::uint64_t>(CHUNK - inside, end - at));
+    each(at / CHUNK, static_cast<std::uint16_t>(((1u << n) - 1) << inside));
+    at += n;
+  }
+}
+
+Access access_of(Lane& lane, bool write, bool atomic, Place place) {
+  Block& block = *lane.block;
+  return {static_cast<std::uint32_t>(block.number), block.clocks.now(lane.number),
+          static_cast<std::uint16_t>(lane.number), 0, write, atomic, place};
+}
+
+// Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
+void race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+  Access mine = access_of(lane, write, atomic, place), other{};
+  for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
+    mine.bytes = mask;
+    if (enter(lane, lane.block->sram.chunks[chunk], mine, other))
+      add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+  });
+}
+
+void race_global(Lane& lane, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
+  Access mine = access_of(lane, write, atomic, place), other{};
+  for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
+    mine.bytes = mask;
+    auto& chunk = region.chunks[index];
+    while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
+    const bool race = enter(lane, chunk.accesses, mine, other);
+    chunk.busy.clear(std::memory_order_release);
+    if (!race) return;
+    const bool here = other.block == mine.block;
+    add_global(lane, here ? "race" : "race between blocks",
+               std::string(race_of(mine, other)) + (here ? ", with no barrier between" : " in another block"), place,
+               &region, address, bytes, &other);
+  });
+}
+
+bool any(const unsigned char* state, unsigned bytes, State wanted) {
+  return std::memchr(state, wanted, bytes) != nullptr;
+}
+
+}  // namespace
+
+// Checks
+
+bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  Launch& launch = lane.block->launch;
+  region = launch.find(address, bytes);
+  if (!region) {
+    const Region* near = launch.nearest(address);
+    std::string where = "no array lies there";
+    if (near) {
+      const std::int64_t offset = static_cast<const char*>(address) - near->base;
+      where = offset < 0 ? count_of(-offset, "byte") + " before the start of " + near->name
+                         : count_of(std::max<std::int64_t>(0, offset - near->bytes), "byte") + " past the end of " + near->name;
+    }
+    add_global(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
+               place, near, address, bytes);
+    return false;
+  }
+  if (!launch.sanitize()) return true;
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0)
+    add_global(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
+               region, address, bytes);
+  unsigned char* state = &region->state[static_cast<const char*>(address) - region->base];
+  if (region->input) {
+    if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
+  } else {
+    race_global(lane, *region, address, bytes, write, atomic, place);
+  }
+  if ((!write || atomic) && any(state, bytes, UNWRITTEN))
+    add_global(lane, "uninitialised", "reads what nobody wrote", place, region, address, bytes);
+  if (write && !region->input) std::memset(state, WRITTEN, bytes);
+  return true;
+}
+
+bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+  Sram& sram = lane.block->sram;
+  if (!sram.holds(address, bytes) || (address < sram.dynamic_begin && !sram.name_of(address))) {
+    std::string where = "there is no SRAM at address " + std::to_string(address);
+    if (address >= sram.end && address < sram.end + (1u << 24))
+      where = count_of(address + bytes - sram.end, "byte") + " past the block's " + std::to_string(sram.end - sram.dynamic_begin);
+    add_shared(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
+               place, address, bytes);
+    return false;
+  }
+  if (!lane.block->launch.sanitize()) return true;
+  if (address % bytes && (bytes & (bytes - 1)) == 0)
+    add_shared(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
+               address, bytes);
+  unsigned char* state = &sram.state[address];
+  if (any(state, bytes, PENDING)) {
+    Access other{};
+    const Access* issued = nullptr;
+    for (const auto& copier : lane.block->lanes)
+      for (const auto& copy : copier->copies)
+        if (copy.to < address + bytes && address < copy.to + CHUNK) {
+          other = access_of(*copier, true, false, copy.place);
+          issued = &other;
+        }
+    add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
+               address, bytes, issued);
+  } else {
+    race_shared(lane, address, bytes, write, atomic, place);
+    if ((!write || atomic) && any(state, bytes, UNWRITTEN))
+      add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
+  }
+  if (write)
+    for (unsigned i = 0; i < bytes; ++i)
+      if (state[i] == UNWRITTEN) state[i] = WRITTEN;
+  return true;
+}
+
+// Copies
+
+void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
+  Sram& sram = lane.block->sram;
+  if (lane.block->launch.sanitize()) {
+    race_shared(lane, to, CHUNK, true, false, place);
+    if (any(&sram.state[to], CHUNK, PENDING))
+      add_shared(lane, "wait forgotten", "a copy goes where another is still on its way", place, to, CHUNK);
+    std::memset(&sram.state[to], PENDING, CHUNK);
+    std::memset(sram.pointer(to), POISON, CHUNK);
+  }
+  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place});
+}
+
+void finish_copies(Lane& lane, unsigned pending) {
+  Sram& sram = lane.block->sram;
+  std::size_t done = 0;
+  for (; done < lane.copies.size() && lane.copies[done].group + pending < lane.group; ++done) {
+    const Copy& copy = lane.copies[done];
+    std::memcpy(sram.pointer(copy.to), copy.from, CHUNK);
+    if (!lane.block->launch.sanitize()) continue;
+    std::memset(&sram.state[copy.to], WRITTEN, CHUNK);
+    race_shared(lane, copy.to, CHUNK, true, false, copy.place);
+  }
+  lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));
+}
+
+void leave_copies(Lane& lane) {
+  if (lane.copies.empty()) return;
+  if (lane.block->launch.sanitize())
+    add_shared(lane, "wait forgotten", "the thread ends with " + count_of(static_cast<std::int64_t>(lane.copies.size()), "copy") +
+               " on its way", lane.copies.front().place, lane.copies.front().to, CHUNK);
+  lane.copies.clear();
+}
+
+}  // namespace emulator

@@ -1,0 +1,285 @@
+#include "primitives.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "floats.h"
+#include "launch.h"
+#include "machine.h"
+
+#define HERE __builtin_return_address(0)  // in the kernel, for these functions are never inlined into it
+
+using namespace emulator;
+
+namespace {
+
+void count(Lane& lane, Op op, const Region& region, const void* address, unsigned bytes, Place place) {
+  lane.warp->log.add(lane, op, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes, region.name.c_str(), place);
+}
+
+void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place place) {
+  const auto* name = lane.block->sram.name_of(address);
+  lane.warp->log.add(lane, op, Space::sram, address, bytes, name ? name->name : "SRAM", place);
+}
+
+}  // namespace
+
+// Memory
+
+void emu_load_global(void* value, const void* address, unsigned bytes) {
+  Lane& lane = current_lane();
+  Region* region;
+  if (!check_global(lane, address, bytes, false, false, HERE, region)) return void(std::memset(value, POISON, bytes));
+  count(lane, Op::ld, *region, address, bytes, HERE);
+  std::memcpy(value, address, bytes);
+}
+
+void emu_store_global(void* address, const void* value, unsigned bytes) {
+  Lane& lane = current_lane();
+  Region* region;
+  if (!check_global(lane, address, bytes, true, false, HERE, region)) return;
+  count(lane, Op::st, *region, address, bytes, HERE);
+  std::memcpy(address, value, bytes);
+}
+
+void emu_load_shared(void* value, unsigned address, unsigned bytes) {
+  Lane& lane = current_lane();
+  if (!check_shared(lane, address, bytes, false, false, HERE)) return void(std::memset(value, POISON, bytes));
+  count_shared(lane, Op::ld, address, bytes, HERE);
+  std::memcpy(value, lane.block->sram.pointer(address), bytes);
+}
+
+void emu_store_shared(unsigned address, const void* value, unsigned bytes) {
+  Lane& lane = current_lane();
+  if (!check_shared(lane, address, bytes, true, false, HERE)) return;
+  count_shared(lane, Op::st, address, bytes, HERE);
+  std::memcpy(lane.block->sram.pointer(address), value, bytes);
+}
+
+void emu_copy_async(unsigned to, const void* from) {
+  Lane& lane = current_lane();
+  Region* region;
+  if (!check_global(lane, from, CHUNK, false, false, HERE, region)) return;
+  if (!lane.block->sram.holds(to, CHUNK) || to % CHUNK) return void(check_shared(lane, to, CHUNK, true, false, HERE));
+  count(lane, Op::ldgsts, *region, from, CHUNK, HERE);
+  count_shared(lane, Op::ldgsts, to, CHUNK, HERE);
+  begin_copy(lane, to, from, HERE);
+}
+
+void emu_copy_commit() { ++current_lane().group; }
+void emu_copy_wait(unsigned pending) { finish_copies(current_lane(), pending); }
+
+unsigned emu_shared_address(const void* pointer) {
+  unsigned address = 0;
+  current_lane().block->sram.shared_address(pointer, address);
+  return address;
+}
+
+void* emu_shared_pointer(unsigned address) { return current_lane().block->sram.pointer(address); }
+
+void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
+  auto& names = current_lane().block->sram.names;
+  for (const auto& known : names)
+    if (known.begin == address) return;
+  names.push_back({name, address, address + bytes});
+}
+
+int emu_atomic(void* address, unsigned bytes) {
+  Lane& lane = current_lane();
+  unsigned shared;
+  if (lane.block->sram.shared_address(address, shared)) {
+    if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
+    count_shared(lane, Op::atom, shared, bytes, HERE);
+    return 1;
+  }
+  Region* region;
+  if (!check_global(lane, address, bytes, true, true, HERE, region)) return 0;
+  count(lane, Op::red, *region, address, bytes, HERE);
+  return 1;
+}
+
+void emu_assert(const char* condition) {
+  Lane& lane = current_lane();
+  Finding finding = lane.block->finding("assert", HERE, lane);
+  finding.message = std::string("assert(") + condition + ") failed";
+  lane.block->findings.add(std::move(finding));
+  lane.block->abort();
+}
+
+// Tensor cores
+
+static void ldmatrix_of_warp(Warp& warp, unsigned mask) {
+  const Sram& sram = warp.block->sram;
+  auto half_word = [&](int matrix, int row, int column) {
+    std::uint16_t value = 0xffff;
+    const auto address = static_cast<unsigned>(warp.lanes[8 * matrix + row]->operands.in[0]);
+    if (sram.holds(address, CHUNK)) std::memcpy(&value, sram.pointer(address) + 2 * column, 2);
+    return std::uint32_t{value};
+  };
+  for (int i = 0; i < WARP; ++i) {
+    if (!(mask >> i & 1)) continue;
+    auto& operands = warp.lanes[i]->operands;
+    const int g = i / 4, t = i % 4;
+    for (int m = 0; m < 4; ++m)
+      operands.out[m] = operands.in[1] ? half_word(m, 2 * t, g) | half_word(m, 2 * t + 1, g) << 16
+                                       : half_word(m, g, 2 * t) | half_word(m, g, 2 * t + 1) << 16;
+  }
+}
+
+void emu_ldmatrix(unsigned* r, unsigned address, int transposed) {
+  Lane& lane = current_lane();
+  if (check_shared(lane, address, CHUNK, false, false, HERE)) count_shared(lane, Op::ldsm, address, CHUNK, HERE);
+  lane.operands.in[0] = address;
+  lane.operands.in[1] = transposed;
+  meet(ldmatrix_of_warp, "ldmatrix", ALL_LANES, true, HERE);
+  for (int m = 0; m < 4; ++m) r[m] = static_cast<unsigned>(lane.operands.out[m]);
+}
+
+template <float (*FLOAT)(std::uint16_t)>
+static void mma_of_warp(Warp& warp, unsigned) {
+  float a[16][16], b[16][8], c[16][8];
+  auto low = [](std::uint32_t pair) { return FLOAT(static_cast<std::uint16_t>(pair)); };
+  auto high = [](std::uint32_t pair) { return FLOAT(static_cast<std::uint16_t>(pair >> 16)); };
+  for (int lane = 0; lane < WARP; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    const auto& x = warp.lanes[lane]->operands.mma;
+    for (int i = 0; i < 4; ++i) {
+      const int row = g + i % 2 * 8, k = 2 * t + i / 2 * 8;
+      a[row][k] = low(x.a[i]), a[row][k + 1] = high(x.a[i]);
+      c[g + i / 2 * 8][2 * t + i % 2] = x.c[i];
+    }
+    for (int i = 0; i < 2; ++i) b[2 * t + 8 * i][g] = low(x.b[i]), b[2 * t + 8 * i + 1][g] = high(x.b[i]);
+  }
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) c[row][column] += a[row][k] * b[k][column];
+  for (int lane = 0; lane < WARP; ++lane)
+    for (int i = 0; i < 4; ++i) warp.lanes[lane]->operands.mma.c[i] = c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+  warp.block->counters.flops += 2 * 16 * 8 * 16;
+}
+
+template <float (*FLOAT)(std::uint16_t)>
+static void mma(float* c, const unsigned* a, unsigned b0, unsigned b1, Place place) {
+  Lane& lane = current_lane();
+  auto& x = lane.operands.mma;
+  std::memcpy(x.a, a, sizeof x.a);
+  std::memcpy(x.c, c, sizeof x.c);
+  x.b[0] = b0, x.b[1] = b1;
+  meet(mma_of_warp<FLOAT>, "mma", ALL_LANES, true, place);
+  std::memcpy(c, x.c, sizeof x.c);
+}
+
+void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<float_of_f16>(c, a, b0, b1, HERE); }
+void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<float_of_bf16>(c, a, b0, b1, HERE); }
+
+// Collectives
+
+static void shuffle_of_warp(Warp& warp, unsigned mask) {
+  for (int i = 0; i < WARP; ++i) {
+    if (!(mask >> i & 1)) continue;
+    Lane& lane = *warp.lanes[i];
+    auto& operands = lane.operands;
+    const int delta = static_cast<int>(operands.in[1]), width = static_cast<int>(operands.in[2]), first = i & ~(width - 1);
+    int source = i;
+    switch (static_cast<EmuShuffle>(operands.in[3])) {
+      case EMU_INDEX: source = first | (delta & (width - 1)); break;
+      case EMU_UP: source = i - delta < first ? i : i - delta; break;
+      case EMU_DOWN: source = i + delta >= first + width ? i : i + delta; break;
+      case EMU_XOR: source = (i ^ delta) >= first + width ? i : i ^ delta; break;
+    }
+    if (!(mask >> source & 1)) {
+      Finding finding = warp.block->finding("divergent collective", lane.place, lane);
+      finding.message = std::string(lane.what) + ": takes from lane " + std::to_string(source) + ", which isn't there";
+      warp.block->findings.add(std::move(finding));
+      source = i;
+    }
+    operands.out[0] = warp.lanes[source]->operands.in[0];
+  }
+}
+
+unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int delta, int width, EmuShuffle kind) {
+  static const char* const NAMES[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
+  auto& operands = current_lane().operands;
+  operands.in[0] = value, operands.in[1] = static_cast<unsigned>(delta), operands.in[2] = static_cast<unsigned>(width);
+  operands.in[3] = kind;
+  meet(shuffle_of_warp, NAMES[kind], mask, false, HERE);
+  return operands.out[0];
+}
+
+static void vote_of_warp(Warp& warp, unsigned mask) {
+  for (int i = 0; i < WARP; ++i) {
+    if (!(mask >> i & 1)) continue;
+    auto& operands = warp.lanes[i]->operands;
+    unsigned ballot = 0;
+    for (int j = 0; j < WARP; ++j)
+      if (mask >> j & 1 && (operands.in[1] == EMU_MATCH ? warp.lanes[j]->operands.in[0] == operands.in[0]
+                                                        : warp.lanes[j]->operands.in[0] != 0))
+        ballot |= 1u << j;
+    switch (static_cast<EmuVote>(operands.in[1])) {
+      case EMU_ANY: operands.out[0] = ballot != 0; break;
+      case EMU_ALL: operands.out[0] = ballot == mask; break;
+      default: operands.out[0] = ballot;
+    }
+  }
+}
+
+unsigned emu_vote(unsigned mask, unsigned long long value, EmuVote kind) {
+  static const char* const NAMES[] = {"__any_sync", "__all_sync", "__ballot_sync", "__match_any_sync"};
+  auto& operands = current_lane().operands;
+  operands.in[0] = value, operands.in[1] = kind;
+  meet(vote_of_warp, NAMES[kind], mask, false, HERE);
+  return static_cast<unsigned>(operands.out[0]);
+}
+
+static void reduce_of_warp(Warp& warp, unsigned mask) {
+  unsigned result = 0;
+  bool first = true;
+  EmuReduce kind = EMU_ADD;
+  for (int i = 0; i < WARP; ++i) {
+    if (!(mask >> i & 1)) continue;
+    const auto value = static_cast<unsigned>(warp.lanes[i]->operands.in[0]);
+    kind = static_cast<EmuReduce>(warp.lanes[i]->operands.in[1]);
+    if (first) result = value;
+    else switch (kind) {
+      case EMU_ADD: result += value; break;
+      case EMU_MIN: result = static_cast<unsigned>(std::min(static_cast<int>(result), static_cast<int>(value))); break;
+      case EMU_MAX: result = static_cast<unsigned>(std::max(static_cast<int>(result), static_cast<int>(value))); break;
+      case EMU_UMIN: result = std::min(result, value); break;
+      case EMU_UMAX: result = std::max(result, value); break;
+      case EMU_AND: result &= value; break;
+      case EMU_OR: result |= value; break;
+      case EMU_EXCLUSIVE_OR: result ^= value; break;
+    }
+    first = false;
+  }
+  for (int i = 0; i < WARP; ++i)
+    if (mask >> i & 1) warp.lanes[i]->operands.out[0] = result;
+}
+
+unsigned emu_reduce(unsigned mask, unsigned value, EmuReduce kind) {
+  auto& operands = current_lane().operands;
+  operands.in[0] = value, operands.in[1] = kind;
+  meet(reduce_of_warp, "__reduce_sync", mask, false, HERE);
+  return static_cast<unsigned>(operands.out[0]);
+}
+
+// The lanes that have come as far as this one: those that haven't ended, for divergence isn't known from here.
+unsigned emu_active_mask() { return current_lane().warp->live(); }
+
+void emu_syncwarp(unsigned mask) { meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
+
+void emu_syncthreads() { wait_barrier(0, 0, HERE); }
+
+int emu_syncthreads_count(int predicate) {
+  Lane& lane = current_lane();
+  Block& block = *lane.block;
+  lane.operands.in[0] = predicate != 0;
+  wait_barrier(0, 0, HERE);
+  int count = 0;
+  for (const auto& other : block.lanes) count += !other->done && other->operands.in[0];
+  wait_barrier(0, 0, HERE);  // before anybody's predicate changes
+  return count;
+}
+
+void emu_named_barrier(int id, int threads) { wait_barrier(id, threads, HERE); }
+void emu_named_arrive(int id, int threads) { arrive_barrier(id, threads, HERE); }

@@ -1,0 +1,57 @@
+// The host bodies of the primitives in ../include: one call is one lane's part in one warp instruction.
+#pragma once
+
+#include "thread.h"
+
+extern "C" {
+
+// Bytes between HBM or SRAM and registers; 4, 8 or 16 of them.
+void emu_load_global(void* value, const void* address, unsigned bytes);
+void emu_store_global(void* address, const void* value, unsigned bytes);
+void emu_load_shared(void* value, unsigned address, unsigned bytes);
+void emu_store_shared(unsigned address, const void* value, unsigned bytes);
+
+// Copies of 16 bytes from HBM to SRAM, in groups; they arrive when they are waited for.
+void emu_copy_async(unsigned to, const void* from);
+void emu_copy_commit();
+void emu_copy_wait(unsigned pending);
+
+// Tensor cores. c (16 x 8, float32) += a (16 x 16) · b (16 x 8) in the layout of mma.sync m16n8k16.
+void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
+void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
+void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
+
+// Collectives of a warp and of a block.
+enum EmuShuffle { EMU_INDEX, EMU_UP, EMU_DOWN, EMU_XOR };
+enum EmuVote { EMU_ANY, EMU_ALL, EMU_BALLOT, EMU_MATCH };
+enum EmuReduce { EMU_ADD, EMU_MIN, EMU_MAX, EMU_UMIN, EMU_UMAX, EMU_AND, EMU_OR, EMU_EXCLUSIVE_OR };
+unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int lane, int width, enum EmuShuffle kind);
+unsigned emu_vote(unsigned mask, unsigned long long value, enum EmuVote kind);
+unsigned emu_reduce(unsigned mask, unsigned value, enum EmuReduce kind);
+unsigned emu_active_mask();
+void emu_syncwarp(unsigned mask);
+void emu_syncthreads();
+int emu_syncthreads_count(int predicate);
+void emu_named_barrier(int id, int threads);
+void emu_named_arrive(int id, int threads);
+
+// Checks and counts an atomic on HBM or SRAM; 0: there is nothing to access.
+int emu_atomic(void* address, unsigned bytes);
+
+[[noreturn]] void emu_assert(const char* condition);
+
+// The shared address of a pointer into SRAM, and the other way.
+unsigned emu_shared_address(const void* pointer);
+void* emu_shared_pointer(unsigned address);
+
+// What the source says of itself: what lies where in SRAM.
+void emu_name_sram(const char* name, unsigned address, unsigned bytes);
+}
+
+namespace emulator {
+
+inline void step(const char* name) { current->step = name; }
+inline void count_flops(unsigned n) { current->counters->flops += n; }
+inline void count_exp() { ++current->counters->exp; }
+
+}  // namespace emulator

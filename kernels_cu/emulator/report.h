@@ -1,0 +1,41 @@
+// What a run has to say: findings, each with its place in the source.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "thread.h"
+
+namespace emulator {
+
+// A place in the kernel: the address to which a call returned. Debug information leads from it to lines.
+using Place = const void*;
+
+// A misuse: who did what, where, to which bytes. `other` is the second party of a race, or the copy that wasn't waited for.
+struct Finding {
+  const char* kind = "";
+  std::string message;
+  Place place = nullptr;
+  const char* step = "";
+  uint3 block{}, thread{};
+  std::string tensor;
+  std::int64_t offset = 0;  // bytes from the tensor's start
+  int bytes = 0;
+  Place other = nullptr;
+  uint3 other_block{}, other_thread{};
+  bool has_other = false;
+  std::uint64_t times = 1;
+};
+
+// The first of each kind and place, and how often it came.
+struct Findings {
+  std::vector<Finding> list;
+  std::uint64_t dropped = 0;  // kinds and places past LIMIT
+  static constexpr std::size_t LIMIT = 200;
+
+  void add(Finding finding);
+  void merge(const Findings& others);
+};
+
+}  // namespace emulator

@@ -1,0 +1,21 @@
+// What a kernel sees of the thread that it runs as: the built-in variables, and where its marks have led.
+#pragma once
+
+#include <cstdint>
+
+struct uint3 { unsigned x, y, z; };
+
+namespace emulator {
+
+struct Counters { std::uint64_t flops = 0, exp = 0; };
+
+struct Thread {
+  uint3 thread{}, block_index{}, block_dim{}, grid_dim{};
+  int lane = 0;           // in the warp
+  const char* step = "";  // the last `// step:` mark that this thread passed
+  Counters* counters = nullptr;
+};
+
+extern thread_local Thread* current;
+
+}  // namespace emulator

@@ -1,0 +1,79 @@
+# ruff: noqa: E501  (a table)
+"""What learners get wrong: each solution with one thought in it changed, and what the check has to say about it.
+
+A row is an exercise, a name, what the line was, what it becomes, the kind of verdict, and what its message must match.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Misconception(NamedTuple):
+    exercise: str
+    name: str
+    was: str
+    becomes: str
+    kind: str
+    says: str
+
+
+def _row(exercise: str, name: str, was: str, becomes: str, kind: str, says: str) -> Misconception:
+    return Misconception(exercise, name, was, becomes, kind, says)
+
+
+MISCONCEPTIONS = [
+    _row("00.1", "adds-the-first-operand-to-itself", "x + y", "x + x", "numbers", r"out, row tile 0 \(rows 0 to 63\)"),
+    _row("00.1", "never-loads-k", "y = block.fetch(k, block.i, tile.rows)", "y = x", "numbers", "row tile 0"),
+    _row("00.1", "stores-every-tile-to-the-first", "x + y, block.i", "x + y, 0", "numbers", "row tile 1 .*never written"),
+    _row("00.1", "tile-counted-from-one", "fetch(k, block.i,", "fetch(k, block.i + 1,", "out of bounds", "k: row tile 4 of 64 is read"),
+    _row("00.1", "fetches-an-operand-twice", "y = block.fetch(k, block.i, tile.rows)",
+         "y = block.fetch(k, block.i, tile.rows); y = block.fetch(k, block.i, tile.rows)", "bytes", "k read.*2 times the budget"),
+    _row("00.2", "variance-without-the-mean", "(centred * centred).sum()", "(x * x).sum()", "numbers", "row tile 0"),
+    _row("00.2", "divides-by-the-variance", "block.elementwise(np.sqrt, variance + 1e-5)", "(variance + 1e-5)", "numbers", "row tile 0"),
+    _row("00.2", "divides-by-the-tile's-width", "x.sum() / q.cols", "x.sum() / tile.cols", "numbers", "worst element"),
+    _row("00.2", "reads-the-row-for-every-statistic", "variance = (",
+         "centred = block.fetch(q, block.i, tile.rows) - mean; variance = (", "bytes", "q read.*too many, 2 times the budget"),
+    _row("00.3", "no-sum", " + block.fetch(k, block.i, tile.rows)", "", "numbers", "row tile 0"),
+    _row("00.3", "keeps-the-sum-in-memory", 'block.step("normalize")',
+         'block.store(out, x, block.i, tile.rows); x = block.fetch(out, block.i, tile.rows); block.step("normalize")',
+         "bytes", "out read.*the budget is 0"),
+    _row("00.3", "gelu-with-the-wrong-sign", "-1.702", "1.702", "numbers", "row tile 0"),
+    _row("00.3", "exp-by-numpy", "block.exp(x * -1.702)", "block.elementwise(np.exp, x * -1.702)", "arithmetic", "block.exp computed 0"),
+    _row("00.4", "keeps-the-last-step-only", ", acc=acc)", ")", "numbers", "row tile 0, column tile 0"),
+    _row("00.4", "stores-at-every-step", "acc=acc)  # solution\n        block.step(\"store\")\n        block",
+         "acc=acc)\n            block", "bytes", "out written.*4 times the budget"),
+    _row("00.4", "walks-along-the-wrong-axis", "block.load(v, step, 32, block.j, tile.cols)",
+         "block.load(v, block.j, 32, step, tile.cols)", "out of bounds", "v: column tile 2 of 64 is read"),
+    _row("00.4", "every-block-the-first-column", "block.load(v, step, 32, block.j, tile.cols)",
+         "block.load(v, step, 32, 0, tile.cols)", "numbers", "row tile 0, column tile 1"),
+    _row("01.1", "forgets-the-scale", ", scale=problem.softmax_scale", "", "numbers", "the whole tile is 8 times what it should be"),
+    _row("01.1", "forgets-the-transpose", "k_j.T", "k_j", "numbers", "row tile 0, column tile 0"),
+    _row("01.1", "every-block-the-first-keys", "block.load(k, block.j,", "block.load(k, 0,", "numbers", "column tile 1"),
+    _row("01.1", "row-and-column-tile-mixed-up", "block.load(k, block.j,", "block.load(k, block.i,", "numbers", "column tile 1"),
+    _row("01.2", "divides-by-the-number-of-rows", "e / e.sum().nonzero()", "e / (e.sum().nonzero() * 0 + float(tile.rows))", "numbers", "row tile 0"),
+    _row("01.2", "reads-s-for-each-pass", "e = block.exp(x", 'x = block.fetch(s, block.i, tile.rows, fill=float("-inf")); e = block.exp(x',
+         "bytes", "s read.*2 times the budget"),
+    _row("01.2", "v-of-the-row-tile", "block.load(v, j, tile.cols)", "block.load(v, 0, tile.cols)", "numbers", "row tile 0"),
+    _row("01.2", "no-softmax-at-all", "block.store(p, e / e.sum().nonzero(),", "block.store(p, e,", "numbers", "row tile 0"),
+    _row("01.3", "strip-of-one-tile-only", "block.load(k, 0, keys)", "block.load(k, 0, tile.cols)", "crash", "in line"),
+    _row("01.3", "forgets-the-mask", "        s = block.mask(s, block.i, 0)  # solution\n", "", "numbers", "row tile 0.*causal"),
+    _row("01.3", "forgets-to-divide", "(e / e.sum().nonzero())", "e", "numbers", "row tile 0"),
+    _row("01.3", "s-by-way-of-memory", 'block.step("softmax")',
+         'w = m.workspace("s", keys); block.store(w, s, block.i, tile.rows); s = block.fetch(w, block.i, tile.rows, fill=float("-inf"))',
+         "bytes", "s read.*the budget is 0"),
+    _row("02.1", "no-maximum", "top = block.maximum(top, x.max())", "top = top.finite()", "numbers", "row tile 0"),
+    _row("02.1", "maximum-of-the-last-tile", "block.maximum(top, x.max())", "x.max()", "numbers", "row tile"),
+    _row("02.1", "sum-of-the-last-tile", "total + block.exp(x - top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0, column tile 0"),
+    _row("02.1", "every-tile-of-out-the-first", "block.i, tile.rows, c, tile.cols)  # solution", "block.i, tile.rows, 0, tile.cols)",
+         "numbers", "row tile 0, column tile"),
+    _row("02.2", "forgets-to-rescale", "total * block.exp(top - new_top)", "total", "numbers", "row tile 0"),
+    _row("02.2", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0"),
+    _row("02.2", "remembers-no-maximum", "            top = new_top  # solution\n", "", "numbers", "row tile 0"),
+    _row("02.2", "three-passes-after-all", "total = total", "x = block.fetch(q, block.i, tile.rows, c, tile.cols); total = total",
+         "bytes", "q read.*1.5 times the budget"),
+    _row("02.3", "rescales-the-sum-only", "            acc = acc * alpha  # solution\n", "", "numbers", "row tile 0"),
+    _row("02.3", "rescales-the-output-only", "total * alpha + e.sum()", "total + e.sum()", "numbers", "row tile 0"),
+    _row("02.3", "divides-at-every-tile", "            # add e @ v_j to acc", "            e = e / total\n            # add", "numbers", "row tile 0"),
+    _row("02.3", "never-divides", "acc / total", "acc", "numbers", "row tile 0"),
+]  # fmt: skip

@@ -1,0 +1,59 @@
+"""Progress: kept in one file, written whole; a broken one is set aside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import flashlab as fl
+from flashlab.lessons import record
+
+
+def test_it_is_kept_where_the_platform_keeps_data(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FLASHLAB_HOME")
+    assert record.home().is_absolute()
+    assert "flashlab" in record.home().parts
+
+
+def test_what_was_noted_is_read(home: Path):
+    record.note("exercises", "00.1", passed=True)
+    record.note("predictions", "01.1", right=False, answer={"hbm_peak": 3})
+    record.note("exercises", "00.1", tries=2)
+    assert record.read()["exercises"] == {"00.1": {"passed": True, "tries": 2}}
+    assert [path.name for path in home.iterdir()] == ["progress.json"]  # nothing half-written beside it
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", "7", '{"schema": 1}', '{"schema": 1, "predictions": [], "exercises": {}}', "\x00\xff",
+     '{"schema": 1, "predictions": {"00.1": 3}, "exercises": {}}'],
+)  # fmt: skip
+def test_a_broken_file_is_set_aside(home: Path, content: str):
+    home.mkdir()
+    (home / "progress.json").write_text(content, encoding="latin-1")
+    assert "exercises 0 of" in str(fl.progress())
+    assert (home / "progress.broken").read_text(encoding="latin-1") == content
+    record.note("exercises", "00.1", passed=True)
+    assert json.loads((home / "progress.json").read_text())["exercises"] == {"00.1": {"passed": True}}
+
+
+def test_a_file_of_a_later_version_is_left_alone(home: Path):
+    home.mkdir()
+    (home / "progress.json").write_text('{"schema": 99, "new": "things"}')
+    assert "exercises 0 of" in str(fl.progress())
+    assert (home / "progress.json").exists()
+
+
+def test_where_nothing_can_be_written_nothing_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FLASHLAB_HOME", str(tmp_path / "file" / "home"))
+    record.note("exercises", "00.1", passed=True)
+    assert "exercises 0 of" in str(fl.progress())
+
+
+def test_entries_of_lessons_that_are_gone_do_not_count():
+    record.note("exercises", "99.9", passed=True)
+    record.note("predictions", "99.9", right=True)
+    assert all("exercises 0 of" in line for line in str(fl.progress()).splitlines())
