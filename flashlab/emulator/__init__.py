@@ -6,5 +6,6 @@
 
 from flashlab.emulator.build import BuildError, build, kernels_of
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
+from flashlab.emulator.tensor_map import tensor_map
 
-__all__ = ["Arena", "BuildError", "Finding", "Launched", "Library", "Line", "Moved", "build", "kernels_of"]
+__all__ = ["Arena", "BuildError", "Finding", "Launched", "Library", "Line", "Moved", "build", "kernels_of", "tensor_map"]

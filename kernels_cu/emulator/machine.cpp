@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "fiber.h"
+#include "hopper.h"
 #include "launch.h"
 
 #if defined(__x86_64__)
@@ -98,6 +99,7 @@ void Block::run(std::uint64_t index) {
   clocks.reset(live);
   sram.clear();
   for (auto& barrier : barriers) barrier = {};
+  hopper = std::make_unique<Hopper>(*this);
   ready.clear();
   for (auto& lane : lanes) {
     lane->block_index = place_in(index, launch.given.grid);
@@ -112,7 +114,7 @@ void Block::run(std::uint64_t index) {
     wake(*lane);
   }
   while (live && !aborted && !launch.stop) {
-    if (ready.empty()) {
+    if (ready.empty() && !hopper->go_on()) {
       diagnose();
       break;
     }
@@ -122,6 +124,7 @@ void Block::run(std::uint64_t index) {
     current = running;
     emu_switch(&scheduler, running->stack_pointer);
   }
+  if (!live) hopper->end();
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
 }
@@ -151,6 +154,7 @@ void Block::take_turns(Lane& lane) {
 
 void Block::finished(Lane& lane) {
   leave_copies(lane);
+  hopper->finished(lane);
   lane.done = true;
   --live;
   ++exited;
@@ -173,7 +177,7 @@ void Block::tell_other(Finding& finding, const Access& other) const {
   finding.has_other = true;
   finding.other = other.place;
   finding.other_block = place_in(other.block, launch.given.grid);
-  finding.other_thread = lanes[other.thread]->thread;
+  finding.other_thread = lanes[other.issuer]->thread;
 }
 
 void Block::tell_other(Finding& finding, const Lane& other) const {
@@ -323,6 +327,7 @@ void Block::check_barrier(int id) {
 
 // Nobody can run, and some haven't ended. Who waits for whom?
 void Block::diagnose() {
+  if (hopper->deadlock()) return;
   for (auto& warp : warps)
     for (int i = 0; i < WARP; ++i) {
       const Lane* lane = warp.lanes[i];

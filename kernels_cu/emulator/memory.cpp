@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "hopper.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -12,25 +13,53 @@ namespace emulator {
 // Clocks
 
 void Clocks::reset(int count) {
-  threads = count;
+  threads = width = capacity = count;
   floor = 0;
   seen.assign(static_cast<std::size_t>(count) * count, 0);
   for (int t = 0; t < count; ++t) of(t)[t] = 1;
 }
 
+void Clocks::watch_proxies() {
+  if (!proxies()) width = 2 * threads;
+  if (width < capacity) return;
+  const int room = width + 64;
+  std::vector<std::uint32_t> wider(static_cast<std::size_t>(threads) * room);
+  for (int t = 0; t < threads; ++t) std::copy_n(of(t), std::min(width, capacity), &wider[static_cast<std::size_t>(t) * room]);
+  seen = std::move(wider);
+  capacity = room;
+}
+
+int Clocks::add_agent() {
+  watch_proxies();
+  return width++;
+}
+
+void Clocks::fence(int thread) {
+  watch_proxies();
+  std::uint32_t* row = of(thread);
+  for (int t = 0; t < threads; ++t) row[threads + t] = std::max({row[threads + t], row[t], floor});
+  ++row[thread];  // what it writes next isn't among it
+}
+
 void Clocks::join_all() {
   for (int t = 0; t < threads; ++t) floor = std::max(floor, now(t));
   for (int t = 0; t < threads; ++t) of(t)[t] = floor + 1;
+  for (int column = threads; column < width; ++column) {
+    std::uint32_t most = 0;
+    for (int t = 0; t < threads; ++t) most = std::max(most, of(t)[column]);
+    for (int t = 0; t < threads; ++t) of(t)[column] = most;
+  }
 }
 
 void Clocks::release(int thread, std::vector<std::uint32_t>& into) {
-  into.resize(threads);
-  for (int t = 0; t < threads; ++t) into[t] = std::max(into[t], of(thread)[t]);
+  into.resize(width);
+  for (int t = 0; t < width; ++t) into[t] = std::max(into[t], of(thread)[t]);
   ++of(thread)[thread];
 }
 
 void Clocks::acquire(int thread, const std::vector<std::uint32_t>& from) {
-  for (int t = 0; t < threads && !from.empty(); ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
+  const int known = static_cast<int>(from.size());  // there may be more agents since
+  for (int t = 0; t < known; ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
 }
 
 // SRAM
@@ -91,8 +120,10 @@ namespace {
 
 std::string count_of(std::int64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
 
+}  // namespace
+
 void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
-                unsigned bytes, const Access* other = nullptr) {
+                unsigned bytes, const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
   finding.bytes = static_cast<int>(bytes);
@@ -102,7 +133,7 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
 }
 
 void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
-                const Access* other = nullptr) {
+                const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
@@ -114,22 +145,29 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   lane.block->findings.add(std::move(finding));
 }
 
-// Enters an access of one chunk, and returns a copy of the earlier one that it races with, if any.
-bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
-  Block& block = *lane.block;
-  bool race = false;
+namespace {
+
+enum class Conflict { none, race, proxy };
+
+// Enters an access of one chunk, and returns a copy of the earlier one that it conflicts with, if any: a race, or a write
+// that no proxy fence has shown to the engine that makes this access.
+Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, Access& other) {
+  const Clocks& clocks = actor.lane.block->clocks;
+  Conflict conflict = Conflict::none;
   int readers_elsewhere = 0;
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
-    const bool ordered = here && (past.thread == mine.thread || block.clocks.happened_before(past, mine.thread));
-    if (!race && !ordered && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
-      race = true;
-      other = past;
+    const bool ordered = here && ((past.thread == mine.thread && !actor.engine) || clocks.happened_before(past, actor.knows));
+    if (conflict == Conflict::none && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
+      if (!ordered) conflict = Conflict::race;
+      else if (actor.engine && past.write && !clocks.fenced(past, actor.knows)) conflict = Conflict::proxy;
+      if (conflict != Conflict::none) other = past;
     }
     const bool covered = (past.bytes & ~mine.bytes) == 0;
     const bool forgotten =
-        (here && past.clock <= block.clocks.floor) || (covered && ordered && mine.write) ||
+        (here && past.thread < clocks.threads && past.clock <= clocks.floor && !(past.write && clocks.proxies())) ||
+        (covered && ordered && mine.write) ||
         (covered && here && past.thread == mine.thread && past.write == mine.write && past.atomic == mine.atomic);
     if (forgotten) {
       past = accesses.back();
@@ -140,7 +178,7 @@ bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
     }
   }
   if (mine.write || readers_elsewhere < 2) accesses.push_back(mine);  // two readers are enough to race with
-  return race;
+  return conflict;
 }
 
 const char* race_of(const Access& mine, const Access& other) {
@@ -158,31 +196,48 @@ void for_chunks(std::uint64_t begin, unsigned bytes, Each each) {
   }
 }
 
-Access access_of(Lane& lane, bool write, bool atomic, Place place) {
-  Block& block = *lane.block;
-  return {static_cast<std::uint32_t>(block.number), block.clocks.now(lane.number),
-          static_cast<std::uint16_t>(lane.number), 0, write, atomic, place};
+Actor actor_of(Lane& lane) {
+  Clocks& clocks = lane.block->clocks;
+  return {lane, clocks.of(lane.number), static_cast<std::uint16_t>(lane.number), clocks.now(lane.number), false};
+}
+
+Access access_of(const Actor& actor, bool write, bool atomic, Place place) {
+  return {static_cast<std::uint32_t>(actor.lane.block->number), actor.clock, actor.thread, 0, write, atomic,
+          static_cast<std::uint16_t>(actor.lane.number), place};
+}
+
+std::string proxy_of(const Access& mine) {
+  return std::string(mine.write ? "overwrites" : "reads") + " what a thread stored, with no fence.proxy.async between";
 }
 
 // Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
-void race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
-  Access mine = access_of(lane, write, atomic, place), other{};
+void race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+  Access mine = access_of(actor, write, atomic, place), other{};
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    if (enter(lane, lane.block->sram.chunks[chunk], mine, other))
-      add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+    switch (enter(actor, actor.lane.block->sram.chunks[chunk], mine, other)) {
+      case Conflict::none: return;
+      case Conflict::race:
+        return add_shared(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address,
+                          bytes, &other);
+      case Conflict::proxy:
+        return add_shared(actor.lane, "proxy fence forgotten", proxy_of(mine), place, address, bytes, &other);
+    }
   });
 }
 
-void race_global(Lane& lane, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
-  Access mine = access_of(lane, write, atomic, place), other{};
+void race_global(const Actor& actor, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
+  Lane& lane = actor.lane;
+  Access mine = access_of(actor, write, atomic, place), other{};
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
     while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
-    const bool race = enter(lane, chunk.accesses, mine, other);
+    const Conflict conflict = enter(actor, chunk.accesses, mine, other);
     chunk.busy.clear(std::memory_order_release);
-    if (!race) return;
+    if (conflict == Conflict::none) return;
+    if (conflict == Conflict::proxy)
+      return add_global(lane, "proxy fence forgotten", proxy_of(mine), place, &region, address, bytes, &other);
     const bool here = other.block == mine.block;
     add_global(lane, here ? "race" : "race between blocks",
                std::string(race_of(mine, other)) + (here ? ", with no barrier between" : " in another block"), place,
@@ -198,7 +253,10 @@ bool any(const unsigned char* state, unsigned bytes, State wanted) {
 
 // Checks
 
-bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+namespace {
+
+bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  Lane& lane = actor.lane;
   Launch& launch = lane.block->launch;
   region = launch.find(address, bytes);
   if (!region) {
@@ -214,18 +272,60 @@ bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, b
     return false;
   }
   if (!launch.sanitize()) return true;
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0)
+  if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0)
     add_global(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
                region, address, bytes);
   unsigned char* state = &region->state[static_cast<const char*>(address) - region->base];
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
   } else {
-    race_global(lane, *region, address, bytes, write, atomic, place);
+    race_global(actor, *region, address, bytes, write, atomic, place);
   }
   if ((!write || atomic) && any(state, bytes, UNWRITTEN))
     add_global(lane, "uninitialised", "reads what nobody wrote", place, region, address, bytes);
   if (write && !region->input) std::memset(state, WRITTEN, bytes);
+  return true;
+}
+
+// Somebody's copy is on its way to these bytes.
+void add_pending(Lane& lane, bool write, unsigned address, unsigned bytes, Place place) {
+  std::string message = std::string(write ? "writes" : "reads") + " where a copy is still on its way";
+  Access other{};
+  const Access* issued = nullptr;
+  for (const auto& copier : lane.block->lanes)
+    for (const auto& copy : copier->copies)
+      if (copy.to < address + bytes && address < copy.to + CHUNK) {
+        other = access_of(actor_of(*copier), true, false, copy.place);
+        issued = &other;
+      }
+  if (!issued && lane.block->hopper->find_load(address, bytes, lane, message, other)) issued = &other;
+  add_shared(lane, "wait forgotten", std::move(message), place, address, bytes, issued);
+}
+
+}  // namespace
+
+bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  return reach_global(actor_of(lane), address, bytes, write, atomic, place, region);
+}
+
+bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region) {
+  return reach_global(actor, address, bytes, write, false, place, region);
+}
+
+bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
+  Lane& lane = actor.lane;
+  Sram& sram = lane.block->sram;
+  if (!sram.holds(chunk, CHUNK)) return check_shared(lane, chunk, CHUNK, write, false, place);
+  if (!lane.block->launch.sanitize()) return true;
+  const unsigned char* state = &sram.state[chunk];
+  if (any(state, CHUNK, MBARRIER)) {
+    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, chunk, CHUNK);
+  } else if (any(state, CHUNK, PENDING)) {
+    add_pending(lane, write, chunk, CHUNK, place);
+  } else {
+    race_shared(actor, chunk, CHUNK, write, false, place);
+    if (!write && any(state, CHUNK, UNWRITTEN)) add_shared(lane, "uninitialised", "reads what nobody wrote", place, chunk, CHUNK);
+  }
   return true;
 }
 
@@ -244,19 +344,12 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
     add_shared(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
                address, bytes);
   unsigned char* state = &sram.state[address];
-  if (any(state, bytes, PENDING)) {
-    Access other{};
-    const Access* issued = nullptr;
-    for (const auto& copier : lane.block->lanes)
-      for (const auto& copy : copier->copies)
-        if (copy.to < address + bytes && address < copy.to + CHUNK) {
-          other = access_of(*copier, true, false, copy.place);
-          issued = &other;
-        }
-    add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
-               address, bytes, issued);
+  if (any(state, bytes, MBARRIER)) {
+    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, address, bytes);
+  } else if (any(state, bytes, PENDING)) {
+    add_pending(lane, write, address, bytes, place);
   } else {
-    race_shared(lane, address, bytes, write, atomic, place);
+    race_shared(actor_of(lane), address, bytes, write, atomic, place);
     if ((!write || atomic) && any(state, bytes, UNWRITTEN))
       add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
   }
@@ -271,7 +364,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    race_shared(lane, to, CHUNK, true, false, place);
+    race_shared(actor_of(lane), to, CHUNK, true, false, place);
     if (any(&sram.state[to], CHUNK, PENDING))
       add_shared(lane, "wait forgotten", "a copy goes where another is still on its way", place, to, CHUNK);
     std::memset(&sram.state[to], PENDING, CHUNK);
@@ -288,7 +381,7 @@ void finish_copies(Lane& lane, unsigned pending) {
     std::memcpy(sram.pointer(copy.to), copy.from, CHUNK);
     if (!lane.block->launch.sanitize()) continue;
     std::memset(&sram.state[copy.to], WRITTEN, CHUNK);
-    race_shared(lane, copy.to, CHUNK, true, false, copy.place);
+    race_shared(actor_of(lane), copy.to, CHUNK, true, false, copy.place);
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));
 }

@@ -291,5 +291,15 @@ int emu_syncthreads_count(int predicate) {
   return count;
 }
 
-void emu_named_barrier(int id, int threads) { wait_barrier(id, threads, HERE); }
-void emu_named_arrive(int id, int threads) { arrive_barrier(id, threads, HERE); }
+static void check_named(int id, int threads, Place place) {
+  Lane& lane = current_lane();
+  if (id >= 0 && id < NAMED_BARRIERS && threads > 0 && threads % WARP == 0) return;
+  Finding finding = lane.block->finding("barrier", place, lane);
+  finding.message = "named barrier " + std::to_string(id) + " of " + std::to_string(threads) +
+                    " threads: there are barriers 0 to 15, of whole warps";
+  lane.block->findings.add(std::move(finding));
+  lane.block->abort();
+}
+
+void emu_named_barrier(int id, int threads) { check_named(id, threads, HERE), wait_barrier(id, threads, HERE); }
+void emu_named_arrive(int id, int threads) { check_named(id, threads, HERE), arrive_barrier(id, threads, HERE); }
