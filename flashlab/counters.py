@@ -7,13 +7,7 @@ from DRAM must lie between what a cold cache cannot avoid and what is requested.
 
 from __future__ import annotations
 
-import csv
-import functools
-import io
-import re
-import shutil
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from flashlab import cases as case_files
+from flashlab import ncu
 from flashlab.cases import Case
 from flashlab.counter_problems import l2_problems, matrix
+from flashlab.ncu import Measured, parse
 from simulator import Counts, count, dram, shape_run
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
@@ -75,19 +71,6 @@ EXTRAS = {
     "global_sectors": tuple(f"smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_{op}" for op in ("ld", "ldgsts", "st")),
 }
 """Reported, not judged: spilled bytes, conflicts, and 32-byte sectors of loads and stores."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What ncu read of one launch: values by metric name."""
-
-    kernel: str
-    metrics: Mapping[str, float]
-
-    def total(self, names: Iterable[str]) -> int | None:
-        """The sum of counters; those that the GPU lacks count 0, None if it lacks all of them."""
-        found = [self.metrics[f"{name}.sum"] for name in names if f"{name}.sum" in self.metrics]
-        return round(sum(found)) if found else None
 
 
 @dataclass(frozen=True)
@@ -407,79 +390,17 @@ def _dram(counts: Counts, launch: LaunchCounts, measured: Measured) -> DramCheck
     )  # fmt: skip
 
 
-def parse(text: str) -> list[Measured]:
-    """The launches in what `ncu --csv --page raw --print-units base` printed, in order.
-
-    >>> parse('==PROF== Connected\\n"ID","Kernel Name","dram__bytes_read.sum"\\n"","","byte"\\n"0","flash2","1,024"\\n')
-    [Measured(kernel='flash2', metrics={'dram__bytes_read.sum': 1024.0})]
-    """
-    table = text[match.start() :] if (match := re.search(r'^"ID",', text, re.MULTILINE)) else ""
-    rows = list(csv.DictReader(io.StringIO("\n".join(x for x in table.splitlines() if x.startswith('"')))))
-    found: list[Measured] = []
-    for row in rows[1:]:  # the first holds the units
-        values = {name: _number(value) for name, value in row.items() if re.match(r"[a-z0-9]+__", name)}
-        kernel = row["Kernel Name"].split("(")[0]
-        found.append(Measured(kernel, {name: value for name, value in values.items() if value is not None}))
-    return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:  # "n/a", or empty
-        return None
-
-
-def _ncu() -> str:
-    if found := shutil.which("ncu"):
-        return found
-    raise Unavailable(
-        "ncu is not on the PATH: install Nsight Compute (part of the CUDA toolkit) or add its folder to PATH"
-    )
-
-
-@functools.cache
 def _metrics() -> tuple[str, ...]:
-    """The metrics to ask for: ncu refuses all of them if the GPU lacks one."""
-    done = subprocess.run([_ncu(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
-    _refuse(done.stdout + done.stderr)
-    known = set(re.findall(r"^([a-z0-9]+__\w+)", done.stdout, re.MULTILINE))
+    """The metrics to ask for, as far as the GPU has them."""
     sums = [name for names in (*BYTES.values(), *EXTRAS.values()) for name in names]
     sums += [*chain(*TENSOR_OPS.values()), EXP, DRAM_READ, DRAM_WRITE]
     wanted = [f"{name}.sum" for name in sums] + list(RATES.values())
-    return tuple(name for name in wanted if name.split(".")[0] in known)
+    return tuple(name for name in dict.fromkeys(wanted) if name.split(".")[0] in ncu.known())
 
 
 def _profile(cases: Sequence[Case], metrics: Sequence[str], timeout: float) -> str:
     """What ncu printed about the launches of `cases`, run in a process of their own."""
-    kernels = sorted({entry for case in cases for entry in case.entries})
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "ncu.csv"
-        command = [
-            _ncu(), "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
-            "--kernel-name", f"regex:^({'|'.join(kernels)})$", "--metrics", ",".join(metrics), "--log-file", str(log),
-            *case_files.command(case_files.write(cases, Path(folder)), "--counted"),
-        ]  # fmt: skip
-        try:
-            env = case_files.environment()
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"not done within {timeout:.0f} s") from None
-        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    _refuse(printed + done.stderr)
-    if done.returncode:
-        said = [x for x in (*done.stderr.splitlines(), *printed.splitlines()) if x.strip() and not x.startswith('"')]
-        raise RuntimeError(f"ncu ended with {done.returncode}: {said[-1] if said else 'no output'}")
-    return printed
-
-
-def _refuse(printed: str) -> None:
-    """The reasons that have a remedy, each in one line."""
-    if "ERR_NVGPUCTRPERM" in printed:
-        raise Unavailable(
-            "no permission to read the GPU's counters (ERR_NVGPUCTRPERM): run as root, or let users in with the driver "
-            "option NVreg_RestrictProfilingToAdminUsers=0 (https://developer.nvidia.com/ERR_NVGPUCTRPERM)"
-        )
-    if match := re.search(r"Failed to initialize the profiler: (\w+)|(LibraryNotLoaded)", printed):
-        reason = match[1] or match[2]
-        raise Unavailable(f"ncu cannot reach the GPU's counters here ({reason}): a container or a VM may hide them")
+        command = case_files.command(case_files.write(cases, Path(folder)), "--counted")
+        kernels = {entry for case in cases for entry in case.entries}
+        return ncu.profile(command, kernels=kernels, metrics=metrics, timeout=timeout)

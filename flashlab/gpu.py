@@ -25,7 +25,10 @@ from simulator.problem import ITEMSIZE, Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
 
-__all__ = ["ARCH", "SHAPE", "TENSOR", "Plan", "attention", "current_device", "plan"]
+__all__ = [
+    "ARCH", "SHAPE", "TENSOR", "Plan", "attention", "check_problem", "check_tile", "current_device", "plan", "shape_struct",
+    "strides_of",
+]  # fmt: skip
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
@@ -52,6 +55,9 @@ def attention(
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
+    `backend="emulator"` runs the kernel on the CPU as built for `device` (None: "h100"): it takes NumPy arrays, too, and
+    raises `EmulationError` for every misuse of the machine that it sees.
+
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
     logarithm. `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU,
@@ -65,8 +71,15 @@ def attention(
     >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
     (1, 8, 1024, 64)
     """
+    if backend == "emulator":
+        from flashlab.emulator import attention as emulated
+
+        return emulated(
+            q, k, v, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, out=out, tile=tile,
+            device=device,
+        )  # fmt: skip
     if backend != "gpu":
-        raise _other_backend(backend)
+        raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     framework = arrays.framework("q", q)
@@ -170,12 +183,6 @@ def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
-def _other_backend(backend: str) -> Exception:
-    if backend == "emulator":
-        return Unavailable("backend 'emulator' isn't built yet: use 'gpu', or fl.simulate on NumPy arrays")
-    return unknown("backend", backend, ["gpu", "emulator"])
-
-
 @dataclass(frozen=True)
 class _Launch:
     """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL."""
@@ -202,21 +209,21 @@ class Plan:
         row = catalogue.get(algorithm)
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
-        _check(problem, device)
+        check_problem(problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        _check_tile(config.tile)
+        check_tile(config.tile)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
         specs = self.counts.tensors.values()
-        self._tensors = [(x.name, x.nbytes, _strides(x, problem.batch)) for x in specs if not x.vector]
+        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in specs if not x.vector]
         self._vectors = [(x.name, x.nbytes) for x in specs if x.vector]
         self._structs = struct.Struct(f"{4 * len(self._tensors)}q")
-        self._shape = _shape(problem, config.heads_together)
+        self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
@@ -270,16 +277,17 @@ def plan(
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
 
 
-def _check(problem: Problem, device: Device) -> None:
+def check_problem(problem: Problem, device: Device) -> None:
+    """Refuses what the kernels can't do, or a GPU can't."""
     if problem.value_dim != problem.head_dim:
         raise UsageError(
             "head_dim of v", problem.value_dim, f"{problem.head_dim}, as q and k have: the kernels know one"
         )
     if problem.head_dim > _MOST_HEAD_DIM:
-        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} on a GPU")
+        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} for a kernel")
     for name, length in (("len_q", problem.len_q), ("len_kv", problem.kv_length)):
         if length > _UNBOUNDED:
-            raise UsageError(name, length, f"at most {_UNBOUNDED:,} on a GPU")
+            raise UsageError(name, length, f"at most {_UNBOUNDED:,} for a kernel")
     title, capability = device.title or device.name, "{}.{}".format(*device.compute_capability)
     if device.compute_capability < (7, 5):
         raise Unavailable(f"{title} has compute capability {capability}: the kernels need a GPU of 7.5 or higher")
@@ -289,18 +297,20 @@ def _check(problem: Problem, device: Device) -> None:
         )
 
 
-def _check_tile(tile: Tile) -> None:
+def check_tile(tile: Tile) -> None:
+    """Refuses a tile that isn't made of whole fragments."""
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
 
 
-def _strides(spec: Spec, batch: int) -> tuple[int, int, int]:
+def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
     """Bytes from one batch, head and row to the next, as `Spec` lays an array out."""
     head = spec.rows * spec.row_bytes
     return spec.heads // batch * head, head, spec.row_bytes
 
 
-def _shape(problem: Problem, group: int) -> Any:
+def shape_struct(problem: Problem, group: int) -> Any:
+    """`struct Shape`, as a NumPy scalar."""
     p = problem
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
     values = (

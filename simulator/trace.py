@@ -60,12 +60,16 @@ class Event:
 
 @dataclass(frozen=True)
 class HbmShape:
-    """An array in HBM, of one head: `rows` x `cols` of a dtype. `role` is "input", "output" or "workspace"."""
+    """An array in HBM, of one head: `rows` x `cols` of a dtype. `role` is "input", "output" or "workspace".
+
+    A `vector` (LSE, l, m) has one value a row, unpadded.
+    """
 
     rows: int
     cols: int
     dtype: str
     role: str
+    vector: bool
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ class Recorder:
         self._files: dict[str, str] = {}
 
     def tensor(self, spec: Spec) -> None:
-        self.tensors[spec.name] = HbmShape(spec.rows, spec.cols, spec.dtype, spec.role)
+        self.tensors[spec.name] = HbmShape(spec.rows, spec.cols, spec.dtype, spec.role, spec.vector)
 
     def buffer(self, tile: SramTile, copies: int) -> None:
         self.buffers[tile.name] = SramShape(tile.rows, tile.cols, tile.dtype, copies)

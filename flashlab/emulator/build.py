@@ -27,7 +27,8 @@ from simulator.errors import Unavailable, UsageError
 __all__ = ["BuildError", "build", "kernels_of"]
 
 _FLAGS = (
-    "-std=c++17", "-O2", "-g1", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    "-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     # a call must stay where its line is: places in the code lead back to lines of the source
     "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
 )  # fmt: skip
@@ -111,12 +112,7 @@ def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries
 def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
     """The source as it is, its step marks made calls, and behind it a door to each kernel."""
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
-    doors = "".join(
-        f'extern "C" void emu_entry_{i}(void** arguments) {{ emulator::call({entry}, arguments); }}\n'
-        f'extern "C" int emu_parameters_{i}(char* letters, unsigned* sizes, int most) '
-        f"{{ return emulator::describe({entry}, letters, sizes, most); }}\n"
-        for i, entry in enumerate(entries)
-    )
+    doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
     return f'#include "cuda.h"\n#line 1 "{path}"\n{marked}\n#line 1 "doors"\n{doors}'
 
 
@@ -172,12 +168,13 @@ def _places(library: Path) -> list[tuple[int, list[tuple[str, int]]]]:
     asked = "\n".join(f"{x - 1:#x}" for x in returns)  # inside the call, not behind it
     rows = _run(["addr2line", "--addresses", "--inlines", "--exe", str(library)], asked).splitlines()
     chains: list[list[tuple[str, int]]] = []
+    here = str(kernels_cu.emulator_dir())
     for row in rows:
         if row.startswith("0x"):
             chains.append([])
             continue
         file, _, number = row.split(" (")[0].rpartition(":")
-        if number.isdecimal() and file not in ("doors", "??") and "/emulator/" not in file:
+        if number.isdecimal() and Path(file).name not in ("doors", "??") and not file.startswith(here):
             chains[-1].append((file, int(number)))
     return list(zip(returns, chains, strict=True))
 

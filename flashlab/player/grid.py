@@ -59,7 +59,7 @@ def grids(trace: Trace, problem: Problem) -> tuple[list[Grid | None], Changes]:
     for _, launch in groupby(trace.events, key=lambda event: event.launch):
         events = list(launch)
         touched = list(_touched(events, roles))
-        grid = _grid(touched, problem)
+        grid = _grid(touched, trace.tile, problem)
         if grid is not None:
             for at, cell, state in _changes(events, touched, grid, problem):
                 changes[start + at].append((cell, state))
@@ -73,7 +73,11 @@ def _roles(trace: Trace, problem: Problem) -> dict[str, str]:
     roles = {"q": "queries", "k": "keys", "v": "keys", "out": "queries", "lse": "queries"}
     for name, shape in trace.tensors.items():
         if shape.role == "workspace" and shape.rows == problem.len_q:
-            roles[name] = "scores" if shape.cols == problem.kv_length > 1 else "queries"
+            # where there are as many keys as columns of V, O is as large as S
+            like_s = not shape.vector and shape.cols == problem.kv_length
+            roles[name] = (
+                "scores" if like_s and (problem.kv_length != problem.value_dim or name in ("s", "p")) else "queries"
+            )
     return roles
 
 
@@ -104,16 +108,20 @@ def _touched(events: list[Event], roles: dict[str, str]) -> Iterator[dict[Rectan
         yield touched
 
 
-def _grid(touched: list[dict[Rectangle, Cell]], problem: Problem) -> Grid | None:
+def _grid(touched: list[dict[Rectangle, Cell]], tile: tuple[int, int], problem: Problem) -> Grid | None:
     rectangles = {rectangle for each in touched for rectangle in each}
-    if not rectangles:
-        return None
-    height, width = (max(r[side][1] - r[side][0] for r in rectangles) for side in (0, 1))
+    height, width = (_unit({rectangle[side] for rectangle in rectangles}, tile[side]) for side in (0, 1))
     if not height or not width:
         return None
     height *= -(-problem.len_q // (height * MOST_CELLS))
     width *= -(-problem.kv_length // (width * MOST_CELLS))
     return Grid(-(-problem.len_q // height), -(-problem.kv_length // width), height, width)
+
+
+def _unit(ranges: set[Range], tile: int) -> int:
+    """The side of a cell: the tile's, if all that is touched lies in that raster, else the widest range."""
+    fits = all(first % tile == 0 and last - first <= tile for first, last in ranges)
+    return tile if ranges and fits else max((last - first for first, last in ranges), default=0)
 
 
 def _changes(

@@ -29,17 +29,20 @@
 #define __cluster_dims__(...)
 
 // Built-in variables.
-#define threadIdx (emulator::current->thread)
-#define blockIdx (emulator::current->block_index)
-#define blockDim (emulator::current->block_dim)
-#define gridDim (emulator::current->grid_dim)
+#define threadIdx emu_thread_index()
+#define blockIdx emu_block_index()
+#define blockDim dim3(emu_block_dim())
+#define gridDim dim3(emu_grid_dim())
 constexpr int warpSize = 32;
 
 using uchar = unsigned char;
 using uint = unsigned;
 
 struct dim3 {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
 };
 
 // Vector types. Those of 8 and 16 bytes move as one piece, as on a GPU, so that one access is seen.
@@ -259,14 +262,20 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// What the generated end of a source calls: unpacks the arguments of a kernel, each by its type.
+// A door to a kernel, for the end of its source: unpacks the arguments, each by its type, which are none of the kernel's accesses.
+#define EMU_UNSEEN __attribute__((no_sanitize("thread")))
+#define EMU_DOOR(I, ...)                                                                                          \
+  extern "C" EMU_UNSEEN void emu_entry_##I(void** arguments) { emulator::call(__VA_ARGS__, arguments); }          \
+  extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
+    return emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
+  }
 namespace emulator {
 template <class... Parameters, std::size_t... I>
-__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
 }
 template <class... Parameters>
-void call(void (*kernel)(Parameters...), void** arguments) {
+EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<Parameters...>{});
 }
 

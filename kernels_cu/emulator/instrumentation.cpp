@@ -12,8 +12,6 @@
 namespace emulator {
 namespace {
 
-constexpr std::uint32_t PATIENCE = 20'000;  // accesses until another thread has a turn: it may be waited for
-
 // The compiler's code makes the access when this returns, so what must not happen ends the block.
 void access(const void* address, unsigned bytes, bool write, Place place) {
   if (!current) return;
@@ -21,7 +19,7 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
   Block& block = *lane.block;
   auto* at = static_cast<const char*>(address);
   if (at >= lane.stack && at < lane.stack_end) return;  // its own local variables
-  if (++lane.since_switch % PATIENCE == 0) block.take_turns(lane);
+  block.poll(lane, place);
   unsigned shared;
   if (block.sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();

@@ -91,10 +91,9 @@ struct Writer {
 
 const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
 
-std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool timed_out) {
+std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters) {
   Writer out;
   out.text = "{";
-  out.field("timed_out", static_cast<std::uint64_t>(timed_out));
   out.field("dropped", findings.dropped);
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
@@ -143,11 +142,8 @@ Launch::Launch(const EmuLaunch& launch)
     region.base = static_cast<char*>(from.base);
     region.bytes = from.bytes;
     region.input = from.input;
-    if (sanitize()) {
-      region.state = std::make_unique<unsigned char[]>(from.bytes + 1);
-      std::memcpy(region.state.get(), from.written, from.bytes);
-      if (!from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
-    }
+    region.state = from.state;
+    if (sanitize() && !from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
     regions.push_back(std::move(region));
   }
 }
@@ -210,7 +206,7 @@ char* emu_launch(const EmuLaunch* given) {
   std::vector<std::thread> threads;
   for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
   for (auto& thread : threads) thread.join();
-  return strdup(report(findings, ledger, counters, launch.timed_out).c_str());
+  return strdup(report(findings, ledger, counters).c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

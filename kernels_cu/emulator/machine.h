@@ -112,7 +112,7 @@ struct Block {
 
   void yield();                // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void take_turns(Lane& lane);  // lets the others run, for this one may wait for them; too long, and it is a hang
+  void poll(Lane& lane, Place place);  // an access that may be one of a loop that waits: lets the others run now and then
   [[noreturn]] void abort();  // the running lane found what the block can't go on after
   void finished(Lane& lane);
   void check_barrier(int id);

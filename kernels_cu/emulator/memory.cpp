@@ -67,12 +67,12 @@ char* Sram::pointer(unsigned address) const {
 
 bool Sram::shared_address(const void* pointer, unsigned& address) const {
   auto* at = static_cast<const char*>(pointer);
-  if (at >= dynamic && at < dynamic + (1 << 18)) {
-    address = dynamic_begin + static_cast<unsigned>(at - dynamic);
-    return true;
-  }
   if (at >= statics && at < statics + static_bytes) {
     address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
+    return true;
+  }
+  if (at >= dynamic && at < dynamic + (1 << 18)) {
+    address = dynamic_begin + static_cast<unsigned>(at - dynamic);
     return true;
   }
   return false;
@@ -165,13 +165,16 @@ Access access_of(Lane& lane, bool write, bool atomic, Place place) {
 }
 
 // Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
-void race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+bool race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
   Access mine = access_of(lane, write, atomic, place), other{};
+  bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    if (enter(lane, lane.block->sram.chunks[chunk], mine, other))
-      add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+    if (!enter(lane, lane.block->sram.chunks[chunk], mine, other)) return;
+    race = true;
+    add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
   });
+  return race;
 }
 
 void race_global(Lane& lane, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
@@ -244,7 +247,9 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
     add_shared(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
                address, bytes);
   unsigned char* state = &sram.state[address];
-  if (any(state, bytes, PENDING)) {
+  const bool race = race_shared(lane, address, bytes, write, atomic, place);
+  if (race) {  // said already; what the bytes hold follows from it
+  } else if (any(state, bytes, PENDING)) {
     Access other{};
     const Access* issued = nullptr;
     for (const auto& copier : lane.block->lanes)
@@ -255,10 +260,8 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
         }
     add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
                address, bytes, issued);
-  } else {
-    race_shared(lane, address, bytes, write, atomic, place);
-    if ((!write || atomic) && any(state, bytes, UNWRITTEN))
-      add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
+  } else if ((!write || atomic) && any(state, bytes, UNWRITTEN)) {
+    add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
   }
   if (write)
     for (unsigned i = 0; i < bytes; ++i)
@@ -271,8 +274,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    race_shared(lane, to, CHUNK, true, false, place);
-    if (any(&sram.state[to], CHUNK, PENDING))
+    if (!race_shared(lane, to, CHUNK, true, false, place) && any(&sram.state[to], CHUNK, PENDING))
       add_shared(lane, "wait forgotten", "a copy goes where another is still on its way", place, to, CHUNK);
     std::memset(&sram.state[to], PENDING, CHUNK);
     std::memset(sram.pointer(to), POISON, CHUNK);

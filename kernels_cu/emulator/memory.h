@@ -58,7 +58,7 @@ struct Region {
   char* base = nullptr;
   std::int64_t bytes = 0;
   bool input = false;
-  std::unique_ptr<unsigned char[]> state;
+  unsigned char* state = nullptr;  // a State for each byte
   struct Chunk {
     std::atomic_flag busy = ATOMIC_FLAG_INIT;
     Accesses accesses;

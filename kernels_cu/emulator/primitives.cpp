@@ -28,6 +28,7 @@ void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place pla
 
 void emu_load_global(void* value, const void* address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   Region* region;
   if (!check_global(lane, address, bytes, false, false, HERE, region)) return void(std::memset(value, POISON, bytes));
   count(lane, Op::ld, *region, address, bytes, HERE);
@@ -44,6 +45,7 @@ void emu_store_global(void* address, const void* value, unsigned bytes) {
 
 void emu_load_shared(void* value, unsigned address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   if (!check_shared(lane, address, bytes, false, false, HERE)) return void(std::memset(value, POISON, bytes));
   count_shared(lane, Op::ld, address, bytes, HERE);
   std::memcpy(value, lane.block->sram.pointer(address), bytes);
@@ -86,6 +88,7 @@ void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
 
 int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   unsigned shared;
   if (lane.block->sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
@@ -105,6 +108,16 @@ void emu_assert(const char* condition) {
   lane.block->findings.add(std::move(finding));
   lane.block->abort();
 }
+
+// The running thread
+
+uint3 emu_thread_index() { return current->thread; }
+uint3 emu_block_index() { return current->block_index; }
+uint3 emu_block_dim() { return current->block_dim; }
+uint3 emu_grid_dim() { return current->grid_dim; }
+void emu_step(const char* name) { current->step = name; }
+void emu_count_flops(unsigned n) { current->counters->flops += n; }
+void emu_count_exp() { ++current->counters->exp; }
 
 // Tensor cores
 

@@ -44,14 +44,24 @@ int emu_atomic(void* address, unsigned bytes);
 unsigned emu_shared_address(const void* pointer);
 void* emu_shared_pointer(unsigned address);
 
+// The running thread: its place, which never changes, and its marks and counts.
+[[gnu::const]] uint3 emu_thread_index();
+[[gnu::const]] uint3 emu_block_index();
+[[gnu::const]] uint3 emu_block_dim();
+[[gnu::const]] uint3 emu_grid_dim();
+void emu_step(const char* name);
+void emu_count_flops(unsigned n);
+void emu_count_exp();
+
 // What the source says of itself: what lies where in SRAM.
 void emu_name_sram(const char* name, unsigned address, unsigned bytes);
 }
 
 namespace emulator {
 
-inline void step(const char* name) { current->step = name; }
-inline void count_flops(unsigned n) { current->counters->flops += n; }
-inline void count_exp() { ++current->counters->exp; }
+// Calls, for the running thread's own record isn't the kernel's memory, and mustn't be seen as that.
+inline void step(const char* name) { emu_step(name); }
+inline void count_flops(unsigned n) { emu_count_flops(n); }
+inline void count_exp() { emu_count_exp(); }
 
 }  // namespace emulator

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashlab import cases, counters
+from flashlab import cases, counters, ncu
 from flashlab.cases import Case
 from flashlab.counters import Measured
 from simulator import Problem, Tile, count, shape_run
@@ -156,7 +156,7 @@ def test_cases_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
 
 def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    counters._metrics.cache_clear()
+    ncu.known.cache_clear()
     with pytest.raises(Unavailable, match="install Nsight Compute") as missing:
         counters._metrics()
     assert "\n" not in str(missing.value)
@@ -171,8 +171,8 @@ def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_no_permission_is_one_line_with_the_remedy(printed: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(stdout="", stderr=printed, returncode=1)
-    monkeypatch.setattr(counters.subprocess, "run", lambda *_, **__: done)
-    monkeypatch.setattr(counters, "_ncu", lambda: "ncu")
+    monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(ncu, "_ncu", lambda: "ncu")
     with pytest.raises(Unavailable, match=remedy) as refused:
         counters._profile([CASE], ["dram__bytes_read.sum"], 10)
     assert "\n" not in str(refused.value)

@@ -296,8 +296,9 @@ async function boot() {
   try {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack it (2023 or newer will do)");
     const blobs = await Promise.all(Array.from(document.querySelectorAll("script.data"), (script) => unpacked(script.textContent)));
-    const data = JSON.parse(new TextDecoder().decode(blobs[0]));
-    const traces = data.traces.map((each, n) => new Trace(each, floats(blobs[n + 1]), data.thinning));
+    const read = (blob) => JSON.parse(new TextDecoder().decode(blob));
+    const data = read(blobs.shift()), traces = [];
+    while (blobs.length) traces.push(new Trace(read(blobs.shift()), floats(blobs.shift()), data.thinning));
     new Player(root, data, traces);
     root.dataset.ready = "";
   } catch (error) {

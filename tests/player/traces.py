@@ -1,0 +1,40 @@
+"""Traces that the player's tests share, made once."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import flashlab as fl
+
+LESSON = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
+"""As large as what a lesson steps through."""
+SMALL = fl.Problem(batch=1, heads=1, len_q=48, head_dim=16, dtype="float32", causal=True)
+
+
+def record(program: Any, problem: fl.Problem, tile: tuple[int, int], *, lse: bool = False) -> fl.Trace:
+    """The trace of the first head."""
+    q, k, v = fl.random_inputs(problem)
+    masks = {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
+    trace = fl.simulate(program, q, k, v, **masks, tile=tile, device="a100", lse=lse, trace=(0, 0)).trace
+    assert trace is not None
+    return trace
+
+
+@cache
+def lesson(algorithm: str) -> fl.Trace:
+    return record(algorithm, LESSON, (32, 32))
+
+
+@cache
+def small(algorithm: str) -> fl.Trace:
+    return record(algorithm, SMALL, (16, 16))
+
+
+@cache
+def long() -> fl.Trace:
+    """Ten thousand events."""
+    problem = fl.Problem(batch=1, heads=1, len_q=848, head_dim=32, dtype="float16", causal=True)
+    trace = record("flash2", problem, (16, 16))
+    assert 10_000 <= len(trace.events) < 11_000
+    return trace
