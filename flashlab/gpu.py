@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kernels_cu
-from flashlab import arrays, compiler
+from flashlab import arrays, compiler, tma
 from flashlab.arrays import View, cupy
 from simulator import catalogue, count
+from simulator.config import Config
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
@@ -140,7 +141,11 @@ def _cached_plan(
     chosen = plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
     if out := views.get("out"):
         _check_out(out, views["q"])
-    copied = tuple(name for name in ("q", "k", "v") if not arrays.is_aligned(views[name]))
+    boxed = {name for kernel in catalogue.get(algorithm).kernels for name, _ in kernel.boxes}
+    copied = tuple(
+        name for name in ("q", "k", "v")
+        if not arrays.is_aligned(views[name]) or (name in boxed and not tma.takes(views[name]))
+    )  # fmt: skip
     spans = [(view.span, view.pointer) for view in views.values()]
     return _Planned(chosen, copied, tuple((low - base, high - base) for (low, high), base in spans))
 
@@ -185,13 +190,15 @@ def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]
 
 @dataclass(frozen=True)
 class _Launch:
-    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL."""
+    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL. `boxes` are those that the
+    kernel gets TMA's descriptors of, with the rows of a box."""
 
     kernel: Any
     grid: tuple[int]
     block: tuple[int]
     sram: int
     arguments: tuple[str | None, ...]
+    boxes: tuple[tuple[str, int], ...] = ()
 
 
 class Plan:
@@ -210,11 +217,13 @@ class Plan:
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
         check_problem(problem, device)
+        if any(kernel.hopper for kernel in row.kernels):
+            check_hopper(row.name, problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        check_tile(config.tile)
+        check_tile(config)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
@@ -227,11 +236,12 @@ class Plan:
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(kernel.source, kernel.entry, macros, arch, launch.sram_peak),
-                grid=(launch.blocks,),
+                kernel=_kernel(kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak),
+                grid=(config.grid(problem, device, launch.blocks),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
+                boxes=tuple((name, getattr(config.tile, side)) for name, side in kernel.boxes),
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -262,6 +272,9 @@ class Plan:
                 held.append(memory := alloc(nbytes))
                 values[name] = np.uintp(memory.ptr)
         for each in self._launches:
+            for name, rows in each.boxes:
+                view = views[name]
+                values[name] = tma.descriptor(view.pointer, view.shape, view.strides, view.dtype, rows)
             arguments = (*[values[name] for name in each.arguments], self._shape)
             each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
 
@@ -297,8 +310,21 @@ def check_problem(problem: Problem, device: Device) -> None:
         )
 
 
-def check_tile(tile: Tile) -> None:
+def check_hopper(name: str, problem: Problem, device: Device) -> None:
+    """Refuses what a kernel made for Hopper can't do."""
+    title = device.title or device.name
+    if device.compute_capability != (9, 0):
+        capability = "{}.{}".format(*device.compute_capability)
+        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
+    if problem.itemsize != 2:
+        raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
+
+
+def check_tile(config: Config) -> None:
     """Refuses a tile that isn't made of whole fragments."""
+    tile = config.tile
+    if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
+        raise UsageError("tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256")
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
 

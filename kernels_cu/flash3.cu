@@ -14,9 +14,6 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-static_assert(CONSUMERS == 2 || CONSUMERS == 3, "the registers of an SM are shared out among 2 or 3 consumers");
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
-
 // The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
 struct Agenda {
   const Shape& shape;
@@ -42,7 +39,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
-    release_registers<PRODUCER_REGISTERS>();
+    become_producer();
     if (threadIdx.x == 0) {
       Agenda agenda{shape};
       Work work;
@@ -78,7 +75,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     return;
   }
 
-  claim_registers<CONSUMER_REGISTERS>();
+  become_consumer();
   Agenda agenda{shape};
   Work work;
   const int consumer = warpgroup_id() - 1;

@@ -12,9 +12,6 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-static_assert(CONSUMERS == 2 || CONSUMERS == 3, "the registers of an SM are shared out among 2 or 3 consumers");
-constexpr int PRODUCER_REGISTERS = CONSUMERS == 2 ? 24 : 32, CONSUMER_REGISTERS = CONSUMERS == 2 ? 240 : 160;
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const Tensor out, float* lse, const Shape shape) {
@@ -22,7 +19,7 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
   open(sram);
 
   if (warpgroup_id() == 0) {
-    release_registers<PRODUCER_REGISTERS>();
+    become_producer();
     if (threadIdx.x == 0) {
       const Work work = work_in_order(shape);
       const int kv = kv_head(shape, work.head);
@@ -41,7 +38,7 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     return;
   }
 
-  claim_registers<CONSUMER_REGISTERS>();
+  become_consumer();
   const Work work = work_in_order(shape);
   const int consumer = warpgroup_id() - 1, last_row = min(work.first_row + BR, shape.len_q) - 1;
   const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;

@@ -120,9 +120,11 @@ def emulate(
         raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
     counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
     gpu.check_problem(problem, counts.device)
+    if any(kernel.hopper for kernel in row.kernels):
+        raise Unavailable(f"the emulator has no TMA and wgmma yet: {row.name} runs on a GPU, flash2 on both")
     config = counts.config
     assert config is not None
-    gpu.check_tile(config.tile)
+    gpu.check_tile(config)
     arena = Arena()
     values = _arguments(arena, counts, {"q": q, "k": k, "v": v})
     shape = gpu.shape_struct(problem, config.heads_together).tobytes()
@@ -136,7 +138,7 @@ def emulate(
         given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-                kernel.entry, (launch.blocks,), (32 * launch.warps,), [*given, shape], arena, sram=launch.sram_peak,
+                kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape], arena, sram=launch.sram_peak,
                 sanitize=sanitize, workers=workers,
             )
         )  # fmt: skip

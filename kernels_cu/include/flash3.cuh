@@ -59,6 +59,17 @@ DEVICE void open(const Sram& sram) {
   barrier();
 }
 
+// Shares out an SM's 65,536 registers anew, which a launch gives to all warpgroups alike: few to the one that loads.
+DEVICE void become_producer() {
+  static_assert(CONSUMERS <= 3, "with more consumers none has room for its accumulators");
+  if constexpr (CONSUMERS == 2) release_registers<24>();
+  if constexpr (CONSUMERS == 3) release_registers<32>();
+}
+DEVICE void become_consumer() {
+  if constexpr (CONSUMERS == 2) claim_registers<240>();
+  if constexpr (CONSUMERS == 3) claim_registers<160>();
+}
+
 // A consumer warp is done with the slot that `empty` guards.
 DEVICE void release(unsigned empty) {
   if (lane_id() == 0) mbarrier_arrive(empty);
@@ -217,6 +228,10 @@ struct Turns {
   DEVICE explicit Turns(int consumer) : consumer(consumer) {
     if (consumer == CONSUMERS - 1) pass();
   }
-  DEVICE void take() const { named_barrier_sync(1 + consumer, 2 * WARPGROUP); }
-  DEVICE void pass() const { named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP); }
+  DEVICE void take() const {
+    if constexpr (CONSUMERS > 1) named_barrier_sync(1 + consumer, 2 * WARPGROUP);
+  }
+  DEVICE void pass() const {
+    if constexpr (CONSUMERS > 1) named_barrier_arrive(1 + (consumer + 1) % CONSUMERS, 2 * WARPGROUP);
+  }
 };

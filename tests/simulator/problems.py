@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulator import DEVICES, Device, Problem, Tile
 
 DTYPES = ("float32", "float16", "bfloat16")
-ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2")
+ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2", "flash3_1", "flash3")
 
 _side = st.none() | st.integers(0, 60)
 
