@@ -1,4 +1,4 @@
-"""The commands that judge kernels and programs: verify, bench, counters, sanitize, and emulate, which is to come."""
+"""The commands that judge kernels and programs: verify, bench, counters, sanitize."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import UsageError, unknown
 
 _OURS = ("standard", "online_softmax", "flash1", "flash2")
 
@@ -22,8 +22,6 @@ def register(app: typer.Typer) -> None:
         (sanitize, "flashlab sanitize flash1 flash2"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(epilog="Example: flashlab emulate flash2 --len-q 128", context_settings=anything)(emulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +151,13 @@ def counters(
     l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
+    backend: Annotated[
+        str, typer.Option(help="gpu, emulator, or both: the emulator against the GPU, outputs too.")
+    ] = "gpu",
+    device: Annotated[str, typer.Option(help="The GPU that the emulator's kernels are built for.")] = "h100",
     json: Json = False,
 ) -> None:
-    """The GPU's own counters (ncu) against simulator and formula, to the byte."""
+    """The GPU's own counters (ncu), or the emulator's, against simulator and formula, to the byte."""
     from flashlab import counters as hardware
     from flashlab.cases import Case
 
@@ -169,8 +171,22 @@ def counters(
     if not matrix and not l2:
         posed = problem.problem()
         cases = [Case(name, name, posed, options.tile(tile), lse) for name in names]
-    report = hardware.run(cases, progress=output.track("algorithms"))
-    save.keep("counters", report.algorithms, report)
+    report: Any
+    if backend == "gpu":
+        report = hardware.run(cases, progress=output.track("algorithms"))
+    elif backend == "emulator":
+        from flashlab.emulator import counters as emulated
+
+        if save.save is not None:
+            raise UsageError("--save", save.save, "nothing: figures of record are measured on a GPU")
+        report = emulated.run(cases, device=device, progress=output.track("problems"))
+    elif backend == "both":
+        from flashlab.emulator import agreement
+
+        report = agreement.run(cases, progress=output.track("problems"))
+    else:
+        raise unknown("--backend", backend, ("gpu", "emulator", "both"))
+    save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
     _finish(report, json, report.passed)
 
 
@@ -188,8 +204,3 @@ def sanitize(
     report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
     _finish(report, json, report.passed)
-
-
-def emulate() -> None:
-    """Run a kernel's CUDA source on the CPU (not built yet)."""
-    raise Unavailable("emulate: not built yet; flashlab simulate runs the tile program of the same name")

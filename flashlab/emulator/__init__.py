@@ -6,10 +6,11 @@ one of its kernels on buffers in an `Arena`. The C++ side is
 """
 
 from flashlab.emulator.build import BuildError, build, kernels_of
+from flashlab.emulator.files import Empty, FileRun, emulate_file
 from flashlab.emulator.kernels import Emulation, EmulationError, attention, emulate
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
 
 __all__ = [
-    "Arena", "BuildError", "Emulation", "EmulationError", "Finding", "Launched", "Library", "Line", "Moved", "attention",
-    "build", "emulate", "kernels_of",
+    "Arena", "BuildError", "Empty", "Emulation", "EmulationError", "FileRun", "Finding", "Launched", "Library", "Line",
+    "Moved", "attention", "build", "emulate", "emulate_file", "kernels_of",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -98,13 +99,14 @@ def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
 def emulate(
     q: Array, k: Array, v: Array, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
     scale: float | None = None, lse: bool = False, tile: TileLike = None, device: Device | str | None = None,
-    sanitize: bool = True, watch: bool = False, workers: int | None = None,
+    sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
 ) -> Emulation:  # fmt: skip
     """Run an algorithm's kernels on the CPU: NumPy arrays in, shapes and options as `flashlab.attention` has them.
 
     The kernels are built as for `device` (None: "h100"). `sanitize=False` only computes and counts. `watch` also looks at
-    loads and stores that don't go through the primitives (slower; a test proves that our kernels have none). `workers`:
-    how many blocks run at the same time (None: as many as there are cores).
+    loads and stores that don't go through the primitives (slower; a test proves that our kernels have none). `source`: a
+    `.cu` file that stands in for the algorithm's own, with the same kernels, watched. `workers`: how many blocks run at
+    the same time (None: as many as there are cores).
 
     Raises `UsageError` for bad input, `Unavailable` without a C++ compiler.
 
@@ -134,7 +136,8 @@ def emulate(
     for launch, kernel in zip(counts.launches, row.kernels, strict=True):
         if not launch.blocks:
             continue
-        library = build(kernels_cu.source(kernel.source), macros, arch=100 * major + 10 * minor, watch=watch)
+        path = kernels_cu.source(kernel.source) if source is None else Path(source)
+        library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
         given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
@@ -159,6 +162,7 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
         else:
             arena.new(spec.name, spec.nbytes)
             strides = gpu.strides_of(spec, batch)
+        arena.buffers[spec.name].strides = strides if spec.vector else (*strides, spec.itemsize)
         pointer = arena.pointer(spec.name)
         tensor = np.array((pointer, *strides), gpu.TENSOR)
         values[spec.name] = np.uint64(pointer).tobytes() if spec.vector else tensor.tobytes()
@@ -203,7 +207,7 @@ def attention(
     if out is not None and not isinstance(out, np.ndarray):
         raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
     views = [to_numpy(name, x) for name, x in given.items()]
-    target: Array | None = out
+    target = cast("Array | None", out)
     if target is not None:
         _check_out(target, views)
     run = emulate(

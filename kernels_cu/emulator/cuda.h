@@ -279,10 +279,10 @@ EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<Parameters...>{});
 }
 
-// One letter and the size for each parameter, as in "p8 i4 f4": pointer, integer, float, or something else (a struct).
+// One letter and the size for each parameter: p pointer, c pointer to const, i u integers, f float, s something else.
 template <class T>
 constexpr char letter() {
-  return std::is_pointer_v<T> ? 'p' : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
+  return std::is_pointer_v<T> ? (std::is_const_v<std::remove_pointer_t<T>> ? 'c' : 'p') : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
 }
 template <class... Parameters>
 int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) {

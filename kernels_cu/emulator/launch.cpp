@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "faults.h"
 #include "machine.h"
 
 namespace emulator {
@@ -105,6 +106,7 @@ std::string report(const Findings& findings, const Ledger& ledger, const Counter
     out.field("step", finding.step);
     out.field("block", finding.block);
     out.field("thread", finding.thread);
+    out.field("space", finding.space);
     out.field("tensor", finding.tensor);
     out.field("offset", finding.offset);
     out.field("bytes", static_cast<std::int64_t>(finding.bytes));
@@ -188,7 +190,9 @@ char* emu_launch(const EmuLaunch* given) {
   Ledger ledger;
   Counters counters;
   std::mutex results;
+  const FaultHandlers handlers;
   auto sm = [&] {
+    const SignalStack signals;
     Block block(launch);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
       block.run(number);

@@ -122,6 +122,10 @@ struct Block {
   void tell_other(Finding& finding, const Lane& other) const;
 
  private:
+  void schedule();  // until all lanes have ended, or can't
+  void faulted();
+  void too_late(const Lane& lane, Place place);
+
   char* stacks_ = nullptr;
   std::size_t stack_bytes_ = 0;
 };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <utility>
 
 #include "launch.h"
 #include "machine.h"
@@ -67,7 +67,7 @@ char* Sram::pointer(unsigned address) const {
 
 bool Sram::shared_address(const void* pointer, unsigned& address) const {
   auto* at = static_cast<const char*>(pointer);
-  if (at >= statics && at < statics + static_bytes) {
+  if (at >= statics && at < statics + (dynamic_begin - SRAM_ORIGIN)) {  // and the gap behind them, where nothing lies
     address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
     return true;
   }
@@ -85,6 +85,15 @@ const Sram::Name* Sram::name_of(unsigned address) const {
   return nullptr;
 }
 
+// The static array whose end the gap before the dynamic SRAM follows, for an address in that gap.
+const Sram::Name* Sram::before(unsigned address) const {
+  const Name* last = nullptr;
+  if (address < dynamic_begin)
+    for (const auto& name : statics_by_name)
+      if (name.end <= address && (!last || name.end > last->end)) last = &name;
+  return last;
+}
+
 // Findings
 
 namespace {
@@ -95,6 +104,7 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
                 unsigned bytes, const Access* other = nullptr) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
+  finding.space = "hbm";
   finding.bytes = static_cast<int>(bytes);
   if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
   if (other) lane.block->tell_other(finding, *other);
@@ -106,8 +116,10 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
+  finding.space = "sram";
   finding.bytes = static_cast<int>(bytes);
   const auto* name = sram.name_of(address);
+  if (!name) name = sram.before(address);
   finding.tensor = name ? name->name : "SRAM";
   finding.offset = static_cast<std::int64_t>(address) - (name ? name->begin : sram.dynamic_begin);
   if (other) lane.block->tell_other(finding, *other);
@@ -146,6 +158,10 @@ bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
 const char* race_of(const Access& mine, const Access& other) {
   return mine.write ? other.write ? "writes what another thread wrote" : "writes what another thread read"
                     : "reads what another thread wrote";
+}
+
+std::string misaligned(unsigned bytes, bool write) {
+  return std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + " at an address that isn't a multiple of that";
 }
 
 // The chunks of an access, one after the other: calls each(index, bytes of the chunk as bits).
@@ -210,16 +226,17 @@ bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, b
     if (near) {
       const std::int64_t offset = static_cast<const char*>(address) - near->base;
       where = offset < 0 ? count_of(-offset, "byte") + " before the start of " + near->name
-                         : count_of(std::max<std::int64_t>(0, offset - near->bytes), "byte") + " past the end of " + near->name;
+                         : count_of(offset + bytes - near->bytes, "byte") + " past the end of " + near->name;
     }
     add_global(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
                place, near, address, bytes);
     return false;
   }
   if (!launch.sanitize()) return true;
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0)
-    add_global(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
-               region, address, bytes);
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
+    add_global(lane, "misaligned", misaligned(bytes, write), place, region, address, bytes);
+    return false;
+  }
   unsigned char* state = &region->state[static_cast<const char*>(address) - region->base];
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
@@ -236,16 +253,19 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
   Sram& sram = lane.block->sram;
   if (!sram.holds(address, bytes) || (address < sram.dynamic_begin && !sram.name_of(address))) {
     std::string where = "there is no SRAM at address " + std::to_string(address);
-    if (address >= sram.end && address < sram.end + (1u << 24))
+    if (const auto* name = sram.before(address))
+      where = count_of(address + bytes - name->end, "byte") + " past the end of " + name->name;
+    else if (address >= sram.end && address < sram.end + (1u << 24))
       where = count_of(address + bytes - sram.end, "byte") + " past the block's " + std::to_string(sram.end - sram.dynamic_begin);
     add_shared(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
                place, address, bytes);
     return false;
   }
   if (!lane.block->launch.sanitize()) return true;
-  if (address % bytes && (bytes & (bytes - 1)) == 0)
-    add_shared(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
-               address, bytes);
+  if (address % bytes && (bytes & (bytes - 1)) == 0) {
+    add_shared(lane, "misaligned", misaligned(bytes, write), place, address, bytes);
+    return false;
+  }
   unsigned char* state = &sram.state[address];
   const bool race = race_shared(lane, address, bytes, write, atomic, place);
   if (race) {  // said already; what the bytes hold follows from it
@@ -275,11 +295,11 @@ void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
     if (!race_shared(lane, to, CHUNK, true, false, place) && any(&sram.state[to], CHUNK, PENDING))
-      add_shared(lane, "wait forgotten", "a copy goes where another is still on its way", place, to, CHUNK);
+      add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, CHUNK);
     std::memset(&sram.state[to], PENDING, CHUNK);
     std::memset(sram.pointer(to), POISON, CHUNK);
   }
-  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place});
+  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place, lane.step});
 }
 
 void finish_copies(Lane& lane, unsigned pending) {
@@ -290,16 +310,19 @@ void finish_copies(Lane& lane, unsigned pending) {
     std::memcpy(sram.pointer(copy.to), copy.from, CHUNK);
     if (!lane.block->launch.sanitize()) continue;
     std::memset(&sram.state[copy.to], WRITTEN, CHUNK);
+    const char* step = std::exchange(lane.step, copy.step);
     race_shared(lane, copy.to, CHUNK, true, false, copy.place);
+    lane.step = step;
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 void leave_copies(Lane& lane) {
   if (lane.copies.empty()) return;
+  lane.step = lane.copies.front().step;
   if (lane.block->launch.sanitize())
-    add_shared(lane, "wait forgotten", "the thread ends with " + count_of(static_cast<std::int64_t>(lane.copies.size()), "copy") +
-               " on its way", lane.copies.front().place, lane.copies.front().to, CHUNK);
+    add_shared(lane, "wait forgotten", "ends without having waited for this copy", lane.copies.front().place,
+               lane.copies.front().to, CHUNK);
   lane.copies.clear();
 }
 

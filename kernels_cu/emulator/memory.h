@@ -88,6 +88,7 @@ struct Sram {
   char* pointer(unsigned address) const;
   bool shared_address(const void* pointer, unsigned& address) const;
   const Name* name_of(unsigned address) const;
+  const Name* before(unsigned address) const;
 };
 
 // A copy_async on its way: it takes effect when its thread waits for it, not before.
@@ -96,6 +97,7 @@ struct Copy {
   const char* from;
   unsigned group;
   Place place;
+  const char* step;
 };
 
 // The checks, each for one lane's access of 1 to 16 bytes. They add findings; false: there is nothing to access.

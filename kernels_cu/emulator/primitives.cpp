@@ -202,7 +202,7 @@ static void shuffle_of_warp(Warp& warp, unsigned mask) {
     }
     if (!(mask >> source & 1)) {
       Finding finding = warp.block->finding("divergent collective", lane.place, lane);
-      finding.message = std::string(lane.what) + ": takes from lane " + std::to_string(source) + ", which isn't there";
+      finding.message = std::string("takes from lane ") + std::to_string(source) + " in " + lane.what + ", which isn't in the mask or has ended";
       warp.block->findings.add(std::move(finding));
       source = i;
     }
