@@ -86,7 +86,9 @@ class Compiled:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The lines of the log that warn: ptxas's on spills among them, and its remarks on wgmma (C75xx)."""
-        return tuple(line.strip() for line in self.log.splitlines() if re.search(r"\bwarning\b|\(C75\d\d\)", line, re.I))
+        return tuple(
+            line.strip() for line in self.log.splitlines() if re.search(r"\bwarning\b|\(C75\d\d\)", line, re.I)
+        )
 
     @property
     def spills(self) -> int:

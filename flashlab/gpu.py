@@ -22,7 +22,7 @@ from simulator.config import Config
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import ITEMSIZE, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
 
@@ -236,7 +236,9 @@ class Plan:
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak),
+                kernel=_kernel(
+                    kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
+                ),
                 grid=(config.grid(problem, device, launch.blocks),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
@@ -324,7 +326,9 @@ def check_tile(config: Config) -> None:
     """Refuses a tile that isn't made of whole fragments."""
     tile = config.tile
     if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
-        raise UsageError("tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256")
+        raise UsageError(
+            "tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
+        )
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
 

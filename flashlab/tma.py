@@ -53,7 +53,9 @@ def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], d
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuTensorMapEncodeTiled: {status.name} for shape {shape}, strides {strides}, boxes of {rows} rows")
+        raise RuntimeError(
+            f"cuTensorMapEncodeTiled: {status.name} for shape {shape}, strides {strides}, boxes of {rows} rows"
+        )
     return np.array(([int(word) for word in encoded.opaque],), DESCRIPTOR)[()]
 
 

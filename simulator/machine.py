@@ -6,8 +6,8 @@ computes and counts; on shapes alone it only counts. Bytes are counted where the
 
 - `block.load` and `block.store` request bytes from HBM: the rows inside the problem, padded to 16 bytes;
 - what lands in SRAM is the whole tile, padded to the fragment (16 x 8 x 16);
-- `block.matmul` reads each SRAM operand once for each warp (or warpgroup) that uses it: `"rows"` or `"cols"` splits it over the warps,
-  `"none"` has every warp read all of it;
+- `block.matmul` reads each SRAM operand once for each warp (or warpgroup) that uses it: `"rows"` or `"cols"` splits it
+  over the warps, `"none"` has every warp read all of it;
 - `block.put` and `block.get` are transfers between warps through SRAM; shuffles and registers count nothing.
 """
 

@@ -19,7 +19,7 @@ from simulator import catalogue, count
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import Unavailable, UsageError
 from simulator.problem import Problem, row_bytes
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
@@ -141,8 +141,8 @@ def emulate(
         given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-                kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape], arena, sram=launch.sram_peak,
-                sanitize=sanitize, workers=workers,
+                kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape],
+                arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers,
             )
         )  # fmt: skip
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
