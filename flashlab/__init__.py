@@ -58,6 +58,7 @@ from simulator import (
 
 if TYPE_CHECKING:
     from flashlab.compare import Comparison, compare
+    from flashlab.emulator import Empty, Emulation, EmulationError, FileRun, emulate, emulate_file
     from flashlab.gpu import attention
     from flashlab.inputs import load_inputs, sample
     from flashlab.lessons import check, predict, progress
@@ -72,6 +73,12 @@ _LAZY = {
     "attention": "flashlab.gpu",
     "check": "flashlab.lessons",
     "compare": "flashlab.compare",
+    "emulate": "flashlab.emulator",
+    "emulate_file": "flashlab.emulator",
+    "Empty": "flashlab.emulator",
+    "FileRun": "flashlab.emulator",
+    "Emulation": "flashlab.emulator",
+    "EmulationError": "flashlab.emulator",
     "Comparison": "flashlab.compare",
     "load_inputs": "flashlab.inputs",
     "predict": "flashlab.lessons",
@@ -110,8 +117,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
-    "HbmTensor", "Machine", "Player", "Problem", "Program", "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow",
-    "SramTile", "Sweep", "Tile", "Trace", "Unavailable", "UsageError", "__version__", "attention", "catalogue",
-    "check", "check_formula", "compare", "count", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
+    "Emulation", "EmulationError", "Empty", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
+    "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Trace",
+    "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
+    "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
     "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
 ]  # fmt: skip

@@ -109,6 +109,18 @@ class BenchReport:
             "not_run": list(self.not_run),
         }  # fmt: skip
 
+    def cells(self) -> list[dict[str, Any]]:
+        """A flat row a cell: the kernel under test, its share of the matmul rate, and its ratio to each peer there."""
+        flat: list[dict[str, Any]] = []
+        for row in self.rows:
+            cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
+            if row.peer is None:
+                same = {"kernel": self.algorithm, "device": self.device, **cell, "milliseconds": row.milliseconds}
+                flat.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
+            else:
+                flat[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
+        return flat
+
     def print(self) -> None:
         """A table, the yardsticks, and what was not run."""
         from flashlab.cli.output import line, table

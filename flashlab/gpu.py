@@ -15,17 +15,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kernels_cu
-from flashlab import arrays, compiler
+from flashlab import arrays, compiler, tma
 from flashlab.arrays import View, cupy
 from simulator import catalogue, count
+from simulator.config import Config
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import ITEMSIZE, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
 
-__all__ = ["ARCH", "SHAPE", "TENSOR", "Plan", "attention", "current_device", "plan"]
+__all__ = [
+    "ARCH", "SHAPE", "TENSOR", "Plan", "attention", "check_problem", "check_tile", "current_device", "plan", "shape_struct",
+    "strides_of",
+]  # fmt: skip
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
@@ -52,6 +56,9 @@ def attention(
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
+    `backend="emulator"` runs the kernel on the CPU as built for `device` (None: "h100"): it takes NumPy arrays, too, and
+    raises `EmulationError` for every misuse of the machine that it sees.
+
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
     logarithm. `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU,
@@ -65,8 +72,15 @@ def attention(
     >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
     (1, 8, 1024, 64)
     """
+    if backend == "emulator":
+        from flashlab.emulator import attention as emulated
+
+        return emulated(
+            q, k, v, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, out=out, tile=tile,
+            device=device,
+        )  # fmt: skip
     if backend != "gpu":
-        raise _other_backend(backend)
+        raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     framework = arrays.framework("q", q)
@@ -127,7 +141,11 @@ def _cached_plan(
     chosen = plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
     if out := views.get("out"):
         _check_out(out, views["q"])
-    copied = tuple(name for name in ("q", "k", "v") if not arrays.is_aligned(views[name]))
+    boxed = {name for kernel in catalogue.get(algorithm).kernels for name, _ in kernel.boxes}
+    copied = tuple(
+        name for name in ("q", "k", "v")
+        if not arrays.is_aligned(views[name]) or (name in boxed and not tma.takes(views[name]))
+    )  # fmt: skip
     spans = [(view.span, view.pointer) for view in views.values()]
     return _Planned(chosen, copied, tuple((low - base, high - base) for (low, high), base in spans))
 
@@ -170,21 +188,17 @@ def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
-def _other_backend(backend: str) -> Exception:
-    if backend == "emulator":
-        return Unavailable("backend 'emulator' isn't built yet: use 'gpu', or fl.simulate on NumPy arrays")
-    return unknown("backend", backend, ["gpu", "emulator"])
-
-
 @dataclass(frozen=True)
 class _Launch:
-    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL."""
+    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL. `boxes` are those that the
+    kernel gets TMA's descriptors of, with the rows of a box."""
 
     kernel: Any
     grid: tuple[int]
     block: tuple[int]
     sram: int
     arguments: tuple[str | None, ...]
+    boxes: tuple[tuple[str, int], ...] = ()
 
 
 class Plan:
@@ -202,29 +216,34 @@ class Plan:
         row = catalogue.get(algorithm)
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
-        _check(problem, device)
+        check_problem(problem, device)
+        if any(kernel.hopper for kernel in row.kernels):
+            check_hopper(row.name, problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        _check_tile(config.tile)
+        check_tile(config)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
         specs = self.counts.tensors.values()
-        self._tensors = [(x.name, x.nbytes, _strides(x, problem.batch)) for x in specs if not x.vector]
+        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in specs if not x.vector]
         self._vectors = [(x.name, x.nbytes) for x in specs if x.vector]
         self._structs = struct.Struct(f"{4 * len(self._tensors)}q")
-        self._shape = _shape(problem, config.heads_together)
+        self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(kernel.source, kernel.entry, macros, arch, launch.sram_peak),
-                grid=(launch.blocks,),
+                kernel=_kernel(
+                    kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
+                ),
+                grid=(config.grid(problem, device, launch.blocks),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
+                boxes=tuple((name, getattr(config.tile, side)) for name, side in kernel.boxes),
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -255,6 +274,9 @@ class Plan:
                 held.append(memory := alloc(nbytes))
                 values[name] = np.uintp(memory.ptr)
         for each in self._launches:
+            for name, rows in each.boxes:
+                view = views[name]
+                values[name] = tma.descriptor(view.pointer, view.shape, view.strides, view.dtype, rows)
             arguments = (*[values[name] for name in each.arguments], self._shape)
             each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
 
@@ -270,16 +292,17 @@ def plan(
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
 
 
-def _check(problem: Problem, device: Device) -> None:
+def check_problem(problem: Problem, device: Device) -> None:
+    """Refuses what the kernels can't do, or a GPU can't."""
     if problem.value_dim != problem.head_dim:
         raise UsageError(
             "head_dim of v", problem.value_dim, f"{problem.head_dim}, as q and k have: the kernels know one"
         )
     if problem.head_dim > _MOST_HEAD_DIM:
-        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} on a GPU")
+        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} for a kernel")
     for name, length in (("len_q", problem.len_q), ("len_kv", problem.kv_length)):
         if length > _UNBOUNDED:
-            raise UsageError(name, length, f"at most {_UNBOUNDED:,} on a GPU")
+            raise UsageError(name, length, f"at most {_UNBOUNDED:,} for a kernel")
     title, capability = device.title or device.name, "{}.{}".format(*device.compute_capability)
     if device.compute_capability < (7, 5):
         raise Unavailable(f"{title} has compute capability {capability}: the kernels need a GPU of 7.5 or higher")
@@ -289,18 +312,35 @@ def _check(problem: Problem, device: Device) -> None:
         )
 
 
-def _check_tile(tile: Tile) -> None:
+def check_hopper(name: str, problem: Problem, device: Device) -> None:
+    """Refuses what a kernel made for Hopper can't do."""
+    title = device.title or device.name
+    if device.compute_capability != (9, 0):
+        capability = "{}.{}".format(*device.compute_capability)
+        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
+    if problem.itemsize != 2:
+        raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
+
+
+def check_tile(config: Config) -> None:
+    """Refuses a tile that isn't made of whole fragments."""
+    tile = config.tile
+    if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
+        raise UsageError(
+            "tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
+        )
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
 
 
-def _strides(spec: Spec, batch: int) -> tuple[int, int, int]:
+def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
     """Bytes from one batch, head and row to the next, as `Spec` lays an array out."""
     head = spec.rows * spec.row_bytes
     return spec.heads // batch * head, head, spec.row_bytes
 
 
-def _shape(problem: Problem, group: int) -> Any:
+def shape_struct(problem: Problem, group: int) -> Any:
+    """`struct Shape`, as a NumPy scalar."""
     p = problem
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
     values = (

@@ -36,7 +36,7 @@ __all__ = ["FOLDER", "KINDS", "SCHEMA", "Result", "device_name", "environment", 
 SCHEMA = 1
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = ("verify", "counters", "sanitizers", "bench")
+KINDS = ("verify", "counters", "agreement", "sanitizers", "bench", "ladder", "patterns")
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
 
@@ -138,8 +138,8 @@ def load(path: str | Path) -> Result:
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder, and in folders inside, that match; oldest first."""
-    results = [load(path) for path in sorted(Path(folder).rglob("*.json"))]
+    """The results in a folder, and in folders inside, that match; oldest first. Plain lists of cells are passed over."""
+    results = [load(path) for path in sorted(Path(folder).rglob("*.json")) if not _is_list(path)]
     return sorted(
         (
             r for r in results
@@ -149,6 +149,12 @@ def find(
         ),
         key=lambda r: str(r.content["date"]),
     )  # fmt: skip
+
+
+def _is_list(path: Path) -> bool:
+    """Is it a table for other programs (`flashlab bench --cells`) rather than a result?"""
+    with path.open(encoding="utf-8") as file:
+        return file.read(1) == "["
 
 
 def latest(
@@ -274,6 +280,20 @@ def _table_verify(data: Data) -> str:
     return _markdown_table(("check", *columns), rows)
 
 
+def _headline_patterns(data: Data) -> str:
+    kernels = {row["kernel"] for row in data["rows"]}
+    return f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, by {len(kernels)} instructions"
+
+
+def _table_patterns(data: Data) -> str:
+    names = list(dict.fromkeys(name for row in data["rows"] for name in row["counters"]))
+    cells = [
+        (row["kernel"], row["name"], row["mask"], *(str(row["counters"].get(name, "")) for name in names))
+        for row in data["rows"]
+    ]
+    return _markdown_table(("kernel", "pattern", "lanes", *names), cells)
+
+
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -281,10 +301,11 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
-    "bench": _headline_bench,
+    "bench": _headline_bench, "ladder": _headline_bench, "patterns": _headline_patterns,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
+    "ladder": _table_bench, "patterns": _table_patterns,
 }  # fmt: skip
 
 

@@ -104,18 +104,23 @@ def run(notebook: NotebookNode) -> NotebookNode:
                                 resources={"metadata": {"path": folder}})  # fmt: skip
         client.execute(env=os.environ | quiet)
     for cell in notebook.cells:
-        cell["outputs"] = [steady(output) for output in cell.get("outputs", [])] if cell.cell_type == "code" else []
-        if cell.cell_type != "code":
-            del cell["outputs"]
+        if cell.cell_type == "code":
+            cell["outputs"] = steady(cell.outputs)
     if problems := list(complaints(notebook)):
         raise SystemExit("\n".join(problems))
     return notebook
 
 
-def steady(output: NotebookNode) -> NotebookNode:
-    """An output without what differs from run to run."""
-    output.pop("transient", None)
-    return output
+def steady(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Outputs without what differs from run to run: where the kernel cut a stream in two is chance."""
+    merged: list[NotebookNode] = []
+    for output in outputs:
+        output.pop("transient", None)
+        if output.output_type == "stream" and merged and merged[-1].get("name") == output.name:
+            merged[-1]["text"] += output.text
+        else:
+            merged.append(output)
+    return merged
 
 
 def complaints(notebook: NotebookNode) -> Iterator[str]:

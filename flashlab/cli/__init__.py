@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import checks, counts
+from flashlab.cli import checks, counts, emulate
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -79,6 +79,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 counts.register(app)
 checks.register(app)
+emulate.register(app)
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
-"""The commands that judge kernels and programs: verify, bench, counters, sanitize, and emulate, which is to come."""
+"""The commands that judge kernels and programs: verify, bench, counters, sanitize."""
 
 from __future__ import annotations
 
+import json as jsonlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
-from simulator.errors import Unavailable, UsageError
+from flashlab.files import replace_file
+from simulator.catalogue import CATALOGUE, get
+from simulator.errors import UsageError, unknown
 
 _OURS = ("standard", "online_softmax", "flash1", "flash2")
 
@@ -22,8 +26,6 @@ def register(app: typer.Typer) -> None:
         (sanitize, "flashlab sanitize flash1 flash2"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(epilog="Example: flashlab emulate flash2 --len-q 128", context_settings=anything)(emulate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +122,36 @@ def bench(
     save: SaveOptions,
     algorithm: Annotated[str, typer.Argument(help="Of ours.")] = "flash2",
     against: Annotated[
-        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer.")
+        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or of ours.")
     ] = "sdpa-flash",
-    dtype: Annotated[str, typer.Option(metavar="NAME,…")] = "bfloat16,float16",
-    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "64,128",
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Default bfloat16, of flash1 and flash2 float16 too.")
+    ] = None,
+    head_dim: Annotated[str | None, typer.Option(metavar="N,…", help="Default 64,128, of flash3 256 too.")] = None,
     len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
     causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Default both.")] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     seconds: Annotated[float, typer.Option(help="For each problem.")] = 1.0,
+    cells: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a flat list, a row a problem.")] = None,
     json: Json = False,
 ) -> None:
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
     from flashlab import bench as speed
 
-    cells = speed.cells(
-        options.values("--dtype", dtype, str), options.values("--head-dim", head_dim, int),
+    hopper = any(kernel.hopper for kernel in get(algorithm).kernels)
+    problems = speed.cells(
+        options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
+        options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
         (False, True) if causal is None else (causal,), options.values("--len-q", len_q, int),
     )  # fmt: skip
+    peers = options.values("--against", against, str)
     report = speed.run(
-        algorithm, options.values("--against", against, str), cells=cells, tile=options.tile(tile), seconds=seconds,
+        algorithm, peers, cells=problems, tile=options.tile(tile), seconds=seconds,
         progress=output.track("problems"),
     )  # fmt: skip
-    save.keep("bench", [algorithm], report)
+    save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
+    if cells is not None:
+        replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
     _finish(report, json, report.passed)
 
 
@@ -153,9 +163,13 @@ def counters(
     l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
+    backend: Annotated[
+        str, typer.Option(help="gpu, emulator, or both: the emulator against the GPU, outputs too.")
+    ] = "gpu",
+    device: Annotated[str, typer.Option(help="The GPU that the emulator's kernels are built for.")] = "h100",
     json: Json = False,
 ) -> None:
-    """The GPU's own counters (ncu) against simulator and formula, to the byte."""
+    """The GPU's own counters (ncu), or the emulator's, against simulator and formula, to the byte."""
     from flashlab import counters as hardware
     from flashlab.cases import Case
 
@@ -169,8 +183,22 @@ def counters(
     if not matrix and not l2:
         posed = problem.problem()
         cases = [Case(name, name, posed, options.tile(tile), lse) for name in names]
-    report = hardware.run(cases, progress=output.track("algorithms"))
-    save.keep("counters", report.algorithms, report)
+    report: Any
+    if backend == "gpu":
+        report = hardware.run(cases, progress=output.track("algorithms"))
+    elif backend == "emulator":
+        from flashlab.emulator import counters as emulated
+
+        if save.save is not None:
+            raise UsageError("--save", save.save, "nothing: figures of record are measured on a GPU")
+        report = emulated.run(cases, device=device, progress=output.track("problems"))
+    elif backend == "both":
+        from flashlab.emulator import agreement
+
+        report = agreement.run(cases, progress=output.track("problems"))
+    else:
+        raise unknown("--backend", backend, ("gpu", "emulator", "both"))
+    save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
     _finish(report, json, report.passed)
 
 
@@ -188,8 +216,3 @@ def sanitize(
     report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
     _finish(report, json, report.passed)
-
-
-def emulate() -> None:
-    """Run a kernel's CUDA source on the CPU (not built yet)."""
-    raise Unavailable("emulate: not built yet; flashlab simulate runs the tile program of the same name")

@@ -22,20 +22,27 @@ from pathlib import Path
 import kernels_cu
 from flashlab.compiler import cache_dir
 from flashlab.emulator.library import Library, load
+from flashlab.emulator.places import calls_of, lines_of, run
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["BuildError", "build", "kernels_of"]
 
 _FLAGS = (
-    "-std=c++17", "-O2", "-g1", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    "-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    "-fstack-clash-protection",  # a stack that overflows meets its guard page
+    "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     # a call must stay where its line is: places in the code lead back to lines of the source
     "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
 )  # fmt: skip
-_WATCH = ("-fsanitize=thread",)  # calls for every plain load and store, which the runtime defines
+_WATCH = (
+    # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
+    # zero, and for every basic block, so that a loop without end is noticed
+    "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
+    # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
+    "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
+)  # fmt: skip
 _MOST_SRAM = 227 * 1024
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
-_CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
-_ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
 
 
 class BuildError(RuntimeError):
@@ -100,7 +107,9 @@ def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries
         objects = [str(work / "kernel.o"), *map(str, runtime)]
         link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]
         _compile([*link, "-o", str(work / "kernel.so")], path)
-        sites = {"places": _places(work / "kernel.so"), "statics": _statics(work / "kernel.so", work / "kernel.o")}
+        calls = calls_of(work / "kernel.so")
+        places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
+        sites = {"places": places, "statics": _statics(work / "kernel.so", work / "kernel.o")}
         (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
         for name in ("kernel.cpp", "kernel.o", "sram.c"):
             (work / name).unlink()
@@ -111,18 +120,13 @@ def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries
 def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
     """The source as it is, its step marks made calls, and behind it a door to each kernel."""
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
-    doors = "".join(
-        f'extern "C" void emu_entry_{i}(void** arguments) {{ emulator::call({entry}, arguments); }}\n'
-        f'extern "C" int emu_parameters_{i}(char* letters, unsigned* sizes, int most) '
-        f"{{ return emulator::describe({entry}, letters, sizes, most); }}\n"
-        for i, entry in enumerate(entries)
-    )
+    doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
     return f'#include "cuda.h"\n#line 1 "{path}"\n{marked}\n#line 1 "doors"\n{doors}'
 
 
 def _sram_source(kernel: Path) -> str:
     """`extern __shared__` arrays are thread-local names that the kernel leaves undefined: one memory for all of them."""
-    symbols = _run(["nm", "--undefined-only", str(kernel)])
+    symbols = run(["nm", "--undefined-only", str(kernel)])
     tls = _tls(kernel, undefined=True)
     names = [
         name for name in tls if name in symbols and not name.startswith(("_ZTH", "_ZTW")) and "emulator" not in name
@@ -138,7 +142,7 @@ def _sram_source(kernel: Path) -> str:
 def _tls(binary: Path, *, undefined: bool) -> dict[str, tuple[int, int]]:
     """Thread-local symbols: offset and size, by name."""
     found: dict[str, tuple[int, int]] = {}
-    for row in _run(["readelf", "--wide", "--symbols", str(binary)]).splitlines():
+    for row in run(["readelf", "--wide", "--symbols", str(binary)]).splitlines():
         parts = row.split()
         if len(parts) >= 8 and parts[3] == "TLS" and (parts[6] == "UND") == undefined:
             found[parts[7]] = int(parts[1], 16), int(parts[2], 0)
@@ -150,36 +154,12 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
     mine = _tls(kernel, undefined=False)
     linked = _tls(library, undefined=False)
     dynamic = max(linked.values(), key=lambda x: x[1])[0]
-    names = _run(["c++filt", *mine]).splitlines() if mine else []
+    names = run(["c++filt", *mine]).splitlines() if mine else []
     return [
         (plain.rsplit("::", 1)[-1], linked[name][0] - dynamic, linked[name][1])
         for name, plain in zip(mine, names, strict=True)
         if name in linked
     ]
-
-
-def _places(library: Path) -> list[tuple[int, list[tuple[str, int]]]]:
-    """Where the kernel's code calls the runtime: the return addresses, and the lines that lead there, innermost first."""
-    returns: list[int] = []
-    called = False
-    for row in _run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)]).splitlines():
-        if called and (match := _ADDRESS.match(row)):
-            returns.append(int(match[1], 16))
-            called = False
-        called = called or bool(_CALL.match(row))
-    if not returns:
-        return []
-    asked = "\n".join(f"{x - 1:#x}" for x in returns)  # inside the call, not behind it
-    rows = _run(["addr2line", "--addresses", "--inlines", "--exe", str(library)], asked).splitlines()
-    chains: list[list[tuple[str, int]]] = []
-    for row in rows:
-        if row.startswith("0x"):
-            chains.append([])
-            continue
-        file, _, number = row.split(" (")[0].rpartition(":")
-        if number.isdecimal() and file not in ("doors", "??") and "/emulator/" not in file:
-            chains[-1].append((file, int(number)))
-    return list(zip(returns, chains, strict=True))
 
 
 def _runtime() -> list[Path]:
@@ -217,7 +197,7 @@ def _compiler() -> tuple[str, str]:
     """The C++ compiler and its version."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and (found := shutil.which(name)):
-            return found, _run([found, "--version"])
+            return found, run([found, "--version"])
     raise Unavailable(
         "no C++ compiler, which the emulator needs: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), "
         "xcode-select --install (macOS)"
@@ -228,9 +208,3 @@ def _compile(options: Sequence[str], source: Path) -> None:
     done = subprocess.run([_compiler()[0], *options], capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(f"{source.name} doesn't compile:\n{done.stderr.strip()}")
-
-
-def _run(command: Sequence[str], stdin: str = "") -> str:
-    if not shutil.which(command[0]):
-        raise Unavailable(f"no {command[0]}, which the emulator needs: it comes with the package binutils")
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout

@@ -8,13 +8,14 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.errors import UsageError, unknown
+from flashlab.emulator.places import lines_of
+from simulator.errors import unknown
 
 __all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "load"]
 
@@ -34,7 +35,8 @@ class Finding:
     """A misuse of the machine: what kind, where in the source, by whom, to which bytes.
 
     `line` is the kernel's own line, `via` the lines of headers that it went through, innermost first. `other` is the
-    second party: of a race the earlier access, of a forgotten wait the copy.
+    second party: of a race the earlier access, of a forgotten wait the copy. `offset` is in bytes from the start of the
+    array; `index` says which element that is, where the array's shape is known.
     """
 
     kind: str
@@ -44,17 +46,20 @@ class Finding:
     step: str
     block: tuple[int, int, int]
     thread: tuple[int, int, int]
+    space: str
     tensor: str
     offset: int
     bytes: int
     times: int
+    index: str = ""
     other_line: Line | None = None
     other_block: tuple[int, int, int] | None = None
     other_thread: tuple[int, int, int] | None = None
 
     def __str__(self) -> str:
         where = f"{self.line or '?'}" + (f", step {self.step}" if self.step else "")
-        what = f" ({self.tensor}, byte {self.offset:,})" if self.tensor else ""
+        element = self.index or f", byte {self.offset:,}"
+        what = f" ({self.tensor}{element} in {self.space.upper()})" if self.tensor else ""
         who = f"thread {_point(self.thread)} of block {_point(self.block)}"
         other = ""
         if self.other_thread is not None and self.other_block is not None:
@@ -110,6 +115,14 @@ class Launched:
         """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
         return sum(getattr(row, quantity) for row in self.moved if row.what == what)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "kernel": self.kernel, "moved": [asdict(row) | {"what": row.what} for row in self.moved],
+            "findings": [asdict(x) | {"text": str(x)} for x in self.findings], "dropped": self.dropped,
+            "plain": self.plain, "flops": self.flops, "exp": self.exp,
+        }  # fmt: skip
+
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
         """Bytes by step, tensor and what, as `LaunchCounts.ledger` has them."""
@@ -145,12 +158,14 @@ class Arena:
         self.buffers[name] = _Buffer(name, data, np.zeros(nbytes, np.uint8))
         return data
 
-    def put(self, name: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A copy of an array, contiguous and written."""
+    def put(self, name: str, values: np.ndarray[Any, Any], *, written: bool = True) -> np.ndarray[Any, Any]:
+        """A contiguous copy of an array; if not `written`, its shape alone, full of NaNs."""
         values = np.ascontiguousarray(values)
         data = self.new(name, values.nbytes)
-        data[:] = values.reshape(-1).view(np.uint8)
-        self.buffers[name].written[:] = 1
+        if written:
+            data[:] = values.reshape(-1).view(np.uint8)
+            self.buffers[name].written[:] = 1
+        self.buffers[name].strides = values.strides
         return data.view(values.dtype).reshape(values.shape)
 
     def pointer(self, name: str) -> int:
@@ -159,12 +174,21 @@ class Arena:
 
 @dataclass
 class _Buffer:
-    """`written`: 1 for each byte that holds a value before the launch. `read_only`: a kernel may not write it."""
+    """`written`: 1 for each byte that holds a value; launches keep it up. `read_only`: a kernel may not write it.
+    `strides`: bytes from element to element along each axis, if it is an array."""
 
     name: str
     data: np.ndarray[Any, Any]
     written: np.ndarray[Any, Any]
     read_only: bool = False
+    strides: tuple[int, ...] = ()
+
+    def index(self, offset: int) -> str:
+        """The element at an offset in bytes, as text: `[0, 3]`."""
+        places = dict.fromkeys(range(len(self.strides)), 0)
+        for axis in sorted(places, key=lambda axis: -self.strides[axis]):
+            places[axis], offset = divmod(offset, self.strides[axis])
+        return f"[{', '.join(map(str, places.values()))}]" if places else ""
 
 
 # The library's interface, launch.h
@@ -173,7 +197,7 @@ class _Buffer:
 class _Region(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char_p), ("base", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("input", ctypes.c_int),
-        ("written", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -197,7 +221,8 @@ class Library:
     _dll: Any = field(repr=False, default=None)
 
     def parameters(self, entry: str) -> list[tuple[str, int]]:
-        """A letter and the size in bytes of each parameter: p a pointer, i or u an integer, f a float, s a struct."""
+        """A letter and the size in bytes of each parameter: p a pointer, c one to const, i or u an integer, f a float, s a
+        struct."""
         letters, sizes = ctypes.create_string_buffer(64), (ctypes.c_uint * 64)()
         n = getattr(self._dll, f"emu_parameters_{self._index(entry)}")(letters, sizes, 64)
         return [(letters.raw[i : i + 1].decode(), sizes[i]) for i in range(n)]
@@ -207,7 +232,7 @@ class Library:
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
     ) -> Launched:  # fmt: skip
         """Run one kernel over a grid. `arguments` are the parameters' bytes, in order; `sram` dynamic bytes a block;
-        `time_limit` seconds (0: none) after which a kernel that waits in vain is stopped: `UsageError`."""
+        `time_limit` seconds (0: none) after which a kernel that waits in vain is stopped, which is a finding."""
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
         pointers = (ctypes.c_void_p * max(1, len(storage)))(*[x.ctypes.data for x in storage])
@@ -223,29 +248,35 @@ class Library:
         answer = self._dll.emu_launch(ctypes.byref(request))
         report = json.loads(ctypes.string_at(answer))
         self._dll.emu_free(answer)
-        if report["timed_out"]:
-            raise UsageError(entry, f"no end after {time_limit:g} s", "a kernel that ends")
-        return self._launched(entry, report)
+        return self._launched(entry, report, arena)
 
     def _index(self, entry: str) -> int:
         if entry not in self.entries:
             raise unknown("kernel", entry, self.entries)
         return self.entries.index(entry)
 
-    def _launched(self, entry: str, report: dict[str, Any]) -> Launched:
+    def _launched(self, entry: str, report: dict[str, Any], arena: Arena) -> Launched:
         return Launched(
             kernel=entry, moved=tuple(Moved(**row) for row in report["moved"]),
-            findings=tuple(self._finding(x) for x in report["findings"]), dropped=report["dropped"],
+            findings=tuple(self._finding(x, arena) for x in report["findings"]), dropped=report["dropped"],
             plain=report["plain"], flops=report["flops"], exp=report["exp"],
         )  # fmt: skip
 
-    def _finding(self, x: dict[str, Any]) -> Finding:
-        chain = self.places.get(x.pop("place"), ())
-        other = self.places.get(x.pop("other_place", -1), ())
+    def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:
+        chain = self._chain(x.pop("place"))
+        other = self._chain(x.pop("other_place", -1))
         for key in ("block", "thread", "other_block", "other_thread"):
             if key in x:
                 x[key] = tuple(x[key])
-        return Finding(**x, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+        known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
+        index = known.index(x["offset"]) if known and 0 <= x["offset"] < known.data.nbytes else ""
+        return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+
+    def _chain(self, place: int) -> tuple[Line, ...]:
+        """The lines of a place; one that is no call, as of a fault, is looked up when it is needed."""
+        if place in self.places or place < 0:
+            return self.places.get(place, ())
+        return tuple(Line(*line) for line in lines_of(self.path, [place])[0])
 
     def _own(self, chain: tuple[Line, ...]) -> Line | None:
         """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""

@@ -29,7 +29,7 @@ import numpy as np
 from flashlab.lessons import kernels, record
 from flashlab.lessons.catalogue import EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise
-from flashlab.lessons.verdict import Line, Verdict
+from flashlab.lessons.verdict import Line, Place, Verdict
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.catalogue import VECTOR_PROGRAMS
 from simulator.dtypes import Array
@@ -210,7 +210,7 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
                 return _failed(exercise, case, folder, file, outcome.printed)
             verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
             if verdicts[-1].kind == "numbers":
-                return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].head))
+                return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].place))
             if not verdicts[-1].passed:
                 return verdicts[-1]
     drawn = f"on this problem and {len(cases) - 1} that were drawn for this check"
@@ -237,8 +237,8 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     truth = exercise.truth(case.problem, *case.inputs())
     wrong = truth.wrong(out)
     if wrong.any():
-        head, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
-        return replace(passed, kind="numbers", message=message, afterwards="", head=head)
+        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
+        return replace(passed, kind="numbers", message=message, afterwards="", place=place)
     if off := [line for line in lines if not line.equal]:
         first = off[0]
         message = f"{first.tensor} {first.way}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
@@ -264,19 +264,17 @@ def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
     return ""
 
 
-def _first_wrong_tile(
-    exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array
-) -> tuple[tuple[int, int], str]:
-    """The (batch, head) of the first wrong tile, and where it is and how wrong, in words."""
+def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array) -> tuple[Place, str]:
+    """The first wrong tile, and where it is and how wrong, in words."""
     b, h, row, col = (int(n) for n in np.argwhere(wrong)[0])
     rows, cols = exercise.out_tile(case) if exercise.out_tile else (case.tile.rows, out.shape[-1])
     i, j = row // rows, col // cols
-    place = (b, h, slice(i * rows, (i + 1) * rows), slice(j * cols, (j + 1) * cols))
-    tile, due = out[place].astype(np.float64), truth[place]
+    at = (b, h, slice(i * rows, (i + 1) * rows), slice(j * cols, (j + 1) * cols))
+    tile, due = out[at].astype(np.float64), truth[at]
     which = f"row tile {i}" + (f", column tile {j}" if cols < out.shape[-1] else "")
     where = f"out, {which} (rows {i * rows} to {i * rows + tile.shape[0] - 1}) of batch {b}, head {h}, on {_said(case)}"
     if np.isnan(tile).all():
-        return (b, h), f"{where}: it was never written, or is NaN throughout"
+        return Place(b, h, i, j), f"{where}: it was never written, or is NaN throughout"
     off = np.abs(tile - due)
     r, c = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off))), off.shape)
     r, c = int(r), int(c)
@@ -285,15 +283,17 @@ def _first_wrong_tile(
         quotients = tile[due != 0] / due[due != 0]
     if quotients.size > 1 and np.isfinite(quotients).all() and np.ptp(quotients) < 0.02 * abs(np.median(quotients)):
         ratio = f"; the whole tile is {np.median(quotients):.4g} times what it should be"
-    at = f"[{i * rows + r}, {j * cols + c}]"
-    return (b, h), f"{where}: the worst element, {at}, is {tile[r, c]:.5g} and should be {due[r, c]:.5g}{ratio}"
+    element = f"[{i * rows + r}, {j * cols + c}]"
+    return Place(
+        b, h, i, j
+    ), f"{where}: the worst element, {element}, is {tile[r, c]:.5g} and should be {due[r, c]:.5g}{ratio}"
 
 
-def _trace_of(program: Program, case: Case, head: tuple[int, int]) -> Trace | None:
+def _trace_of(program: Program, case: Case, place: Place) -> Trace | None:
     """The learner's own trace of the head at fault, for the player; None if there is none to be had."""
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "job.pickle").write_bytes(_job(program, [case], head))
+        (folder / "job.pickle").write_bytes(_job(program, [case], (place.batch, place.head)))
         _run(folder, SECONDS)
         if (folder / "trace.json").exists():
             return Trace.from_dict(_read(folder / "trace.json"))

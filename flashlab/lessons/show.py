@@ -6,16 +6,18 @@ A figure is drawn from a table and goes along with it, so that what a notebook s
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
 from flashlab import units
-from simulator import Device
+from simulator import Device, Trace
 
 TABLE = "application/vnd.flashlab.table+json"
 """The MIME type of a figure's table: `{"columns": [name, …], "rows": [[…], …]}`."""
@@ -27,6 +29,8 @@ _STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": "#D9D9D9",
     "legend.frameon": False, "axes.titlelocation": "left",
 }  # fmt: skip
+
+_styled = matplotlib.rc_context(_STYLE)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Shown:
@@ -48,6 +52,7 @@ class Shown:
         }
 
 
+@_styled
 def lines(
     x: Mapping[str, Sequence[float]], y: Mapping[str, Sequence[float | None]], *, title: str = "", of: str = "",
     log: bool = True, nbytes: bool = False,
@@ -69,8 +74,10 @@ def lines(
         ax.set_yscale("log", base=2 if nbytes else 10)
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xticks(list(xs), [f"{n:,}" for n in xs])
-    if nbytes:
+    if nbytes and log:
         ax.yaxis.set_major_formatter(_ticks(units.nbytes))
+    elif nbytes:
+        _byte_ticks(ax.yaxis, max(n for ys in y.values() for n in ys if n is not None))
     ax.set(xlabel=name, ylabel=of, title=title)
     ax.grid()
     if len(y) > 1:
@@ -78,6 +85,7 @@ def lines(
     return Shown(_svg(figure), [name, *y], list(zip(xs, *y.values(), strict=True)))
 
 
+@_styled
 def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: str = "", of: str = "bytes") -> Shown:
     """A bar for each label, stacked of `parts`.
 
@@ -95,9 +103,11 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     ax.set_yticks(range(len(labels)), labels)
     ax.set_xlim(0, 1.2 * max([*left, 1]))
     ax.invert_yaxis()
-    formatter = units.nbytes if of == "bytes" else units.count
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(_ticks(formatter))
+    if of == "bytes":
+        _byte_ticks(ax.xaxis, max(left))
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(5))
+        ax.xaxis.set_major_formatter(_ticks(units.count))
     ax.set(title=title)
     ax.grid(axis="x")
     if len(parts) > 1:
@@ -105,6 +115,7 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
     return Shown(_svg(figure), ["", *parts], list(zip(labels, *parts.values(), strict=True)))
 
 
+@_styled
 def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     """The roof of a device, and programs under it: FLOPs per byte moved, and the FLOP/s attainable with that.
 
@@ -113,7 +124,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     ['program', 'FLOPs per byte', 'attainable FLOP/s', 'waits for']
     """
     peak, ridge = device.flops(dtype), device.ridge(dtype)
-    figure, ax = _axes()
+    figure, ax = _axes(width=8.6)
     low, high = min([*points.values(), ridge]) / 4, max([*points.values(), ridge]) * 6
     ax.plot([low, ridge, high], [low * device.bandwidth, peak, peak], color="black", linewidth=1.8)
     rows: list[tuple[str, float, float, str]] = []
@@ -129,7 +140,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     ax.yaxis.set_major_formatter(_ticks(units.count))
     ax.set(xlabel="FLOPs per byte moved", ylabel="attainable FLOP/s", title=f"{device.title}, {dtype}")
     ax.grid()
-    ax.legend(loc="upper left", fontsize=9)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
     return Shown(_svg(figure), ["program", "FLOPs per byte", "attainable FLOP/s", "waits for"], rows)
 
 
@@ -157,10 +168,25 @@ def explore(show: Callable[..., Any], **choices: Sequence[Any]) -> Any:
     return shown
 
 
-def _axes(height: float = 3.6) -> tuple[Any, Any]:
-    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportUnknownMemberType]
-        figure: Any = Figure(figsize=(7, height), layout="constrained")
-        return figure, figure.subplots()
+def step_through(*traces: Trace) -> Any:
+    """The player of one trace or two; where a page is being made, the bytes that it would show, step by step."""
+    if not os.environ.get("FLASHLAB_STATIC"):
+        return import_module("flashlab").player(*traces)
+    print("[in Jupyter there is a player here: every step, with its bytes, its values and its line of code]")
+    columns: dict[str, list[float | None]] = {}
+    longest = max(len(trace.events) for trace in traces)
+    steps = sorted({round(n * longest / 24) for n in range(25)})
+    for trace in traces:
+        moved = [
+            sum(n for t in e.transfers for what, n in t.nbytes.items() if what.startswith("hbm")) for e in trace.events
+        ]
+        columns[trace.algorithm] = [sum(moved[:n]) if n <= len(moved) else None for n in steps]
+    return lines({"steps": steps}, columns, of="bytes requested of HBM so far", log=False, nbytes=True)
+
+
+def _axes(height: float = 3.6, width: float = 7.0) -> tuple[Any, Any]:
+    figure: Any = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
 
 
 def _ticks(text: Callable[[float], str]) -> FuncFormatter:
@@ -170,16 +196,19 @@ def _ticks(text: Callable[[float], str]) -> FuncFormatter:
     return FuncFormatter(of)
 
 
+def _byte_ticks(axis: Any, most: float) -> None:
+    """About four ticks, at powers of two."""
+    axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(max(most, 4) / 5))))
+    axis.set_major_formatter(_ticks(units.nbytes))
+
+
 def _svg(figure: Any) -> str:
     content = io.StringIO()
-    with matplotlib.rc_context(_STYLE):  # pyright: ignore[reportUnknownMemberType]
-        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
     return content.getvalue()
 
 
 def _cell(x: Any) -> str:
     if x is None:
         return "–"
-    if isinstance(x, int | float):
-        return f"{x:,.0f}" if x == int(x) else f"{x:.4g}"
-    return str(x)
+    return f"{x:,}" if isinstance(x, int) else f"{x:.4g}" if isinstance(x, float) else str(x)

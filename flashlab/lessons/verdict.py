@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from simulator import Trace
@@ -52,12 +53,21 @@ class Line:
         return f"too many{ratio}"
 
 
+class Place(NamedTuple):
+    """A tile of `out`."""
+
+    batch: int = 0
+    head: int = 0
+    row_tile: int = 0
+    col_tile: int = 0
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The result of `fl.check`; it shows itself, and never raises.
 
     `kind` is one of `HEADLINES`, `message` says what is wrong and where, `budget` has the bytes tensor by tensor.
-    `trace` is that of `head`, the (batch, head) in which the first wrong tile lies, for the player.
+    `place` is the first wrong tile, `trace` that of its head.
 
     >>> Verdict("00.1", "crash", "ZeroDivisionError: division by zero, in line 3")
     00.1  Crash: ZeroDivisionError: division by zero, in line 3
@@ -71,7 +81,7 @@ class Verdict:
     sram: str = ""
     afterwards: str = ""
     printed: str = ""
-    head: tuple[int, int] = (0, 0)
+    place: Place = Place()
     trace: Trace | None = field(default=None, repr=False)
 
     @property
@@ -108,4 +118,14 @@ class Verdict:
         parts += [f"<p>{escape(text)}</p>" for text in (self.sram, self.afterwards) if text]
         if self.printed:
             parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")
+        if self.trace is not None:
+            parts.append(f"<p>Your program, where that tile is stored:</p>{self._player()}")
         return "".join(parts)
+
+    def _player(self) -> str:
+        """The player on the learner's own trace, at the last step of the block that the wrong tile is of."""
+        assert self.trace is not None
+        i, j = self.place.row_tile, self.place.col_tile
+        blocks = [event.block for event in self.trace.events]
+        steps = [n for n, block in enumerate(blocks, 1) if block in ((i, j), (i, 0))] or [len(blocks)]
+        return import_module("flashlab").player(self.trace, step=steps[-1]).frame()

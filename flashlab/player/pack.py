@@ -96,6 +96,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "tensors": {name: asdict(shape) for name, shape in trace.tensors.items()},
         "buffers": {name: asdict(shape) for name, shape in trace.buffers.items()},
         "events": events,
+        "all": len(events),
         "srams": [list(each) for each in srams],
         "names": list(names),
     }

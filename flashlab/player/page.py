@@ -39,27 +39,29 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
     `step` (from 1) is where it opens. With `escaped` the limit holds for the page as the value of an HTML attribute.
     """
     documents = [document(*part) for part in parts]
-    events = [part.trace.events for part in parts]
+    packed = [_packed(each) for each in documents]
+    settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS}
+    title = " and ".join(part.trace.algorithm for part in parts)
 
-    def page(thinning: Thinning, steps: int | None = None) -> str:
-        shown = [_first(each, steps) for each in documents]
-        packed = [values(each[:steps], thinning) for each in events]
-        return _page(shown, packed, thinning, step=step, limit=limit, steps=steps)
+    def page(traces: list[str], thinning: Thinning, steps: int | None) -> str:
+        told = _packed({**settings, "thinning": [thinning.rows, thinning.cols, thinning.vector]})
+        kept = [_compressed(values(part.trace.events[:steps], thinning)) for part in parts]
+        return _page(title, [told, *(blob for pair in zip(traces, kept, strict=True) for blob in pair)])
 
-    def fits(text: str) -> bool:
-        return len((attribute(text) if escaped else text).encode()) <= limit
+    def over(text: str) -> int:
+        return len((attribute(text) if escaped else text).encode()) - limit
 
     best = ""
     for thinning in _worth_trying(parts, limit):
-        best = page(thinning)
-        if fits(best):
+        best = page(packed, thinning, None)
+        if over(best) <= 0:
             return best
-    if cut:
-        low, high = 1, max(map(len, events))
-        while high - low > max(1, low // 50):
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(page(THINNINGS[-1], middle)) else (low, middle)
-        best = page(THINNINGS[-1], low)
+    steps = max(len(part.trace.events) for part in parts)
+    while cut and over(best) > 0 and steps > 1:
+        size = sum(map(len, packed))  # of what grows with the steps; a little less than what would just fit
+        steps = max(1, int(steps * min(0.95, 0.98 - over(best) / size)))
+        packed = [_packed(_first(each, steps)) for each in documents]
+        best = page(packed, THINNINGS[-1], steps)
     return best
 
 
@@ -75,36 +77,24 @@ def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
     return [thinning for thinning in THINNINGS if sizes[thinning] < 4 * limit]
 
 
-def _first(document: dict[str, Any], steps: int | None) -> dict[str, Any]:
+def _first(document: dict[str, Any], steps: int) -> dict[str, Any]:
     """The document with the first steps only."""
-    if steps is None or steps >= len(document["events"]):
-        return {**document, "all": len(document["events"])}
     launches = [{**each, "stop": min(each["stop"], steps)} for each in document["launches"] if each["start"] < steps]
     blocks = [[i, j, start, min(stop, steps)] for i, j, start, stop in document["blocks"] if start < steps]
-    return {
-        **document, "events": document["events"][:steps], "launches": launches, "blocks": blocks,
-        "all": len(document["events"]),
-    }  # fmt: skip
+    return {**document, "events": document["events"][:steps], "launches": launches, "blocks": blocks}
 
 
-def _page(
-    documents: list[dict[str, Any]], packed: list[bytes], thinning: Thinning, *, step: int, limit: int, steps: int | None
-) -> str:  # fmt: skip
-    data = {
-        "traces": documents, "step": step, "limit": limit, "cut": steps is not None,
-        "thinning": [thinning.rows, thinning.cols, thinning.vector], "glossary": GLOSSARY, "registers": REGISTERS,
-    }  # fmt: skip
-    names = " and ".join(each["algorithm"] for each in documents)
+def _page(title: str, blobs: list[str]) -> str:
+    """The page of packed settings, and of each trace its document and values."""
     script = "\n".join(['"use strict";', *(_asset(name) for name in _SCRIPTS)])
     style = _asset("player.css")
-    blobs = [json.dumps(data, separators=(",", ":")).encode(), *packed]
     filled = {
-        "title": html.escape(f"{names}, step by step"),
+        "title": html.escape(f"{title}, step by step"),
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'",
         "style": style,
         "script": script,
-        "data": "\n".join(f'<script type="text/plain" class="data">{_compressed(blob)}</script>' for blob in blobs),
+        "data": "\n".join(f'<script type="text/plain" class="data">{blob}</script>' for blob in blobs),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], _asset("player.html"))
 
@@ -117,6 +107,10 @@ def _asset(name: str) -> str:
 def _hash(content: str) -> str:
     """A source expression that allows exactly this inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def _packed(document: dict[str, Any]) -> str:
+    return _compressed(json.dumps(document, separators=(",", ":")).encode())
 
 
 def _compressed(blob: bytes) -> str:

@@ -81,10 +81,15 @@ def marks(text: str) -> dict[str, list[Mark]]:
         end = at + 1
         while end < len(lines) and not _MARK.match(lines[end]) and not lines[end].startswith("}"):
             end += 1
-        while end > at + 1 and _EMPTY.fullmatch(lines[end - 1]):
+        while end > at + 1 and (_EMPTY.fullmatch(lines[end - 1]) or _leads_to_a_mark(lines, end - 1)):
             end -= 1
         found[mark[1]].append(Mark(at + 1, end, mark[2] or ""))
     return dict(found)
+
+
+def _leads_to_a_mark(lines: list[str], at: int) -> bool:
+    """An `if (...) {` right above a mark belongs to the step that it opens."""
+    return lines[at].rstrip().endswith("{") and at + 1 < len(lines) and bool(_MARK.match(lines[at + 1]))
 
 
 def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:

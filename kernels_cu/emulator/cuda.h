@@ -262,21 +262,27 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// What the generated end of a source calls: unpacks the arguments of a kernel, each by its type.
+// A door to a kernel, for the end of its source: unpacks the arguments, each by its type, which are none of the kernel's accesses.
+#define EMU_UNSEEN __attribute__((no_sanitize("thread")))
+#define EMU_DOOR(I, ...)                                                                                          \
+  extern "C" EMU_UNSEEN void emu_entry_##I(void** arguments) { emulator::call(__VA_ARGS__, arguments); }          \
+  extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
+    return emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
+  }
 namespace emulator {
 template <class... Parameters, std::size_t... I>
-__attribute__((no_sanitize("thread"))) void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
+EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
   kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
 }
 template <class... Parameters>
-void call(void (*kernel)(Parameters...), void** arguments) {
+EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments) {
   call(kernel, arguments, std::index_sequence_for<Parameters...>{});
 }
 
-// One letter and the size for each parameter, as in "p8 i4 f4": pointer, integer, float, or something else (a struct).
+// One letter and the size for each parameter: p pointer, c pointer to const, i u integers, f float, s something else.
 template <class T>
 constexpr char letter() {
-  return std::is_pointer_v<T> ? 'p' : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
+  return std::is_pointer_v<T> ? (std::is_const_v<std::remove_pointer_t<T>> ? 'c' : 'p') : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
 }
 template <class... Parameters>
 int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) {

@@ -13,8 +13,6 @@
 namespace emulator {
 namespace {
 
-constexpr std::uint32_t PATIENCE = 20'000;  // accesses until another thread has a turn: it may be waited for
-
 // The compiler's code makes the access when this returns, so what must not happen ends the block.
 void access(const void* address, unsigned bytes, bool write, Place place) {
   if (!current) return;
@@ -25,7 +23,7 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
     block.hopper->check_registers(lane, at, bytes, write, place);
     return;
   }
-  if (++lane.since_switch % PATIENCE == 0) block.take_turns(lane);
+  block.poll(lane, place);
   unsigned shared;
   if (block.sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();
@@ -42,10 +40,30 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
   ++block.ledger.plain;
 }
 
+// A range, in pieces as large as its alignment allows.
 void range(const void* address, unsigned long bytes, bool write, Place place) {
-  auto* at = static_cast<const char*>(address);
-  for (unsigned long done = 0; done < bytes; done += CHUNK)
-    access(at + done, static_cast<unsigned>(bytes - done < CHUNK ? bytes - done : CHUNK), write, place);
+  for (auto at = reinterpret_cast<std::uintptr_t>(address), end = at + bytes; at < end;) {
+    unsigned piece = CHUNK;
+    while (at % piece || end - at < piece) piece /= 2;
+    access(reinterpret_cast<const void*>(at), piece, write, place);
+    at += piece;
+  }
+}
+
+// What -fsanitize=bounds and integer-divide-by-zero hand over: constants beside the code.
+struct Type {
+  std::uint16_t kind, info;  // of an integer: info is 2 log2(bits) + signed
+  char name[1];
+};
+struct Source { const char* file; std::uint32_t line, column; };
+struct OutOfBounds { Source source; const Type *array, *index; };
+
+[[noreturn]] void refuse(const char* kind, std::string message, Place place) {
+  Lane& lane = current_lane();
+  Finding finding = lane.block->finding(kind, place, lane);
+  finding.message = std::move(message);
+  lane.block->findings.add(std::move(finding));
+  lane.block->abort();
 }
 
 }  // namespace
@@ -82,6 +100,21 @@ void* __tsan_memmove(void* to, const void* from, unsigned long bytes) {
   emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
   return std::memmove(to, from, bytes);
 }
+
+// A basic block begins: it may be one of a loop that waits, or never ends.
+void __sanitizer_cov_trace_pc() {
+  if (emulator::current) emulator::current_lane().block->poll(emulator::current_lane(), HERE);
+}
+
+void __ubsan_handle_out_of_bounds(const emulator::OutOfBounds* what, std::uintptr_t index) {
+  auto value = static_cast<std::int64_t>(index);
+  if (what->index->info == (5 << 1 | 1)) value = static_cast<std::int32_t>(index);
+  emulator::refuse("out of bounds", "takes element " + std::to_string(value) + " of an array that is " + what->array->name, HERE);
+}
+void __ubsan_handle_divrem_overflow(const void*, std::uintptr_t, std::uintptr_t) {
+  emulator::refuse("division by zero", "divides an integer by zero", HERE);
+}
+
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 void __tsan_func_entry(void*) {}

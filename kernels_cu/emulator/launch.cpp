@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "faults.h"
 #include "machine.h"
 
 namespace emulator {
@@ -91,10 +92,9 @@ struct Writer {
 
 const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
 
-std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool timed_out) {
+std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters) {
   Writer out;
   out.text = "{";
-  out.field("timed_out", static_cast<std::uint64_t>(timed_out));
   out.field("dropped", findings.dropped);
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
@@ -106,6 +106,7 @@ std::string report(const Findings& findings, const Ledger& ledger, const Counter
     out.field("step", finding.step);
     out.field("block", finding.block);
     out.field("thread", finding.thread);
+    out.field("space", finding.space);
     out.field("tensor", finding.tensor);
     out.field("offset", finding.offset);
     out.field("bytes", static_cast<std::int64_t>(finding.bytes));
@@ -143,11 +144,8 @@ Launch::Launch(const EmuLaunch& launch)
     region.base = static_cast<char*>(from.base);
     region.bytes = from.bytes;
     region.input = from.input;
-    if (sanitize()) {
-      region.state = std::make_unique<unsigned char[]>(from.bytes + 1);
-      std::memcpy(region.state.get(), from.written, from.bytes);
-      if (!from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
-    }
+    region.state = from.state;
+    if (sanitize() && !from.input) region.chunks = std::make_unique<Region::Chunk[]>(from.bytes / CHUNK + 1);
     regions.push_back(std::move(region));
   }
 }
@@ -192,7 +190,9 @@ char* emu_launch(const EmuLaunch* given) {
   Ledger ledger;
   Counters counters;
   std::mutex results;
+  const FaultHandlers handlers;
   auto sm = [&] {
+    const SignalStack signals;
     Block block(launch);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
       block.run(number);
@@ -210,7 +210,7 @@ char* emu_launch(const EmuLaunch* given) {
   std::vector<std::thread> threads;
   for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
   for (auto& thread : threads) thread.join();
-  return strdup(report(findings, ledger, counters, launch.timed_out).c_str());
+  return strdup(report(findings, ledger, counters).c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

@@ -17,7 +17,7 @@ struct EmuRegion {
   void* base;
   std::int64_t bytes;
   int input;  // may not be written
-  const unsigned char* written;  // 1 for each byte that holds a value already
+  unsigned char* state;  // of each byte: 1 if it holds a value. Kept up, for what comes after
 };
 
 struct EmuLaunch {
@@ -49,7 +49,7 @@ struct Launch {
   std::uint64_t blocks;
   double deadline;  // on the monotonic clock
   std::atomic<std::uint64_t> next{0};
-  std::atomic<bool> stop{false}, timed_out{false};
+  std::atomic<bool> stop{false};
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
+#include "faults.h"
 #include "fiber.h"
 #include "hopper.h"
 #include "launch.h"
@@ -21,7 +23,8 @@ thread_local Thread* current = nullptr;
 
 namespace {
 
-constexpr std::size_t STACK_BYTES = 256 * 1024;  // of a lane: address space, touched as needed
+constexpr std::size_t STACK_BYTES = 576 * 1024;  // of a lane, as local memory and some more: address space, touched as needed
+constexpr std::size_t GUARD_BYTES = 4096;
 
 void try_meet(Lane& lane, Lane* running);  // below
 
@@ -83,7 +86,7 @@ Block::Block(Launch& launch) : launch(launch) {
   stacks_ = static_cast<char*>(mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0));
   for (auto& lane : lanes) {
     char* stack = stacks_ + lane->number * STACK_BYTES;
-    mprotect(stack, 4096, PROT_NONE);  // an overflow stops here
+    mprotect(stack, GUARD_BYTES, PROT_NONE);  // an overflow stops here
     lane->stack = stack, lane->stack_end = stack + STACK_BYTES;
   }
   sram.lay_out(launch.given.dynamic_sram);
@@ -113,20 +116,46 @@ void Block::run(std::uint64_t index) {
     ++lane->interval;
     wake(*lane);
   }
-  while (live && !aborted && !launch.stop) {
-    if (ready.empty() && !hopper->go_on()) {
-      diagnose();
-      break;
-    }
+  sigjmp_buf here;
+  landing = &here;
+  if (sigsetjmp(here, 1) == 0)
+    schedule();
+  else
+    faulted();
+  landing = nullptr;
+  if (!live) hopper->end();
+  for (auto& warp : warps) warp.log.flush(ledger);
+  current = nullptr;
+}
+
+void Block::schedule() {
+  for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
+    if (ready.empty() && !hopper->go_on()) return diagnose();
+    if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
     running->queued = false;
     current = running;
     emu_switch(&scheduler, running->stack_pointer);
   }
-  if (!live) hopper->end();
-  for (auto& warp : warps) warp.log.flush(ledger);
-  current = nullptr;
+}
+
+// The processor refused to go on with the running lane.
+void Block::faulted() {
+  aborted = true;
+  Lane& lane = *running;
+  const auto* at = static_cast<const char*>(fault.address);
+  Finding found = finding(fault.signal == SIGFPE ? "division by zero" : "fault", fault.place, lane);
+  if (fault.signal == SIGFPE)
+    found.message = "divides by zero, or the least integer by -1";
+  else if (at >= lane.stack - STACK_BYTES && at < lane.stack + GUARD_BYTES)
+    found.message = "needs more than " + std::to_string(STACK_BYTES / 1024) +
+                    " KB for local variables: large arrays, or calls that never return";
+  else if (fault.signal == SIGILL)
+    found.message = "runs into an illegal instruction";
+  else
+    found.message = "touches or calls what isn't memory";
+  findings.add(std::move(found));
 }
 
 void Block::yield() { emu_switch(&running->stack_pointer, scheduler); }
@@ -143,13 +172,19 @@ void Block::abort() {
   __builtin_unreachable();
 }
 
-void Block::take_turns(Lane& lane) {
-  if (launch.late()) {
-    launch.timed_out = true;
-    abort();
-  }
+void Block::poll(Lane& lane, Place place) {
+  constexpr std::uint32_t PATIENCE = 1024;
+  if (++lane.since_switch % PATIENCE) return;
+  if (launch.late()) too_late(lane, place), yield();
   wake(lane);
   yield();
+}
+
+void Block::too_late(const Lane& lane, Place place) {
+  aborted = true;
+  Finding found = finding("deadlock", place, lane);
+  found.message = "still loops here at the time limit: does it wait for what nobody writes?";
+  findings.add(std::move(found));
 }
 
 void Block::finished(Lane& lane) {
@@ -192,7 +227,7 @@ namespace {
 [[noreturn]] void divergent(Lane& lane, const std::string& message, const Lane* other = nullptr) {
   Block& block = *lane.block;
   Finding finding = block.finding("divergent collective", lane.place, lane);
-  finding.message = std::string(lane.what) + ": " + message;
+  finding.message = message;
   if (other) block.tell_other(finding, *other);
   block.findings.add(std::move(finding));
   block.abort();
@@ -210,7 +245,7 @@ void try_meet(Lane& lane, Lane* running) {
   }
   for (int i = 0; i < WARP; ++i)
     if (lane.collective != sync_of_warp && there >> i & 1 && site_of(warp.lanes[i]->place) != site_of(lane.place))
-      divergent(lane, "lane " + std::to_string(i) + " comes from another line", warp.lanes[i]);
+      divergent(lane, std::string("is in ") + lane.what + ", and lane " + std::to_string(i) + " in that of another line", warp.lanes[i]);
   lane.collective(warp, there);
   if (there == live) warp.reconverge(live);
   for (int i = 0; i < WARP; ++i)
@@ -226,11 +261,11 @@ void meet(Collective work, const char* what, unsigned mask, bool aligned, Place 
   Lane& lane = current_lane();
   lane.place = place;
   lane.what = what;
-  if (!(mask >> lane.lane & 1)) divergent(lane, "lane " + std::to_string(lane.lane) + " isn't in its own mask");
+  if (!(mask >> lane.lane & 1)) divergent(lane, std::string("calls ") + what + " with a mask that lacks its own lane, " + std::to_string(lane.lane));
   unsigned ended = 0;
   for (int i = 0; i < WARP; ++i)
     if (mask >> i & 1 && lane.warp->lanes[i] && lane.warp->lanes[i]->done) ended |= 1u << i;
-  if (aligned && ended) divergent(lane, "lanes " + lanes_of(ended) + " have ended");
+  if (aligned && ended) divergent(lane, std::string("is in ") + what + " without lanes " + lanes_of(ended) + ", which have ended");
   lane.wait = Wait::collective;
   lane.collective = work;
   lane.mask = mask;
@@ -295,13 +330,13 @@ void Block::check_barrier(int id) {
   if (!barrier.threads) {
     if (exited) {
       Finding found = finding("barrier", first.place, first);
-      found.message = std::to_string(exited) + " of the block's threads have ended and don't come to this barrier";
+      found.message = "waits at a barrier to which " + std::to_string(exited) + " of the block's threads don't come: they have ended";
       findings.add(std::move(found));
     }
     for (Lane* lane : barrier.waiting)
       if (site_of(lane->place) != site_of(first.place)) {
         Finding found = finding("barrier", lane->place, *lane);
-        found.message = "threads of the block wait at barriers of different lines";
+        found.message = "waits at a barrier, and other threads of the block at that of another line";
         tell_other(found, first);
         findings.add(std::move(found));
         break;
@@ -343,7 +378,7 @@ void Block::diagnose() {
       }
       if (!missing) continue;
       Finding found = finding("divergent collective", lane->place, *lane);
-      found.message = std::string(lane->what) + ": waits for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
+      found.message = std::string("waits in ") + lane->what + " for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
       tell_other(found, *elsewhere);
       findings.add(std::move(found));
       return;
@@ -355,10 +390,15 @@ void Block::diagnose() {
   int at_barrier = 0;
   for (auto& lane : lanes) at_barrier += !lane->done && lane->wait == Wait::barrier;
   Finding found = finding(at_barrier == live ? "barrier" : "deadlock", first->place, *first);
-  found.message = std::to_string(live) + " threads wait for ever, this one for " + first->what;
+  found.message = std::string("waits for ever for ") + first->what;
+  if (const auto& barrier = barriers[first->barrier]; first->wait == Wait::barrier && barrier.threads)
+    found.message += " that takes " + std::to_string(barrier.threads) + " threads, as " +
+                     std::to_string(barrier.waiting.size()) + " do";
+  else if (live > 1)
+    found.message += ", as " + std::to_string(live - 1) + " others do";
   for (auto& lane : lanes)
     if (!lane->done && site_of(lane->place) != site_of(first->place)) {
-      found.message += std::string(", others for ") + lane->what;
+      found.message += std::string(", some for ") + lane->what;
       tell_other(found, *lane);
       break;
     }
@@ -367,10 +407,20 @@ void Block::diagnose() {
 
 // Findings
 
+namespace {
+
+bool earlier(const Finding& a, const Finding& b) {
+  return std::tie(a.block.z, a.block.y, a.block.x) < std::tie(b.block.z, b.block.y, b.block.x);
+}
+
+}  // namespace
+
 void Findings::add(Finding finding) {
   for (auto& known : list)
     if (known.kind == finding.kind && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
-      known.times += finding.times;
+      finding.times += known.times;
+      if (earlier(finding, known)) std::swap(known, finding);  // the first block's, whichever ran first
+      known.times = std::max(known.times, finding.times);
       return;
     }
   if (list.size() < LIMIT)
@@ -382,6 +432,7 @@ void Findings::add(Finding finding) {
 void Findings::merge(const Findings& others) {
   for (const auto& finding : others.list) add(finding);
   dropped += others.dropped;
+  std::stable_sort(list.begin(), list.end(), earlier);
 }
 
 }  // namespace emulator

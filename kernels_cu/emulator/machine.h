@@ -114,7 +114,7 @@ struct Block {
 
   void yield();                // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void take_turns(Lane& lane);  // lets the others run, for this one may wait for them; too long, and it is a hang
+  void poll(Lane& lane, Place place);  // an access that may be one of a loop that waits: lets the others run now and then
   [[noreturn]] void abort();  // the running lane found what the block can't go on after
   void finished(Lane& lane);
   void check_barrier(int id);
@@ -124,6 +124,10 @@ struct Block {
   void tell_other(Finding& finding, const Lane& other) const;
 
  private:
+  void schedule();  // until all lanes have ended, or can't
+  void faulted();
+  void too_late(const Lane& lane, Place place);
+
   char* stacks_ = nullptr;
   std::size_t stack_bytes_ = 0;
 };

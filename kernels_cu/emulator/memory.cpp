@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <utility>
 
 #include "hopper.h"
 #include "launch.h"
@@ -96,7 +96,7 @@ char* Sram::pointer(unsigned address) const {
 
 bool Sram::shared_address(const void* pointer, unsigned& address) const {
   auto* at = static_cast<const char*>(pointer);
-  if (at >= statics && at < statics + static_bytes) {
+  if (at >= statics && at < statics + (dynamic_begin - SRAM_ORIGIN)) {  // and the gap behind them, where nothing lies
     address = SRAM_ORIGIN + static_cast<unsigned>(at - statics);
     return true;
   }
@@ -114,6 +114,15 @@ const Sram::Name* Sram::name_of(unsigned address) const {
   return nullptr;
 }
 
+// The static array whose end the gap before the dynamic SRAM follows, for an address in that gap.
+const Sram::Name* Sram::before(unsigned address) const {
+  const Name* last = nullptr;
+  if (address < dynamic_begin)
+    for (const auto& name : statics_by_name)
+      if (name.end <= address && (!last || name.end > last->end)) last = &name;
+  return last;
+}
+
 // Findings
 
 namespace {
@@ -126,6 +135,7 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
                 unsigned bytes, const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
+  finding.space = "hbm";
   finding.bytes = static_cast<int>(bytes);
   if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
   if (other) lane.block->tell_other(finding, *other);
@@ -137,8 +147,10 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
+  finding.space = "sram";
   finding.bytes = static_cast<int>(bytes);
   const auto* name = sram.name_of(address);
+  if (!name) name = sram.before(address);
   finding.tensor = name ? name->name : "SRAM";
   finding.offset = static_cast<std::int64_t>(address) - (name ? name->begin : sram.dynamic_begin);
   if (other) lane.block->tell_other(finding, *other);
@@ -186,6 +198,10 @@ const char* race_of(const Access& mine, const Access& other) {
                     : "reads what another thread wrote";
 }
 
+std::string misaligned(unsigned bytes, bool write) {
+  return std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + " at an address that isn't a multiple of that";
+}
+
 // The chunks of an access, one after the other: calls each(index, bytes of the chunk as bits).
 template <class Each>
 void for_chunks(std::uint64_t begin, unsigned bytes, Each each) {
@@ -211,19 +227,19 @@ std::string proxy_of(const Access& mine) {
 }
 
 // Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
-void race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
   Access mine = access_of(actor, write, atomic, place), other{};
+  bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    switch (enter(actor, actor.lane.block->sram.chunks[chunk], mine, other)) {
-      case Conflict::none: return;
-      case Conflict::race:
-        return add_shared(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address,
-                          bytes, &other);
-      case Conflict::proxy:
-        return add_shared(actor.lane, "proxy fence forgotten", proxy_of(mine), place, address, bytes, &other);
-    }
+    const Conflict conflict = enter(actor, actor.lane.block->sram.chunks[chunk], mine, other);
+    if (conflict == Conflict::none) return;
+    race = true;
+    if (conflict == Conflict::proxy)
+      return add_shared(actor.lane, "proxy fence forgotten", proxy_of(mine), place, address, bytes, &other);
+    add_shared(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
   });
+  return race;
 }
 
 void race_global(const Actor& actor, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
@@ -265,16 +281,17 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
     if (near) {
       const std::int64_t offset = static_cast<const char*>(address) - near->base;
       where = offset < 0 ? count_of(-offset, "byte") + " before the start of " + near->name
-                         : count_of(std::max<std::int64_t>(0, offset - near->bytes), "byte") + " past the end of " + near->name;
+                         : count_of(offset + bytes - near->bytes, "byte") + " past the end of " + near->name;
     }
     add_global(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
                place, near, address, bytes);
     return false;
   }
   if (!launch.sanitize()) return true;
-  if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0)
-    add_global(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
-               region, address, bytes);
+  if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
+    add_global(lane, "misaligned", misaligned(bytes, write), place, region, address, bytes);
+    return false;
+  }
   unsigned char* state = &region->state[static_cast<const char*>(address) - region->base];
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
@@ -287,19 +304,18 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
   return true;
 }
 
-// Somebody's copy is on its way to these bytes.
-void add_pending(Lane& lane, bool write, unsigned address, unsigned bytes, Place place) {
+// Whether the bytes are an mbarrier's or a box's that is on its way; then nobody may touch them, and that is said.
+bool find_owner(Lane& lane, unsigned address, unsigned bytes, bool write, Place place) {
+  const unsigned char* state = &lane.block->sram.state[address];
+  if (any(state, bytes, MBARRIER)) {
+    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, address, bytes);
+    return true;
+  }
+  Access issued{};
   std::string message = std::string(write ? "writes" : "reads") + " where a copy is still on its way";
-  Access other{};
-  const Access* issued = nullptr;
-  for (const auto& copier : lane.block->lanes)
-    for (const auto& copy : copier->copies)
-      if (copy.to < address + bytes && address < copy.to + CHUNK) {
-        other = access_of(actor_of(*copier), true, false, copy.place);
-        issued = &other;
-      }
-  if (!issued && lane.block->hopper->find_load(address, bytes, lane, message, other)) issued = &other;
-  add_shared(lane, "wait forgotten", std::move(message), place, address, bytes, issued);
+  if (!any(state, bytes, PENDING) || !lane.block->hopper->find_load(address, bytes, lane, message, issued)) return false;
+  add_shared(lane, "wait forgotten", std::move(message), place, address, bytes, &issued);
+  return true;
 }
 
 }  // namespace
@@ -317,15 +333,12 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
   Sram& sram = lane.block->sram;
   if (!sram.holds(chunk, CHUNK)) return check_shared(lane, chunk, CHUNK, write, false, place);
   if (!lane.block->launch.sanitize()) return true;
+  if (find_owner(lane, chunk, CHUNK, write, place) || race_shared(actor, chunk, CHUNK, write, false, place)) return true;
   const unsigned char* state = &sram.state[chunk];
-  if (any(state, CHUNK, MBARRIER)) {
-    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, chunk, CHUNK);
-  } else if (any(state, CHUNK, PENDING)) {
-    add_pending(lane, write, chunk, CHUNK, place);
-  } else {
-    race_shared(actor, chunk, CHUNK, write, false, place);
-    if (!write && any(state, CHUNK, UNWRITTEN)) add_shared(lane, "uninitialised", "reads what nobody wrote", place, chunk, CHUNK);
-  }
+  if (any(state, CHUNK, PENDING))
+    add_shared(lane, "wait forgotten", "an engine touches where a thread's copy is on its way", place, chunk, CHUNK);
+  else if (!write && any(state, CHUNK, UNWRITTEN))
+    add_shared(lane, "uninitialised", "reads what nobody wrote", place, chunk, CHUNK);
   return true;
 }
 
@@ -333,25 +346,37 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
   Sram& sram = lane.block->sram;
   if (!sram.holds(address, bytes) || (address < sram.dynamic_begin && !sram.name_of(address))) {
     std::string where = "there is no SRAM at address " + std::to_string(address);
-    if (address >= sram.end && address < sram.end + (1u << 24))
+    if (const auto* name = sram.before(address))
+      where = count_of(address + bytes - name->end, "byte") + " past the end of " + name->name;
+    else if (address >= sram.end && address < sram.end + (1u << 24))
       where = count_of(address + bytes - sram.end, "byte") + " past the block's " + std::to_string(sram.end - sram.dynamic_begin);
     add_shared(lane, "out of bounds", std::string(write ? "writes " : "reads ") + count_of(bytes, "byte") + ": " + where,
                place, address, bytes);
     return false;
   }
   if (!lane.block->launch.sanitize()) return true;
-  if (address % bytes && (bytes & (bytes - 1)) == 0)
-    add_shared(lane, "misaligned", "an access of " + count_of(bytes, "byte") + " needs a multiple of that as its address", place,
-               address, bytes);
+  if (address % bytes && (bytes & (bytes - 1)) == 0) {
+    add_shared(lane, "misaligned", misaligned(bytes, write), place, address, bytes);
+    return false;
+  }
   unsigned char* state = &sram.state[address];
-  if (any(state, bytes, MBARRIER)) {
-    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, address, bytes);
-  } else if (any(state, bytes, PENDING)) {
-    add_pending(lane, write, address, bytes, place);
-  } else {
-    race_shared(actor_of(lane), address, bytes, write, atomic, place);
-    if ((!write || atomic) && any(state, bytes, UNWRITTEN))
+  if (!find_owner(lane, address, bytes, write, place)) {
+    const bool race = race_shared(actor_of(lane), address, bytes, write, atomic, place);
+    if (race) {  // said already; what the bytes hold follows from it
+    } else if (any(state, bytes, PENDING)) {
+      Access other{};
+      const Access* issued = nullptr;
+      for (const auto& copier : lane.block->lanes)
+        for (const auto& copy : copier->copies)
+          if (copy.to < address + bytes && address < copy.to + CHUNK) {
+            other = access_of(actor_of(*copier), true, false, copy.place);
+            issued = &other;
+          }
+      add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
+                 address, bytes, issued);
+    } else if ((!write || atomic) && any(state, bytes, UNWRITTEN)) {
       add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
+    }
   }
   if (write)
     for (unsigned i = 0; i < bytes; ++i)
@@ -364,13 +389,12 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    race_shared(actor_of(lane), to, CHUNK, true, false, place);
-    if (any(&sram.state[to], CHUNK, PENDING))
-      add_shared(lane, "wait forgotten", "a copy goes where another is still on its way", place, to, CHUNK);
+    if (!race_shared(actor_of(lane), to, CHUNK, true, false, place) && any(&sram.state[to], CHUNK, PENDING))
+      add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, CHUNK);
     std::memset(&sram.state[to], PENDING, CHUNK);
     std::memset(sram.pointer(to), POISON, CHUNK);
   }
-  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place});
+  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place, lane.step});
 }
 
 void finish_copies(Lane& lane, unsigned pending) {
@@ -381,16 +405,19 @@ void finish_copies(Lane& lane, unsigned pending) {
     std::memcpy(sram.pointer(copy.to), copy.from, CHUNK);
     if (!lane.block->launch.sanitize()) continue;
     std::memset(&sram.state[copy.to], WRITTEN, CHUNK);
+    const char* step = std::exchange(lane.step, copy.step);
     race_shared(actor_of(lane), copy.to, CHUNK, true, false, copy.place);
+    lane.step = step;
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 void leave_copies(Lane& lane) {
   if (lane.copies.empty()) return;
+  lane.step = lane.copies.front().step;
   if (lane.block->launch.sanitize())
-    add_shared(lane, "wait forgotten", "the thread ends with " + count_of(static_cast<std::int64_t>(lane.copies.size()), "copy") +
-               " on its way", lane.copies.front().place, lane.copies.front().to, CHUNK);
+    add_shared(lane, "wait forgotten", "ends without having waited for this copy", lane.copies.front().place,
+               lane.copies.front().to, CHUNK);
   lane.copies.clear();
 }
 

@@ -71,7 +71,7 @@ struct Region {
   char* base = nullptr;
   std::int64_t bytes = 0;
   bool input = false;
-  std::unique_ptr<unsigned char[]> state;
+  unsigned char* state = nullptr;  // a State for each byte
   struct Chunk {
     std::atomic_flag busy = ATOMIC_FLAG_INIT;
     Accesses accesses;
@@ -101,6 +101,7 @@ struct Sram {
   char* pointer(unsigned address) const;
   bool shared_address(const void* pointer, unsigned& address) const;
   const Name* name_of(unsigned address) const;
+  const Name* before(unsigned address) const;
 };
 
 // A copy_async on its way: it takes effect when its thread waits for it, not before.
@@ -109,6 +110,7 @@ struct Copy {
   const char* from;
   unsigned group;
   Place place;
+  const char* step;
 };
 
 // Who makes an access: a lane, or an engine that it set to work.

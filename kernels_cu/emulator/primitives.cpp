@@ -28,6 +28,7 @@ void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place pla
 
 void emu_load_global(void* value, const void* address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   Region* region;
   if (!check_global(lane, address, bytes, false, false, HERE, region)) return void(std::memset(value, POISON, bytes));
   count(lane, Op::ld, *region, address, bytes, HERE);
@@ -44,6 +45,7 @@ void emu_store_global(void* address, const void* value, unsigned bytes) {
 
 void emu_load_shared(void* value, unsigned address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   if (!check_shared(lane, address, bytes, false, false, HERE)) return void(std::memset(value, POISON, bytes));
   count_shared(lane, Op::ld, address, bytes, HERE);
   std::memcpy(value, lane.block->sram.pointer(address), bytes);
@@ -86,6 +88,7 @@ void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
 
 int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
+  lane.block->poll(lane, HERE);
   unsigned shared;
   if (lane.block->sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
@@ -199,7 +202,7 @@ static void shuffle_of_warp(Warp& warp, unsigned mask) {
     }
     if (!(mask >> source & 1)) {
       Finding finding = warp.block->finding("divergent collective", lane.place, lane);
-      finding.message = std::string(lane.what) + ": takes from lane " + std::to_string(source) + ", which isn't there";
+      finding.message = std::string("takes from lane ") + std::to_string(source) + " in " + lane.what + ", which isn't in the mask or has ended";
       warp.block->findings.add(std::move(finding));
       source = i;
     }

@@ -19,6 +19,7 @@ struct Finding {
   Place place = nullptr;
   const char* step = "";
   uint3 block{}, thread{};
+  const char* space = "";  // "hbm" or "sram"
   std::string tensor;
   std::int64_t offset = 0;  // bytes from the tensor's start
   int bytes = 0;

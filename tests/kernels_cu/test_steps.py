@@ -11,7 +11,7 @@ from simulator import Problem, catalogue, random_inputs, simulate
 
 NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
-ALLOWED = {"__global__", "__launch_bounds__"}
+ALLOWED = {"__global__", "__grid_constant__", "__launch_bounds__"}
 
 
 def marks(text: str) -> list[str]:

@@ -85,7 +85,8 @@ def test_wrong_numbers_come_with_the_trace_of_the_head_at_fault():
     wrong = program_of(EXERCISES["01.3"].solution.replace("(e / e.sum().nonzero())", "e"))
     verdict = fl.check(wrong, exercise="01.3")
     assert verdict.trace is not None
-    assert verdict.trace.head == verdict.head
+    assert verdict.trace.head == (verdict.place.batch, verdict.place.head)
     assert [event.step for event in verdict.trace.events][:2] == ["scores", "softmax"]
     assert np.isfinite(verdict.trace.events[0].values["s"]).all()
+    assert "<iframe" in verdict._repr_html_()
     assert "block.matmul" in "".join(text for _, text in verdict.trace.sources.values())

@@ -10,7 +10,7 @@ function el(tag, properties = {}, ...children) {
     else if (name in made && !name.includes("-")) made[name] = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return made;
 }
 

@@ -104,35 +104,37 @@ class Player {
   }
 
   async _link() {
-    const text = location.protocol === "about:" ? this.hash : location.href.split("#")[0] + this.hash;
+    const inline = location.protocol === "about:"; // in a frame, which has no address and no clipboard
+    const text = inline ? this.hash : location.href.split("#")[0] + this.hash;
     this.linkText.value = text;
     this.linkBox.hidden = false;
     this.linkText.select();
+    if (inline) return (this.linkNote.textContent = "append it to the address of the saved page");
     try {
       await navigator.clipboard.writeText(text);
       this.linkNote.textContent = "copied";
     } catch {
-      this.linkNote.textContent = location.protocol === "about:" ? "append it to the address of the saved page" : "copy it from here";
+      this.linkNote.textContent = "copy it from here";
     }
   }
 
   // -- the page ---------------------------------------------------------------------------------------------------------
 
   _page() {
-    const parts = [this._bar(), ...this._warnings()];
+    const parts = [...this._controlBars(), ...this._warnings()];
     if (this.traces.length > 1) parts.unshift(el("h1", {}, listed(this.traces.map(({ algorithm }) => algorithm)), el("span", { class: "note" }, " on one clock")));
     if (this.traces.length > 1) parts.push(this._race());
     return [...parts, el("div", { class: `views of-${this.traces.length}` }, this.views.map(({ root }) => root)), this._help(), tooltip];
   }
 
-  _bar() {
+  _controlBars() {
     const button = (sign, label, act, extra = {}) => el("button", { type: "button", title: label, "aria-label": label, onclick: act, ...extra }, el("span", { "aria-hidden": "true" }, sign));
     this.playButton = button("▶", "Play", () => this.play(), { class: "play" });
     this.speed = el("select", { "aria-label": "Speed" }, SPEEDS.map(([name, n]) => el("option", { value: n, selected: n === 3 }, name)));
     this.slider = el("input", { type: "range", min: 1, "aria-label": "Step", oninput: () => (this.pause(), this.go(Number(this.slider.value) - 1)) });
     this.timeline = el("canvas", { class: "timeline", title: "Bytes requested from HBM, step by step", "aria-hidden": "true" });
     this.counter = el("output", { class: "counter" });
-    this.blockSelect = el("select", { "aria-label": "Jump to a block", onchange: (event) => this._chosen(event.target.value) });
+    this.blockSelect = el("select", { "aria-label": "Jump to a block", title: "row tile, key tile of the launch", onchange: (event) => this._chosen(event.target.value) });
     this.stepSelect = el("select", { "aria-label": "Step name to jump to" });
     this.linkText = el("input", { type: "text", readOnly: true, "aria-label": "Link to this step" });
     this.linkNote = el("span", { class: "small", role: "status" });
@@ -149,17 +151,18 @@ class Player {
       this.lead = Number(which);
       this.named(rest.join(":"), by);
     };
-    return el("div", { class: "bar", role: "toolbar", "aria-label": "Steps" },
-      el("div", { class: "transport" },
+    return [
+      el("div", { class: "transport", role: "group", "aria-label": "Steps" },
         button("⇤", "First step", () => this.step(-Infinity)), button("←", "One step back", () => this.step(-1)),
         this.playButton, button("→", "One step on", () => this.step(1)), button("⇥", "Last step", () => this.step(Infinity)),
         el("div", { class: "scrubber" }, this.slider, this.timeline), this.counter),
-      el("div", { class: "jumps" },
+      el("div", { class: "jumps", role: "group", "aria-label": "Jumps and settings" },
         clock,
         el("label", {}, "Speed ", this.speed),
         el("span", { class: "group" }, el("label", {}, "Block ", this.blockSelect), button("‹", "This block's beginning, or the block before", () => this.block(-1)), button("›", "Next block", () => this.block(1))),
         el("span", { class: "group" }, el("label", {}, "Step ", this.stepSelect), button("‹", "Previous step of this name", seek(-1)), button("›", "Next step of this name", seek(1))),
-        el("span", { class: "group" }, el("button", { type: "button", onclick: () => this._link() }, "Link to this step"), this.linkBox)));
+        el("span", { class: "group" }, el("button", { type: "button", onclick: () => this._link() }, "Link to this step"), this.linkBox)),
+    ];
   }
 
   /** Blocks and step names, each with the trace that it is of. */
@@ -296,8 +299,9 @@ async function boot() {
   try {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old to unpack it (2023 or newer will do)");
     const blobs = await Promise.all(Array.from(document.querySelectorAll("script.data"), (script) => unpacked(script.textContent)));
-    const data = JSON.parse(new TextDecoder().decode(blobs[0]));
-    const traces = data.traces.map((each, n) => new Trace(each, floats(blobs[n + 1]), data.thinning));
+    const read = (blob) => JSON.parse(new TextDecoder().decode(blob));
+    const data = read(blobs.shift()), traces = [];
+    while (blobs.length) traces.push(new Trace(read(blobs.shift()), floats(blobs.shift()), data.thinning));
     new Player(root, data, traces);
     root.dataset.ready = "";
   } catch (error) {

@@ -65,7 +65,7 @@ class ValuesPanel {
         this.chosen = this.chosen === name ? null : name;
         this.show(this.t);
       },
-    }, canvas, el("span", { class: "map-name" }, el("code", {}, name), badge), shape);
+    }, canvas, el("code", {}, name), shape, badge);
     return { button, canvas, shape, badge };
   }
 

@@ -1,0 +1,223 @@
+"""`flashlab emulate`: an algorithm's kernels, or anybody's `.cu` file, run, sanitised and counted on the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashlab.cli import options, output
+from flashlab.cli.options import Json, ProblemOptions, RunOptions
+from simulator.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashlab.emulator import Launched
+
+_FILE = "A .cu file"
+_ARRAY = re.compile(r"([a-z]+\d+)\[([\d, x]+)\](?::(\w+))?$")
+
+
+def register(app: typer.Typer) -> None:
+    example = (
+        "flashlab emulate scale.cu --grid 8 --block 128 --arg x=float32[1000] --arg y=float32[1000]:out --arg n=1000"
+    )
+    app.command(epilog=f"Example: {example}")(options.expand(emulate))
+
+
+def emulate(
+    problem: ProblemOptions,
+    run: RunOptions,
+    target: Annotated[str, typer.Argument(help="An algorithm, or a .cu file.")] = "flash2",
+    stands_for: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="ALGORITHM", help="It stands in for this algorithm's file.", rich_help_panel=_FILE
+        ),
+    ] = None,
+    kernel: Annotated[str | None, typer.Option(help="Which of its kernels.", rich_help_panel=_FILE)] = None,
+    grid: Annotated[str | None, typer.Option(metavar="X,Y,Z", help="Blocks.", rich_help_panel=_FILE)] = None,
+    block: Annotated[
+        str | None, typer.Option(metavar="X,Y,Z", help="Threads of a block.", rich_help_panel=_FILE)
+    ] = None,
+    sram: Annotated[int, typer.Option(help="Dynamic shared memory, bytes a block.", rich_help_panel=_FILE)] = 0,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A parameter: a number, float32\\[100,64] (random; :zeros, or :out to be filled), or x.npy.",
+            rich_help_panel=_FILE,
+        ),
+    ] = None,
+    define: Annotated[
+        list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_FILE)
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds until a kernel that waits is stopped.", rich_help_panel=_FILE)
+    ] = 60,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.npz", help="Keep the arrays as the kernel left them.", rich_help_panel=_FILE),
+    ] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
+    json: Json = False,
+) -> None:
+    """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. No GPU needed, but a C++ compiler."""
+    if target.endswith(".cu") and stands_for is None:
+        problem.refuse_shape()
+        _refuse_without_meaning(run)
+        sizes = {"--grid": grid, "--block": block}
+        for name, value in sizes.items():
+            if value is None:
+                raise UsageError(name, value, "how many, as in 8 or 8,2")
+        extents = [options.values(name, value, int) for name, value in sizes.items()]
+        _run_file(target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json)
+        return
+    given: dict[str, Any] = {
+        "--kernel": kernel, "--grid": grid, "--block": block, "--sram": sram or None, "--arg": arg, "--define": define,
+        "--out": out,
+    }  # fmt: skip
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
+    _run_algorithm(stands_for or target, target if stands_for else None, problem, run, sanitize, json)
+
+
+def _refuse_without_meaning(run: RunOptions) -> None:
+    if run.tile is not None or run.lse:
+        raise UsageError("--tile, --lse", run.tile or "given", "nothing: they are for an algorithm")
+
+
+def _run_algorithm(
+    algorithm: str, source: str | None, problem: ProblemOptions, run: RunOptions, sanitize: bool, json: bool
+) -> None:
+    import numpy as np
+
+    import flashlab as fl
+
+    p = problem.problem()
+    arrays = fl.random_inputs(p, seed=0)
+    masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
+    options_of_run: dict[str, Any] = {**masks, **run.keywords(), "sanitize": sanitize, "source": source}
+    with output.busy("emulating"):
+        done = fl.emulate(*arrays, algorithm=algorithm, **options_of_run)
+    reference = fl.naive(*arrays, **masks)
+    error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
+    if json:
+        output.document({**done.to_dict(), "max_error": error})
+    else:
+        for launched in done.launches:
+            _print(launched)
+        output.line(f"largest difference from naive attention in float64: {error:.2g}")
+        _verdict(
+            done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
+        )
+    if not done.passed:
+        raise typer.Exit(1)
+
+
+def _run_file(
+    path: str, kernel: str | None, extents: Sequence[Sequence[int]], sram: int, arg: Iterable[str], define: Iterable[str],
+    device: str, time_limit: float, out: str | None, sanitize: bool, json: bool,
+) -> None:  # fmt: skip
+    from flashlab.emulator import emulate_file
+
+    arguments = {name: _value(name, text) for name, text in (_pair("--arg", each) for each in arg)}
+    macros = dict(_pair("--define", each, default="1") for each in define)
+    with output.busy("emulating"):
+        done = emulate_file(
+            path, arguments, grid=extents[0], block=extents[1], kernel=kernel, sram=sram, macros=macros, device=device,
+            sanitize=sanitize, time_limit=time_limit,
+        )  # fmt: skip
+    if out is not None:
+        _keep(Path(out), done.arrays)
+    if json:
+        output.document(done.to_dict())
+    else:
+        _print(done.launched)
+        if done.launched.plain:
+            output.line("Loads and stores as the host compiler made them: nvcc may merge, hoist or split others.")
+        _verdict(done.complaints(), "no misuse")
+    if not done.passed:
+        raise typer.Exit(1)
+
+
+def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name.isidentifier() or not (equals or default):
+        raise UsageError(option, text, "NAME=VALUE")
+    return name, value if equals else default or ""
+
+
+def _value(name: str, text: str) -> Any:
+    """A parameter's value: a number, an array from a file, or one described by dtype and shape."""
+    import numpy as np
+
+    from flashlab.emulator import Empty
+    from simulator.dtypes import numpy_dtype
+
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    if text in ("null", "nullptr"):
+        return None
+    file, _, key = text.partition(":")
+    if file.endswith((".npy", ".npz")):
+        if not Path(file).is_file():
+            raise UsageError(f"--arg {name}", text, "a file that is there")
+        stored: Any = np.load(file, allow_pickle=False)
+        if file.endswith(".npy"):
+            return stored
+        if key not in stored.files:
+            raise UsageError(f"--arg {name}", text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
+        return stored[key]
+    accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros or :out behind it, or a .npy file"
+    match = _ARRAY.match(text)
+    if not match or match[3] not in (None, "zeros", "out", "random"):
+        raise UsageError(f"--arg {name}", text, accepted)
+    try:
+        dtype, shape = numpy_dtype(match[1]), tuple(int(n) for n in re.split("[,x]", match[2]))
+    except (TypeError, ValueError):
+        raise UsageError(f"--arg {name}", text, accepted) from None
+    if match[3] == "out":
+        return Empty(shape, match[1])
+    if match[3] == "zeros":
+        return np.zeros(shape, dtype)
+    random = np.random.default_rng(0)
+    if dtype.kind in "iu":
+        return random.integers(0, 100, shape).astype(dtype)
+    return random.standard_normal(shape, np.float32).astype(dtype)
+
+
+def _keep(path: Path, arrays: dict[str, Any]) -> None:
+    import io
+
+    import numpy as np
+
+    from flashlab.files import replace_file
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    replace_file(path, buffer.getvalue(), argument="--out")
+
+
+def _print(launched: Launched) -> None:
+    """What a launch moved: a line for each step, tensor and kind of instruction."""
+    rows = [
+        (row.step or "-", row.tensor, f"{row.space.upper()} {row.op}", f"{row.instructions:,}", f"{row.bytes:,}",
+         f"{row.sectors:,}" if row.space == "hbm" else "", f"{row.wavefronts:,}" if row.space == "sram" else "",
+         f"{row.wavefronts - row.ideal:,}" if row.space == "sram" else "")
+        for row in launched.moved
+    ]  # fmt: skip
+    columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
+    output.table(launched.kernel, columns, rows, left=3)
+
+
+def _verdict(complaints: Sequence[str], praise: str) -> None:
+    for complaint in complaints:
+        output.line(complaint)
+    output.line(f"{len(complaints)} findings" if complaints else f"passed: {praise}")

@@ -1,0 +1,54 @@
+"""From places in machine code to lines of source, by the tools of binutils."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import kernels_cu
+from simulator.errors import Unavailable
+
+__all__ = ["calls_of", "lines_of", "run"]
+
+_CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
+_ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
+
+
+def calls_of(library: Path) -> list[int]:
+    """Where code calls the runtime for an access or a collective: the return addresses."""
+    returns: list[int] = []
+    called = False
+    for row in run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)]).splitlines():
+        if called and (match := _ADDRESS.match(row)):
+            returns.append(int(match[1], 16))
+            called = False
+        called = called or bool(_CALL.match(row))
+    return returns
+
+
+def lines_of(library: Path, returns: Sequence[int]) -> list[list[tuple[str, int]]]:
+    """The lines that lead to each return address, innermost first; those of the emulator itself left out."""
+    if not returns:
+        return []
+    asked = "\n".join(f"{x - 1:#x}" for x in returns)  # inside the call, not behind it
+    rows = run(["addr2line", "--addresses", "--inlines", "--exe", str(library)], asked).splitlines()
+    chains: list[list[tuple[str, int]]] = []
+    here = str(kernels_cu.emulator_dir())
+    for row in rows:
+        if row.startswith("0x"):
+            chains.append([])
+            continue
+        file, _, number = row.split(" (")[0].rpartition(":")
+        if number.isdecimal() and Path(file).name not in ("doors", "??") and not file.startswith(here):
+            chains[-1].append((file, int(number)))
+    return chains
+
+
+def run(command: Sequence[str], stdin: str = "") -> str:
+    """What a tool prints."""
+    if not shutil.which(command[0]):
+        raise Unavailable(f"no {command[0]}, which the emulator needs: it comes with the package binutils")
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout

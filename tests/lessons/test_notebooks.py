@@ -1,0 +1,180 @@
+"""The notebooks: what is committed is what their sources give today, and a stale one of any kind is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_output
+
+from flashlab.lessons.catalogue import EXERCISES, LESSONS, PREDICTIONS
+from flashlab.lessons.show import TABLE
+from tools import lessons
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
+
+
+def source(name: str) -> str:
+    return (lessons.SOURCES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def committed(name: str) -> NotebookNode:
+    return nbformat.read(lessons.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_what_its_source_gives(name: str):
+    """In a process of its own, since kernels, sockets and warnings are Jupyter's business."""
+    command = [sys.executable, str(ROOT / "tools" / "lessons.py"), "check", name]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_lesson_has_a_notebook_and_nothing_else_lies_there():
+    assert [name.split("_")[0] for name in NAMES] == list(LESSONS)
+    assert sorted(path.stem for path in lessons.NOTEBOOKS.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_valid_light_and_steady(name: str):
+    notebook = committed(name)
+    nbformat.validate(notebook)
+    assert list(lessons.complaints(notebook)) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_has_what_every_lesson_has(name: str):
+    text, number = source(name), name.split("_")[0]
+    assert set(re.findall(r"<!-- exercise: (\S+) -->", text)) == {n for n in EXERCISES if n.startswith(number)}
+    assert set(re.findall(r'fl\.predict\("([\d.]+)"', text)) == {n for n in PREDICTIONS if n.startswith(number)}
+    assert sum(n.startswith(number) for n in EXERCISES) >= 3
+    for part in (
+        "**Afterwards you can**",
+        "From memory",
+        "On your own numbers",
+        "What to read next",
+        "put to the test",
+        "explore(",
+    ):
+        assert part in text, part
+    assert all(call.count("...") >= 1 for call in re.findall(r"fl\.predict\([^)]*\)", text))  # nobody's answers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_skeletons_in_the_notebook_are_the_exercises(name: str):
+    cells = [cell.source for cell in committed(name).cells]
+    for exercise in EXERCISES.values():
+        if exercise.lesson == name.split("_")[0]:
+            assert any(cell.startswith(exercise.skeleton) for cell in cells if f'exercise="{exercise.name}"' in cell)
+            assert any(
+                exercise.solution in cell and cell.count("<details>") == len(exercise.hints) + 1 for cell in cells
+            )
+
+
+# -- stale outputs ------------------------------------------------------------------------------------------------
+
+
+def notebook(text: str = "12,345 bytes in 0.1234 s", svg: str = "<svg/>", value: float = 2.5) -> NotebookNode:
+    """A cell that prints, and one that shows a figure."""
+    table = {"columns": ["n", "x"], "rows": [[1, value], [2, None]]}
+    figure = new_output(
+        "execute_result", {"image/svg+xml": svg, "text/plain": "figure", TABLE: table}, execution_count=1
+    )
+    return nbformat.v4.new_notebook(
+        cells=[
+            new_code_cell("print(1)", outputs=[new_output("stream", name="stdout", text=text)], id="a"),
+            new_code_cell("draw()", outputs=[figure], id="b"),
+        ]
+    )
+
+
+def changed(change: Callable[[NotebookNode], object]) -> NotebookNode:
+    stale = copy.deepcopy(notebook())
+    change(stale)
+    return stale
+
+
+def with_table(rows: list[list[float | None]]) -> Callable[[NotebookNode], object]:
+    return lambda nb: nb.cells[1].outputs[0].data[TABLE].update(rows=rows)
+
+
+STALE: dict[str, Callable[[NotebookNode], object]] = {
+    "source": lambda nb: nb.cells[0].update(source="print(2)"),
+    "cell-missing": lambda nb: nb.cells.pop(),
+    "integer": lambda nb: nb.cells[0].outputs[0].update(text="12,346 bytes in 0.1234 s"),
+    "text": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bits in 0.1234 s"),
+    "float": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bytes in 0.1238 s"),
+    "sign": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bytes in -0.1234 s"),
+    "figure's-float": with_table([[1, 2.51], [2, None]]),
+    "figure's-integer": with_table([[3, 2.5], [2, None]]),
+    "figure's-gap": with_table([[1, 2.5], [2, 1.0]]),
+    "figure's-rows": with_table([[1, 2.5]]),
+    "output-missing": lambda nb: nb.cells[0].outputs.pop(),
+    "figure-missing": lambda nb: nb.cells[1].outputs[0].data.pop("image/svg+xml"),
+}
+
+
+@pytest.mark.parametrize("kind", STALE)
+def test_a_stale_notebook_of_each_kind_is_found(kind: str):
+    assert len(list(lessons.differences(changed(STALE[kind]), notebook()))) == 1
+
+
+@pytest.mark.parametrize(
+    "fresh",
+    [notebook(), notebook(text="12,345 bytes in 0.12341 s"), notebook(svg="<svg>drawn elsewhere</svg>"), notebook(value=2.5001)],
+)  # fmt: skip
+def test_what_differs_by_rounding_or_by_pixels_is_no_difference(fresh: NotebookNode):
+    assert list(lessons.differences(notebook(), fresh)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<object at 0x7f12ab34cd>", "0x7f12ab34cd"),
+        ("done at 12:34:56", "12:34:56"),
+        ("2026-11-21", "2026-11-21"),
+        ("in /usr/lib/python3", "/usr/"),
+        ("x" * 600_000, "at most 500,000"),
+    ],
+)
+def test_what_differs_from_run_to_run_is_refused(text: str, says: str):
+    assert any(says in line for line in lessons.complaints(notebook(text=text)))
+
+
+def test_figures_without_tables_errors_and_warnings_are_refused():
+    bare = changed(lambda nb: nb.cells[1].outputs[0].data.pop(TABLE))
+    warned = changed(lambda nb: nb.cells[0].outputs[0].update(name="stderr"))
+    failed = changed(lambda nb: nb.cells[0].update(outputs=[new_output("error", ename="E", evalue="no", traceback=[])]))
+    widget = changed(lambda nb: nb.cells[1].outputs[0].data.update({"application/vnd.jupyter.widget-view+json": {}}))
+    for broken in (bare, warned, failed, widget):
+        assert list(lessons.complaints(broken))
+
+
+def test_streams_that_the_kernel_cut_are_one():
+    parts = [new_output("stream", name="stdout", text=text) for text in ("a", "b")]
+    assert [output.text for output in lessons.steady(parts)] == ["ab"]
+
+
+def test_tables_are_plain_json():
+    for name in NAMES:
+        for cell in committed(name).cells:
+            for output in cell.get("outputs", []):
+                if TABLE in output.get("data", {}):
+                    assert json.dumps(output.data[TABLE], allow_nan=False)
