@@ -9,8 +9,8 @@ from flashlab.emulator.build import BuildError, build
 from flashlab.emulator.files import Empty, FileRun, emulate_file
 from flashlab.emulator.kernels import Emulation, EmulationError, attention, emulate
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
+from flashlab.emulator.maps import tensor_map
 from flashlab.emulator.source import kernels_of
-from flashlab.emulator.tensor_map import tensor_map
 
 __all__ = [
     "Arena", "BuildError", "Empty", "Emulation", "EmulationError", "FileRun", "Finding", "Launched", "Library", "Line",

@@ -24,7 +24,7 @@ namespace emulator {
 
 struct Warp;
 
-// What flashlab/emulator/tensor_map.py makes, in place of cuTensorMapEncodeTiled.
+// What flashlab/emulator/maps.py makes, in place of cuTensorMapEncodeTiled.
 struct TensorMap {
   static constexpr std::uint64_t MAGIC = 0x50414d524f534e54;  // "TNSORMAP"
   static constexpr int MOST_DIMENSIONS = 5;

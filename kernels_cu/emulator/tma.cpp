@@ -54,7 +54,7 @@ Box box_of(Lane& lane, const void* map, unsigned sram, const int* corner, int ra
     add_shared(lane, kind, message, place, sram, CHUNK);
     block.abort();
   };
-  if (box.map.magic != TensorMap::MAGIC) wrong("tensor map", "copies a box by what is no tensor map (flashlab.emulator.tensor_map)");
+  if (box.map.magic != TensorMap::MAGIC) wrong("tensor map", "copies a box by what is no tensor map (flashlab.emulator.tensor_map makes them)");
   if (static_cast<int>(box.map.rank) != rank)
     wrong("tensor map", "names " + std::to_string(rank) + " coordinates of an array of " + std::to_string(box.map.rank));
   for (int i = 0; i < TensorMap::MOST_DIMENSIONS; ++i) box.corner[i] = i < rank ? corner[i] : 0;

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.errors import UsageError
 
-__all__ = ["tensor_map"]
+__all__ = ["UNUSED", "tensor_map"]
 
 _MAGIC = 0x50414D524F534E54  # the bytes "TNSORMAP"
 _MOST_DIMENSIONS = 5
@@ -19,10 +19,14 @@ _MAP = np.dtype(
 )  # fmt: skip
 """`struct TensorMap` of kernels_cu/emulator/hopper.h."""
 
+UNUSED = bytes(_MAP.itemsize)
+"""In place of the descriptor of an array without elements: a copy by it is a finding."""
+
 
 def tensor_map(
-    pointer: int, itemsize: int, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], *, swizzle: int = 128
-) -> bytes:
+    pointer: int, itemsize: int, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], *,
+    swizzle: int = 128,
+) -> bytes:  # fmt: skip
     """The 128 bytes by which a kernel on the emulator is told of an array that it copies box by box.
 
     All sequences go from the innermost dimension outwards: `extents` and `box` in elements of `itemsize` bytes,
@@ -38,7 +42,7 @@ def tensor_map(
     if not 1 <= rank <= _MOST_DIMENSIONS:
         raise UsageError("extents", tuple(extents), f"1 to {_MOST_DIMENSIONS} of them")
     if len(strides) != rank - 1 or len(box) != rank:
-        raise UsageError("strides, box", (tuple(strides), tuple(box)), f"{rank - 1} and {rank} of them, as extents says")
+        raise UsageError("strides, box", (tuple(strides), tuple(box)), f"{rank - 1} and {rank} of them, as extents")
     if pointer % 16:
         raise UsageError("pointer", hex(pointer), "a multiple of 16")
     if min(extents) < 1 or max(extents) > 1 << 32:
@@ -54,7 +58,8 @@ def tensor_map(
     if swizzle and box[0] * itemsize != swizzle:
         raise UsageError("box", tuple(box), f"rows of {swizzle // itemsize} elements, as wide as the swizzle's pattern")
     one = np.zeros((), _MAP)
-    one["magic"], one["base"], one["element_bytes"], one["rank"], one["swizzle"] = _MAGIC, pointer, itemsize, rank, swizzle
+    one["magic"], one["base"], one["element_bytes"] = _MAGIC, pointer, itemsize
+    one["rank"], one["swizzle"] = rank, swizzle
     one["extent"], one["box"] = 1, 1
     one["stride"][: rank - 1], one["extent"][:rank], one["box"][:rank] = strides, np.minimum(extents, 2**32 - 1), box
     return one.tobytes()
