@@ -18,7 +18,7 @@ constexpr unsigned MBARRIER_BYTES = 8;
 constexpr unsigned MOST_ARRIVALS = (1u << 20) - 1;
 constexpr std::int64_t MOST_BYTES = (1 << 20) - 1;
 constexpr unsigned SM_REGISTERS = 64 * 1024;
-constexpr unsigned MOST_REGISTERS = 255;
+constexpr unsigned MOST_REGISTERS = 256;
 
 std::string number(std::int64_t n) { return std::to_string(n); }
 
