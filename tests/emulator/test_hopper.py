@@ -128,7 +128,7 @@ def test_products_against_numpy(element: int, depth: int, columns: int, across: 
         arena.buffers[name].read_only = True
     arena.new("c", 64 * columns * 4)
     macros = {"FL_DTYPE": 1, "EL": element, "DEPTH": depth, "WIDTH": columns, "ACROSS": across, "RS": registers, "KEEP": keep}
-    library = build(HERE / "product.cu", [f"-D{k}={v}" for k, v in macros.items()])
+    library = build(HERE / "product.cu", [f"-D{k}={v}" for k, v in macros.items()], watch=False)
     pointers = [np.uint64(arena.pointer(name)).tobytes() for name in "abc"]
     ran = library.launch("product", (1,), (128,), pointers, arena, sram=sum(map(tile_bytes, (a, b))), time_limit=20)
     assert [str(x) for x in ran.findings] == []
@@ -160,7 +160,7 @@ class Ran:
         return "\n".join(map(str, self.launched.findings)) or "nothing"
 
 
-def ring(folder: Path, changes: Sequence[tuple[str, str]] = (), *, swizzle: int = 128, watch: bool = True) -> Ran:
+def ring(folder: Path, changes: Sequence[tuple[str, str]] = (), *, swizzle: int = 128, watch: bool = False) -> Ran:
     """The ring with each text, which must occur once, replaced."""
     text = (HERE / "ring.cu").read_text(encoding="utf-8")
     for old, new in changes:
@@ -191,8 +191,9 @@ def line_of(source: str, text: str) -> int:
     return 1 + source.count("\n", 0, source.index(text))
 
 
-def test_the_ring_is_sound(tmp_path: Path) -> None:
-    ran = ring(tmp_path)
+@pytest.mark.parametrize("watch", [False, True])
+def test_the_ring_is_sound(tmp_path: Path, watch: bool) -> None:
+    ran = ring(tmp_path, watch=watch)
     assert ran.said == "nothing"
     assert ran.right
     assert {key: n for key, n in ran.launched.ledger.items() if key[0] != "store"} == {
@@ -213,6 +214,7 @@ class Fault:
     at: str
     other: str = ""
     right: bool = False
+    watch: bool = False
 
 
 LOAD_B = "tma_load(b(slot).base, b_map, 0, 0, j * KEYS, 0, full(slot), EVICT_LAST);"
@@ -245,7 +247,8 @@ FAULTS = [
           says="arrives once too often", at=EXPECT),
     Fault(mechanism="no wait for the product", changes=((WAIT, ""),), kind="wait forgotten",
           says="reads an accumulator while its wgmma is still running",
-          at="store_global(c + row * tiles * KEYS + column, make_float2(s[n][2 * half], s[n][2 * half + 1]));", other=MULTIPLY),
+          at="store_global(c + row * tiles * KEYS + column, make_float2(s[n][2 * half], s[n][2 * half + 1]));", other=MULTIPLY,
+          watch=True),
     Fault(mechanism="the product isn't committed", changes=((COMMIT, ""),), kind="wait forgotten",
           says="the thread ends while wgmma is still running", at=MULTIPLY),
     Fault(mechanism="an accumulator is written too early", changes=((COMMIT, "    s[0][0] = 0;\n" + COMMIT),),
@@ -303,7 +306,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.mechanism.replace(" ", "-"))
 def test_fault_is_found_at_its_line(tmp_path: Path, fault: Fault) -> None:
-    ran = ring(tmp_path, fault.changes)
+    ran = ring(tmp_path, fault.changes, watch=fault.watch)
     at = line_of(ran.source, fault.at)
     found = [x for x in ran.launched.findings if x.kind == fault.kind and fault.says in x.message and _line(x) == at]
     assert found, ran.said
@@ -327,7 +330,7 @@ def test_another_swizzle_is_seen_in_the_numbers(tmp_path: Path) -> None:
 
 
 def test_without_watching_registers_a_missing_wait_still_shows(tmp_path: Path) -> None:
-    ran = ring(tmp_path, [(WAIT, "")], watch=False)
+    ran = ring(tmp_path, [(WAIT, "")])
     assert not ran.right
     assert any(x.kind == "wait forgotten" and "the thread ends" in x.message for x in ran.launched.findings)
 
