@@ -23,7 +23,7 @@ from typing import Any
 
 from flashlab import cases as case_files
 from flashlab.cases import Case
-from simulator import Problem
+from simulator import CATALOGUE, Problem
 from simulator.errors import Unavailable
 
 __all__ = ["FAULTS", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
@@ -122,7 +122,8 @@ def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "f
     }
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
-        for algorithm, dtype, (name, shape) in product(algorithms, ("float32", "float16", "bfloat16"), problems.items())
+        for algorithm in algorithms
+        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, problems.items())
     ]  # fmt: skip
 
 

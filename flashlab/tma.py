@@ -26,7 +26,6 @@ def takes(view: View) -> bool:
     return all(n <= 1 or 0 < stride < _MOST_STRIDE for n, stride in zip(view.shape[:3], view.strides, strict=False))
 
 
-@functools.lru_cache(maxsize=4096)
 def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
     """Descriptor of a (batch, head, row, column) array for boxes of `rows` rows and 64 columns, as a NumPy scalar.
 
