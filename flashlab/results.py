@@ -36,7 +36,7 @@ __all__ = ["FOLDER", "KINDS", "SCHEMA", "Result", "device_name", "environment", 
 SCHEMA = 1
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = ("verify", "counters", "agreement", "sanitizers", "bench", "ladder", "patterns")
+KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "ladder", "patterns")
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
 
@@ -218,6 +218,13 @@ def _headline_sanitizers(data: Data) -> str:
             f"{s['faults_found']} of {s['faults']} seeded faults found")  # fmt: skip
 
 
+def _headline_zoo(data: Data) -> str:
+    s = data["summary"]
+    return (f"of {s['mutants']} seeded faults that a GPU can show, the emulator found {s['emulator']}, compute-sanitizer "
+            f"{s['both']} ({s['same_line']} of {s['with_lines']} at the emulator's line), and {s['hangs']} hang it; "
+            f"{s['sound_findings']} findings in {s['sound']} runs of sound kernels")  # fmt: skip
+
+
 def _headline_verify(data: Data) -> str:
     n = data["counts"]
     failed = dict.fromkeys(f"{row['check']} ({row['case']})" for row in data["rows"] if row["status"] == "failed")
@@ -271,6 +278,14 @@ def _table_sanitizers(data: Data) -> str:
     )
 
 
+def _table_zoo(data: Data) -> str:
+    header = ("fault", "kernel", "emulator", "line", "tool", "verdict", "tool's lines")
+    return _markdown_table(header, [
+        (r["target"], r["kernel"], r["emulator"], r["emulator_line"], r["tool"], r["verdict"], ", ".join(r["gpu_lines"][:3]))
+        for r in data["rows"] if not r["sound"]
+    ])  # fmt: skip
+
+
 def _table_verify(data: Data) -> str:
     by_check: dict[str, Counter[str]] = {}
     for row in data["rows"]:
@@ -281,8 +296,9 @@ def _table_verify(data: Data) -> str:
 
 
 def _headline_patterns(data: Data) -> str:
-    kernels = {row["kernel"] for row in data["rows"]}
-    return f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, by {len(kernels)} instructions"
+    instructions = {row["kernel"] for row in data["rows"]}
+    return (f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, over {len(instructions)} "
+            "instructions: what the emulator's counts are held to")  # fmt: skip
 
 
 def _table_patterns(data: Data) -> str:
@@ -301,11 +317,11 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
-    "bench": _headline_bench, "ladder": _headline_bench, "patterns": _headline_patterns,
+    "bench": _headline_bench, "ladder": _headline_bench, "patterns": _headline_patterns, "zoo": _headline_zoo,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
-    "ladder": _table_bench, "patterns": _table_patterns,
+    "ladder": _table_bench, "patterns": _table_patterns, "zoo": _table_zoo,
 }  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def markdown(text: str) -> Iterator[NotebookNode]:
 def exercise(this: Exercise) -> Iterator[NotebookNode]:
     """Task, skeleton with its check, and folded: hints one by one, the solution."""
     yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
-    name = re.search(r"(?m)^def (\w+)", this.skeleton)[1]
+    name = re.search(r"(?m)^@fl\.program.*\ndef (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
     folded = [(f"Hint {n}", hint) for n, hint in enumerate(this.hints, 1)]
     folded.append(("Solution", f"```python\n{this.solution}```"))

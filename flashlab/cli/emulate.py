@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from zipfile import BadZipFile
 
 import typer
 
@@ -17,14 +19,16 @@ if TYPE_CHECKING:
     from flashlab.emulator import Launched
 
 _FILE = "A .cu file"
-_ARRAY = re.compile(r"([a-z]+\d+)\[([\d, x]+)\](?::(\w+))?$")
+_WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d, x]+)\](?::(\w+))?$")
 
 
 def register(app: typer.Typer) -> None:
     example = (
-        "flashlab emulate scale.cu --grid 8 --block 128 --arg x=float32[1000] --arg y=float32[1000]:out --arg n=1000"
+        "flashlab emulate scale.cu --grid 8 --block 128 "
+        "--arg 'x=float32[1000]' --arg 'y=float32[1000]:out' --arg n=1000"
     )
-    app.command(epilog=f"Example: {example}")(options.expand(emulate))
+    app.command(epilog=f"Example: {example}".replace("[", r"\["))(options.expand(emulate))
 
 
 def emulate(
@@ -55,7 +59,7 @@ def emulate(
         list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_FILE)
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds until a kernel that waits is stopped.", rich_help_panel=_FILE)
+        float, typer.Option(help="Seconds until it is stopped; 0: never.", rich_help_panel=_FILE)
     ] = 60,
     out: Annotated[
         str | None,
@@ -73,7 +77,10 @@ def emulate(
             if value is None:
                 raise UsageError(name, value, "how many, as in 8 or 8,2")
         extents = [options.values(name, value, int) for name, value in sizes.items()]
-        _run_file(target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json)
+        with _compiling():
+            _run_file(
+                target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json
+            )
         return
     given: dict[str, Any] = {
         "--kernel": kernel, "--grid": grid, "--block": block, "--sram": sram or None, "--arg": arg, "--define": define,
@@ -82,7 +89,20 @@ def emulate(
     for name, value in given.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
-    _run_algorithm(stands_for or target, target if stands_for else None, problem, run, sanitize, json)
+    with _compiling():
+        _run_algorithm(stands_for or target, target if stands_for else None, problem, run, time_limit, sanitize, json)
+
+
+@contextmanager
+def _compiling() -> Generator[None]:
+    """What the C++ compiler says of a source is no line, but it is the user's to read."""
+    from flashlab.emulator import BuildError
+
+    try:
+        yield
+    except BuildError as error:
+        output.remark(f"flashlab: {error}")
+        raise typer.Exit(2) from None
 
 
 def _refuse_without_meaning(run: RunOptions) -> None:
@@ -91,8 +111,9 @@ def _refuse_without_meaning(run: RunOptions) -> None:
 
 
 def _run_algorithm(
-    algorithm: str, source: str | None, problem: ProblemOptions, run: RunOptions, sanitize: bool, json: bool
-) -> None:
+    algorithm: str, source: str | None, problem: ProblemOptions, run: RunOptions, time_limit: float, sanitize: bool,
+    json: bool,
+) -> None:  # fmt: skip
     import numpy as np
 
     import flashlab as fl
@@ -100,7 +121,10 @@ def _run_algorithm(
     p = problem.problem()
     arrays = fl.random_inputs(p, seed=0)
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
-    options_of_run: dict[str, Any] = {**masks, **run.keywords(), "sanitize": sanitize, "source": source}
+    options_of_run: dict[str, Any] = {
+        **masks, **run.keywords(), "sanitize": sanitize, "source": source,
+        "time_limit": time_limit if source is not None else 0,
+    }  # fmt: skip
     with output.busy("emulating"):
         done = fl.emulate(*arrays, algorithm=algorithm, **options_of_run)
     reference = fl.naive(*arrays, **masks)
@@ -124,7 +148,11 @@ def _run_file(
 ) -> None:  # fmt: skip
     from flashlab.emulator import emulate_file
 
-    arguments = {name: _value(name, text) for name, text in (_pair("--arg", each) for each in arg)}
+    arguments: dict[str, Any] = {}
+    for name, text in (_pair("--arg", each) for each in arg):
+        if name in arguments:
+            raise UsageError("--arg", f"{name}={text}", f"{name} once")
+        arguments[name] = _value(name, text)
     macros = dict(_pair("--define", each, default="1") for each in define)
     with output.busy("emulating"):
         done = emulate_file(
@@ -163,13 +191,14 @@ def _value(name: str, text: str) -> Any:
             return kind(text)
         except ValueError:
             pass
-    if text in ("null", "nullptr"):
-        return None
+    if text in _WORDS:
+        return _WORDS[text]
     file, _, key = text.partition(":")
     if file.endswith((".npy", ".npz")):
-        if not Path(file).is_file():
-            raise UsageError(f"--arg {name}", text, "a file that is there")
-        stored: Any = np.load(file, allow_pickle=False)
+        try:
+            stored: Any = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise UsageError(f"--arg {name}", text, f"NumPy arrays in a file ({error})") from None
         if file.endswith(".npy"):
             return stored
         if key not in stored.files:
@@ -220,4 +249,5 @@ def _print(launched: Launched) -> None:
 def _verdict(complaints: Sequence[str], praise: str) -> None:
     for complaint in complaints:
         output.line(complaint)
-    output.line(f"{len(complaints)} findings" if complaints else f"passed: {praise}")
+    found = f"{len(complaints)} finding{'s' if len(complaints) > 1 else ''}"
+    output.line(found if complaints else f"passed: {praise}")

@@ -23,9 +23,10 @@ import kernels_cu
 from flashlab.compiler import cache_dir
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, lines_of, run
-from simulator.errors import Unavailable, UsageError
+from flashlab.emulator.source import check, headers_of, kernels_of, said_of
+from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "kernels_of"]
+__all__ = ["BuildError", "build"]
 
 _FLAGS = (
     "-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
@@ -42,6 +43,7 @@ _WATCH = (
     "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
 )  # fmt: skip
 _MOST_SRAM = 227 * 1024
+_MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
 
 
@@ -62,22 +64,17 @@ def build(
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("file", str(path), f"a CUDA source ({error})") from None
+    check(path, text)
+    headers = headers_of(path, text)
     names = tuple(entries) if entries else kernels_of(text)
     if not names:
-        raise UsageError("file", str(path), "a source with a __global__ function")
+        raise UsageError("file", str(path), "a source with a __global__ function (of a template, name an instance)")
+    for name in names:
+        if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
+            raise unknown("kernel", name, kernels_of(text))
     options = (*_FLAGS, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
-    return _library(path.resolve(), text, options, names, _digest_of_sources())
-
-
-def kernels_of(text: str) -> tuple[str, ...]:
-    """The names of a source's kernels, templates left out.
-
-    >>> kernels_of("extern \\"C\\" __global__ void __launch_bounds__(128) scale(float* x) {}")
-    ('scale',)
-    """
-    bare = re.sub(r"//[^\n]*|/\*.*?\*/|__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)", "", text, flags=re.DOTALL)
-    found = re.finditer(r"(template\s*<[^;{]*>\s*)?(?:extern\s*\"C\"\s*)?__global__\s[^;{(]*?(\w+)\s*\(", bare)
-    return tuple(dict.fromkeys(match[2] for match in found if not match[1]))
+    key = "\0".join((_digest_of_sources(), *headers.values()))
+    return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
 
 
 @functools.lru_cache(maxsize=256)
@@ -88,20 +85,29 @@ def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str
     ]
     folder = cache_dir() / "emulator" / key
     if not (folder / "sites.json").is_file():
+        _check_writable(folder.parent)
         _make(folder, path, text, options, entries)
     return load(folder, str(path), entries)
 
 
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        how = f"can't keep what it builds in {folder} ({error.strerror})"
+        raise Unavailable(f"the emulator {how}: set FLASHLAB_CACHE to a folder that it may write") from None
+
+
 def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
     """Builds into a folder of its own, which takes its place in one step."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     runtime = _runtime()
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         work = Path(scratch) / "built"
         work.mkdir()
         (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
         here = kernels_cu.emulator_dir()
-        includes = [f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
+        includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
         _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
         (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
         objects = [str(work / "kernel.o"), *map(str, runtime)]
@@ -109,7 +115,12 @@ def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries
         _compile([*link, "-o", str(work / "kernel.so")], path)
         calls = calls_of(work / "kernel.so")
         places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
-        sites = {"places": places, "statics": _statics(work / "kernel.so", work / "kernel.o")}
+        statics = _statics(work / "kernel.so", work / "kernel.o")
+        for name, _, nbytes in statics:
+            if nbytes > _MOST_STATIC:
+                accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
+                raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
+        sites = {"places": places, "statics": statics}
         (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
         for name in ("kernel.cpp", "kernel.o", "sram.c"):
             (work / name).unlink()
@@ -121,7 +132,7 @@ def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
     """The source as it is, its step marks made calls, and behind it a door to each kernel."""
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
     doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
-    return f'#include "cuda.h"\n#line 1 "{path}"\n{marked}\n#line 1 "doors"\n{doors}'
+    return f'#include "cuda.h"\n#line 1 {json.dumps(str(path), ensure_ascii=False)}\n{marked}\n#line 1 "doors"\n{doors}'
 
 
 def _sram_source(kernel: Path) -> str:
@@ -168,7 +179,6 @@ def _runtime() -> list[Path]:
     key = hashlib.sha256((_compiler()[1] + _digest_of_sources()).encode()).hexdigest()[:32]
     folder = cache_dir() / "emulator" / f"runtime-{key}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, ThreadPoolExecutor() as pool:
             work = Path(scratch) / "built"
             work.mkdir()
@@ -207,4 +217,5 @@ def _compiler() -> tuple[str, str]:
 def _compile(options: Sequence[str], source: Path) -> None:
     done = subprocess.run([_compiler()[0], *options], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BuildError(f"{source.name} doesn't compile:\n{done.stderr.strip()}")
+        said = said_of(source, done.stderr, (kernels_cu.emulator_dir(), kernels_cu.include_dir()))
+        raise BuildError(f"{source.name} doesn't compile:\n{said}")

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from flashlab.emulator.build import build, kernels_of
+from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Launched, Library
+from flashlab.emulator.source import kernels_of
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import SramOverflow, UsageError, unknown
+from simulator.errors import UsageError, unknown
 
 __all__ = ["Empty", "FileRun", "emulate_file", "parameters_of"]
 
@@ -27,6 +28,9 @@ _NUMBERS: Mapping[tuple[str, int], str] = {
 }  # fmt: skip
 
 
+_SCALARS = (np.bool_, np.integer, np.floating)
+
+
 @dataclass(frozen=True)
 class Empty:
     """An array for a kernel to fill: nobody has written it.
@@ -37,6 +41,14 @@ class Empty:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if type(self.shape) is not tuple or any(type(n) is not int or n < 0 for n in self.shape):
+            raise UsageError("shape", self.shape, "a tuple of sizes, as in (100,) or (4, 100)")
+        try:
+            numpy_dtype(self.dtype)
+        except TypeError:
+            raise UsageError("dtype", self.dtype, "the name of a NumPy dtype or bfloat16") from None
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +91,7 @@ def emulate_file(
     `arguments` by parameter name: numbers, NumPy arrays (copied; what lies behind a pointer to const may not be written),
     and `Empty` for arrays that the kernel is to fill. `kernel` may be left out if the file has one; `name<float, 4>`
     instantiates a template. `sram`: bytes of dynamic shared memory a block; `macros` are defined for the compiler.
-    `time_limit` (seconds) ends a kernel whose threads wait for what never comes.
+    A kernel that still runs after `time_limit` (seconds; 0: none) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
@@ -88,19 +100,19 @@ def emulate_file(
     """
     path = Path(path)
     where = Device.named(device)
-    if not path.is_file():
-        raise UsageError("file", str(path), "a CUDA source: there is no such file")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = _source(path)
     name = kernel or _only(kernels_of(text), path)
     blocks, threads = _extent("grid", grid, _MOST_BLOCKS), _extent("block", block, _MOST_BLOCK)
     if (n := int(np.prod(threads))) > _MOST_THREADS:
         raise UsageError("block", block, f"at most {_MOST_THREADS:,} threads, these are {n:,}")
-    if sram < 0:
+    if type(sram) is not int or sram < 0:
         raise UsageError("sram", sram, "a number of bytes of at least 0")
+    if not 0 <= time_limit < float("inf"):
+        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
     if sram > where.sram_per_block:
-        raise SramOverflow("sram", sram, needed=sram, limit=where.sram_per_block, device=where.name)
+        raise UsageError("sram", sram, f"at most {where.sram_per_block:,}, which is what {where.name} has for a block")
     major, minor = where.compute_capability
-    defined = [f"-D{key}={value}" for key, value in (macros or {}).items()]
+    defined = [_macro(key, value) for key, value in (macros or {}).items()]
     library = build(path, defined, arch=100 * major + 10 * minor, entries=[name])
     arena = Arena()
     given = _given(library, name, parameters_of(text, name), arguments, arena)
@@ -111,10 +123,20 @@ def emulate_file(
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
         value = cast("Array | Empty", arguments[key])
-        left[key] = buffer.data.copy().view(numpy_dtype(str(value.dtype))).reshape(value.shape)
+        dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
+        left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
         if isinstance(value, Empty) and sanitize and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
     return FileRun(left, launched, unwritten)
+
+
+def _source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError("file", str(path), f"a CUDA source that can be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError("file", str(path), "a CUDA source: this is no text in UTF-8") from None
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:
@@ -124,16 +146,23 @@ def parameters_of(text: str, kernel: str) -> list[str]:
     ['x', 'factor', 'n']
     """
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-    found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.split('<')[0])}\s*\(([^)]*)\)", bare)
-    if not found or not found[1].strip():
+    found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.split('<')[0])}\s*\(([^)]*)\)\s*{{", bare)
+    if not found:
         return []
-    return [re.findall(r"\w+", part.split("=")[0])[-1] for part in found[1].split(",")]
+    plain = re.sub(r"<[^<>]*>|\[[^]]*\]", "", found[1])  # commas in a type, the extent of an array
+    return [words[-1] for part in plain.split(",") if (words := re.findall(r"\w+", part.split("=")[0]))]
+
+
+def _macro(name: str, value: object) -> str:
+    if not name.isidentifier():
+        raise UsageError("macros", name, "names that C has for macros")
+    return f"-D{name}={int(value) if isinstance(value, bool) else value}"
 
 
 def _only(kernels: Sequence[str], path: Path) -> str:
     if len(kernels) != 1:
         names = ", ".join(kernels) or "no __global__ function that isn't a template"
-        raise UsageError("kernel", None, f"the name of one of {path.name}'s: {names}")
+        raise UsageError("kernel", None, f"the name of one of {path.name}'s: {names} (a template as name<float, 4>)")
     return kernels[0]
 
 
@@ -159,7 +188,7 @@ def _given(
         if name not in names:
             raise unknown("argument", name, names)
     if missing := [name for name in names if name not in arguments]:
-        raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}")
+        raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
     return [_bytes(arena, name, arguments[name], *kind) for name, kind in zip(names, wanted, strict=True)]
 
 
@@ -172,10 +201,13 @@ def _bytes(arena: Arena, name: str, value: Any, letter: str, size: int) -> bytes
                 raise UsageError(name, value, "an array with values: the kernel only reads it")
             arena.put(name, np.empty(value.shape, numpy_dtype(value.dtype)), written=False)
         elif isinstance(value, np.ndarray):
-            arena.put(name, cast("Array", value))
+            given_array = cast("Array", value)
+            if given_array.dtype.hasobject or not given_array.dtype.isnative:
+                raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's order of bytes")
+            arena.put(name, given_array)
             arena.buffers[name].read_only = letter == "c"
         else:
-            raise UsageError(name, value, "an array: the parameter is a pointer")
+            raise UsageError(name, value, "a NumPy array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
     if letter == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):
@@ -184,13 +216,23 @@ def _bytes(arena: Arena, name: str, value: Any, letter: str, size: int) -> bytes
         if len(given) != size:
             raise UsageError(name, f"{len(given)} bytes", f"{size}, the size of the parameter")
         return given
-    if not isinstance(value, bool | int | float | np.number):
+    return _number(name, value, letter, np.dtype(_NUMBERS[letter, size]))
+
+
+def _number(name: str, value: Any, letter: str, kind: np.dtype[Any]) -> bytes:
+    """A number as a parameter of that kind holds it."""
+    plain: object = value.item() if isinstance(cast("object", value), _SCALARS) else value
+    if not isinstance(plain, int | float):
         raise UsageError(name, value, "a number")
-    number = float(cast("float", value)) if letter == "f" else cast("int", value)
-    kind = np.dtype(_NUMBERS[letter, size])
+    accepted = f"a number that a parameter of {kind.itemsize} bytes can hold"
     if letter in "iu":
-        if number != int(number):
+        if not isinstance(plain, int) and not plain.is_integer():
             raise UsageError(name, str(value), "a whole number")
-        if not np.iinfo(kind).min <= int(number) <= np.iinfo(kind).max:
-            raise UsageError(name, str(value), f"a number that a parameter of {size} bytes can hold")
-    return np.array(number, kind).tobytes()
+        if not np.iinfo(kind).min <= plain <= np.iinfo(kind).max:
+            raise UsageError(name, str(value), accepted)
+        return np.array(int(plain), kind).tobytes()
+    try:
+        with np.errstate(over="raise"):
+            return np.float64(plain).astype(kind).tobytes()
+    except (OverflowError, FloatingPointError):
+        raise UsageError(name, str(value), accepted) from None

@@ -100,13 +100,15 @@ def emulate(
     q: Array, k: Array, v: Array, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
     scale: float | None = None, lse: bool = False, tile: TileLike = None, device: Device | str | None = None,
     sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
+    time_limit: float = 0,
 ) -> Emulation:  # fmt: skip
     """Run an algorithm's kernels on the CPU: NumPy arrays in, shapes and options as `flashlab.attention` has them.
 
     The kernels are built as for `device` (None: "h100"). `sanitize=False` only computes and counts. `watch` also looks at
     loads and stores that don't go through the primitives (slower; a test proves that our kernels have none). `source`: a
     `.cu` file that stands in for the algorithm's own, with the same kernels, watched. `workers`: how many blocks run at
-    the same time (None: as many as there are cores).
+    the same time (None: as many as there are cores). A launch that still runs after `time_limit` (seconds; 0: none) is
+    stopped, which is a finding.
 
     Raises `UsageError` for bad input, `Unavailable` without a C++ compiler.
 
@@ -141,8 +143,13 @@ def emulate(
         given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
+<<<<<<< HEAD
                 kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape],
                 arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers,
+=======
+                kernel.entry, (launch.blocks,), (32 * launch.warps,), [*given, shape], arena, sram=launch.sram_peak,
+                sanitize=sanitize, workers=workers, time_limit=time_limit,
+>>>>>>> main
             )
         )  # fmt: skip
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
@@ -202,7 +209,7 @@ def attention(
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     given = {"q": q, "k": k, "v": v}
     for name, x in given.items():
-        if type(x) is not type(q):
+        if _kind(x) != _kind(q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
     if out is not None and not isinstance(out, np.ndarray):
         raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
@@ -224,12 +231,20 @@ def attention(
     return result if run.lse is None else (result, from_numpy(run.lse, q))
 
 
+def _kind(x: Any) -> str:
+    return "numpy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
+
+
 def _check_out(out: Array, inputs: list[Array]) -> None:
     q = inputs[0]
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
     if out.dtype != q.dtype:
         raise UsageError("out.dtype", out.dtype.name, f"{q.dtype.name}, as q has")
+    if not out.flags.writeable:
+        raise UsageError("out", "read-only array", "one that can be written")
+    if arrays.overlaps_itself(arrays.View(out.ctypes.data, out.shape, out.strides, out.dtype.name, 0, out)):
+        raise UsageError("out", f"strides {out.strides}", "an array whose elements don't overlap each other")
     for name, x in zip("qkv", inputs, strict=True):
         if np.may_share_memory(out, x) and np.shares_memory(out, x):
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")

@@ -257,7 +257,7 @@ class Library:
 
     def _launched(self, entry: str, report: dict[str, Any], arena: Arena) -> Launched:
         return Launched(
-            kernel=entry, moved=tuple(Moved(**row) for row in report["moved"]),
+            kernel=entry, moved=tuple(_in_order([Moved(**row) for row in report["moved"]])),
             findings=tuple(self._finding(x, arena) for x in report["findings"]), dropped=report["dropped"],
             plain=report["plain"], flops=report["flops"], exp=report["exp"],
         )  # fmt: skip
@@ -269,7 +269,7 @@ class Library:
             if key in x:
                 x[key] = tuple(x[key])
         known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
-        index = known.index(x["offset"]) if known and 0 <= x["offset"] < known.data.nbytes else ""
+        index = known.index(x["offset"]) if known and 0 <= x["offset"] else ""  # one past the end, too: [1000]
         return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
 
     def _chain(self, place: int) -> tuple[Line, ...]:
@@ -282,6 +282,12 @@ class Library:
         """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""
         mine = [line for line in chain if line.file == self.source]
         return mine[-1] if mine else chain[-1] if chain else None
+
+
+def _in_order(moved: Sequence[Moved]) -> list[Moved]:
+    """The same each time, whatever address an array's name happens to have."""
+    steps = list(dict.fromkeys(["", *(row.step for row in moved)]))
+    return sorted(moved, key=lambda row: (steps.index(row.step), row.space, row.tensor, row.op))
 
 
 def _three(extent: Sequence[int]) -> Any:

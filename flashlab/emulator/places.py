@@ -14,6 +14,7 @@ from simulator.errors import Unavailable
 __all__ = ["calls_of", "lines_of", "run"]
 
 _CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
+_DISCRIMINATOR = re.compile(r" \(discriminator \d+\)$")
 _ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
 
 
@@ -41,7 +42,7 @@ def lines_of(library: Path, returns: Sequence[int]) -> list[list[tuple[str, int]
         if row.startswith("0x"):
             chains.append([])
             continue
-        file, _, number = row.split(" (")[0].rpartition(":")
+        file, _, number = _DISCRIMINATOR.sub("", row).rpartition(":")
         if number.isdecimal() and Path(file).name not in ("doors", "??") and not file.startswith(here):
             chains[-1].append((file, int(number)))
     return chains

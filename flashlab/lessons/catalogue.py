@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02
+from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04)
 
 LESSONS = {
     "00": "The memory hierarchy",
     "01": "Standard attention",
     "02": "Softmax, safe and online",
+    "03": "FlashAttention-1",
+    "04": "FlashAttention-2",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 PREDICTIONS = {prediction.name: prediction for module in _MODULES for prediction in module.PREDICTIONS}

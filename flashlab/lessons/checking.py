@@ -28,7 +28,7 @@ import numpy as np
 
 from flashlab.lessons import kernels, record
 from flashlab.lessons.catalogue import EXERCISES
-from flashlab.lessons.exercise import Budget, Case, Exercise
+from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.verdict import Line, Place, Verdict
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.catalogue import VECTOR_PROGRAMS
@@ -228,7 +228,7 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     result = _read(folder / f"case{n}.json")
     out: Array = np.load(folder / f"out{n}.npy", allow_pickle=False)
     budget = exercise.budget(case.problem, case.tile)
-    lines = _lines(result["tensors"], budget)
+    lines = _lines(result["tensors"], budget.tensors) + _sram_lines(result["sram"], budget.sram)
     limit, peak = Device.named(case.device).sram_per_block, result["sram_peak"]
     sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most"
     passed = Verdict(
@@ -239,21 +239,34 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     if wrong.any():
         place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
         return replace(passed, kind="numbers", message=message, afterwards="", place=place)
+    if truth.lse is not None and (found := _wrong_lse(case, truth, folder / f"lse{n}.npy")):
+        return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
     if off := [line for line in lines if not line.equal]:
         first = off[0]
-        message = f"{first.tensor} {first.way}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
+        where = "" if first.level == "HBM" else " (SRAM)"
+        message = (
+            f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
+        )
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
     if message := _computed_elsewhere(result, budget):
         return replace(passed, kind="arithmetic", message=message, afterwards="")
     return passed
 
 
-def _lines(moved: Mapping[str, list[int]], budget: Budget) -> tuple[Line, ...]:
+def _lines(moved: Mapping[str, list[int]], budget: Mapping[str, tuple[int, int]]) -> tuple[Line, ...]:
     """Every tensor that was moved or should have been, against the budget."""
-    names = [*budget.tensors, *(name for name in moved if name not in budget.tensors)]
-    pairs = [(name, moved.get(name, [0, 0]), budget.tensors.get(name, (0, 0))) for name in names]
+    names = [*budget, *(name for name in moved if name not in budget)]
+    pairs = [(name, moved.get(name, [0, 0]), budget.get(name, (0, 0))) for name in names]
     lines = [Line(name, way, mine[w], due[w]) for name, mine, due in pairs for w, way in enumerate(("read", "written"))]
     return tuple(line for line in lines if line.moved or line.budget)
+
+
+def _sram_lines(moved: Mapping[str, list[int]], budget: Mapping[str, tuple[int, int]]) -> tuple[Line, ...]:
+    """The tensors whose bytes of SRAM are on the budget."""
+    return tuple(
+        Line(name, way, moved.get(name, [0, 0])[w], due[w], "SRAM")
+        for name, due in budget.items() for w, way in enumerate(("read", "written"))
+    )  # fmt: skip
 
 
 def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
@@ -289,6 +302,22 @@ def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, 
     ), f"{where}: the worst element, {element}, is {tile[r, c]:.5g} and should be {due[r, c]:.5g}{ratio}"
 
 
+def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | None:
+    """The first tile whose LSE is wrong, and how, in words; None if there is none."""
+    if not saved.exists():
+        return Place(), 'lse: there is none; m.output("lse") makes it, and the program stores it'
+    lse: Array = np.load(saved, allow_pickle=False)
+    wrong = truth.wrong_lse(lse)
+    if not wrong.any():
+        return None
+    assert truth.lse is not None
+    b, h, row = (int(n) for n in np.argwhere(wrong)[0])
+    i = row // case.tile.rows
+    yours, due = f"{lse[b, h, row]:.5g}", f"{truth.lse[b, h, row]:.5g}"
+    where = f"lse, row tile {i} of batch {b}, head {h}, on {_said(case)}"
+    return Place(b, h, i), f"{where}: row {row} is {yours} and should be {due}"
+
+
 def _trace_of(program: Program, case: Case, place: Place) -> Trace | None:
     """The learner's own trace of the head at fault, for the player; None if there is none to be had."""
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
@@ -321,7 +350,8 @@ def _said(case: Case) -> str:
     p = case.problem
     keys = p.batch, p.num_kv_heads, p.kv_length
     shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.value_dim)}"
-    return f"{shapes}, {p.dtype}{', causal' if p.causal else ''}, tile {case.tile}"
+    masked = ", causal" if p.causal else ""
+    return f"{shapes}, {p.dtype}{masked}, " + (f"device {case.device}" if case.own_tile else f"tile {case.tile}")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -43,8 +43,9 @@ def main(folder: Path, seconds: float) -> None:
             program = cast(Program, pickle.loads(job["program"]))
             for n, case in enumerate(job["cases"]):
                 result = run(program, case)
-                out = cast(Array, result.pop("out"))
-                np.save(folder / f"out{n}.npy", out)
+                for name in ("out", "lse"):
+                    if name in result:
+                        np.save(folder / f"{name}{n}.npy", cast(Array, result.pop(name)))
                 _write(folder / f"case{n}.json", result)
             if job["trace"] is not None:
                 _write(folder / "trace.json", trace(program, job["cases"][0], job["trace"]))
@@ -55,9 +56,9 @@ def main(folder: Path, seconds: float) -> None:
 
 
 def run(program: Program, case: Case) -> dict[str, Any]:
-    """Run a program on a case: `out`, and its counts as plain data."""
+    """Run a program on a case: `out`, the `lse` if it made one, and its counts as plain data."""
     problem, device = case.problem, Device.named(case.device)
-    config = program.configure(problem, device, case.tile)
+    config = program.configure(problem, device, None if case.own_tile else case.tile)
     machine = WatchedMachine(program.name, problem, config, device, lse=False, data=case.inputs())
     result: Any = program(machine, *machine.inputs, problem, config.tile)
     out = cast(object, result[0] if type(result) is tuple and result else result)
@@ -66,8 +67,10 @@ def run(program: Program, case: Case) -> dict[str, Any]:
             f"it returned {_named(out)} where m.output('out') is expected, filled tile by tile with block.store"
         )
     counts = machine.close()
-    return {
+    lse = {"lse": machine.result(machine.outputs["lse"])[..., 0]} if "lse" in machine.outputs else {}
+    return lse | {
         "out": machine.result(machine.outputs["out"]),
+        "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},
         "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
         "sram_peak": counts.sram.peak,
         "matmul": counts.flops.matmul,
@@ -82,8 +85,9 @@ def trace(program: Program, case: Case, head: tuple[int, int]) -> dict[str, Any]
     kv = h // case.problem.queries_per_kv
     one = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
     p = case.problem
+    tile = None if case.own_tile else case.tile
     run = simulate(
-        program, *one, causal=p.causal, window=p.window, scale=p.scale, tile=case.tile, device=case.device, trace=True
+        program, *one, causal=p.causal, window=p.window, scale=p.scale, tile=tile, device=case.device, trace=True
     )
     assert run.trace is not None
     return replace(run.trace, head=head).to_dict()

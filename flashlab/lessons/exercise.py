@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from simulator import Problem, Tile, random_inputs
+from simulator import Counts, Problem, Tile, random_inputs
 from simulator.dtypes import Array
 
 MARK = "# solution"
@@ -21,13 +21,17 @@ MARK = "# solution"
 
 @dataclass(frozen=True)
 class Case:
-    """A problem to be solved with a tile; its inputs are normal numbers of the given `spread`, drawn from `seed`."""
+    """A problem to be solved with a tile; its inputs are normal numbers of the given `spread`, drawn from `seed`.
+
+    With `own_tile` the program has to choose the tile by itself, and `tile` is the right choice.
+    """
 
     problem: Problem
     tile: Tile
     seed: int
     spread: float = 1.0
     device: str = "h100"
+    own_tile: bool = False
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k and v, `(batch, heads, length, …)`."""
@@ -40,21 +44,28 @@ class Budget:
     """What a correct program moves, tensor by tensor: (bytes read, bytes written), requested of HBM; and its arithmetic.
 
     `matmul` FLOPs must be equal: fewer means that something was multiplied outside of the machine. `exp` is the least
-    number of exponentials, for there are several right ways to count them.
+    number of exponentials, for there are several right ways to count them. `sram` has bytes read from and written to SRAM, of
+    the tensors for which that matters.
     """
 
     tensors: Mapping[str, tuple[int, int]]
     matmul: int = 0
     exp: int = 0
+    sram: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
 
 @dataclass(frozen=True)
 class Truth:
-    """The right output in float64, and how far from it each element may be, or (`by_row`) the 2-norm of each row."""
+    """The right output in float64, and how far from it each element may be, or (`by_row`) the 2-norm of each row.
+
+    `lse` and `lse_tolerance`, `(batch, heads, rows)`, where the exercise asks for the LSE too.
+    """
 
     out: Array
     tolerance: Array
     by_row: bool = False
+    lse: Array | None = None
+    lse_tolerance: Array | None = None
 
     def wrong(self, out: Array) -> Array:
         """Where `out` is too far off, `(batch, heads, rows, cols)`; NaN is."""
@@ -63,6 +74,12 @@ class Truth:
             if self.by_row:
                 off = np.broadcast_to(np.linalg.norm(off, axis=-1, keepdims=True), off.shape)
             return ~(off <= self.tolerance)
+
+    def wrong_lse(self, lse: Array) -> Array:
+        """Which rows' LSE is too far off, `(batch, heads, rows)`; -inf equals -inf."""
+        assert self.lse is not None
+        with np.errstate(invalid="ignore"):
+            return ~((np.abs(lse.astype(np.float64) - self.lse) <= self.lse_tolerance) | (lse == self.lse))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,3 +134,18 @@ def attention_truth(problem: Problem, q: Array, k: Array, v: Array) -> Truth:
 
     expected = expect(problem, q, k, v)
     return Truth(expected.out, expected.out_tolerance[..., None], by_row=True)
+
+
+def attention_truth_with_lse(problem: Problem, q: Array, k: Array, v: Array) -> Truth:
+    """The same, and the LSE of each row."""
+    from flashlab.verify.rule import expect
+
+    expected = expect(problem, q, k, v)
+    tolerance = expected.out_tolerance[..., None]
+    return Truth(expected.out, tolerance, by_row=True, lse=expected.lse, lse_tolerance=expected.lse_tolerance)
+
+
+def counted(counts: Counts) -> Budget:
+    """The budget of an algorithm of the library, from its formula."""
+    moved = {name: (t.hbm_read, t.hbm_write) for name, t in counts.by_tensor.items() if t.hbm_read or t.hbm_write}
+    return Budget(moved, matmul=counts.flops.matmul, exp=counts.exp // 2)

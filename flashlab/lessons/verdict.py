@@ -32,12 +32,13 @@ HEADLINES = {
 
 @dataclass(frozen=True)
 class Line:
-    """One tensor against its budget, in bytes; `way` is "read" or "written"."""
+    """One tensor against its budget, in bytes; `way` is "read" or "written", `level` "HBM" or "SRAM"."""
 
     tensor: str
     way: str
     moved: int
     budget: int
+    level: str = "HBM"
 
     @property
     def equal(self) -> bool:
@@ -48,7 +49,9 @@ class Line:
         if self.equal:
             return "equal"
         if self.moved < self.budget:
-            return "too few" if self.way == "written" else "too few: it used data that it never loaded"
+            return (
+                "too few" if (self.way, self.level) != ("read", "HBM") else "too few: it used data that it never loaded"
+            )
         ratio = f", {self.moved / self.budget:.3g} times the budget" if self.budget else ""
         return f"too many{ratio}"
 
@@ -95,9 +98,10 @@ class Verdict:
     def __repr__(self) -> str:
         parts = [f"{self.exercise}  {self.headline}{': ' + self.message if self.message else ''}"]
         if self.budget:
-            parts.append(f"      bytes of HBM for {self.problem}:")
+            parts.append(f"      bytes for {self.problem}:")
             parts += [
-                f"      {x.tensor:>6} {x.way:<7} {x.moved:>14,} of {x.budget:>14,}  {x.verdict}" for x in self.budget
+                f"      {x.level:<4} {x.tensor:>6} {x.way:<7} {x.moved:>14,} of {x.budget:>14,}  {x.verdict}"
+                for x in self.budget
             ]
         parts += [f"      {text}" for text in (self.sram, self.afterwards) if text]
         if self.printed:
@@ -109,12 +113,12 @@ class Verdict:
         parts = [f"<p><b>{mark} {escape(self.exercise)} {self.headline}</b> {escape(self.message)}</p>"]
         if self.budget:
             rows = "".join(
-                f"<tr><td>{escape(x.tensor)}</td><td>{x.way}</td><td>{x.moved:,}</td><td>{x.budget:,}</td>"
+                f"<tr><td>{x.level}</td><td>{escape(x.tensor)}</td><td>{x.way}</td><td>{x.moved:,}</td><td>{x.budget:,}</td>"
                 f"<td>{'✔' if x.equal else '✘'} {x.verdict}</td></tr>"
                 for x in self.budget
             )
-            head = "<tr><th>tensor</th><th></th><th>yours</th><th>budget</th><th></th></tr>"
-            parts.append(f"<p>Bytes of HBM for {escape(self.problem)}:</p><table>{head}{rows}</table>")
+            head = "<tr><th></th><th>tensor</th><th></th><th>yours</th><th>budget</th><th></th></tr>"
+            parts.append(f"<p>Bytes for {escape(self.problem)}:</p><table>{head}{rows}</table>")
         parts += [f"<p>{escape(text)}</p>" for text in (self.sram, self.afterwards) if text]
         if self.printed:
             parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")

@@ -12,6 +12,7 @@ from typing import Any
 from flashlab.files import replace_file
 from flashlab.player.page import Part, attribute, build
 from simulator.errors import UsageError
+from simulator.simulate import Run
 from simulator.trace import Trace
 
 __all__ = ["INLINE_LIMIT", "LIMIT", "Player", "player"]
@@ -24,9 +25,9 @@ _FRAME_HEIGHT = 760
 
 
 def player(
-    trace: Trace, other: Trace | None = None, *, step: int = 1, kernel: str | PathLike[str] | None = None
+    trace: Trace | Run, other: Trace | Run | None = None, *, step: int = 1, kernel: str | PathLike[str] | None = None
 ) -> Player:
-    """A player of a trace, or of two side by side.
+    """A player of a trace (or of the run that recorded one), or of two side by side.
 
     It shows itself in Jupyter and VS Code; `.save("flash2.html")` writes the page: one file that needs no server and
     loads nothing. It opens at `step` (from 1). `kernel` is the .cu beside the tile program of `trace`: an algorithm's
@@ -43,17 +44,21 @@ def player(
     >>> fl.player(one, two)
     <player of standard (196 steps) and flash2 (86 steps)>
     """
-    traces = [trace] if other is None else [trace, other]
-    for name, each in zip(("trace", "other"), traces, strict=False):
-        if not isinstance(each, Trace):  # pyright: ignore[reportUnnecessaryIsInstance]
-            found: object = each
-            raise UsageError(name, found, "a trace, as in fl.simulate(..., trace=(0, 0)).trace")
-        if not each.events:
-            raise UsageError(name, each, "a trace with at least one step")
+    traces = [_trace("trace", trace)] if other is None else [_trace("trace", trace), _trace("other", other)]
     last = max(len(each.events) for each in traces)
     if not isinstance(step, int) or not 1 <= step <= last:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("step", step, f"an integer from 1 to {last}")
     return Player(traces, step=step, kernel=None if kernel is None else Path(kernel))
+
+
+def _trace(argument: str, given: Any) -> Trace:
+    trace = given.trace if isinstance(given, Run) else given
+    if not isinstance(trace, Trace):
+        shown = "a run without a trace" if isinstance(given, Run) else given
+        raise UsageError(argument, shown, "a trace, as in fl.simulate(..., trace=(0, 0)).trace")
+    if not trace.events:
+        raise UsageError(argument, trace, "a trace with at least one step")
+    return trace
 
 
 class Player:

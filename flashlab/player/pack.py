@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from flashlab import units
 from flashlab.player.grid import grids
 from flashlab.player.sources import Kernel, kernels_of, step_lines
 from flashlab.player.words import ABOUT
@@ -81,9 +81,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "algorithm": trace.algorithm,
-        "problem": units.problem(problem),
-        "head": list(trace.head),
-        "tile": list(trace.tile),
+        "subtitle": _subtitle(trace, problem),
         "device": trace.device,
         "sram_limit": trace.sram_limit,
         "len_q": problem.len_q,
@@ -100,6 +98,25 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "srams": [list(each) for each in srams],
         "names": list(names),
     }
+
+
+def _subtitle(trace: Trace, problem: Problem) -> str:
+    """What is computed, in words."""
+    batch, head = trace.head
+    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.kv_length == 1 else "keys"
+    parts = [
+        f"{problem.len_q:,} {queries} × {problem.kv_length:,} {keys}",
+        f"head dim {problem.head_dim}",
+        problem.dtype,
+    ]
+    if problem.value_dim != problem.head_dim:
+        parts.append(f"values of {problem.value_dim}")
+    if problem.causal:
+        parts.append("causal")
+    if problem.window is not None:
+        parts.append("window " + ",".join(str(side).lower() for side in problem.window))
+    rows, cols = trace.tile
+    return f"Batch {batch}, head {head}: {', '.join(parts)}. Tiles of {rows} × {cols}, on {trace.device}."
 
 
 class _Names(dict[str, int]):
@@ -144,10 +161,17 @@ def _blocks(events: list[Event]) -> Iterator[list[int]]:
 
 
 def _listing(trace: Trace, name: str) -> dict[str, Any]:
-    """A function's text, and the last line of the step that begins at each line."""
+    """A function's text, and what is known of the step that begins at each line."""
     first, text = trace.sources[name]
     begins = sorted({event.line for event in trace.events if event.source == name and event.step})
-    return {"name": name, "first": first, "text": text, "steps": {n: step_lines(text, first, n)[1] for n in begins}}
+    return {"name": name, "first": first, "text": text, "steps": {n: _step(text, first, n) for n in begins}}
+
+
+def _step(text: str, first: int, line: int) -> tuple[int, str]:
+    """The last line of the step that begins at `line`, and the comment there: what its author says of it."""
+    lines = text.splitlines()
+    comment = re.search(r"\.step\([^#]*\)\s*#\s*(.+)", lines[line - first]) if 0 <= line - first < len(lines) else None
+    return step_lines(text, first, line)[1], comment[1].strip() if comment else ""
 
 
 def values(events: Iterable[Event], thinning: Thinning) -> bytes:

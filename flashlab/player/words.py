@@ -60,6 +60,24 @@ ABOUT = {
         "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
         "store_lse": _STORE_LSE,
     },
+    "softmax_naive": {
+        "row_sum": "First pass over the row: the sum of exp(x). Over 88, exp overflows in float32.",
+        "store": "Second pass: exp(x) again, divided by the sum.",
+    },
+    "softmax_safe": {
+        "row_max": "First pass over the row: its maximum.",
+        "row_sum": "Second pass: the sum of exp(x − maximum), which cannot overflow.",
+        "store": "Third pass: exp(x − maximum) again, divided by the sum.",
+    },
+    "softmax_online": {
+        "online_pass": "One pass for both: whenever the maximum rises, the sum so far is rescaled to the new one.",
+        "store": "Second pass: exp(x − maximum), divided by the sum.",
+    },
+    "partial": {"partial": "A tile finds its own maximum and sum, without any other tile, and writes the pair to HBM."},
+    "merge": {
+        "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
+        "store": "Divide this tile by the merged sum.",
+    },
 }  # fmt: skip
 """By launch and step, for the built-in algorithms: one sentence or two."""
 

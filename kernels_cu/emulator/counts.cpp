@@ -1,3 +1,20 @@
+// How a warp's addresses become sectors and wavefronts. Nobody documents it; every rule here was read off an H200, from
+// ncu's counters of some 780 access patterns (tools/access_patterns; the results' file of kind "patterns"), and
+// tests/emulator/test_access_patterns.py holds it to them.
+//
+// Sectors of loads, stores and reductions: distinct in the whole warp, whatever the width and the order of the lanes.
+//
+// Wavefronts: a pass takes one word from each bank, for however many lanes. With 4 bytes a lane the warp goes together,
+// with 8 half by half, with 16 a quarter at a time. Loads, and only they, go twice as many lanes together if in the whole
+// warp the lanes 1 apart, or those 2 apart, ask for the same address or one of them for nothing (32 lanes that load the same
+// 16 bytes: 2 wavefronts; that store them: 4). ldmatrix serves a matrix at a time, and the lanes' addresses are its rows.
+// The counter that ncu makes from the instructions (smsp__sass_…) looks at lanes 1 apart in each half of the warp for
+// itself, the hardware's own (l1tex__…) doesn't; here it is the hardware's.
+//
+// Copies of 16 bytes: of lanes that name the same place in SRAM the first is served. A sector goes from one sector of HBM to
+// one of SRAM; its two chunks may change places, but one that goes elsewhere, or to both, is another sector. A wavefront
+// takes sectors that go from one line of 128 bytes to one line, permuted by an XOR, and of which the same chunks are wanted.
+// (ncu sometimes says fewer wavefronts, where rows begin elsewhere in a line of SRAM than in HBM: why, isn't known.)
 #include "counts.h"
 
 #include <algorithm>
@@ -46,21 +63,101 @@ unsigned passes(const WarpInstruction& x, int first, int last) {
   return most;
 }
 
-}  // namespace
+// Whether each two lanes so far apart ask for the same, or one of them for nothing.
+bool paired(const WarpInstruction& x, int apart) {
+  for (int lane = 0; lane < WARP; ++lane)
+    if (x.mask >> lane & 1 && x.mask >> (lane ^ apart) & 1 && x.address[lane] != x.address[lane ^ apart]) return false;
+  return true;
+}
 
-// A warp that asks for 8 bytes a lane is served half by half, one that asks for 16 a quarter at a time: 128 bytes a pass.
-// ldmatrix serves a matrix of 8 rows at a time, and the lanes' addresses are such rows.
-unsigned wavefronts(const WarpInstruction& x, unsigned& ideal) {
-  const int together = x.bytes <= 4 ? 32 : x.bytes == 8 ? 16 : 8;
+// Passes when so many lanes go together: all of them, and those that would be left without bank conflicts.
+struct Passes { unsigned taken = 0, groups = 0; };
+Passes by_groups(const WarpInstruction& x, int lanes) {
+  Passes sum;
+  for (int first = 0; first < WARP; first += lanes) {
+    const unsigned n = passes(x, first, first + lanes - 1);
+    sum.taken += n;
+    sum.groups += n > 0;
+  }
+  return sum;
+}
+
+Passes by_rule(const WarpInstruction& x) {
+  const int lanes = x.bytes <= 4 ? WARP : x.bytes == 8 ? 16 : 8;
+  const Passes alone = by_groups(x, lanes);
+  if (x.op != Op::ld || x.bytes <= 4 || !(paired(x, 1) || paired(x, 2))) return alone;
+  const Passes joined = by_groups(x, 2 * lanes);
+  return joined.taken < alone.taken ? joined : alone;
+}
+
+// What a copy moves between a sector of HBM and one of SRAM, in chunks of 16 bytes.
+struct Piece {
+  std::uint64_t at, partner;  // sectors
+  unsigned swapped, chunks;   // whether the two chunks change places; which of those at `at` are wanted
+  const char* tensor;
+};
+
+struct Pieces {
+  std::array<Piece, 32> list;
+  unsigned count = 0;
+};
+
+Pieces pieces(const WarpInstruction& x) {
+  constexpr unsigned CHUNK = 16;
+  const auto& to = x.space == Space::sram ? x.address : x.partner;
+  Pieces found;
+  for (int lane = 0; lane < WARP; ++lane) {
+    if (!(x.mask >> lane & 1)) continue;
+    bool served = false;
+    for (int before = 0; before < lane; ++before) served |= x.mask >> before & 1 && to[before] == to[lane];
+    if (served) continue;
+    const std::uint64_t at = x.address[lane] / CHUNK, partner = x.partner[lane] / CHUNK;
+    const Piece piece{at / 2, partner / 2, static_cast<unsigned>((at ^ partner) % 2), 1u << at % 2, x.tensor[lane]};
+    const auto end = found.list.begin() + found.count;
+    const auto same = std::find_if(found.list.begin(), end, [&](const Piece& other) {
+      return other.at == piece.at && other.partner == piece.partner && other.swapped == piece.swapped;
+    });
+    if (same == end) found.list[found.count++] = piece;
+    else same->chunks |= piece.chunks;
+  }
+  return found;
+}
+
+bool is_copy(const WarpInstruction& x) { return x.op == Op::ldgsts && x.bytes == 16; }
+
+std::uint64_t sectors(const WarpInstruction& x, const char* tensor) {
+  if (!is_copy(x)) return distinct(x, SECTOR, tensor);
+  const Pieces found = pieces(x);
+  return std::count_if(found.list.begin(), found.list.begin() + found.count,
+                       [&](const Piece& piece) { return piece.tensor == tensor; });
+}
+
+unsigned wavefronts_of_copy(const WarpInstruction& x) {
+  constexpr unsigned OF_LINE = 4;  // sectors
+  const Pieces found = pieces(x);
+  auto go_together = [](const Piece& a, const Piece& b) {
+    return a.at / OF_LINE == b.at / OF_LINE && a.partner / OF_LINE == b.partner / OF_LINE && a.swapped == b.swapped &&
+           (a.at ^ a.partner) % OF_LINE == (b.at ^ b.partner) % OF_LINE && a.chunks == b.chunks;
+  };
   unsigned total = 0;
-  ideal = 0;
-  for (int first = 0; first < WARP; first += together) {
-    const unsigned n = passes(x, first, first + together - 1);
-    total += n;
-    ideal += n > 0;
+  for (unsigned i = 0; i < found.count; ++i) {
+    const auto end = found.list.begin() + i;
+    total += std::none_of(found.list.begin(), end, [&](const Piece& before) { return go_together(before, found.list[i]); });
   }
   return total;
 }
+
+// The fewest that the active lanes' bytes could take, at 128 a pass, is what ncu calls ideal, too.
+void count_wavefronts(const WarpInstruction& x, Moved& moved) {
+  constexpr unsigned OF_PASS = BANKS * BANK_BYTES;
+  const unsigned full = (__builtin_popcount(x.mask) * x.bytes + OF_PASS - 1) / OF_PASS;
+  const unsigned copied = is_copy(x) ? wavefronts_of_copy(x) : 0;
+  const Passes found = copied ? Passes{copied, copied} : by_rule(x);
+  moved.wavefronts = found.taken;
+  moved.ideal = std::min(found.groups, full);
+}
+
+}  // namespace
 
 void Ledger::add(const char* step, const char* tensor, Space space, Op op, const Moved& moved) {
   Moved& row = rows[{step, tensor, space, op}];
@@ -82,18 +179,17 @@ void Ledger::account(const WarpInstruction& x) {
     moved.instructions = first;
     moved.bytes = x.op == Op::red || x.op == Op::atom ? std::uint64_t{lanes} * x.bytes : distinct(x, 1, tensor);
     if (x.space == Space::hbm) {
-      moved.sectors = distinct(x, SECTOR, tensor);
+      moved.sectors = sectors(x, tensor);
     } else if (first) {
-      unsigned ideal;
-      moved.wavefronts = wavefronts(x, ideal);
-      moved.ideal = ideal;
+      count_wavefronts(x, moved);
     }
     add(x.step, tensor, x.space, x.op, moved);
     first = false;
   }
 }
 
-void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place) {
+void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place,
+                  std::uint64_t partner) {
   const unsigned site = 2 * site_of(place) + (space == Space::sram);
   if (open.size() <= site) open.resize(2 * sites() + 2);
   if (lane.occurrences.size() <= site) lane.occurrences.resize(2 * sites() + 2);
@@ -107,6 +203,7 @@ void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigne
   if (!x.mask) x.op = op, x.space = space, x.step = lane.step, x.place = place, x.bytes = bytes;
   x.mask |= 1u << lane.lane;
   x.address[lane.lane] = address;
+  x.partner[lane.lane] = partner;
   x.tensor[lane.lane] = tensor;
 }
 

@@ -5,7 +5,8 @@
 // reconverges after every branch would issue them. Then, as the hardware's counters do:
 //   bytes        distinct bytes of the warp instruction; atomics: every lane's
 //   sectors      32-byte pieces of HBM that it touches
-//   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal` is what its bytes need at least
+//   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal`: without bank conflicts
+// The rules of the last two are measured; counts.cpp tells them.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ struct WarpInstruction {
   Place place;
   unsigned mask = 0, bytes = 0;  // of a lane
   std::uint64_t address[32];
+  std::uint64_t partner[32];  // copies: the address in the other memory
   const char* tensor[32];
 };
 
@@ -51,14 +53,13 @@ struct Ledger {
 struct WarpLog {
   std::vector<std::vector<WarpInstruction>> open;  // by site, by occurrence
   std::vector<unsigned> touched;                   // sites with any
-  void add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place);
+  void add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place,
+           std::uint64_t partner = 0);
   void flush(Ledger& ledger);
 };
 
 // Places of the same lines of source are one site, however often the compiler copied the code.
 unsigned site_of(Place place);
 unsigned sites();
-
-unsigned wavefronts(const WarpInstruction& instruction, unsigned& ideal);
 
 }  // namespace emulator

@@ -2,6 +2,9 @@
 // Included before the kernel's own text.
 #pragma once
 
+#include <math.h>
+#include <stdlib.h>
+
 #include <cfloat>
 #include <climits>
 #include <cmath>
@@ -9,6 +12,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <type_traits>
 #include <utility>
 
@@ -27,6 +31,10 @@
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __cluster_dims__(...)
+#define __maxnreg__(n)
+#define __managed__
+#define __builtin_assume(condition) ((void)0)
+#define __CUDACC__ 1
 
 // Built-in variables.
 #define threadIdx emu_thread_index()
@@ -65,12 +73,12 @@ inline void move(void* to, const void* from) {
   struct NAME##1 { T x; };                                                              \
   struct alignas(2 * sizeof(T)) NAME##2 {                                               \
     T x, y;                                                                             \
-    NAME##2(T x, T y) : x(x), y(y) {}                                                   \
+    NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
     MOVES2(NAME##2)                                                                     \
   };                                                                                    \
   struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 {                     \
     T x, y, z, w;                                                                       \
-    NAME##4(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}                             \
+    NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
     MOVES4(NAME##4)                                                                     \
   };                                                                                    \
   inline NAME##1 make_##NAME##1(T x) { return {x}; }                                    \
@@ -88,107 +96,48 @@ EMU_VECTORS(float, float, EMU_MOVES, EMU_MOVES)
 EMU_VECTORS(long long, longlong, EMU_MOVES, EMU_PLAIN)
 EMU_VECTORS(unsigned long long, ulonglong, EMU_MOVES, EMU_PLAIN)
 EMU_VECTORS(double, double, EMU_MOVES, EMU_PLAIN)
-struct int3 { int x, y, z; };
-struct float3 { float x, y, z; };
-struct uchar3 { unsigned char x, y, z; };
-inline int3 make_int3(int x, int y, int z) { return {x, y, z}; }
+#define EMU_THREE(T, NAME)  \
+  struct NAME { T x, y, z; }; \
+  inline NAME make_##NAME(T x, T y, T z) { return {x, y, z}; }
+EMU_THREE(char, char3)
+EMU_THREE(unsigned char, uchar3)
+EMU_THREE(short, short3)
+EMU_THREE(unsigned short, ushort3)
+EMU_THREE(int, int3)
+EMU_THREE(float, float3)
+EMU_THREE(double, double3)
 inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
-inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 
-// Mathematics.
-template <class A, class B>
-constexpr __forceinline__ std::common_type_t<A, B> min(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<T>) return std::fmin(static_cast<T>(a), static_cast<T>(b));
-  else return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
-}
-template <class A, class B>
-constexpr __forceinline__ std::common_type_t<A, B> max(A a, B b) {
-  using T = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<T>) return std::fmax(static_cast<T>(a), static_cast<T>(b));
-  else return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
-}
-inline float __expf(float x) { return emulator::count_exp(), std::exp(x); }
-inline float __exp10f(float x) { return emulator::count_exp(), std::pow(10.f, x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __log2f(float x) { return std::log2(x); }
-inline float __log10f(float x) { return std::log10(x); }
-inline float __powf(float x, float y) { return std::pow(x, y); }
-inline float __sinf(float x) { return std::sin(x); }
-inline float __cosf(float x) { return std::cos(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1 / x; }
-inline float __frsqrt_rn(float x) { return 1 / std::sqrt(x); }
-inline float __fsqrt_rn(float x) { return std::sqrt(x); }
-inline float __fadd_rn(float x, float y) { return x + y; }
-inline float __fsub_rn(float x, float y) { return x - y; }
-inline float __fmul_rn(float x, float y) { return x * y; }
-inline float __fdiv_rn(float x, float y) { return x / y; }
-inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
-inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.f), 1.f); }
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
-inline double rsqrt(double x) { return 1 / std::sqrt(x); }
-inline int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
-inline int __float2int_rz(float x) { return static_cast<int>(x); }
-inline int __float2int_rd(float x) { return static_cast<int>(std::floor(x)); }
-inline int __float2int_ru(float x) { return static_cast<int>(std::ceil(x)); }
-inline float __int2float_rn(int x) { return static_cast<float>(x); }
-inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
-
-// Bits.
-template <class To, class From>
-inline To emu_bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof to);
-  return to;
-}
-inline unsigned __float_as_uint(float x) { return emu_bits<unsigned>(x); }
-inline int __float_as_int(float x) { return emu_bits<int>(x); }
-inline float __uint_as_float(unsigned x) { return emu_bits<float>(x); }
-inline float __int_as_float(int x) { return emu_bits<float>(x); }
-inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
-inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline unsigned __brev(unsigned x) {
-  unsigned y = 0;
-  for (int i = 0; i < 32; ++i) y |= (x >> i & 1u) << (31 - i);
-  return y;
-}
-inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
-  const unsigned long long both = (static_cast<unsigned long long>(y) << 32) | x;
-  unsigned result = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned pick = selector >> (4 * i) & 15u;
-    unsigned byte = both >> (8 * (pick & 7)) & 255u;
-    if (pick & 8) byte = byte & 128u ? 255u : 0u;
-    result |= byte << (8 * i);
-  }
-  return result;
-}
-inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
-  return static_cast<unsigned>((((static_cast<unsigned long long>(high) << 32) | low) << (shift & 31)) >> 32);
-}
-inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
-  return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32) | low) >> (shift & 31));
-}
-inline unsigned __umulhi(unsigned x, unsigned y) {
-  return static_cast<unsigned>((static_cast<unsigned long long>(x) * y) >> 32);
-}
+#include "intrinsics.h"
 
 // Memory.
-template <class T> __forceinline__ T __ldg(const T* address) { return *address; }
-template <class T> __forceinline__ T __ldcg(const T* address) { return *address; }
-template <class T> __forceinline__ T __ldcs(const T* address) { return *address; }
-template <class T> __forceinline__ void __stcg(T* address, T value) { *address = value; }
-template <class T> __forceinline__ void __stcs(T* address, T value) { *address = value; }
+#define EMU_LOAD(NAME) template <class T> __forceinline__ T NAME(const T* address) { return *address; }
+#define EMU_STORE(NAME) template <class T> __forceinline__ void NAME(T* address, std::common_type_t<T> value) { *address = value; }
+EMU_LOAD(__ldg)
+EMU_LOAD(__ldca)
+EMU_LOAD(__ldcg)
+EMU_LOAD(__ldcs)
+EMU_LOAD(__ldcv)
+EMU_LOAD(__ldlu)
+EMU_STORE(__stcg)
+EMU_STORE(__stcs)
+EMU_STORE(__stwb)
+EMU_STORE(__stwt)
+
+// Of constant size they become plain accesses, which are seen; the others tell of theirs by a call.
+__forceinline__ void* emu_memcpy(void* to, const void* from, std::size_t bytes) {
+  return __builtin_constant_p(bytes) && bytes <= 16 ? __builtin_memcpy(to, from, bytes) : __tsan_memcpy(to, from, bytes);
+}
+__forceinline__ void* emu_memmove(void* to, const void* from, std::size_t bytes) { return __tsan_memmove(to, from, bytes); }
+__forceinline__ void* emu_memset(void* to, int value, std::size_t bytes) { return __tsan_memset(to, value, bytes); }
+namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  // also where it is std::memcpy
 #define __cvta_generic_to_shared(pointer) (static_cast<std::size_t>(emu_shared_address(pointer)))
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 inline void __nanosleep(unsigned) {}
 inline long long clock64() { return 0; }
+inline void __trap() { emu_trap(); }
 
 // Collectives.
 #define __syncthreads() emu_syncthreads()
@@ -205,6 +154,11 @@ __forceinline__ unsigned __match_any_sync(unsigned mask, T x) {
   unsigned long long bits = 0;
   std::memcpy(&bits, &x, sizeof x);
   return emu_vote(mask, bits, EMU_MATCH);
+}
+template <class T>
+__forceinline__ unsigned __match_all_sync(unsigned mask, T x, int* all) {
+  *all = __match_any_sync(mask, x) == mask;
+  return *all ? mask : 0;
 }
 __forceinline__ unsigned __reduce_add_sync(unsigned mask, unsigned x) { return emu_reduce(mask, x, EMU_ADD); }
 __forceinline__ int __reduce_add_sync(unsigned mask, int x) { return static_cast<int>(emu_reduce(mask, x, EMU_ADD)); }
@@ -255,10 +209,21 @@ template <class T> __forceinline__ T atomicExch(T* a, std::common_type_t<T> x) {
 template <class T> __forceinline__ T atomicAnd(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old & x; }); }
 template <class T> __forceinline__ T atomicOr(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old | x; }); }
 template <class T> __forceinline__ T atomicXor(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old ^ x; }); }
+template <class T> __forceinline__ T atomicInc(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old >= x ? T{0} : old + 1; }); }
+template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old == 0 || old > x ? x : old - 1; }); }
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
+#define atomicAdd_block atomicAdd
+#define atomicAdd_system atomicAdd
+#define atomicCAS_block atomicCAS
+#define atomicCAS_system atomicCAS
+#define atomicExch_block atomicExch
+#define atomicExch_system atomicExch
 
+#define memcpy emu_memcpy
+#define memmove emu_memmove
+#define memset emu_memset
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 

@@ -1,6 +1,8 @@
-// float16 and bfloat16 as bits: to float exactly, from float rounded to the nearest, ties to even.
+// float16, bfloat16 and the formats of 8 bits as bits: to float exactly, from float rounded to the nearest, ties to even.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -44,5 +46,49 @@ inline std::uint16_t bf16_of_float(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
+
+// A double as a float that rounds on as the double would: what is lost sets the last place, which is then no tie.
+inline float odd_float(double value) {
+  const float nearest = static_cast<float>(value);
+  if (nearest == value || !std::isfinite(nearest)) return nearest;
+  const float inward = std::fabs(nearest) > std::fabs(value) ? std::nextafter(nearest, 0.f) : nearest;
+  return float_of_bits(bits_of_float(inward) | 1u);
+}
+
+// x * y + z, which rounds on as the exact sum would: the error of the sum sets the last place. The product must be exact.
+inline float odd_fma(float x, float y, float z) {
+  const double product = double{x} * y, sum = product + z, part = sum - product;
+  const double error = (product - (sum - part)) + (z - part);
+  if (error == 0 || !std::isfinite(sum)) return odd_float(sum);
+  return odd_float(std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL));
+}
+
+// A format of 8 bits, as Open Compute has them: e5m2 with infinities, e4m3 without, and with a single NaN.
+template <int EXPONENT, int MANTISSA>
+struct Float8 {
+  static constexpr bool INFINITIES = EXPONENT == 5;
+  static constexpr int BIAS = (1 << (EXPONENT - 1)) - 1, LEAST = 1 - BIAS;  // the least normal number is 2^LEAST
+  static constexpr unsigned GREATEST = INFINITIES ? 0x7bu : 0x7eu;
+
+  static float value(std::uint8_t bits) {
+    const int exponent = bits >> MANTISSA & ((1 << EXPONENT) - 1), mantissa = bits & ((1 << MANTISSA) - 1);
+    float magnitude = exponent ? std::ldexp(1.f + std::ldexp(static_cast<float>(mantissa), -MANTISSA), exponent - BIAS)
+                               : std::ldexp(static_cast<float>(mantissa), LEAST - MANTISSA);
+    if ((bits & 0x7fu) > GREATEST) magnitude = INFINITIES && !mantissa ? INFINITY : NAN;
+    return bits & 0x80u ? -magnitude : magnitude;
+  }
+
+  static std::uint8_t bits(float value, bool saturate) {
+    if (std::isnan(value)) return 0x7f;
+    const unsigned sign = std::signbit(value) ? 0x80u : 0u, beyond = saturate ? GREATEST : GREATEST + 1;
+    const float magnitude = std::fabs(value);
+    if (std::isinf(magnitude)) return static_cast<std::uint8_t>(sign | beyond);
+    const int exponent = magnitude > 0 ? std::max(std::ilogb(magnitude), LEAST) : LEAST;
+    // in units of the last place: what it carries over counts the exponent on
+    const auto places = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, MANTISSA - exponent)));
+    const unsigned bits = (static_cast<unsigned>(exponent - LEAST) << MANTISSA) + places;
+    return static_cast<std::uint8_t>(sign | (bits > GREATEST ? beyond : bits));
+  }
+};
 
 }  // namespace emulator

@@ -274,7 +274,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
     const Access* issued = nullptr;
     for (const auto& copier : lane.block->lanes)
       for (const auto& copy : copier->copies)
-        if (copy.to < address + bytes && address < copy.to + CHUNK) {
+        if (copy.to < address + bytes && address < copy.to + copy.bytes) {
           other = access_of(*copier, true, false, copy.place);
           issued = &other;
         }
@@ -291,15 +291,15 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 
 // Copies
 
-void begin_copy(Lane& lane, unsigned to, const void* from, Place place) {
+void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    if (!race_shared(lane, to, CHUNK, true, false, place) && any(&sram.state[to], CHUNK, PENDING))
-      add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, CHUNK);
-    std::memset(&sram.state[to], PENDING, CHUNK);
-    std::memset(sram.pointer(to), POISON, CHUNK);
+    if (!race_shared(lane, to, bytes, true, false, place) && any(&sram.state[to], bytes, PENDING))
+      add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, bytes);
+    std::memset(&sram.state[to], PENDING, bytes);
+    std::memset(sram.pointer(to), POISON, bytes);
   }
-  lane.copies.push_back({to, static_cast<const char*>(from), lane.group, place, lane.step});
+  lane.copies.push_back({to, static_cast<const char*>(from), bytes, kept, lane.group, place, lane.step});
 }
 
 void finish_copies(Lane& lane, unsigned pending) {
@@ -307,11 +307,12 @@ void finish_copies(Lane& lane, unsigned pending) {
   std::size_t done = 0;
   for (; done < lane.copies.size() && lane.copies[done].group + pending < lane.group; ++done) {
     const Copy& copy = lane.copies[done];
-    std::memcpy(sram.pointer(copy.to), copy.from, CHUNK);
+    std::memset(sram.pointer(copy.to), 0, copy.bytes);
+    std::memcpy(sram.pointer(copy.to), copy.from, copy.kept);
     if (!lane.block->launch.sanitize()) continue;
-    std::memset(&sram.state[copy.to], WRITTEN, CHUNK);
+    std::memset(&sram.state[copy.to], WRITTEN, copy.bytes);
     const char* step = std::exchange(lane.step, copy.step);
-    race_shared(lane, copy.to, CHUNK, true, false, copy.place);
+    race_shared(lane, copy.to, copy.bytes, true, false, copy.place);
     lane.step = step;
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));
@@ -322,7 +323,7 @@ void leave_copies(Lane& lane) {
   lane.step = lane.copies.front().step;
   if (lane.block->launch.sanitize())
     add_shared(lane, "wait forgotten", "ends without having waited for this copy", lane.copies.front().place,
-               lane.copies.front().to, CHUNK);
+               lane.copies.front().to, lane.copies.front().bytes);
   lane.copies.clear();
 }
 

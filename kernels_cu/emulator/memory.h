@@ -95,6 +95,7 @@ struct Sram {
 struct Copy {
   unsigned to;
   const char* from;
+  unsigned bytes, kept;  // what it doesn't keep of `from` becomes zeros
   unsigned group;
   Place place;
   const char* step;
@@ -103,7 +104,7 @@ struct Copy {
 // The checks, each for one lane's access of 1 to 16 bytes. They add findings; false: there is nothing to access.
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region);
 bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place);
-void begin_copy(Lane& lane, unsigned to, const void* from, Place place);
+void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place);
 void finish_copies(Lane& lane, unsigned pending);
 void leave_copies(Lane& lane);  // at the thread's end
 

@@ -13,13 +13,15 @@ using namespace emulator;
 
 namespace {
 
-void count(Lane& lane, Op op, const Region& region, const void* address, unsigned bytes, Place place) {
-  lane.warp->log.add(lane, op, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes, region.name.c_str(), place);
+void count(Lane& lane, Op op, const Region& region, const void* address, unsigned bytes, Place place, unsigned partner = 0) {
+  const auto from = reinterpret_cast<std::uint64_t>(address);
+  lane.warp->log.add(lane, op, Space::hbm, from, bytes, region.name.c_str(), place, partner);
 }
 
-void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place place) {
+void count_shared(Lane& lane, Op op, unsigned address, unsigned bytes, Place place, const void* partner = nullptr) {
   const auto* name = lane.block->sram.name_of(address);
-  lane.warp->log.add(lane, op, Space::sram, address, bytes, name ? name->name : "SRAM", place);
+  const auto from = reinterpret_cast<std::uint64_t>(partner);
+  lane.warp->log.add(lane, op, Space::sram, address, bytes, name ? name->name : "SRAM", place, from);
 }
 
 }  // namespace
@@ -58,14 +60,15 @@ void emu_store_shared(unsigned address, const void* value, unsigned bytes) {
   std::memcpy(lane.block->sram.pointer(address), value, bytes);
 }
 
-void emu_copy_async(unsigned to, const void* from) {
+void emu_copy_async(unsigned to, const void* from, unsigned bytes, unsigned kept) {
   Lane& lane = current_lane();
-  Region* region;
-  if (!check_global(lane, from, CHUNK, false, false, HERE, region)) return;
-  if (!lane.block->sram.holds(to, CHUNK) || to % CHUNK) return void(check_shared(lane, to, CHUNK, true, false, HERE));
-  count(lane, Op::ldgsts, *region, from, CHUNK, HERE);
-  count_shared(lane, Op::ldgsts, to, CHUNK, HERE);
-  begin_copy(lane, to, from, HERE);
+  Region* region = nullptr;
+  kept = std::min(kept, bytes);
+  if (kept && !check_global(lane, from, kept, false, false, HERE, region)) return;
+  if (!lane.block->sram.holds(to, bytes) || to % bytes) return void(check_shared(lane, to, bytes, true, false, HERE));
+  if (kept) count(lane, Op::ldgsts, *region, from, kept, HERE, to);
+  count_shared(lane, Op::ldgsts, to, bytes, HERE, from);
+  begin_copy(lane, to, from, bytes, kept, HERE);
 }
 
 void emu_copy_commit() { ++current_lane().group; }
@@ -95,19 +98,22 @@ int emu_atomic(void* address, unsigned bytes) {
     count_shared(lane, Op::atom, shared, bytes, HERE);
     return 1;
   }
+  if (inside_image(address)) return 1;  // a __device__ variable
   Region* region;
   if (!check_global(lane, address, bytes, true, true, HERE, region)) return 0;
   count(lane, Op::red, *region, address, bytes, HERE);
   return 1;
 }
 
-void emu_assert(const char* condition) {
+[[noreturn]] static void give_up(const char* kind, std::string message, Place place) {
   Lane& lane = current_lane();
-  Finding finding = lane.block->finding("assert", HERE, lane);
-  finding.message = std::string("assert(") + condition + ") failed";
+  Finding finding = lane.block->finding(kind, place, lane);
+  finding.message = std::move(message);
   lane.block->findings.add(std::move(finding));
   lane.block->abort();
 }
+void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
+void emu_trap() { give_up("trap", "calls __trap()", HERE); }
 
 // The running thread
 

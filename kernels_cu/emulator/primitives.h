@@ -11,8 +11,9 @@ void emu_store_global(void* address, const void* value, unsigned bytes);
 void emu_load_shared(void* value, unsigned address, unsigned bytes);
 void emu_store_shared(unsigned address, const void* value, unsigned bytes);
 
-// Copies of 16 bytes from HBM to SRAM, in groups; they arrive when they are waited for.
-void emu_copy_async(unsigned to, const void* from);
+// Copies of 4, 8 or 16 bytes from HBM to SRAM, in groups; they arrive when they are waited for. Bytes past `kept` become
+// zeros, and aren't read.
+void emu_copy_async(unsigned to, const void* from, unsigned bytes = 16, unsigned kept = 16);
 void emu_copy_commit();
 void emu_copy_wait(unsigned pending);
 
@@ -39,6 +40,12 @@ void emu_named_arrive(int id, int threads);
 int emu_atomic(void* address, unsigned bytes);
 
 [[noreturn]] void emu_assert(const char* condition);
+[[noreturn]] void emu_trap();
+
+// Blocks of bytes, seen and then moved.
+void* __tsan_memcpy(void* to, const void* from, unsigned long bytes);
+void* __tsan_memmove(void* to, const void* from, unsigned long bytes);
+void* __tsan_memset(void* to, int value, unsigned long bytes);
 
 // The shared address of a pointer into SRAM, and the other way.
 unsigned emu_shared_address(const void* pointer);

@@ -299,7 +299,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
     [
         (
             "count flsh2",
-            "algorithm = 'flsh2': expected one of standard, online_softmax, flash1, flash2 (did you mean flash2?)",
+            "algorithm = 'flsh2': expected one of standard, online_softmax, flash1, flash2, flash3_1,",
         ),
         ("compare flash2 falsh1", "did you mean flash1?"),
         ("sweep flash", "did you mean flash"),
@@ -341,7 +341,13 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("trace flash2 --head 0", "--head = '0': expected batch,head"),
         ("trace flash2 --head 0,5", "(batch, head) under (1, 2)"),
         ("trace flash2 --against flash1", "--html FILE"),
-        ("emulate flash2 --len-q 128", "emulate: not built yet"),
+        ("emulate flsh2", "algorithm = 'flsh2'"),
+        ("emulate flash2 --grid 8", "--grid = '8': expected nothing: an algorithm brings its launches"),
+        ("emulate nowhere.cu --block 128", "--grid = None: expected how many"),
+        ("emulate nowhere.cu --grid 1 --block 128", "file = 'nowhere.cu': expected a CUDA source"),
+        ("emulate nowhere.cu --grid 1 --block 128 --len-q 4", "--len-q"),
+        ("emulate nowhere.cu --grid 1 --block 128 --tile 16x16", "--tile"),
+        ("counters --backend cpu", "--backend = 'cpu': expected one of gpu, emulator, both"),
         ("compare --input q.npz --len-q 4", "--len-q = 4: expected nothing, the data says the shape"),
         ("compare --input q.npz --sample", "one of --input and --sample"),
         ("count nowhere.py:mine", "there is no file nowhere.py"),

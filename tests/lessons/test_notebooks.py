@@ -88,6 +88,14 @@ def test_skeletons_in_the_notebook_are_the_exercises(name: str):
             )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_exercises_have_not_begun_and_predictions_are_open(name: str):
+    for cell in committed(name).cells:
+        if cell.cell_type == "code" and re.search(r"^fl\.(check|predict)\(", cell.source, re.MULTILINE):
+            (output,) = cell.outputs
+            assert re.search("Not started|not answered", output.data["text/plain"]), cell.source
+
+
 # -- stale outputs ------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ import flashlab as fl
 from flashlab.player import INLINE_LIMIT, LIMIT
 from flashlab.player.pack import THINNINGS, Thinning, document, float24, kept
 from flashlab.player.page import Part, attribute, build
-from tests.player.traces import LESSON, lesson, long, small
+from tests.player.traces import LESSON, SMALL, lesson, long, record, small
 
 
 class Parts(HTMLParser):
@@ -106,6 +106,22 @@ def test_the_document_holds_the_counts(algorithm: str) -> None:
             assert sums.get((tensor, kind.replace("_", ".")), 0) == getattr(moved, kind), (tensor, kind)
     assert packed["sram_limit"] == fl.DEVICES["a100-40"].sram_per_block
     assert max(sum(n for _, n in alive) for alive in packed["srams"]) == counts.sram.peak
+
+
+def test_what_an_author_says_of_a_step_is_kept() -> None:
+    @fl.program
+    def told(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        out = m.output("out")
+        for block in m.launch("told", rows=problem.row_tiles(tile), warps=1):
+            block.step("fetch")  # V's own rows: "<b>" & so on
+            x = block.fetch(v, block.i, tile.rows)
+            block.step("store")
+            block.store(out, x, block.i, tile.rows)
+        return out
+
+    (source,) = document(record(told, SMALL, (16, 16)))["sources"]
+    first, second = source["steps"].items()
+    assert first[1] == (first[0] + 1, 'V\'s own rows: "<b>" & so on') and second[1] == (second[0] + 1, "")
 
 
 def test_the_page_holds_every_value_of_a_small_trace() -> None:

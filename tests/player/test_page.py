@@ -119,7 +119,7 @@ def test_a_step_is_told_in_words(opened: Open) -> None:
     trace = lesson("flash2")
     n = next(n for n, event in enumerate(trace.events) if event.step == "load_k" and event.block == (2, 0))
     text = story(opened("one", f"#step={n + 1}"))
-    assert "load_k" in text and f"step {n + 1} of {len(trace.events)}" in text and "block (2, 0)" in text
+    assert "load_k" in text and f"step {n + 1} of {len(trace.events)}" in text and "block 2" in text
     assert "fetch the next tile of keys" in text
     assert re.search(r"Loads from HBM into SRAM: k rows 0–31 \(4,096 bytes\)", text)
     text = story(opened("one", f"#step={n + 2}"))
@@ -290,6 +290,39 @@ def test_a_program_that_names_no_step_and_has_no_kernel(opened: Open, pages: Pat
     assert "does not touch S" in page.locator(".scores").inner_text()
 
 
+def test_lines_in_helpers_are_told(opened: Open, pages: Path) -> None:
+    """A step that moves its bytes in a function within the program, and in one of another file."""
+    sys.path.insert(0, str(pages))
+    (pages / "elsewhere.py").write_text(
+        "def fetched(block, x, i, rows):\n    return block.fetch(x, i, rows)\n", encoding="utf-8"
+    )
+    from elsewhere import fetched  # pyright: ignore[reportMissingImports]
+
+    @fl.program
+    def own(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        out = m.output("out")
+
+        def within(block: Any) -> Any:
+            return block.fetch(q, block.i, tile.rows)
+
+        for block in m.launch("own", rows=problem.row_tiles(tile), warps=1):
+            block.step("add")
+            block.store(out, within(block) + fetched(block, v, block.i, tile.rows), block.i, tile.rows)
+        return out
+
+    fl.player(record(own, LESSON, (32, 32))).save(pages / "helped.html")
+    sys.path.remove(str(pages))
+    listing = opened("helped").locator(".listing").first
+    remarks = listing.locator(".remarks li").all_inner_texts()
+    assert re.fullmatch(r"line \d+, called from here: return block.fetch\(q, block.i, tile.rows\)", remarks[0])
+    assert remarks[1] == "fetched(), line 2, called from here: return block.fetch(x, i, rows)"
+    assert (
+        [text.split("⇄")[0] for text in listing.locator(".line.on.move").all_inner_texts()][0]
+        .strip()
+        .endswith("tile.rows)")
+    )
+
+
 # -- controls -----------------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +351,7 @@ def test_buttons(opened: Open) -> None:
 
 def test_jumps(opened: Open) -> None:
     page, trace = opened("one"), lesson("flash2")
-    page.get_by_label("Jump to a block").select_option(label="(2, 0)")
+    page.get_by_label("Jump to a block").select_option(label="2")
     assert at(page) == next(n for n, event in enumerate(trace.events, 1) if event.block == (2, 0))
     page.get_by_label("Step name to jump to").select_option(label="rescale")
     places = [n for n, event in enumerate(trace.events, 1) if event.step == "rescale"]
@@ -339,21 +372,25 @@ def test_a_click_on_a_tile_of_s_goes_there(opened: Open) -> None:
     canvas = page.locator(".scores canvas").first
     box = canvas.bounding_box()
     canvas.click(position={"x": 26 + (box["width"] - 30) * 0.3, "y": 26 + (box["height"] - 30) * 0.9})
-    assert "block (3, 0)" in story(page) and "load_k" in story(page) and "k rows 32–63" in story(page)
+    assert "block 3" in story(page) and "load_k" in story(page) and "k rows 32–63" in story(page)
 
 
 def test_keys(opened: Open) -> None:
     page, trace = opened("one"), lesson("flash2")
     starts = [n for n, event in enumerate(trace.events, 1) if event.step == "load_q"]
     presses = [
-        ("ArrowRight", 2), ("ArrowLeft", 1), ("End", len(trace.events)), ("Home", 1), ("Shift+ArrowRight", starts[1]),
-        ("PageDown", starts[2]), ("PageUp", starts[1]), ("Shift+ArrowLeft", 1),
+        ("ArrowRight", 2), ("ArrowLeft", 1), ("Shift+End", len(trace.events)), ("Shift+Home", 1), ("Shift+ArrowRight", starts[1]),
+        ("Shift+PageDown", starts[2]), ("Shift+PageUp", starts[1]), ("Shift+ArrowLeft", 1),
     ]  # fmt: skip
     for key, step in presses:
         page.keyboard.press(key)
         assert at(page) == step, key
-    page.keyboard.press("Control+ArrowRight")
-    assert at(page) == 1  # the browser's own
+    page.set_viewport_size({"width": 900, "height": 500})
+    for key in ("Control+ArrowRight", "End", "PageDown", "Home"):
+        page.keyboard.press(key)
+        assert at(page) == 1, key  # the browser's own
+    page.keyboard.press("End")
+    until(page, "scrollY > 0")
     page.get_by_label("Step name to jump to").focus()
     page.keyboard.press("ArrowDown")
     assert at(page) == 1  # the select's own
@@ -469,15 +506,15 @@ def test_two_traces_on_the_clock_of_steps(opened: Open) -> None:
     page = opened("two", "#step=40&clock=steps")
     assert [step_of(page, 0), step_of(page, 1)] == [40, 40]
     assert page.url.endswith("#step=40&clock=steps")
-    page.keyboard.press("End")
+    page.keyboard.press("Shift+End")
     assert [step_of(page, 0), step_of(page, 1)] == [len(lesson("standard").events), len(lesson("flash2").events)]
-    page.keyboard.press("Home")
+    page.keyboard.press("Shift+Home")
     page.get_by_label("Clock").select_option(label="HBM bytes requested")
     assert step_of(page, 0) == 1 and page.evaluate("document.querySelector('input[type=range]').max") == str(
         len(lesson("standard").events) + len(lesson("flash2").events)
     )
     page.get_by_label("Jump to a block").select_option(value="1:2")
-    assert "block (2, 0), step 1" in page.locator(".story").nth(1).inner_text()
+    assert "block 2, step 1" in page.locator(".story").nth(1).inner_text()
 
 
 # -- where and how it is shown --------------------------------------------------------------------------------------------
@@ -566,7 +603,7 @@ def test_inline_in_a_notebook(opened: Open) -> None:
     assert slider.input_value() == "5"
     frame.get_by_role("button", name="One step on", exact=True).click()
     assert slider.input_value() == "6"
-    frame.locator("body").press("End")
+    frame.locator("body").press("Shift+End")
     assert slider.input_value() == str(len(lesson("flash2").events))
     frame.get_by_role("button", name="Link to this step", exact=True).click()
     assert frame.get_by_label("Link to this step").last.input_value() == f"#step={len(lesson('flash2').events)}"

@@ -34,6 +34,14 @@ def test_save_writes_the_page(tmp_path: Path) -> None:
         player.save(tmp_path / "nowhere" / "two.html")
 
 
+def test_a_run_stands_for_its_trace() -> None:
+    inputs = fl.random_inputs(fl.Problem(batch=1, heads=1, len_q=32, head_dim=16, dtype="float32"))
+    run = fl.simulate("flash2", *inputs, trace=(0, 0))
+    assert run.trace is not None and fl.player(run).html() == fl.player(run.trace).html()
+    with pytest.raises(fl.UsageError, match="trace = 'a run without a trace': expected a trace, as in"):
+        fl.player(fl.simulate("flash2", *inputs))
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

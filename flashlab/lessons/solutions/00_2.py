@@ -6,7 +6,8 @@ def my_layer_norm(m, q, k, v, problem, tile):
         block.step("load")
         x = block.fetch(q, block.i, tile.rows)
         block.step("normalize")
-        # x has the shape (tile.rows, q.cols); x.sum() has one value a row; block.elementwise(np.sqrt, …) takes roots
+        # x has the shape (tile.rows, q.cols), and x.sum() has one value a row;
+        # block.elementwise(np.sqrt, …) takes roots
         mean = x.sum() / q.cols  # solution
         centred = x - mean  # solution
         variance = (centred * centred).sum() / q.cols  # solution

@@ -1,6 +1,6 @@
 @fl.program
 def my_matmul(m, q, k, v, problem, tile):
-    """out = q @ v: one block for each tile of out, walking along the columns of q and the rows of v, 32 at a time."""
+    """out = q @ v: one block for each tile of out. It walks along q's columns and v's rows, 32 at a time."""
     out = m.output("out")
     rows, cols = problem.row_tiles(tile), -(-v.cols // tile.cols)
     for block in m.launch("matmul", rows=rows, cols=cols, warps=4):

@@ -5,23 +5,24 @@ def my_standard(m, q, k, v, problem, tile):
     s = m.workspace("s", problem.kv_length)  # float32
     p = m.workspace("p", problem.kv_length, problem.dtype)
 
-    for block in m.launch("scores", rows=problem.row_tiles(tile), cols=problem.key_tiles(tile), warps=4):
+    rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
+    for block in m.launch("scores", rows=rows, cols=cols, warps=4):
         block.step("scores")
         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, block.j, tile.cols)
         s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
         s_ij = block.mask(s_ij, block.i, block.j)
         block.store(s, s_ij, block.i, tile.rows, block.j, tile.cols)
 
-    for block in m.launch("softmax", rows=problem.row_tiles(tile), warps=4):
+    for block in m.launch("softmax", rows=rows, warps=4):
         block.step("softmax")
         # tile.rows whole rows of s into registers, once; then p, row by row
         x = block.fetch(s, block.i, tile.rows, fill=float("-inf"))  # solution
         e = block.exp(x - x.max().finite())  # solution
         block.store(p, e / e.sum().nonzero(), block.i, tile.rows)  # solution
 
-    for block in m.launch("output", rows=problem.row_tiles(tile), warps=4):
+    for block in m.launch("output", rows=rows, warps=4):
         acc = block.full(tile.rows, v.cols, 0.0)
-        for j in range(problem.key_tiles(tile)):
+        for j in range(cols):
             block.step("output")
             # tile (block.i, j) of p, key tile j of v; add their product to acc
             p_ij = block.load(p, block.i, tile.rows, j, tile.cols)  # solution

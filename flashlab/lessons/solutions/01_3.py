@@ -1,6 +1,6 @@
 @fl.program
 def my_strip(m, q, k, v, problem, tile):
-    """Attention in one launch: a block keeps a whole strip of S, tile.rows x all keys, and S never goes to HBM."""
+    """Attention in one launch: a block keeps a strip of S, tile.rows x all keys, and S never goes to HBM."""
     out = m.output("out")
     keys = problem.kv_length
     for block in m.launch("strip", rows=problem.row_tiles(tile), warps=4):
@@ -10,7 +10,7 @@ def my_strip(m, q, k, v, problem, tile):
         s = block.matmul(q_i, k_all.T, split=("rows", "none"), scale=problem.softmax_scale)  # solution
         s = block.mask(s, block.i, 0)  # solution
         block.step("softmax")
-        # rounded to problem.dtype at the end, as what the tensor cores multiply is: .round(problem.dtype)
+        # at the end .round(problem.dtype), as everything is that the tensor cores multiply
         e = block.exp(s - s.max().finite())  # solution
         p = (e / e.sum().nonzero()).round(problem.dtype)  # solution
         block.step("output")

@@ -1,6 +1,6 @@
 @fl.program
 def my_safe_softmax(m, q, k, v, problem, tile):
-    """out = softmax(q), row by row, tile.cols columns at a time, in three passes: maximum, sum, quotient."""
+    """out = softmax(q), by rows, tile.cols columns at a time, in three passes: maximum, sum, quotient."""
     out, chunks = m.output("out"), range(-(-q.cols // tile.cols))
     for block in m.launch("safe_softmax", rows=problem.row_tiles(tile), warps=4):
         block.step("row_max")

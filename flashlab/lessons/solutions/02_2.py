@@ -7,7 +7,7 @@ def my_online_softmax(m, q, k, v, problem, tile):
         top, total = block.full(tile.rows, 1, float("-inf")), block.full(tile.rows, 1, 0.0)
         for c in chunks:
             x = block.fetch(q, block.i, tile.rows, c, tile.cols)
-            # the new maximum; the old total, rescaled to it, and what x adds; then remember the new maximum
+            # the new maximum; the old total, rescaled to it, plus what x adds; remember the maximum
             new_top = block.maximum(top, x.max())  # solution
             total = total * block.exp(top - new_top) + block.exp(x - new_top).sum()  # solution
             top = new_top  # solution

@@ -1,6 +1,6 @@
 @fl.program
 def my_weighted_mean(m, q, k, v, problem, tile):
-    """out = softmax(q) @ v in one pass: scores q (rows x keys), values v (keys x dim). Nothing is read twice by a block."""
+    """out = softmax(q) @ v in one pass: scores q (rows x keys), values v (keys x dim)."""
     out = m.output("out")
     for block in m.launch("weighted_mean", rows=problem.row_tiles(tile), warps=4):
         top, total = block.full(tile.rows, 1, float("-inf")), block.full(tile.rows, 1, 0.0)
@@ -15,7 +15,7 @@ def my_weighted_mean(m, q, k, v, problem, tile):
             new_top = block.maximum(top, s.max())  # solution
             e = block.exp(s - new_top)  # solution
             block.step("rescale")
-            # what was summed up under the old maximum, total and acc alike, is rescaled to the new one
+            # total and acc were summed up under the old maximum: rescale both to the new one
             alpha = block.exp(top - new_top)  # solution
             total = total * alpha + e.sum()  # solution
             acc = acc * alpha  # solution

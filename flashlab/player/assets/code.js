@@ -18,14 +18,15 @@ class CodePanel {
   _program(event) {
     const source = this.trace.sources[event.source];
     if (!source || !source.text) return this.program.say(source ? `${source.name}()` : "", "Its text is not known: it was typed at a prompt.");
-    const last = event.step ? (source.steps[event.line] ?? event.line) : event.line;
+    const last = event.step ? (source.steps[event.line]?.[0] ?? event.line) : event.line;
     const here = event.transfers.filter((transfer) => transfer.source === event.source).map((transfer) => transfer.line);
     this.program.show(`${source.name}()`, source, [[event.line, last]], { moves: here });
-    const elsewhere = event.transfers.filter((transfer) => transfer.source !== event.source && this.trace.sources[transfer.source]);
+    const inside = ({ source, line }) => source === event.source && line >= event.line && line <= last;
+    const elsewhere = event.transfers.filter((transfer) => !inside(transfer) && this.trace.sources[transfer.source]);
     const lines = new Map(elsewhere.map((transfer) => [`${transfer.source}:${transfer.line}`, transfer]));
     this.program.remark([...lines.values()].map(({ source: from, line }) => {
       const { name, first, text } = this.trace.sources[from];
-      return `in ${name}(), line ${line}: ${(text.split("\n")[line - first] ?? "").trim()}`;
+      return `${from === event.source ? "" : `${name}(), `}line ${line}, called from here: ${(text.split("\n")[line - first] ?? "").trim()}`;
     }));
   }
 
@@ -56,6 +57,7 @@ class Listing {
     this.file.textContent = file;
     this.lines.textContent = "";
     this.current = null;
+    this.pre.classList.add("empty");
     this.pre.replaceChildren(el("span", { class: "message" }, text));
     this.notes.replaceChildren();
   }
@@ -67,6 +69,7 @@ class Listing {
   show(file, source, spans, { moves = [], also = [] }) {
     if (this.current !== source.text) {
       if (!this.made.has(source.text)) this.made.set(source.text, this._rows(source));
+      this.pre.classList.remove("empty");
       this.pre.replaceChildren(...this.made.get(source.text));
       this.current = source.text;
     }

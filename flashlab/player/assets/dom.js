@@ -21,6 +21,8 @@ const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => grouped.format(n);
 const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
+const percent = (part, whole) => `${part ? ((100 * part) / whole).toPrecision(2) : 0} %`;
+
 /** Bytes in binary units, three digits. */
 function size(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -122,24 +122,25 @@ function bar(context, colour, x, y, w, h) {
   context.fill();
 }
 
-/** The edges of the mask as a line: what lies beyond is hidden. */
+/** The edges of the mask, each a straight line through the middle of its staircase: what lies beyond is hidden. */
 function drawMask(context, trace, place, colour) {
   const [left, right, offset] = trace.mask;
-  const x = (key) => place.left + (Math.min(trace.len_kv, Math.max(0, key)) / trace.len_kv) * place.width;
-  const y = (row) => place.top + (row / trace.len_q) * place.height;
+  const x = (key) => place.left + (key / trace.len_kv) * place.width;
+  context.save();
+  context.beginPath();
+  context.rect(place.left, place.top, place.width, place.height);
+  context.clip();
   context.strokeStyle = colour;
   context.lineWidth = 1.5;
   context.setLineDash([4, 3]);
-  for (const edge of [left === null ? null : -left, right === null ? null : right + 1]) {
+  context.beginPath();
+  for (const edge of [left === null ? null : -left - 0.5, right === null ? null : right + 0.5]) {
     if (edge === null) continue;
-    context.beginPath();
-    // one straight line: a staircase of single elements would look the same
-    context.moveTo(x(offset + edge), y(0));
-    const steps = 64;
-    for (let n = 1; n <= steps; n++) context.lineTo(x((n / steps) * (trace.len_q - 1) + offset + edge), y((n / steps) * trace.len_q));
-    context.stroke();
+    context.moveTo(x(offset + edge), place.top);
+    context.lineTo(x(offset + edge + trace.len_q), place.top + place.height);
   }
-  context.setLineDash([]);
+  context.stroke();
+  context.restore();
 }
 
 /** A register tile as a heat map, a pixel a value: one colour below 0, another above; grey is not finite. */

@@ -53,10 +53,10 @@ class Story {
     this.name.textContent = event.step || "(no step named yet)";
     const words = [`step ${count(t + 1)} of ${count(this.trace.length)}`];
     if (this.trace.launches.length > 1) words.push(`launch ${this.trace.launchOf[t] + 1} of ${this.trace.launches.length}: ${launch.name}`);
-    words.push(`block (${block.i}, ${block.j}), step ${t - block.start + 1} of its ${block.stop - block.start}`);
+    words.push(`block ${this.trace.blockName(block)}, step ${t - block.start + 1} of its ${block.stop - block.start}`);
     if (t === this.trace.length - 1) words.push("the last step");
     this.where.textContent = words.join(" · ");
-    this.about.textContent = own(launch.about, event.step) ?? "";
+    this.about.textContent = own(launch.about, event.step) ?? this.trace.sources[event.source]?.steps[event.line]?.[1] ?? "";
     this.about.hidden = !this.about.textContent;
     this.facts.replaceChildren(...facts(this.trace, event).map((fact) => el("li", {}, fact)));
   }
@@ -124,7 +124,7 @@ function spanText(trace, { tensor, spans, pieces }) {
   if (!spans) return pieces > 1 ? ` ${pieces} times` : "";
   const shape = own(trace.tensors, tensor);
   const cols = shape && (spans[2] > 0 || spans[3] < shape.cols) ? `, columns ${range(spans[2], spans[3])}` : "";
-  return ` rows ${range(spans[0], spans[1])}${cols}${pieces > 1 ? ` in ${pieces} pieces` : ""}`;
+  return ` ${spans[1] - spans[0] === 1 ? "row" : "rows"} ${range(spans[0], spans[1])}${cols}${pieces > 1 ? ` in ${pieces} pieces` : ""}`;
 }
 
 // -- S --------------------------------------------------------------------------------------------------------------------
@@ -246,9 +246,9 @@ class SramPanel {
     const limit = this.trace.sram_limit;
     this.alive = t < 0 ? [] : this.trace.srams[this.trace.events[t][3]];
     const used = this.alive.reduce((sum, [, bytes]) => sum + bytes, 0);
-    const share = ((100 * used) / limit).toPrecision(2);
-    this.total.textContent = `${count(used)} of ${count(limit)} bytes in use (${share} %), as ${this.trace.device} has them.`;
-    this.bar.setAttribute("aria-label", `${share} % of the block's SRAM is in use`);
+    const share = percent(used, limit);
+    this.total.textContent = `${count(used)} of ${count(limit)} bytes in use (${share}), as ${this.trace.device} has them.`;
+    this.bar.setAttribute("aria-label", `${share} of the block's SRAM is in use`);
     this.bar.replaceChildren(...this.alive.map(([name, bytes]) => {
       const part = el("span", { class: "part", "data-tensor": colourOf(name), title: `${name}: ${count(bytes)} bytes` });
       part.style.width = `${(100 * bytes) / limit}%`;
@@ -280,7 +280,7 @@ class SramPanel {
   }
 
   _table() {
-    const rows = this.holds.map(({ name, bytes, shape, content, doing }) => [name, count(bytes), `${((100 * bytes) / this.trace.sram_limit).toPrecision(2)} %`, [shape, content].filter(Boolean).join(", "), doing || "–"]);
+    const rows = this.holds.map(({ name, bytes, shape, content, doing }) => [name, count(bytes), percent(bytes, this.trace.sram_limit), [shape, content].filter(Boolean).join(", "), doing || "–"]);
     return scroller("Buffers in SRAM", table("Buffers in SRAM", ["buffer", "bytes", "of the limit", "content", "at this step"], rows));
   }
 }

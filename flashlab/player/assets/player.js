@@ -3,7 +3,7 @@
 const SPEEDS = [["slow", 1], ["normal", 3], ["fast", 12], ["very fast", 40]];
 const KEYS = [
   ["→ ←", "one step on, one back"], ["Shift → Shift ←", "next block, this block's beginning"],
-  ["Page Down, Page Up", "next and previous step of the same name"], ["Home, End", "first and last step"], ["Space", "play, pause"],
+  ["Shift Page Down, Shift Page Up", "next and previous step of the same name"], ["Shift Home, Shift End", "first and last step"], ["Space", "play, pause"],
 ];
 
 class Player {
@@ -134,7 +134,7 @@ class Player {
     this.slider = el("input", { type: "range", min: 1, "aria-label": "Step", oninput: () => (this.pause(), this.go(Number(this.slider.value) - 1)) });
     this.timeline = el("canvas", { class: "timeline", title: "Bytes requested from HBM, step by step", "aria-hidden": "true" });
     this.counter = el("output", { class: "counter" });
-    this.blockSelect = el("select", { "aria-label": "Jump to a block", title: "row tile, key tile of the launch", onchange: (event) => this._chosen(event.target.value) });
+    this.blockSelect = el("select", { "aria-label": "Jump to a block", title: "Blocks by row tile, or by row and key tile", onchange: (event) => this._chosen(event.target.value) });
     this.stepSelect = el("select", { "aria-label": "Step name to jump to" });
     this.linkText = el("input", { type: "text", readOnly: true, "aria-label": "Link to this step" });
     this.linkNote = el("span", { class: "small", role: "status" });
@@ -172,9 +172,9 @@ class Player {
       const made = options(trace).map(([value, text]) => el("option", { value: `${which}:${value}` }, text));
       return several ? el("optgroup", { label: trace.algorithm }, made) : made;
     }).flat());
-    fill(this.blockSelect, (trace) => trace.blocks.map(({ i, j, start }, n) => {
-      const launch = trace.launches.length > 1 ? `${trace.launches[trace.launchOf[start]].name} ` : "";
-      return [n, `${launch}(${i}, ${j})`];
+    fill(this.blockSelect, (trace) => trace.blocks.map((block, n) => {
+      const launch = trace.launches.length > 1 ? `${trace.launches[trace.launchOf[block.start]].name} ` : "";
+      return [n, `${launch}${trace.blockName(block)}`];
     }));
     fill(this.stepSelect, (trace) => [...new Set(trace.events.map(([step]) => trace.names[step]))].map((name) => [name, name || "(unnamed)"]));
   }
@@ -265,7 +265,11 @@ class Player {
       this.views.forEach((view) => view.redraw());
       this._timeline();
     };
-    new ResizeObserver(redraw).observe(this.root);
+    let width = 0;
+    new ResizeObserver(([{ contentRect }]) => {
+      if (contentRect.width !== width) redraw(); // the height changes with the steps
+      width = contentRect.width;
+    }).observe(this.root);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
       this.theme += 1;
       redraw();
@@ -279,15 +283,17 @@ class Player {
     if (event.key === " " && on.matches?.("button, summary")) return;
     const inside = !slider && on.matches?.(".scroll, pre"); // which scroll by these keys
     const acts = {
-      ArrowRight: () => (event.shiftKey ? this.block(1) : this.step(1)),
-      ArrowLeft: () => (event.shiftKey ? this.block(-1) : this.step(-1)),
-      PageDown: () => this.named(this.trace.stepName(Math.max(0, this.now)), 1),
-      PageUp: () => this.named(this.trace.stepName(Math.max(0, this.now)), -1),
-      Home: () => this.step(-Infinity),
-      End: () => this.step(Infinity),
+      "ArrowRight": () => this.step(1),
+      "ArrowLeft": () => this.step(-1),
+      "Shift ArrowRight": () => this.block(1),
+      "Shift ArrowLeft": () => this.block(-1),
+      "Shift PageDown": () => this.named(this.trace.stepName(Math.max(0, this.now)), 1), // without Shift these scroll
+      "Shift PageUp": () => this.named(this.trace.stepName(Math.max(0, this.now)), -1),
+      "Shift Home": () => this.step(-Infinity),
+      "Shift End": () => this.step(Infinity),
       " ": () => this.play(),
     };
-    const act = acts[event.key];
+    const act = acts[`${event.shiftKey ? "Shift " : ""}${event.key}`];
     if (!act || inside) return;
     event.preventDefault();
     act();

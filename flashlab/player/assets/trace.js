@@ -38,9 +38,13 @@ class Trace {
   _index() {
     this.launchOf = new Int32Array(this.length);
     this.blockOf = new Int32Array(this.length);
+    this.inColumns = this.launches.map(() => false); // has a launch's grid more than one column of blocks?
     this.launches.forEach((launch, n) => this.launchOf.fill(n, launch.start, launch.stop));
     this.blocks = this.blocks.map(([i, j, start, stop]) => ({ i, j, start, stop }));
-    this.blocks.forEach((block, n) => this.blockOf.fill(n, block.start, block.stop));
+    this.blocks.forEach((block, n) => {
+      this.blockOf.fill(n, block.start, block.stop);
+      this.inColumns[this.launchOf[block.start]] ||= block.j > 0;
+    });
     let offset = 0;
     this.tiles = this.events.map((event) =>
       event[6].map(([name, rows, cols]) => {
@@ -84,6 +88,11 @@ class Trace {
     let sum = 0;
     for (const kinds of this.counters.values()) sum += kinds.get(kind)?.[t] ?? 0;
     return sum;
+  }
+
+  /** A block as people name it: by its row, and by its column where there are several. */
+  blockName({ i, j, start }) {
+    return this.inColumns[this.launchOf[start]] ? `(${i}, ${j})` : `${i}`;
   }
 
   stepName(t) {

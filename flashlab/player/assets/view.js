@@ -10,10 +10,8 @@ class View {
     this.counters = new CountersPanel(trace, page);
     this.values = new ValuesPanel(trace, page);
     this.panels = [this.story, this.scores, this.sram, this.code, this.counters, this.values];
-    const [batch, head] = trace.head;
-    const subtitle = `${trace.problem}, tile ${trace.tile.join(" × ")}, on ${trace.device}; batch ${batch}, head ${head}`;
     this.root = el("article", { class: "view", "aria-label": trace.algorithm },
-      el("header", {}, el(alone ? "h1" : "h2", {}, trace.algorithm), el("p", { class: "note" }, subtitle)),
+      el("header", {}, el(alone ? "h1" : "h2", {}, trace.algorithm), el("p", { class: "note" }, trace.subtitle)),
       this.story.root,
       el("div", { class: "columns" },
         el("div", { class: "column left" }, this.scores.root, this.sram.root),

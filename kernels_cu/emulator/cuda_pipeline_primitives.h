@@ -1,0 +1,4 @@
+// The same as cuda_pipeline.h.
+#pragma once
+
+#include "cuda_pipeline.h"
