@@ -143,13 +143,8 @@ def emulate(
         given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-<<<<<<< HEAD
                 kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape],
-                arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers,
-=======
-                kernel.entry, (launch.blocks,), (32 * launch.warps,), [*given, shape], arena, sram=launch.sram_peak,
-                sanitize=sanitize, workers=workers, time_limit=time_limit,
->>>>>>> main
+                arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers, time_limit=time_limit,
             )
         )  # fmt: skip
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
