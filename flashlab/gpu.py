@@ -234,7 +234,7 @@ class Plan:
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(
+                kernel=kernel_of(
                     kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
                 ),
                 grid=(config.grid(problem, device, launch.blocks),),
@@ -365,7 +365,7 @@ def shape_struct(problem: Problem, group: int) -> Any:
     return np.array(values, SHAPE)[()]
 
 
-def _kernel(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
+def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
     here = cupy().cuda.runtime.getDevice()
     kernel = _compiled(source, entry, macros, arch, compiler.sources_digest(), here)
