@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +45,7 @@ _NULL = np.uintp(0)
 _UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
 _MOST_HEAD_DIM = 256
+_MOST_KEPT = 256  # sets of arguments that a plan keeps ready
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -198,7 +198,7 @@ class _Launch:
     block: tuple[int]
     sram: int
     arguments: tuple[str | None, ...]
-    boxes: tuple[tuple[str, int], ...] = ()
+    boxes: Mapping[str, int]
 
 
 class Plan:
@@ -228,22 +228,20 @@ class Plan:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
-        specs = self.counts.tensors.values()
-        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in specs if not x.vector]
-        self._vectors = [(x.name, x.nbytes) for x in specs if x.vector]
-        self._structs = struct.Struct(f"{4 * len(self._tensors)}q")
+        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
+        self._arguments: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(
+                kernel=kernel_of(
                     kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
                 ),
                 grid=(config.grid(problem, device, launch.blocks),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
-                boxes=tuple((name, getattr(config.tile, side)) for name, side in kernel.boxes),
+                boxes={name: getattr(config.tile, side) for name, side in kernel.boxes},
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -257,28 +255,37 @@ class Plan:
         """
         alloc = cupy().cuda.alloc
         held: list[Any] = []  # until the launches are queued; the pool hands memory on in the stream's order
-        fields: list[int] = []
+        places: list[tuple[int, tuple[int, ...]]] = []
         for name, nbytes, strides in self._tensors:
             if view := views.get(name):
-                fields += (view.pointer, *view.strides[:3])
+                places.append((view.pointer, view.strides))
             else:
                 held.append(memory := alloc(nbytes))
-                fields += (memory.ptr, *strides)
-        structs = np.frombuffer(self._structs.pack(*fields), TENSOR)
-        values: dict[str | None, Any] = {None: _NULL}
-        values.update(zip((name for name, *_ in self._tensors), structs, strict=True))
-        for name, nbytes in self._vectors:
-            if view := views.get(name):
-                values[name] = np.uintp(view.pointer)
-            else:
-                held.append(memory := alloc(nbytes))
-                values[name] = np.uintp(memory.ptr)
+                places.append((memory.ptr, strides))
+        where = tuple(places)
+        if (arguments := self._arguments.get(where)) is None:
+            if len(self._arguments) >= _MOST_KEPT:
+                self._arguments.clear()
+            arguments = self._arguments[where] = self._arguments_at(where)
+        for each, passed in zip(self._launches, arguments, strict=True):
+            each.kernel(each.grid, each.block, passed, shared_mem=each.sram)
+
+    def _arguments_at(self, places: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[Any, ...]]:
+        """What each launch passes when the tensors lie at these pointers, with these strides."""
+        problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
+        for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+            vector = self.counts.tensors[name].vector
+            values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
+        found: list[tuple[Any, ...]] = []
         for each in self._launches:
-            for name, rows in each.boxes:
-                view = views[name]
-                values[name] = tma.descriptor(view.pointer, view.shape, view.strides, view.dtype, rows)
-            arguments = (*[values[name] for name in each.arguments], self._shape)
-            each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
+            own = dict(values)
+            for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+                if rows := each.boxes.get(name):
+                    spec = self.counts.tensors[name]
+                    shape = problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
+                    own[name] = tma.descriptor(pointer, shape, strides, spec.dtype, rows)
+            found.append((*[own[name] for name in each.arguments], self._shape))
+        return found
 
 
 def plan(
@@ -358,7 +365,7 @@ def shape_struct(problem: Problem, group: int) -> Any:
     return np.array(values, SHAPE)[()]
 
 
-def _kernel(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
+def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
     here = cupy().cuda.runtime.getDevice()
     kernel = _compiled(source, entry, macros, arch, compiler.sources_digest(), here)

@@ -296,8 +296,9 @@ def _table_verify(data: Data) -> str:
 
 
 def _headline_patterns(data: Data) -> str:
-    kernels = {row["kernel"] for row in data["rows"]}
-    return f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, by {len(kernels)} instructions"
+    instructions = {row["kernel"] for row in data["rows"]}
+    return (f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, over {len(instructions)} "
+            "instructions: what the emulator's counts are held to")  # fmt: skip
 
 
 def _table_patterns(data: Data) -> str:

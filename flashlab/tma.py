@@ -16,7 +16,8 @@ __all__ = ["DESCRIPTOR", "descriptor", "takes"]
 DESCRIPTOR = np.dtype({"names": ["words"], "formats": [("u8", (16,))], "itemsize": 128})
 """`struct TensorMap` of the kernels."""
 
-_COLUMNS = 64  # of a box: 128 bytes of 16-bit elements, the reach of the swizzle
+_ROW_BYTES = 128  # of a box: the reach of the swizzle
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "uint8": 1}
 _UNUSED = np.zeros((), DESCRIPTOR)[()]
 _MOST_STRIDE = 1 << 40
 
@@ -26,11 +27,10 @@ def takes(view: View) -> bool:
     return all(n <= 1 or 0 < stride < _MOST_STRIDE for n, stride in zip(view.shape[:3], view.strides, strict=False))
 
 
-@functools.lru_cache(maxsize=4096)
 def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
-    """Descriptor of a (batch, head, row, column) array for boxes of `rows` rows and 64 columns, as a NumPy scalar.
+    """Descriptor of a (batch, head, row, column) array for boxes of `rows` rows and 128 bytes, as a NumPy scalar.
 
-    `strides` in bytes, multiples of 16, columns contiguous; float16 or bfloat16. An array without elements gets a
+    `strides` in bytes, multiples of 16, columns contiguous; float16, bfloat16 or uint8. An array without elements gets a
     descriptor that must not be used.
     """
     if 0 in shape:
@@ -45,7 +45,7 @@ def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], d
         pointer,
         [driver.cuuint64_t(n) for n in (columns, length, heads, batch)],
         [driver.cuuint64_t(stride) for stride in reversed(reach)],
-        [driver.cuuint32_t(n) for n in (_COLUMNS, rows, 1, 1)],
+        [driver.cuuint32_t(n) for n in (_ROW_BYTES // _ITEMSIZE[dtype], rows, 1, 1)],
         [driver.cuuint32_t(1)] * 4,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,

@@ -81,7 +81,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   const int consumer = warpgroup_id() - 1;
   const Turns turns(consumer);
   Softmax softmax(shape);
-  unsigned p[BC / 16][4], q_parity = 0;
+  unsigned p[P_REGISTERS][4], q_parity = 0;
   Ring k_ring, v_ring;
   while (agenda.next(work)) {
     const int last_row = min(work.first_row + BR, shape.len_q) - 1;

@@ -65,7 +65,7 @@ flash3_1(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     float alpha[2];
     softmax.raise(s, alpha);
     softmax.exponentials(s);
-    unsigned p[BC / 16][4];
+    unsigned p[P_REGISTERS][4];
     round_p(p, s);
 
     // step: rescale

@@ -50,7 +50,7 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
   Softmax softmax(shape);
   const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
   float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
-  unsigned p[BC / 16][4];
+  unsigned p[P_REGISTERS][4];
   Ring k_ring, v_ring;
   if (work.tiles.first <= work.tiles.last) {
     // step: load_k (first)

@@ -14,6 +14,7 @@ from simulator.formulas import flash3_2 as flash3_2_formula
 from simulator.formulas import flash3_3 as flash3_3_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
+from simulator.problem import ITEMSIZE
 from simulator.program import Program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
@@ -58,6 +59,11 @@ class Algorithm:
     program: Program
     formula: Formula | None = None
     kernels: tuple[Kernel, ...] = ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What its kernels compute in."""
+        return tuple(ITEMSIZE)[1:] if any(kernel.hopper for kernel in self.kernels) else tuple(ITEMSIZE)
 
 
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -105,30 +106,33 @@ def run(cases: Sequence[Case], *, progress: Callable[[Iterable[Case]], Iterable[
     from flashlab.gpu import current_device
 
     device = current_device()
-    hardware = counters.run(cases, device=device)
-    measured = {(launch.case.name, launch.launch): launch for launch in hardware.launches}
-    rows: list[Row] = []
     outputs: dict[str, float] = {}
     findings: list[str] = []
-    for case in progress(cases):
-        done = emulated.emulated(case, device)
-        outputs[case.name] = _apart(case, done)
-        findings += [f"{case.name}: {finding}" for finding in done.findings]
-        for launch in emulated.launches(case, done):
-            if (other := measured.get((case.name, launch.launch))) is None:
-                continue
-            pairs = {check.what: (check.measured, _measured(other, check.what)) for check in launch.checks}
-            pairs |= {key: (value, other.extras.get(key)) for key, value in launch.extras.items()}
-            rows += [
-                Row(case.name, launch.launch, what, mine, theirs)
-                for what, (mine, theirs) in pairs.items()
-                if mine is not None and theirs is not None
-            ]
+    mine: list[counters.LaunchReport] = []
+    with ThreadPoolExecutor(1) as pool:  # ncu works in a process of its own
+        reading = pool.submit(counters.run, cases, device=device)
+        for case in progress(cases):
+            done = emulated.emulated(case, device)
+            outputs[case.name] = _apart(case, done)
+            findings += [f"{case.name}: {finding}" for finding in done.findings]
+            mine += emulated.launches(case, done)
+        hardware = reading.result()
+    measured = {(launch.case.name, launch.launch): launch for launch in hardware.launches}
+    pairs = [(launch, measured.get((launch.case.name, launch.launch))) for launch in mine]
+    rows = [row for launch, other in pairs if other is not None for row in _rows(launch, other)]
     return Agreement(device.name, tuple(rows), outputs, tuple(findings), hardware.errors)
 
 
-def _measured(launch: counters.LaunchReport, what: str) -> int | None:
-    return next((check.measured for check in launch.checks if check.what == what), None)
+def _rows(mine: counters.LaunchReport, other: counters.LaunchReport) -> list[Row]:
+    """What both counted of a launch."""
+    emulated, gpu = (
+        {**{check.what: check.measured for check in launch.checks}, **launch.extras} for launch in (mine, other)
+    )
+    return [
+        Row(mine.case.name, mine.launch, what, count, gpu_count)
+        for what, count in emulated.items()
+        if count is not None and (gpu_count := gpu.get(what)) is not None
+    ]
 
 
 def _apart(case: Case, done: Emulation) -> float:

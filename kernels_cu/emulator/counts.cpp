@@ -70,11 +70,24 @@ bool paired(const WarpInstruction& x, int apart) {
   return true;
 }
 
-// Lanes that are served together.
-int together(const WarpInstruction& x) {
-  if (x.bytes <= 4) return WARP;
-  const int lanes = x.bytes == 8 ? 16 : 8;
-  return x.op == Op::ld && (paired(x, 1) || paired(x, 2)) ? 2 * lanes : lanes;
+// Passes when so many lanes go together: all of them, and those that would be left without bank conflicts.
+struct Passes { unsigned taken = 0, groups = 0; };
+Passes by_groups(const WarpInstruction& x, int lanes) {
+  Passes sum;
+  for (int first = 0; first < WARP; first += lanes) {
+    const unsigned n = passes(x, first, first + lanes - 1);
+    sum.taken += n;
+    sum.groups += n > 0;
+  }
+  return sum;
+}
+
+Passes by_rule(const WarpInstruction& x) {
+  const int lanes = x.bytes <= 4 ? WARP : x.bytes == 8 ? 16 : 8;
+  const Passes alone = by_groups(x, lanes);
+  if (x.op != Op::ld || x.bytes <= 4 || !(paired(x, 1) || paired(x, 2))) return alone;
+  const Passes joined = by_groups(x, 2 * lanes);
+  return joined.taken < alone.taken ? joined : alone;
 }
 
 // What a copy moves between a sector of HBM and one of SRAM, in chunks of 16 bytes.
@@ -136,19 +149,12 @@ unsigned wavefronts_of_copy(const WarpInstruction& x) {
 
 // The fewest that the active lanes' bytes could take, at 128 a pass, is what ncu calls ideal, too.
 void count_wavefronts(const WarpInstruction& x, Moved& moved) {
-  const unsigned lanes = __builtin_popcount(x.mask), full = (lanes * x.bytes + BANKS * BANK_BYTES - 1) / (BANKS * BANK_BYTES);
-  unsigned groups = 0;
-  if (is_copy(x)) {
-    moved.wavefronts = groups = wavefronts_of_copy(x);
-  } else {
-    const int n = together(x);
-    for (int first = 0; first < WARP; first += n) {
-      const unsigned taken = passes(x, first, first + n - 1);
-      moved.wavefronts += taken;
-      groups += taken > 0;
-    }
-  }
-  moved.ideal = std::min(groups, full);
+  constexpr unsigned OF_PASS = BANKS * BANK_BYTES;
+  const unsigned full = (__builtin_popcount(x.mask) * x.bytes + OF_PASS - 1) / OF_PASS;
+  const unsigned copied = is_copy(x) ? wavefronts_of_copy(x) : 0;
+  const Passes found = copied ? Passes{copied, copied} : by_rule(x);
+  moved.wavefronts = found.taken;
+  moved.ideal = std::min(found.groups, full);
 }
 
 }  // namespace

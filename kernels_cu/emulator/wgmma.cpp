@@ -3,7 +3,7 @@
 // Each warp issues its part; when all four have, the product is one, with the operands that all four must know to be there.
 // It is computed when a warp waits for it, and the accumulators are written back to a thread at that thread's own wait.
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstring>
 
 #include "floats.h"
@@ -22,11 +22,12 @@ constexpr int WARPS = 4, ROWS = 64, OPERAND_BYTES = 32;  // of a row of A, or a 
 constexpr unsigned POISON_WORD = 0xffffffffu;
 
 float float_of_e4m3(std::uint8_t x) {
-  const int exponent = x >> 3 & 15, mantissa = x & 7;
-  const float magnitude = (x & 127) == 127 ? float_of_bits(0x7fc00000u)
-                          : exponent ? std::ldexp(8.f + static_cast<float>(mantissa), exponent - 10)
-                                     : std::ldexp(static_cast<float>(mantissa), -9);
-  return x & 128 ? -magnitude : magnitude;
+  static const auto values = [] {
+    std::array<float, 256> table;
+    for (int i = 0; i < 256; ++i) table[i] = Float8<4, 3>::value(static_cast<std::uint8_t>(i));
+    return table;
+  }();
+  return values[x];
 }
 
 float element(const char* from, int type) {

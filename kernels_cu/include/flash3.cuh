@@ -11,23 +11,39 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
+#ifndef E4M3
+#define E4M3 0  // operands of 8 bits: flash3_fp8
+#endif
+
 constexpr int CONSUMERS = BR / 64;  // warpgroups that compute
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;
 static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 64 == 0, "64 rows a warpgroup, whole fragments, whole panels");
 
+#if E4M3  // elements of a byte, tiles in pairs of them; V lies transposed, head_dim x keys
+using QTile = PanelTile<BR, HEAD_DIM / 2>;
+using KTile = PanelTile<BC, HEAD_DIM / 2>;
+using VTile = PanelTile<HEAD_DIM, BC / 2>;
+constexpr int P_REGISTERS = BC / 32;
+constexpr float TAU = 0.8f, LARGEST_P = 8;  // exp2(0.8 + 8) is just within e4m3's 448
+#else
 using QTile = PanelTile<BR, HEAD_DIM>;
-using KVTile = PanelTile<BC, HEAD_DIM>;
+using KTile = PanelTile<BC, HEAD_DIM>;
+using VTile = PanelTile<BC, HEAD_DIM>;
+constexpr int P_REGISTERS = BC / 16;
+constexpr float TAU = 8, LARGEST_P = 0;
+#endif
+static_assert(KTile::BYTES == VTile::BYTES);
 
 // SRAM: Q | STAGES x K | STAGES x V | mbarriers.
 struct Sram {
   static constexpr int MBARRIERS = 16;
-  static constexpr int BYTES = QTile::BYTES + 2 * STAGES * KVTile::BYTES + MBARRIERS * MBARRIER_BYTES;
+  static constexpr int BYTES = QTile::BYTES + 2 * STAGES * KTile::BYTES + MBARRIERS * MBARRIER_BYTES;
 
   unsigned base = sram_base();
 
   DEVICE QTile q() const { return {base}; }
-  DEVICE KVTile k(int slot) const { return {base + QTile::BYTES + slot * KVTile::BYTES}; }
-  DEVICE KVTile v(int slot) const { return k(STAGES + slot); }
+  DEVICE KTile k(int slot) const { return {base + QTile::BYTES + slot * KTile::BYTES}; }
+  DEVICE VTile v(int slot) const { return {k(STAGES + slot).base}; }
   DEVICE unsigned mbarrier(int i) const { return k(2 * STAGES).base + i * MBARRIER_BYTES; }
 
   // "Full" counts the bytes of a tile that has come, "empty" the consumer warps that are done with it.
@@ -43,8 +59,8 @@ static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
 // Makes the block's mbarriers ready; all threads call it.
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
-  name_sram("k", sram.k(0).base, STAGES * KVTile::BYTES);
-  name_sram("v", sram.v(0).base, STAGES * KVTile::BYTES);
+  name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
+  name_sram("v", sram.v(0).base, STAGES * VTile::BYTES);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);
@@ -88,11 +104,12 @@ struct Ring {
 // One thread asks for a whole tile, panel by panel; `full` will know when it has come.
 template <class TileT>
 DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int first_row, unsigned full,
-                      unsigned long long hint) {
+                      unsigned long long hint, int first_column = 0) {
+  constexpr int PANEL_ELEMENTS = TileT::PANEL_COLUMNS * (E4M3 ? 2 : 1);
   mbarrier_arrive_expect(full, TileT::BYTES);
 #pragma unroll
   for (int i = 0; i < TileT::PANELS; ++i)
-    tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
+    tma_load(tile.panel(i), map, batch, head, first_row, first_column + i * PANEL_ELEMENTS, full, hint);
 }
 
 // A row tile of a head, and the key tiles that its rows see.
@@ -114,24 +131,46 @@ DEVICE Work work_in_order(const Shape& shape) {
 }
 
 // Issues S = Q K_jᵀ of this warpgroup's 64 rows, and O += P V_j; each is a group of its own.
-DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KVTile k) {
+DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(s, rows_operand(q, row, d), rows_operand(k, 0, d), d > 0);
+  for (int d = 0; d < QTile::COLUMNS; d += 16) {
+#if E4M3
+    wgmma_e4m3_ss(s, rows_operand(q, row, d), rows_operand(k, 0, d), d > 0);
+#else
+    wgmma_ss(s, rows_operand(q, row, d), rows_operand(k, 0, d), d > 0);
+#endif
+  }
   wgmma_commit();
 }
-DEVICE void multiply_pv(float (&o)[O_FRAGMENTS][4], const unsigned (&p)[BC / 16][4], KVTile v) {
+DEVICE void multiply_pv(float (&o)[O_FRAGMENTS][4], const unsigned (&p)[P_REGISTERS][4], VTile v) {
 #pragma unroll
-  for (int key = 0; key < BC; key += 16) wgmma_rs(o, p[key / 16], columns_operand(v, key));
+  for (int i = 0; i < P_REGISTERS; ++i) {
+#if E4M3
+    wgmma_e4m3_rs(o, p[i], rows_operand(v, 0, 16 * i));
+#else
+    wgmma_rs(o, p[i], columns_operand(v, 16 * i));
+#endif
+  }
   wgmma_commit();
 }
 
 // P in the storage dtype, as the operand of the second product.
-DEVICE void round_p(unsigned (&p)[BC / 16][4], const float (&s)[S_FRAGMENTS][4]) {
+DEVICE void round_p(unsigned (&p)[P_REGISTERS][4], const float (&s)[S_FRAGMENTS][4]) {
 #pragma unroll
-  for (int key = 0; key < BC; key += 16) {
-    const FragmentA a = operand_a(s, key);
+  for (int i = 0; i < P_REGISTERS; ++i) {
+#if E4M3
+    // a lane's accumulators are columns 2t, 2t + 1 of four fragments, its operand is k 4t..4t+3 of two halves: so k stands
+    // for other keys than it says, and V's keys come in that order (flashlab/fp8.py)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p[key / 16][i] = a.r[i];
+    for (int r = 0; r < 4; ++r) {
+      const float (&a)[4] = s[4 * i + r / 2 * 2], (&b)[4] = s[4 * i + r / 2 * 2 + 1];
+      p[i][r] = pack_e4m3(a[r % 2 * 2], a[r % 2 * 2 + 1], b[r % 2 * 2], b[r % 2 * 2 + 1]);
+    }
+#else
+    const FragmentA a = operand_a(s, 16 * i);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) p[i][r] = a.r[r];
+#endif
   }
 }
 
@@ -166,7 +205,6 @@ struct Softmax {
 
   // Does a score exceed the row's m by more than TAU? Until then exp2(c s - m) stays small enough as it is, and neither O nor
   // l need be rescaled. Maxima of floats taken as integers, three at a time; below 0, where that order is another one: yes.
-  static constexpr float TAU = 8;
   DEVICE bool risen(const float (&s)[S_FRAGMENTS][4]) const {
     bool any = false;
 #pragma unroll
@@ -204,7 +242,7 @@ struct Softmax {
     for (int n = 0; n < S_FRAGMENTS; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
+        s[n][e] = exp2_approx(c * s[n][e] - (m[e / 2] - LARGEST_P));
         sum[e / 2][e % 2] += s[n][e];
       }
     l[0] += sum[0][0] + sum[0][1];

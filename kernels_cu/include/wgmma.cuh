@@ -102,6 +102,13 @@ DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
 
+// The same with operands of 8 bits (e4m3), 32 deep: as many bytes. Both lie contiguous along the summed dimension. A in registers:
+// lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of either.
+template <int N8>
+DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
+template <int N8>
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
+
 #ifdef EMULATOR
 template <int N8>
 DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
@@ -110,6 +117,14 @@ DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
   emu_wgmma_rs(&c[0][0], N8, a, b, true, true, FL_DTYPE);
+}
+template <int N8>
+DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
+  emu_wgmma_ss(&c[0][0], N8, a, b, add, false, EMU_E4M3);
+}
+template <int N8>
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
+  emu_wgmma_rs(&c[0][0], N8, a, b, true, false, EMU_E4M3);
 }
 #else
 
@@ -187,4 +202,36 @@ WGMMA(224, 13, 112, 113, 114, 115, 116)
 WGMMA(240, 14, 120, 121, 122, 123, 124)
 WGMMA(256, 15, 128, 129, 130, 131, 132)
 
+#define WGMMA_E4M3(N, G, I0, I1, I2, I3, I4)                                                                        \
+  template <>                                                                                                       \
+  DEVICE void wgmma_e4m3_ss<N / 8>(float (&c)[N / 8][4], unsigned long long a, unsigned long long b, int add) {      \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #I2 ", 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_R##G "}, %" #I0 ", %" #I1          \
+                 ", p, 1, 1;}"                                                                                       \
+                 : WGMMA_C##G : "l"(a), "l"(b), "r"(add));                                                           \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  DEVICE void wgmma_e4m3_rs<N / 8>(float (&c)[N / 8][4], const unsigned (&a)[4], unsigned long long b) {             \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_R##G "}, {%" #I0 ", %" #I1         \
+                 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1;"                                                           \
+                 : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+  }
+
+WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36)
+WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68)
+WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132)
+
 #endif
+
+// Four floats rounded to e4m3 (at most 448 in size), x0 in the lowest byte.
+DEVICE unsigned pack_e4m3(float x0, float x1, float x2, float x3) {
+#ifdef EMULATOR
+  auto e4m3 = [](float x) -> unsigned { return emulator::Float8<4, 3>::bits(x, true); };
+  return e4m3(x0) | e4m3(x1) << 8 | e4m3(x2) << 16 | e4m3(x3) << 24;
+#else
+  unsigned bits;
+  asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
+      : "=r"(bits) : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return bits;
+#endif
+}

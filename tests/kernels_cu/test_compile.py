@@ -102,6 +102,15 @@ def test_a_warning_is_seen(own_sources: Path) -> None:
     assert any("unused" in line for line in complaints(compile_kernel("tiny", arch="sm_80")))
 
 
+@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_fp8_compiles_without_spills_or_warnings(pairs: bool, head_dim: int) -> None:
+    config = Config(tile=Tile(128, 128), warps=12, stages=2, consumers=2, pairs=pairs)
+    compiled = compile_kernel("flash3_fp8", defines(config, "float16", head_dim), arch="sm_90a")
+    assert complaints(compiled) == []
+    assert set(compiled.resources) == {"flash3_fp8"}
+
+
 def test_a_remark_on_wgmma_is_seen(own_sources: Path) -> None:
     """Without its fence a product makes ptxas put one in, and say so: C7519."""
     shutil.copytree(INCLUDE, own_sources / "include", dirs_exist_ok=True)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flashlab.emulator import Arena, Library, build
+from flashlab.emulator import Arena, Launched, Library, build
 from tools.access_patterns.patterns import SOURCE, SPAN, Pattern
 
-__all__ = ["counted", "crosses_lines", "differences", "library", "measured", "pattern_of"]
+__all__ = ["counted", "crosses_lines", "differences", "launched", "library", "measured", "pattern_of"]
 
 
 def library() -> Library:
@@ -23,15 +23,19 @@ def pattern_of(row: Mapping[str, Any]) -> Pattern:
     return Pattern(row["name"], row["kernel"], at, to, int(row["mask"], 16))
 
 
-def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
-    """Sectors and wavefronts by instruction, as `flashlab.counters` names them; those that are 0 left out."""
+def launched(kernels: Library, pattern: Pattern) -> Launched:
+    """One warp's launch."""
     arena = Arena()
     arena.new("data", SPAN)
     arguments = [arena.pointer("data").to_bytes(8, "little"), pattern.argument().tobytes()]
     sram = SPAN if pattern.in_sram else 0
-    launched = kernels.launch(pattern.kernel, [1], [32], arguments, arena, sram=sram, sanitize=False)
+    return kernels.launch(pattern.kernel, [1], [32], arguments, arena, sram=sram, sanitize=False, workers=1)
+
+
+def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
+    """Sectors and wavefronts by instruction, as `flashlab.counters` names them; those that are 0 left out."""
     found: Counter[str] = Counter()
-    for row in launched.moved:
+    for row in launched(kernels, pattern).moved:
         name, quantity = ("sectors", row.sectors) if row.space == "hbm" else ("wavefronts", row.wavefronts)
         found[f"{name}_{row.op}"] += quantity
     return {name: n for name, n in found.items() if n}
