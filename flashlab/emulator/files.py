@@ -168,10 +168,11 @@ def _only(kernels: Sequence[str], path: Path) -> str:
 
 def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -> tuple[int, int, int]:
     """Three numbers from one, two or three."""
-    parts = (given,) if isinstance(given, int) else tuple(given)
-    if not 1 <= len(parts) <= 3 or any(type(n) is not int or n < 1 for n in parts):
+    parts: tuple[object, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
+    sizes = [n for n in parts if type(n) is int and n >= 1]
+    if not 1 <= len(parts) <= 3 or len(sizes) != len(parts):
         raise UsageError(name, given, "one to three whole numbers of at least 1")
-    x, y, z = (*parts, 1, 1)[:3]
+    x, y, z = (*sizes, 1, 1)[:3]
     if x > most[0] or y > most[1] or z > most[2]:
         raise UsageError(name, given, f"at most {most[0]:,} × {most[1]:,} × {most[2]:,}")
     return x, y, z

@@ -47,7 +47,8 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     """Check a tile program, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
 
     The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew. Its
-    numbers must be right, and its bytes must equal the budget, tensor by tensor.
+    numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
+    cuts; it is no sandbox for strangers' code, which runs with your rights.
 
     >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
     >>> import flashlab as fl
@@ -187,11 +188,16 @@ def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> 
     return pickle.dumps(job)
 
 
+def fresh() -> random.Random:
+    """Where a check's problems are drawn from: anew each time."""
+    return random.Random()
+
+
 # -- the judge ----------------------------------------------------------------------------------------------------
 
 
 def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
-    cases = exercise.cases(random.Random())
+    cases = exercise.cases(fresh())
     file = program.body.__code__.co_filename
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

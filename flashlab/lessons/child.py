@@ -32,6 +32,7 @@ HEADROOM = 0.5
 
 def main(folder: Path, seconds: float) -> None:
     _limit()
+    np.seterr(all="ignore")  # a division by zero shows in the numbers; a warning would name the library's lines
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         faulthandler.dump_traceback_later(max(0.1, seconds - HEADROOM), file=where)
         job: dict[str, Any] = pickle.loads(

@@ -162,11 +162,13 @@ namespace {
 enum class Conflict { none, race, proxy };
 
 // Enters an access of one chunk, and returns a copy of the earlier one that it conflicts with, if any: a race, or a write
-// that no proxy fence has shown to the engine that makes this access.
-Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, Access& other) {
+// that no proxy fence has shown to the engine that makes this access. What is `shared` with other blocks (HBM) isn't settled
+// by a barrier of this one.
+Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool shared, Access& other) {
   const Clocks& clocks = actor.lane.block->clocks;
   Conflict conflict = Conflict::none;
-  int readers_elsewhere = 0;
+  std::uint32_t reader = mine.block;  // a block that read it, too
+  bool two_readers = false;           // are enough to race with
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
@@ -177,19 +179,22 @@ Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, Acces
       if (conflict != Conflict::none) other = past;
     }
     const bool covered = (past.bytes & ~mine.bytes) == 0;
-    const bool forgotten =
-        (here && past.thread < clocks.threads && past.clock <= clocks.floor && !(past.write && clocks.proxies())) ||
-        (covered && ordered && mine.write) ||
-        (covered && here && past.thread == mine.thread && past.write == mine.write && past.atomic == mine.atomic);
-    if (forgotten) {
+    // whatever will race with the past access races with this one
+    const bool replaced = covered && ordered && (mine.write || !past.write) && (past.atomic || !mine.atomic);
+    // everybody has seen it; of a write an engine may not have
+    const bool settled = !shared && past.thread < clocks.threads && past.clock <= clocks.floor && !(past.write && clocks.proxies());
+    if (replaced || settled) {
       past = accesses.back();
       accesses.pop_back();
     } else {
-      readers_elsewhere += !here && !past.write && covered;
+      if (!here && !past.write && (mine.bytes & ~past.bytes) == 0) {
+        two_readers |= reader != mine.block && reader != past.block;
+        reader = past.block;
+      }
       ++i;
     }
   }
-  if (mine.write || readers_elsewhere < 2) accesses.push_back(mine);  // two readers are enough to race with
+  if (mine.write || !two_readers) accesses.push_back(mine);
   return conflict;
 }
 
@@ -232,7 +237,7 @@ bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool writ
   bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    const Conflict conflict = enter(actor, actor.lane.block->sram.chunks[chunk], mine, other);
+    const Conflict conflict = enter(actor, actor.lane.block->sram.chunks[chunk], mine, false, other);
     if (conflict == Conflict::none) return;
     race = true;
     if (conflict == Conflict::proxy)
@@ -249,7 +254,7 @@ void race_global(const Actor& actor, Region& region, const void* address, unsign
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
     while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
-    const Conflict conflict = enter(actor, chunk.accesses, mine, other);
+    const Conflict conflict = enter(actor, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);
     if (conflict == Conflict::none) return;
     if (conflict == Conflict::proxy)

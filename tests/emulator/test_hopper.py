@@ -298,7 +298,9 @@ FAULTS = [
     Fault(mechanism="the mbarrier is written as memory", changes=((WAIT_FULL, WAIT_FULL + " store_shared(full(slot), 0u);"),),
           kind="mbarrier", says="overwrites an mbarrier", at="store_shared(full(slot), 0u);", right=True),
     Fault(mechanism="a named barrier of half a warp", changes=((WAIT_FULL, WAIT_FULL + " named_barrier_sync(1, 112);"),),
-          kind="barrier", says="of whole warps", at="named_barrier_sync(1, 112);"),
+          kind="barrier", says="multiple of a warp", at="named_barrier_sync(1, 112);"),
+    Fault(mechanism="a named barrier past the last", changes=((WAIT_FULL, WAIT_FULL + " named_barrier_sync(16, 128);"),),
+          kind="barrier", says="barrier 16 of", at="named_barrier_sync(16, 128);"),
     Fault(mechanism="no map", changes=((LOAD_B, "tma_load(b(slot).base, TensorMap{}, 0, 0, 0, 0, full(slot), EVICT_LAST);"),),
           kind="tensor map", says="no tensor map", at="tma_load(b(slot)"),
 ]  # fmt: skip
