@@ -7,7 +7,9 @@
 // bytes have come, "empty" when every consumer warp is done with them. So nobody waits for the whole block any more, and the
 // producer, which needs few registers, leaves its own to the consumers (setmaxnreg).
 //
-// @@NOTES2@@
+// Expected: warpgroups that drift apart, so that one multiplies while the other takes exponentials; loads a whole ring ahead.
+// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): @R2@
+// The drift is left to chance, and within a warpgroup softmax and products still alternate.
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;

@@ -1,4 +1,4 @@
-"""The commands that judge kernels and programs: verify, bench, counters, sanitize."""
+"""The commands that judge kernels and programs: verify, bench, fp8, counters, sanitize."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def register(app: typer.Typer) -> None:
         (bench, "flashlab bench flash2 --against sdpa-flash,cudnn,fa4 --dtype bfloat16 --head-dim 128"),
         (counters, "flashlab counters flash2 --len-q 1000 --head-dim 64 --causal"),
         (sanitize, "flashlab sanitize flash1 flash2"),
+        (fp8, "flashlab fp8 --head-dim 128 --len-q 16384"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
 
@@ -152,6 +153,22 @@ def bench(
     save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
     if cells is not None:
         replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
+    _finish(report, json, report.passed)
+
+
+def fp8(
+    save: SaveOptions,
+    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "128,256",
+    len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
+    json: Json = False,
+) -> None:
+    """FlashAttention-3 in FP8: its error on inputs with outliers (plain, a scale a tile, rotated), its speed beside bfloat16."""
+    from flashlab import fp8 as eight
+
+    report = eight.run(
+        lengths=options.values("--len-q", len_q, int), head_dims=options.values("--head-dim", head_dim, int)
+    )
+    save.keep("fp8", ["flash3_fp8"], report)
     _finish(report, json, report.passed)
 
 

@@ -24,7 +24,7 @@ using QTile = PanelTile<BR, HEAD_DIM / 2>;
 using KTile = PanelTile<BC, HEAD_DIM / 2>;
 using VTile = PanelTile<HEAD_DIM, BC / 2>;
 constexpr int P_REGISTERS = BC / 32;
-constexpr float TAU = 0.8f, LARGEST_P = 8;  // exp2(0.8 + 8) is just within e4m3's 448
+constexpr float TAU = 4.8f, LARGEST_P = 4;  // exp2(4.8 + 4) is just within e4m3's 448
 #else
 using QTile = PanelTile<BR, HEAD_DIM>;
 using KTile = PanelTile<BC, HEAD_DIM>;
