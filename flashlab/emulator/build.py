@@ -35,12 +35,14 @@ _FLAGS = (
     # a call must stay where its line is: places in the code lead back to lines of the source
     "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
 )  # fmt: skip
+_GCC = ("-fno-extern-tls-init",)  # shared memory needs no initialisation at its first use; a template's would crash
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
     # zero, and for every basic block, so that a loop without end is noticed
     "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
+    "-fno-finite-loops",  # one without end stays one
 )  # fmt: skip
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -72,7 +74,8 @@ def build(
     for name in names:
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
-    options = (*_FLAGS, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
+    own = () if "clang" in _compiler()[1] else _GCC
+    options = (*_FLAGS, *own, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
     key = "\0".join((_digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir()), *headers.values()))
     return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
 

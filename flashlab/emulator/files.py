@@ -60,6 +60,11 @@ class FileRun:
     """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
 
     `unwritten`: bytes of `Empty` arrays that no thread wrote.
+
+    >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
+    >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
+    >>> run.passed, run.complaints()
+    (False, ['y: 128 bytes were never written'])
     """
 
     arrays: dict[str, Array]
@@ -95,8 +100,11 @@ def emulate_file(
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
-    >>> source = Path("/tmp/double.cu")                                            # doctest: +SKIP
-    >>> run = emulate_file(source, {"x": np.ones(64, "f4"), "n": 64}, grid=1, block=64)  # doctest: +SKIP
+    >>> source = "__global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"
+    >>> _ = Path("twice.cu").write_text(source)
+    >>> run = emulate_file("twice.cu", {"x": np.ones(64, "f4"), "y": Empty((64,))}, grid=1, block=64)
+    >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
+    (True, 128.0, 256)
     """
     path = Path(path)
     where = Device.named(device)

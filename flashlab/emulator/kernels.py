@@ -29,7 +29,13 @@ __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
 
 class EmulationError(RuntimeError):
-    """A kernel misused the machine; the message has a line for each finding."""
+    """A kernel misused the machine; the message has a line for each finding.
+
+    >>> raise EmulationError("mine.cu:7, step scores: race: thread 32 of block 0 reads what another thread wrote, …")
+    Traceback (most recent call last):
+        ...
+    flashlab.emulator.kernels.EmulationError: mine.cu:7, step scores: race: thread 32 of block 0 reads what another ...
+    """
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,12 @@ class Emulation:
     """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
+    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="standard")
+    >>> [launch.kernel for launch in run.launches], run.complaints()
+    (['standard_scores', 'standard_softmax', 'standard_output'], [])
     """
 
     out: Array

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab import compiler
+from simulator.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.compiler
 
@@ -35,9 +36,9 @@ def floats(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("path", sorted(CUDA.glob("*.cu")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(set(CUDA.glob("*.cu")) - {CUDA / "wmma.cu"}), ids=lambda path: path.stem)
 def test_the_kernels_are_cuda(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # what the emulator runs is what NVIDIA's compiler takes
+    # what the emulator runs is what NVIDIA's compiler takes; the whole mma.h comes only with nvcc
     monkeypatch.setattr("kernels_cu.source", lambda name: CUDA / f"{name}.cu")  # pyright: ignore
     monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path))
     compiler.compile_kernel(path.stem, ("-DINFINITY=__int_as_float(0x7f800000)",), arch="sm_90")
@@ -97,6 +98,17 @@ def test_stencil_with_halo_and_constants(n: int, block: int) -> None:
     ran = run("basics.cu", "stencil", blocks(n, block), block, arguments, sram=4 * (block + 6))
     want = np.convolve(np.pad(x, 3), [0.5, 1, 2, 4, 2, 1, 0.5], mode="valid")
     assert np.allclose(ran.arrays["y"], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("float", "f4"), ("double", "f8"), ("unsigned char", "u1"), ("half", "f2")]
+)
+def test_dynamic_shared_memory_of_any_type(name: str, dtype: str) -> None:
+    x = np.arange(4 * 48).reshape(4, 48).astype(dtype)
+    ran = run(
+        "basics.cu", f"reversed<{name}>", 4, 48, {"x": x, "y": fl.Empty(x.shape, x.dtype.name)}, sram=48 * x.itemsize
+    )
+    assert np.array_equal(ran.arrays["y"], x[:, ::-1])
 
 
 @A_FEW
@@ -248,3 +260,28 @@ def test_the_last_block_adds_up() -> None:
         left = run("reductions.cu", "count_up", 4, 32, arguments).arrays
         assert left["tickets"].tolist() == [1, 2, 3, 4]
         assert left["total"] == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "total"),
+    [("half", "float16", "float"), ("half", "float16", "half"), ("nv_bfloat16", "bfloat16", "float")],
+)
+@pytest.mark.parametrize("layout", ["row_major", "col_major"])
+def test_tensor_cores(value: str, dtype: str, total: str, layout: str) -> None:
+    m, n, k = 32, 64, 48
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(numpy_dtype(dtype)) for shape in ((m, k), (k, n)))
+    c = rng.integers(-9, 10, (m, n)).astype(np.float16 if total == "half" else np.float32)
+    arguments = {
+        "a": a,
+        "b": b if layout == "row_major" else np.ascontiguousarray(b.T),
+        "c": c,
+        "n": n,
+        "k": k,
+        "scale": 2.0,
+    }
+    kernel = f"tensor<{value}, {total}, wmma::{layout}>"
+    ran = run("wmma.cu", kernel, (n // 32, m // 16), (32, 2), arguments)
+    wide = a.astype(np.float32), b.astype(np.float32)
+    assert np.array_equal(ran.arrays["c"], (2 * wide[0] @ wide[1] + c).astype(c.dtype))  # small integers: exact
+    assert ran.launched.flops == 2 * m * n * k

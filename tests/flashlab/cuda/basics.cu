@@ -94,3 +94,14 @@ __global__ void affine(const Point* in, Point* out, Affine map, int2 extent) {
   const Point p = in[y * extent.x + x];
   out[y * extent.x + x] = Point{p.x * map.scale.x + map.shift.x, p.y * map.scale.y + map.shift.y, p.z * map.scale.z + map.shift.z};
 }
+
+// Backwards, by blocks, through dynamic shared memory whose type is a parameter.
+template <class T>
+__global__ void reversed(const T* x, T* y) {
+  extern __shared__ __align__(16) unsigned char raw[];
+  T* shared = reinterpret_cast<T*>(raw);
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  shared[threadIdx.x] = x[i];
+  __syncthreads();
+  y[i] = shared[blockDim.x - 1 - threadIdx.x];
+}
