@@ -23,8 +23,8 @@ constexpr unsigned MOST_REGISTERS = 256;
 std::string number(std::int64_t n) { return std::to_string(n); }
 
 std::string state_of(const Mbarrier& m) {
-  return "phase " + number(m.phase) + " has had " + number(m.arrivals - m.missing) + " of " + number(m.arrivals) + " arrivals and " +
-         number(m.coming) + " of " + number(m.expected) + " bytes";
+  const std::string arrived = number(m.arrivals - m.missing) + " of " + number(m.arrivals) + " arrivals";
+  return "phase " + number(m.phase) + " has had " + arrived + " and " + number(m.coming) + " of " + number(m.expected) + " bytes";
 }
 
 void add_mbarrier(Lane& lane, const char* kind, std::string message, Place place, unsigned address) {
@@ -57,8 +57,8 @@ void Hopper::arrive(Lane& lane, Mbarrier& m, std::int64_t expected, Place place)
   }
   m.expected += expected;
   if (m.expected > MOST_BYTES)
-    add_mbarrier(lane, "mbarrier", "expects " + number(m.expected) + " bytes of a phase, which can count " + number(MOST_BYTES), place,
-                 m.address);
+    add_mbarrier(lane, "mbarrier", "expects " + number(m.expected) + " bytes of a phase, which can count " + number(MOST_BYTES),
+                 place, m.address);
   block.clocks.release(lane.number, m.released);
   --m.missing;
   bool awaited = !m.expected && !m.coming;
@@ -71,7 +71,7 @@ void Hopper::arrive(Lane& lane, Mbarrier& m, std::int64_t expected, Place place)
 void Hopper::try_complete(Mbarrier& m, Lane& lane, Place place) {
   if (m.missing || m.coming < m.expected) return;
   if (m.coming > m.expected)
-    add_mbarrier(lane, "mbarrier", "more bytes come than were expected: " + state_of(m), place, m.address);
+    add_mbarrier(lane, "mbarrier", "ends a phase to which more bytes come than it expects: " + state_of(m), place, m.address);
   complete(m);
 }
 
@@ -171,7 +171,7 @@ void Hopper::finished(Lane& lane) {
   if (found == stores.end()) return;
   for (const auto& store : found->second.list)
     if (!store.read && block.launch.sanitize()) {
-      add_shared(lane, "wait forgotten", "the thread ends while a copy still reads SRAM", store.box.place, store.box.sram, CHUNK);
+      add_shared(lane, "wait forgotten", "ends while its copy still reads SRAM", store.box.place, store.box.sram, CHUNK);
       break;
     }
   ++found->second.group;
@@ -183,17 +183,18 @@ void Hopper::end() {
   for (const auto& [address, m] : mbarriers)
     for (const Box& box : m.loads) {
       if (m.coming > m.expected)
-        add_mbarrier(*box.lane, "mbarrier", "copies bring bytes that no phase expects: " + state_of(m), box.place, address);
+        add_mbarrier(*box.lane, "mbarrier", "asks for bytes that no phase expects: " + state_of(m), box.place, address);
       else
-        add_shared(*box.lane, "wait forgotten", "the block ends with a copy on its way", box.place, box.sram, CHUNK);
+        add_shared(*box.lane, "wait forgotten", "asks for a copy, and the block ends without anybody having waited for it",
+                   box.place, box.sram, CHUNK);
       break;
     }
   for (std::size_t warp = 0; warp < most_registers.size(); ++warp)
     if (most_registers[warp] != most_registers[warp / 4 * 4]) {
       Lane& lane = *block.warps[warp].lanes[0];
       Finding finding = block.finding("registers", lane.place, lane);
-      finding.message = "setmaxnreg: the warps of its warpgroup end with " + number(most_registers[warp]) + " and " +
-                        number(most_registers[warp / 4 * 4]) + " registers a thread: all four must call it";
+      finding.message = "ends with " + number(most_registers[warp]) + " registers a thread, the first warp of its warpgroup with " +
+                        number(most_registers[warp / 4 * 4]) + ": all four warps must call setmaxnreg";
       block.findings.add(std::move(finding));
     }
 }
@@ -210,8 +211,8 @@ void emu_mbarrier_init(unsigned address, unsigned arrivals) {
   if (!check_shared(lane, address, MBARRIER_BYTES, true, false, HERE)) block.abort();
   if (address % MBARRIER_BYTES) block.abort();
   if (arrivals < 1 || arrivals > MOST_ARRIVALS) {
-    add_mbarrier(lane, "mbarrier", "phases of " + number(arrivals) + " arrivals: there may be 1 to " + number(MOST_ARRIVALS), HERE,
-                 address);
+    const std::string possible = " arrivals: there may be 1 to " + number(MOST_ARRIVALS);
+    add_mbarrier(lane, "mbarrier", "initialises an mbarrier with phases of " + number(arrivals) + possible, HERE, address);
     block.abort();
   }
   Mbarrier m;
@@ -282,12 +283,13 @@ static void setmaxnreg_of_warp(Warp& warp, unsigned) {
   const bool claim = lane.operands.in[1];
   const unsigned before = mine[warp.number];
   std::string wrong;
-  if (count % 8 || count < 24 || count > 256) wrong = "a count of " + number(count) + ": it must be a multiple of 8, 24 to 256";
+  if (count % 8 || count < 24 || count > 256)
+    wrong = "asks for " + number(count) + " registers a thread: it must be a multiple of 8, 24 to 256";
   else if (claim ? count < before : count > before)
     wrong = std::string(claim ? "claims " : "keeps ") + number(count) + " registers a thread, and has " + number(before);
   if (!wrong.empty()) {
     Finding finding = block.finding("registers", lane.place, lane);
-    finding.message = "setmaxnreg: " + wrong;
+    finding.message = wrong + " (setmaxnreg)";
     block.findings.add(std::move(finding));
     for (Lane* each : warp.lanes)
       if (each) each->operands.out[0] = 1;

@@ -341,7 +341,7 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
   if (find_owner(lane, chunk, CHUNK, write, place) || race_shared(actor, chunk, CHUNK, write, false, place)) return true;
   const unsigned char* state = &sram.state[chunk];
   if (any(state, CHUNK, PENDING))
-    add_shared(lane, "wait forgotten", "an engine touches where a thread's copy is on its way", place, chunk, CHUNK);
+    add_shared(lane, "wait forgotten", "has an engine touch where a thread's copy is still on its way", place, chunk, CHUNK);
   else if (!write && any(state, CHUNK, UNWRITTEN))
     add_shared(lane, "uninitialised", "reads what nobody wrote", place, chunk, CHUNK);
   return true;

@@ -54,12 +54,13 @@ Box box_of(Lane& lane, const void* map, unsigned sram, const int* corner, int ra
     add_shared(lane, kind, message, place, sram, CHUNK);
     block.abort();
   };
-  if (box.map.magic != TensorMap::MAGIC) wrong("tensor map", "copies a box by what is no tensor map (flashlab.emulator.tensor_map makes them)");
+  if (box.map.magic != TensorMap::MAGIC)
+    wrong("tensor map", "copies a box by what is no tensor map (flashlab.emulator.tensor_map makes them)");
   if (static_cast<int>(box.map.rank) != rank)
     wrong("tensor map", "names " + std::to_string(rank) + " coordinates of an array of " + std::to_string(box.map.rank));
   for (int i = 0; i < TensorMap::MOST_DIMENSIONS; ++i) box.corner[i] = i < rank ? corner[i] : 0;
   const unsigned unit = std::max(128u, 8 * box.map.swizzle);  // the swizzle's period
-  if (sram % unit) wrong("misaligned", "a box needs a multiple of " + std::to_string(unit) + " as its shared address");
+  if (sram % unit) wrong("misaligned", "moves a box at a shared address that isn't a multiple of " + std::to_string(unit));
   return box;
 }
 
@@ -90,8 +91,9 @@ unsigned Box::chunk(unsigned row, unsigned i) const { return swizzled(sram + row
 void Hopper::load(Lane& lane, const Box& box, Mbarrier& m, Place place) {
   ++progress;
   if (block.launch.sanitize() && !m.published)
-    add_shared(lane, "proxy fence forgotten", "the copy engine wasn't shown this mbarrier: fence.mbarrier_init is missing", place,
-               m.address, 8, &m.made);
+    add_shared(lane, "proxy fence forgotten",
+               "has a copy tell an mbarrier that the copy engine wasn't shown: fence.mbarrier_init is missing", place, m.address, 8,
+               &m.made);
   const Actor engine{lane, block.clocks.of(lane.number), static_cast<std::uint16_t>(m.agent), m.phase + 1, true};
   const char* name = check_box(box, engine, engine, true, place);
   if (block.launch.sanitize()) {

@@ -77,8 +77,8 @@ void check_operand(const Actor& engine, const Product& product, const std::vecto
                    bool first) {
   Block& block = *engine.lane.block;
   const Descriptor given(descriptor);
-  const char* wrong = given.swizzle != 1 ? "an operand without 128-byte swizzle, which the emulator doesn't know"
-                      : (given.address >> 7 & 7) != given.offset ? "an operand's rows don't start on a 1024-byte boundary"
+  const char* wrong = given.swizzle != 1 ? "names an operand without 128-byte swizzle, which the emulator doesn't know"
+                      : (given.address >> 7 & 7) != given.offset ? "names an operand whose rows don't start on a 1024-byte boundary"
                                                                   : nullptr;
   if (wrong) add_shared(engine.lane, "misaligned", wrong, product.place, given.address, CHUNK);
   for (const unsigned piece : pieces)
@@ -93,7 +93,8 @@ void check_operand(const Actor& engine, const Product& product, const std::vecto
 // All four warps have issued it.
 void check_product(Warpgroup& group, const Product& product, std::uint64_t number, Lane& lane) {
   Block& block = *lane.block;
-  const Actor engine{lane, product.knows.data(), static_cast<std::uint16_t>(group.agent), static_cast<std::uint32_t>(number + 1), true};
+  const Actor engine{lane, product.knows.data(), static_cast<std::uint16_t>(group.agent), static_cast<std::uint32_t>(number + 1),
+                     true};
   if (!product.a_in_registers) check_operand(engine, product, pieces_along(product.a, ROWS), product.a, true);
   check_operand(engine, product, pieces_of_b(product), product.b, product.a_in_registers);
   block.counters.flops += 2ull * ROWS * 8 * product.fragments * depth_of(product);
@@ -166,7 +167,7 @@ bool is_poison(const float& value) {
 void check_fence(Lane& lane, const void* at, std::size_t bytes, const char* what) {
   if (!lane.block->launch.sanitize()) return;
   auto& known = lane.block->hopper->registers[lane.number];
-  if (!known.fenced) add_registers(lane, "fence forgotten", "wgmma: no wgmma_fence came before", lane.place);
+  if (!known.fenced) add_registers(lane, "fence forgotten", "issues a wgmma without a wgmma_fence before", lane.place);
   for (auto& operand : known.operands) {
     if (operand.at != at) continue;
     if (operand.fenced.size() == bytes && std::memcmp(at, operand.fenced.data(), bytes) != 0)
@@ -189,7 +190,7 @@ void take_registers(Warp& warp, Accumulators& c, bool add) {
   const int w = warp.number % WARPS;
   for (Lane* lane : warp.lanes) {
     auto* at = reinterpret_cast<float*>(lane->operands.in[0]);
-    check_fence(*lane, at, 16u * c.fragments, "wgmma: accumulators were written since the last wgmma_fence");
+    check_fence(*lane, at, 16u * c.fragments, "issues a wgmma whose accumulators it wrote after its last wgmma_fence");
     c.at[w][lane->lane] = at;
     for_registers(c, w, lane->lane, [&](float& value, float& kept) {
       if (add) kept = value;
@@ -209,7 +210,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   for (const Lane* lane : warp.lanes) {
     const auto& x = lane->operands;
     if (x.in[2] == first.operands.in[2] && x.in[3] == shape && (a_in_registers || x.in[1] == first.operands.in[1])) continue;
-    add_registers(*warp.lanes[lane->lane], "divergent collective", "wgmma: its operands differ from lane 0's", lane->place);
+    add_registers(*warp.lanes[lane->lane], "divergent collective", "issues a wgmma with other operands than lane 0", lane->place);
     block.abort();
   }
   const std::uint64_t number = queue.issued++;
@@ -222,8 +223,10 @@ void issue_of_warp(Warp& warp, unsigned) {
     product.registers.resize(a_in_registers ? 4 * WARPS * WARP : 0);
     product.step = first.step;
     product.place = first.place;
-  } else if (product.shape != shape || product.b != first.operands.in[2] || (!a_in_registers && product.a != first.operands.in[1])) {
-    add_registers(first, "divergent collective", "wgmma: the warps of the warpgroup issue different products", first.place, &product);
+  } else if (product.shape != shape || product.b != first.operands.in[2] ||
+             (!a_in_registers && product.a != first.operands.in[1])) {
+    add_registers(first, "divergent collective", "issues another wgmma than the other warps of its warpgroup", first.place,
+                  &product);
     block.abort();
   }
   product.warps |= 1u << w;
@@ -237,7 +240,8 @@ void issue_of_warp(Warp& warp, unsigned) {
     queue.running.push_back(c);
   }
   if (product.c && product.c != c) {
-    add_registers(first, "divergent collective", "wgmma: the warps of the warpgroup keep different accumulators", first.place, &product);
+    add_registers(first, "divergent collective", "issues a wgmma onto other accumulators than the other warps of its warpgroup",
+                  first.place, &product);
     block.abort();
   }
   product.c = c;
@@ -247,7 +251,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   for (Lane* lane : warp.lanes) {
     if (a_in_registers) {
       const auto* a = reinterpret_cast<const unsigned*>(lane->operands.in[1]);
-      check_fence(*lane, a, 16, "wgmma: the operand in registers was written since the last wgmma_fence");
+      check_fence(*lane, a, 16, "issues a wgmma whose operand in registers it wrote after its last wgmma_fence");
       std::copy_n(a, 4, &product.registers[4 * (w * WARP + lane->lane)]);
     }
     const auto* row = block.clocks.of(lane->number);
@@ -293,7 +297,7 @@ Warpgroup& Hopper::warpgroup(Lane& lane, Place place) {
   if (warpgroups.empty()) warpgroups.resize(block.warps.size() / WARPS);
   const std::size_t i = lane.warp->number / WARPS;
   if (i >= warpgroups.size() || block.lanes.size() < (i + 1) * WARPS * WARP) {
-    add_registers(lane, "divergent collective", "wgmma: its warpgroup isn't four whole warps", place);
+    add_registers(lane, "divergent collective", "issues a wgmma, and its warpgroup isn't four whole warps", place);
     block.abort();
   }
   if (warpgroups[i].agent < 0) warpgroups[i].agent = block.clocks.add_agent();
@@ -320,7 +324,7 @@ void Hopper::finish(Warp& warp) {
         value = result;
       });
       if (written && block.launch.sanitize())
-        add_registers(*lane, "wait forgotten", "an accumulator was written while its wgmma was still running", lane->place, &last);
+        add_registers(*lane, "wait forgotten", "wrote an accumulator while its wgmma was still running", lane->place, &last);
       for (auto& operand : registers[lane->number].operands)  // a product may go on with what a product left
         if (operand.at == reinterpret_cast<const char*>(c->at[w][lane->lane]))
           operand.fenced.assign(operand.at, operand.at + operand.bytes);
@@ -344,7 +348,8 @@ void Hopper::leave_products(Lane& lane) {
   const auto& group = warpgroups[lane.warp->number / WARPS];
   const auto& queue = group.queues[lane.warp->number % WARPS];
   if (queue.waited == queue.issued || !block.launch.sanitize()) return;
-  add_registers(lane, "wait forgotten", "the thread ends while wgmma is still running", group.products[queue.waited - group.first].place);
+  add_registers(lane, "wait forgotten", "ends while a wgmma of its warpgroup is still running",
+                group.products[queue.waited - group.first].place);
 }
 
 // A plain access of a thread to its own variables: accumulators that a product still uses are out of reach.
@@ -365,8 +370,8 @@ void Hopper::check_registers(Lane& lane, const char* address, unsigned bytes, bo
 
 using namespace emulator;
 
-static void issue(float* c, int fragments, std::uint64_t a, std::uint64_t b, int add, int b_columns, int element, bool a_in_registers,
-                  Place place) {
+static void issue(float* c, int fragments, std::uint64_t a, std::uint64_t b, int add, int b_columns, int element,
+                  bool a_in_registers, Place place) {
   auto& in = current_lane().operands.in;
   in[0] = reinterpret_cast<std::uint64_t>(c), in[1] = a, in[2] = b;
   in[3] = static_cast<unsigned>(fragments) | (add != 0) << 8 | (b_columns != 0) << 9 | static_cast<unsigned>(element) << 10 |

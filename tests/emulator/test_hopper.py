@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
+from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
 
 pytestmark = pytest.mark.compiler
@@ -73,7 +74,6 @@ def test_boxes_against_numpy(data: st.DataObject) -> None:
 
     expected = memory.copy()
     places = tuple(g[valid] for g in grids)
-    expected[..., : shape[3] * itemsize].reshape(*shape, itemsize)  # a view only if contiguous: written by columns below
     for e in range(itemsize):
         expected[(*places[:3], places[3] * itemsize + e)] ^= 0xFF
     assert np.array_equal(copy, expected)
@@ -95,7 +95,9 @@ def test_boxes_against_numpy(data: st.DataObject) -> None:
     ],
 )  # fmt: skip
 def test_maps_that_no_gpu_takes_are_refused(changed: dict[str, Any], said: str) -> None:
-    given = {"pointer": 4096, "itemsize": 2, "extents": (128, 40), "strides": (256,), "box": (64, 8), "swizzle": 128}
+    given: dict[str, Any] = {
+        "pointer": 4096, "itemsize": 2, "extents": (128, 40), "strides": (256,), "box": (64, 8), "swizzle": 128,
+    }  # fmt: skip
     assert len(tensor_map(**given)) == 128
     with pytest.raises(UsageError, match=said):
         tensor_map(**{**given, **changed})
@@ -103,7 +105,7 @@ def test_maps_that_no_gpu_takes_are_refused(changed: dict[str, Any], said: str) 
 
 # Products
 
-TYPES = {1: np.dtype("f2"), 2: np.dtype(ml_dtypes.bfloat16), 3: np.dtype(ml_dtypes.float8_e4m3fn)}
+TYPES = {1: np.dtype("f2"), 2: numpy_dtype("bfloat16"), 3: np.dtype(ml_dtypes.float8_e4m3fn)}
 
 
 def tile_bytes(x: Array) -> int:
@@ -127,7 +129,15 @@ def test_products_against_numpy(element: int, depth: int, columns: int, across: 
         arena.put(name, x.view(np.uint8))
         arena.buffers[name].read_only = True
     arena.new("c", 64 * columns * 4)
-    macros = {"FL_DTYPE": 1, "EL": element, "DEPTH": depth, "WIDTH": columns, "ACROSS": across, "RS": registers, "KEEP": keep}
+    macros = {
+        "FL_DTYPE": 1,
+        "EL": element,
+        "DEPTH": depth,
+        "WIDTH": columns,
+        "ACROSS": across,
+        "RS": registers,
+        "KEEP": keep,
+    }
     library = build(HERE / "product.cu", [f"-D{k}={v}" for k, v in macros.items()], watch=False)
     pointers = [np.uint64(arena.pointer(name)).tobytes() for name in "abc"]
     ran = library.launch("product", (1,), (128,), pointers, arena, sram=sum(map(tile_bytes, (a, b))), time_limit=20)
@@ -235,7 +245,7 @@ FAULTS = [
     Fault(mechanism="no bytes expected", changes=((EXPECT, "mbarrier_arrive(full(slot));"),), kind="mbarrier",
           says="bytes", at=LOAD_B),
     Fault(mechanism="too few bytes expected", changes=((EXPECT, "mbarrier_arrive_expect(full(slot), 4000);"),),
-          kind="mbarrier", says="more bytes come than were expected", at=WAIT_FULL, right=True),
+          kind="mbarrier", says="more bytes come than it expects", at=WAIT_FULL, right=True),
     Fault(mechanism="too many bytes expected", changes=((EXPECT, "mbarrier_arrive_expect(full(slot), 8192);"),),
           kind="deadlock", says="1 of 1 arrivals and 4096 of 8192 bytes", at=WAIT_FULL),
     Fault(mechanism="another slot is read", changes=((MULTIPLY, MULTIPLY.replace("b(slot)", "b(slot ^ 1)")),),
@@ -250,16 +260,16 @@ FAULTS = [
           at="store_global(c + row * tiles * KEYS + column, make_float2(s[n][2 * half], s[n][2 * half + 1]));", other=MULTIPLY,
           watch=True),
     Fault(mechanism="the product isn't committed", changes=((COMMIT, ""),), kind="wait forgotten",
-          says="the thread ends while wgmma is still running", at=MULTIPLY),
+          says="ends while a wgmma", at=MULTIPLY),
     Fault(mechanism="an accumulator is written too early", changes=((COMMIT, "    s[0][0] = 0;\n" + COMMIT),),
-          kind="wait forgotten", says="written while its wgmma was still running", at="wgmma_wait<0>();", right=True),
-    Fault(mechanism="no wgmma_fence", changes=(("wgmma_fence();", ""),), kind="fence forgotten", says="no wgmma_fence",
+          kind="wait forgotten", says="wrote an accumulator while its wgmma was still running", at="wgmma_wait<0>();", right=True),
+    Fault(mechanism="no wgmma_fence", changes=(("wgmma_fence();", ""),), kind="fence forgotten", says="without a wgmma_fence",
           at=MULTIPLY, right=True),
     Fault(mechanism="the fence comes before the registers are written",
           changes=(("    wgmma_fence();\n", "    wgmma_fence();\n    for (auto& x : s) x[0] = x[1] = x[2] = x[3] = j;\n"),),
-          kind="fence forgotten", says="written since the last wgmma_fence", at=MULTIPLY, right=True),
+          kind="fence forgotten", says="accumulators it wrote after its last wgmma_fence", at=MULTIPLY, right=True),
     Fault(mechanism="the copy engine isn't shown the mbarriers", changes=(("    mbarrier_publish();\n", ""),),
-          kind="proxy fence forgotten", says="wasn't shown this mbarrier", at=LOAD_B, right=True),
+          kind="proxy fence forgotten", says="wasn't shown", at=LOAD_B, right=True),
     Fault(mechanism="no barrier after the mbarriers are made", changes=(("  barrier();\n", ""),), kind="race",
           says="uses an mbarrier that another thread initialised", at="mbarrier_wait(a_full, 0);",
           other="mbarrier_init(a_full, 1);", right=True),
@@ -271,11 +281,13 @@ FAULTS = [
           kind="mbarrier", says="phases of 0 arrivals", at="mbarrier_init(empty(slot), 0);"),
     Fault(mechanism="every lane arrives", changes=((ARRIVE, "mbarrier_arrive(empty(slot));"),), kind="mbarrier",
           says="may miss it", at=WAIT_EMPTY),
-    Fault(mechanism="one warp doesn't arrive", changes=((ARRIVE, "if (lane_id() == 0 && warp_id() != 6) mbarrier_arrive(empty(slot));"),),
+    Fault(mechanism="one warp doesn't arrive",
+          changes=((ARRIVE, "if (lane_id() == 0 && warp_id() != 6) mbarrier_arrive(empty(slot));"),),
           kind="deadlock", says="phase 0 has had 3 of 4 arrivals", at=WAIT_EMPTY),
     Fault(mechanism="an arrival too many", changes=((EXPECT, EXPECT + " mbarrier_arrive(full(slot));"),), kind="mbarrier",
           says="arrives once too often", at="mbarrier_arrive(full(slot));", right=True),
-    Fault(mechanism="a tile off the swizzle's period", changes=(("    mbarrier_publish();", "    mbarrier_publish();"), (LOAD_B, LOAD_B.replace("b(slot).base", "b(slot).base + 128"))),
+    Fault(mechanism="a tile off the swizzle's period",
+          changes=((LOAD_B, LOAD_B.replace("b(slot).base", "b(slot).base + 128")),),
           kind="misaligned", says="multiple of 1024", at="tma_load(b(slot).base + 128"),
     Fault(mechanism="a tile past SRAM's end", changes=((LOAD_B, LOAD_B.replace("b(slot).base", "b(slot + 1).base")),),
           kind="out of bounds", says="writes 16 bytes", at="tma_load(b(slot + 1)"),
@@ -285,12 +297,14 @@ FAULTS = [
     Fault(mechanism="an operand off the swizzle's period",
           changes=((MULTIPLY, MULTIPLY.replace("rows_operand(a, 0, k)", "rows_operand(a, 1, k)")),), kind="misaligned",
           says="1024-byte boundary", at="wgmma_ss("),
-    Fault(mechanism="a warp leaves the product out", changes=(("    wgmma_fence();\n", "    if (warp_id() == 7) return;\n    wgmma_fence();\n"),),
+    Fault(mechanism="a warp leaves the product out",
+          changes=(("    wgmma_fence();\n", "    if (warp_id() == 7) return;\n    wgmma_fence();\n"),),
           kind="deadlock", says="the other warps of its warpgroup", at="wgmma_wait<0>();"),
     Fault(mechanism="warps multiply different tiles", changes=((MULTIPLY, MULTIPLY.replace("b(slot)", "b(warp_id() == 6)")),),
-          kind="divergent collective", says="different products", at="wgmma_ss("),
+          kind="divergent collective", says="issues another wgmma", at="wgmma_ss("),
     Fault(mechanism="a thread stores into an operand without a proxy fence",
-          changes=((WAIT_FULL, WAIT_FULL + " store_shared(b(slot).base + 16 * threadIdx.x % 4096, make_uint4(0, 0, 0, 0)); named_barrier_sync(1, 128);"),),
+          changes=((WAIT_FULL, WAIT_FULL + " store_shared(b(slot).base + 16 * threadIdx.x % 4096, make_uint4(0, 0, 0, 0));"
+                               " named_barrier_sync(1, 128);"),),
           kind="proxy fence forgotten", says="reads what a thread stored", at=MULTIPLY, other="store_shared("),
     Fault(mechanism="a thread stores into an operand while it is read",
           changes=((COMMIT, COMMIT + "    store_shared(a.base + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));\n"),),
@@ -334,7 +348,7 @@ def test_another_swizzle_is_seen_in_the_numbers(tmp_path: Path) -> None:
 def test_without_watching_registers_a_missing_wait_still_shows(tmp_path: Path) -> None:
     ran = ring(tmp_path, [(WAIT, "")])
     assert not ran.right
-    assert any(x.kind == "wait forgotten" and "the thread ends" in x.message for x in ran.launched.findings)
+    assert any(x.kind == "wait forgotten" and "ends while a wgmma" in x.message for x in ran.launched.findings)
 
 
 # Registers and polling
