@@ -124,8 +124,7 @@ bool Hopper::go_on() {
   return any;
 }
 
-bool Hopper::deadlock() {
-  bool any = false;
+void Hopper::deadlock() {
   for (const auto& lane : block.lanes) {
     if (lane->done) continue;
     if (lane->wait == Wait::mbarrier) {
@@ -138,12 +137,8 @@ bool Hopper::deadlock() {
       Finding finding = block.finding("deadlock", lane->place, *lane);
       finding.message = std::string("waits for ever for ") + lane->what;
       block.findings.add(std::move(finding));
-    } else {
-      continue;
     }
-    any = true;
   }
-  return any;
 }
 
 bool Hopper::find_load(unsigned address, unsigned bytes, Lane& lane, std::string& message, Access& issued) const {

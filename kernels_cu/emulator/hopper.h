@@ -134,7 +134,7 @@ struct Hopper {
   std::uint64_t progress = 1;
 
   bool go_on();     // nobody can run: may somebody's wait end without success?
-  bool deadlock();  // says who waits for what for ever; false: nobody for anything here
+  void deadlock();  // says who waits for ever for what is kept here
   void finished(Lane& lane);
   void end();  // of the block
   bool find_load(unsigned address, unsigned bytes, Lane& lane, std::string& message, Access& issued) const;

@@ -393,7 +393,10 @@ void Block::check_barrier(int id) {
 
 // Nobody can run, and some haven't ended. Who waits for whom?
 void Block::diagnose() {
-  if (hopper->deadlock()) return;
+  hopper->deadlock();
+  auto told = [](const Lane& lane) {
+    return lane.done || lane.wait == Wait::mbarrier || lane.wait == Wait::warpgroup || lane.wait == Wait::registers;
+  };
   for (auto& warp : warps)
     for (int i = 0; i < WARP; ++i) {
       const Lane* lane = warp.lanes[i];
@@ -407,7 +410,7 @@ void Block::diagnose() {
         missing |= 1u << j;
         elsewhere = other;
       }
-      if (!missing) continue;
+      if (!missing || told(*elsewhere)) continue;
       Finding found = finding("divergent collective", lane->place, *lane);
       found.message = std::string("waits in ") + lane->what + " for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
       tell_other(found, *elsewhere);
@@ -417,7 +420,8 @@ void Block::diagnose() {
   const Lane* first = nullptr;
   std::string waits;
   for (auto& lane : lanes)
-    if (!lane->done && !first) first = lane.get();
+    if (!told(*lane) && !first) first = lane.get();
+  if (!first) return;
   int at_barrier = 0;
   for (auto& lane : lanes) at_barrier += !lane->done && lane->wait == Wait::barrier;
   Finding found = finding(at_barrier == live ? "barrier" : "deadlock", first->place, *first);

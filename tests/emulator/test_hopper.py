@@ -315,6 +315,12 @@ FAULTS = [
           kind="barrier", says="multiple of a warp", at="named_barrier_sync(1, 112);"),
     Fault(mechanism="a named barrier past the last", changes=((WAIT_FULL, WAIT_FULL + " named_barrier_sync(16, 128);"),),
           kind="barrier", says="barrier 16 of", at="named_barrier_sync(16, 128);"),
+    Fault(mechanism="a named barrier that the producer doesn't come to",
+          changes=((WAIT_FULL, WAIT_FULL + " named_barrier_sync(1, 256);"),), kind="deadlock",
+          says="takes 256 threads, as 128 do", at="named_barrier_sync(1, 256);"),
+    Fault(mechanism="a shuffle that half of a warp doesn't come to",
+          changes=((ARRIVE, "if (lane_id() < 16) s[0][0] = shuffle_xor(s[0][0], 1);\n    warp_barrier();\n    " + ARRIVE),),
+          kind="divergent collective", says="waits in", at="s[0][0] = shuffle_xor(s[0][0], 1);"),
     Fault(mechanism="no map", changes=((LOAD_B, "tma_load(b(slot).base, TensorMap{}, 0, 0, 0, 0, full(slot), EVICT_LAST);"),),
           kind="tensor map", says="no tensor map", at="tma_load(b(slot)"),
 ]  # fmt: skip
