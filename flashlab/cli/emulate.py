@@ -14,14 +14,15 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions, RunOptions
-from simulator.errors import UsageError
+from simulator import catalogue
+from simulator.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from flashlab.emulator import Launched
 
 _FILE = "A .cu file"
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d, x]+)\](?::(\w+))?$")
+_ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+))?$")
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +83,8 @@ def emulate(
                 target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json
             )
         return
+    if stands_for is None and target not in catalogue.CATALOGUE:
+        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
     given: dict[str, Any] = {
         "--kernel": kernel, "--grid": grid, "--block": block, "--sram": sram or None, "--arg": arg, "--define": define,
         "--out": out,

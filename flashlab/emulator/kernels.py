@@ -38,7 +38,7 @@ class EmulationError(RuntimeError):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Emulation:
     """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
 
@@ -49,6 +49,8 @@ class Emulation:
     >>> run = fl.emulate(*fl.random_inputs(p), algorithm="standard")
     >>> [launch.kernel for launch in run.launches], run.complaints()
     (['standard_scores', 'standard_softmax', 'standard_output'], [])
+    >>> run
+    standard on h100: passed
     """
 
     out: Array
@@ -78,6 +80,11 @@ class Emulation:
         """Everything that is wrong, a line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
         return [*map(str, self.findings), *left, *self.differences]
+
+    def __repr__(self) -> str:
+        found = self.complaints()
+        verdict = f"{len(found)} complaint{'s' if len(found) > 1 else ''}" if found else "passed"
+        return "\n".join([f"{self.counts.algorithm} on {self.counts.device.name}: {verdict}", *found])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""

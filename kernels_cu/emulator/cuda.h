@@ -254,15 +254,21 @@ void call(void (*kernel)(Parameters...)) {
   call(kernel, std::index_sequence_for<Parameters...>{});
 }
 
-// One letter and the size for each parameter: p pointer, c pointer to const, i u integers, f float, s something else.
+// For each parameter two letters, how it is passed (p pointer, c pointer to const, v value) and what it is or points to (i u
+// integers, f float, s something else), and the size of that (0: not known here).
+template <class T, class = void> struct Size { static constexpr unsigned value = 0; };
+template <class T> struct Size<T, std::enable_if_t<(!std::is_void_v<T> && sizeof(T) > 0)>> { static constexpr unsigned value = sizeof(T); };
 template <class T>
-constexpr char letter() {
-  return std::is_pointer_v<T> ? (std::is_const_v<std::remove_pointer_t<T>> ? 'c' : 'p') : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
+void describe_one(char* letters, unsigned* size) {
+  using Element = std::remove_pointer_t<T>;
+  letters[0] = !std::is_pointer_v<T> ? 'v' : std::is_const_v<Element> ? 'c' : 'p';
+  letters[1] = std::is_integral_v<Element> ? (std::is_signed_v<Element> ? 'i' : 'u') : std::is_floating_point_v<Element> ? 'f' : 's';
+  *size = Size<Element>::value;
 }
 template <class... Parameters>
 int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) {
   int n = 0;
-  ((n < most ? void((letters[n] = letter<Parameters>(), sizes[n] = sizeof(Parameters))) : void(), ++n), ...);
+  ((n < most ? describe_one<Parameters>(letters + 2 * n, sizes + n) : void(), ++n), ...);
   return n;
 }
 }  // namespace emulator

@@ -259,6 +259,8 @@ def test_what_is_not_written_fails(source: str) -> None:
         ("--kernel put --arg out=", "--arg out = ''"),
         ("--kernel put --arg out=int32[1] --arg out=int32[2]", "expected out once"),
         ("--kernel put --arg out=int33[1]", "--arg out = 'int33[1]': expected a number"),
+        ("--kernel put --arg out=float[1]", "--arg out = 'float[1]': expected a number"),
+        ("--kernel put --arg out=float32[1]", "out = 'array of float32': expected int32"),
         ("--kernel put --arg out=int32[a]", "--arg out = 'int32[a]'"),
         ("--kernel put --arg out=int32[,]", "--arg out = 'int32[,]'"),
         ("--kernel put --arg out=int32[1]:ones", "with :zeros or :out behind it"),

@@ -222,6 +222,21 @@ def test_extents_reach_the_kernel(folder: Path) -> None:
     assert np.array_equal(done.arrays["x"], 100 * np.arange(24)[:, None] + np.arange(30))
 
 
+def test_elements_are_what_the_kernel_reads(folder: Path) -> None:
+    """Vectors and halves are made of an array's elements, chars and void of anything."""
+    text = """
+    #include <cuda_fp16.h>
+    __global__ void take(float4* a, half2* b, unsigned char* c, void* d, unsigned* e, bool* f) {
+      a[0].y = 1, b[0].x = __float2half(1), c[7] = 1, static_cast<int*>(d)[0] = 1, e[0] = 1, f[0] = true;
+    }
+    """
+    kinds = {"a": "f4", "b": "f2", "c": "f8", "d": "i4", "e": "i4", "f": "?"}
+    path, arrays = written(folder, "take", text), {name: np.zeros(4, kind) for name, kind in kinds.items()}
+    assert run(path, arrays, grid=1, block=1).passed
+    assert "b = 'array of float64'" in refused(path, arrays | {"b": np.zeros(4)}, grid=1, block=1)
+    assert "e = 'array of int64': expected uint32" in refused(path, arrays | {"e": np.zeros(4, int)}, grid=1, block=1)
+
+
 # Numbers of every type
 
 
@@ -273,6 +288,10 @@ def test_numbers_arrive_as_they_are(folder: Path, drawn: dict[str, Any]) -> None
         ("x", fl.Empty((1000,)), "expected an array with values: the kernel only reads it"),
         ("x", np.array([object()]), "x = 'array of object'"),
         ("x", X.astype(">f4"), "in this machine's order of bytes"),
+        ("x", X.astype("f8"), "x = 'array of float64': expected float32, as the kernel has it"),
+        ("x", X.astype("i4"), "x = 'array of int32': expected float32"),
+        ("x", X.astype("f2"), "x = 'array of float16': expected float32"),
+        ("y", fl.Empty((1000,), "float64"), "y = 'array of float64': expected float32"),
     ],
 )
 def test_values_that_a_parameter_cannot_hold(scale: Path, name: str, value: Any, line: str) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
@@ -166,6 +168,25 @@ def test_a_stale_notebook_of_each_kind_is_found(kind: str):
 )  # fmt: skip
 def test_what_differs_by_rounding_or_by_pixels_is_no_difference(fresh: NotebookNode):
     assert list(lessons.differences(notebook(), fresh)) == []
+
+
+@given(st.text())
+def test_a_text_equals_itself(text: str):
+    assert lessons.unequal(text, text) is None
+
+
+@given(st.floats(0.01, 1e6), st.floats(-0.1, 0.1))
+def test_floats_are_told_apart_beyond_a_thousandth(n: float, change: float):
+    a, b = f"x = {n:.8e} s", f"x = {n * (1 + change):.8e} s"
+    if abs(change) > 1.1e-3:
+        assert lessons.unequal(a, b)
+    elif abs(change) < 0.9e-3:
+        assert lessons.unequal(a, b) is None
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-3, 3))
+def test_integers_are_compared_exactly(n: int, change: int):
+    assert (lessons.unequal(f"{n:,} bytes", f"{n + change:,} bytes") is None) == (change == 0)
 
 
 @pytest.mark.parametrize(
