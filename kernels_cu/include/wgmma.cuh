@@ -177,6 +177,7 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
   }
 
 WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36)
+WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52)
 WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68)
 WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132)
 
