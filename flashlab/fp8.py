@@ -31,10 +31,10 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
 
 
-def tile_of(head_dim: int) -> Tile:
-    """The kernel's tile: rows of Q and keys that share a scale. Where the softmax binds, three warpgroups a block share an
-    SM's registers; at head dim 256 there is room for two."""
-    return Tile(192, 96) if head_dim <= 128 else Tile(128, 128)
+def tile_of(head_dim: int, length: int) -> Tile:
+    """The kernel's tile for `length` keys: rows of Q and keys that share a scale. Up to head dim 128 the softmax binds, and three
+    warpgroups a block get through more of it than two, if the sequence is long enough for their tile."""
+    return Tile(192, 96) if head_dim <= 128 and length > 4096 else Tile(128, 128)
 
 
 KEYS = np.array([2 * (slot // 4) + slot % 2 + 8 * (slot % 4 // 2) for slot in range(16)])
@@ -77,7 +77,7 @@ def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool 
     if rotate:
         turn = rotation(q.shape[-1]).astype(np.float32)
         q, k = q @ turn, k @ turn
-    tile = tile_of(q.shape[-1])
+    tile = tile_of(q.shape[-1], k.shape[2])
     q8, q_scale = _quantized(q, tile.rows, blocks)
     k8, k_scale = _quantized(k, tile.cols, blocks)
     v8, v_scale = _quantized(v, max(1, v.shape[2]), blocks)
@@ -158,7 +158,7 @@ def _padded_dim(p: Problem) -> int:
 
 
 def _config(p: Problem) -> Config:
-    device, tile = gpu.current_device(), tile_of(p.head_dim)
+    device, tile = gpu.current_device(), tile_of(p.head_dim, p.kv_length)
     config = configure(p, device, Tile(tile.rows, 64))  # as many keys as fit in 16 bit: the rest doesn't depend on them
     return replace(config, tile=tile, heads_together=heads_that_share_the_l2(p, device))
 
@@ -256,7 +256,7 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
         plain = [x.to(torch.bfloat16) for x in full]
         eight = [x.to(torch.float8_e4m3fn) for x in full]
         eight[2] = eight[2].view(torch.uint8).transpose(-1, -2).contiguous()
-        tile = tile_of(p.head_dim)
+        tile = tile_of(p.head_dim, p.kv_length)
         ones = {"q_scale": p.row_tiles(tile) * p.heads * p.batch, "k_scale": p.key_tiles(tile) * p.heads * p.batch,
                 "v_scale": p.heads * p.batch}  # fmt: skip
         arrays = dict(zip("qkv", eight, strict=True)) | {name: torch.ones(n, device="cuda") for name, n in ones.items()}

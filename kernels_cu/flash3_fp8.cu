@@ -23,6 +23,7 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr bool TURNS = CONSUMERS == 3;  // two don't gain by it
 // The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
 struct Agenda {
   const Shape& shape;
@@ -88,6 +89,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
   Agenda agenda{shape};
   Work work;
   const int consumer = warpgroup_id() - 1;
+  const Turns turns(consumer);
   Softmax softmax(shape);
   const float scale = softmax.c;
   unsigned p[P_REGISTERS][4], q_parity = 0;
@@ -136,6 +138,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         // step: load_k
         const float next_scale = key_scale(j);
         mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+        if constexpr (TURNS) turns.take();
 
         // step: scores
         settle(s);
@@ -150,6 +153,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         // step: output (of the tile before, in the background)
         wgmma_fence();
         multiply_pv(o, p, sram.v(v_ring.slot));
+        if constexpr (TURNS) turns.pass();
         wgmma_wait<1>();  // S
         settle(s);
         release(sram.k_empty(k_ring.slot));
