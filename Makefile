@@ -57,7 +57,7 @@ browser:
 
 lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --output-file requirements/demo.txt
-	$(COMPILE) pyproject.toml requirements/demo.in requirements/test.in --output-file requirements/test.txt
+	$(COMPILE) pyproject.toml requirements/demo.in requirements/test.in --extra docs --output-file requirements/test.txt
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:

@@ -51,6 +51,7 @@ flash1(const Tensor q, const Tensor k, const Tensor v, const Tensor o, float* l,
   for (int row = warp; row < shape.len_q; row += WARPS)
     for (int column = 4 * lane_id(); column < o_columns; column += 128)
       store_global(row_address(o, batch, head, row) + column * 4, make_float4(0, 0, 0, 0));
+#pragma unroll 1  // else a warp stores in two parts where its lanes have different numbers of rows: more sectors
   for (int row = threadIdx.x; row < shape.len_q; row += THREADS) {
     store_global(l + statistics + row, 0.f);
     store_global(m + statistics + row, -INF);

@@ -70,6 +70,7 @@ standard_scores(const Tensor q, const Tensor k, const Tensor s, const Shape shap
     // step: store_s
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      lanes_meet();
       char* s_row = row_address(s, batch, head, row + 8 * half);
 #pragma unroll
       for (int n = 0; n < BC / 8; ++n) {

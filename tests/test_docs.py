@@ -2,9 +2,12 @@
 
 On a page, blocks run in order and share one namespace and one folder. What is fenced as
 
-- `python` runs: as a doctest where it has prompts, else as it stands; below `<!-- file: NAME -->` it is also that file;
-- `console` has lines `$ flashlab …` and what they print, where `...` stands for anything;
-- `python gpu` and `console gpu` need a GPU; any other language is not run.
+- `python` runs: as a doctest where it has prompts, else as it stands;
+- `console` has lines `$ flashlab …` and what they print, where `...` stands for anything; with `console fails` they must exit
+  with status 1;
+- what has `gpu` or `compiler` behind the language needs one; any other language is not run.
+
+A block below `<!-- file: NAME -->` is also that file.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+from tests.conftest import NEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -42,9 +46,13 @@ MODULES = sorted(
     for module in [package.__spec__, *pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     if not module.name.endswith("__main__")
 )
+COMPILED = {"flashlab.emulator.files", "flashlab.emulator.kernels"}
+"""Their examples need a C++ compiler."""
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.compiler if name in COMPILED else ()) for name in MODULES]
+)
 def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
@@ -65,8 +73,8 @@ class Code:
     file: str | None
 
     @property
-    def needs_gpu(self) -> bool:
-        return self.language.endswith(" gpu")
+    def needs(self) -> set[str]:
+        return {"gpu", "compiler"} & set(self.language.split())
 
 
 def blocks(page: Path) -> list[Code]:
@@ -78,8 +86,6 @@ def blocks(page: Path) -> list[Code]:
 
 
 def run_python(code: Code, page: Path, names: dict[str, Any]) -> None:
-    if code.file:
-        Path(code.file).write_text(code.text, encoding="utf-8")
     if ">>>" in code.text:
         test = doctest.DocTestParser().get_doctest(code.text, names, page.name, str(page), code.line)
         report = io.StringIO()
@@ -104,7 +110,7 @@ def run_console(code: Code, page: Path) -> None:
         words = [sys.executable, "-m", "flashlab", *words]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, **terminal})
         printed = done.stdout + done.stderr
-        assert done.returncode == 0, f"$ {command}\n{printed}"
+        assert done.returncode == ("fails" in code.language.split()), f"$ {command}\n{printed}"
         if wanted.strip() and not doctest.OutputChecker().check_output(wanted, printed, FLAGS):
             pytest.fail(f"{page.name}:{code.line}: $ {command}\nprints\n{printed}\nnot\n{wanted}", pytrace=False)
 
@@ -115,10 +121,12 @@ def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
 
 
-def run_page(page: Path, *, gpu: bool) -> None:
+def run_page(page: Path, *have: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for code in blocks(page):
-        if code.needs_gpu and not gpu:
+        if code.file:
+            Path(code.file).write_text(code.text, encoding="utf-8")
+        if not code.needs <= set(have):
             continue
         if code.language.startswith("python"):
             with contextlib.redirect_stdout(io.StringIO()):
@@ -130,14 +138,14 @@ def run_page(page: Path, *, gpu: bool) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch)
-    run_page(page, gpu=False)
+    run_page(page, *([] if NEEDS["compiler"]() else ["compiler"]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", GPU_PAGES, ids=lambda page: page.name)
 def test_page_on_a_gpu(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch)
-    run_page(page, gpu=True)
+    run_page(page, "gpu", "compiler")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

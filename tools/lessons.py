@@ -95,20 +95,27 @@ def exercise(this: Exercise) -> Iterator[NotebookNode]:
 
 
 def run(notebook: NotebookNode) -> NotebookNode:
-    """Execute a notebook in place, in a folder and with a home of its own. Raises on a cell that fails or complains."""
-    with tempfile.TemporaryDirectory(prefix="lesson-") as folder:
-        quiet = {"FLASHLAB_HOME": folder, "FLASHLAB_STATIC": "1", "IPYTHONDIR": folder, "PYTHONPATH": str(ROOT),
-                 "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg", "JUPYTER_PLATFORM_DIRS": "1",
-                 "PYDEVD_DISABLE_FILE_VALIDATION": "1"}  # fmt: skip
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False,
-                                resources={"metadata": {"path": folder}})  # fmt: skip
-        client.execute(env=os.environ | quiet)
+    """Execute a notebook in place, as it is committed. Raises on a cell that fails or complains."""
+    execute(notebook, static=True)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell["outputs"] = steady(cell.outputs)
     if problems := list(complaints(notebook)):
         raise SystemExit("\n".join(problems))
     return notebook
+
+
+def execute(notebook: NotebookNode, *, static: bool) -> None:
+    """Run all cells, in a folder and with a home of their own; `static` has pictures in place of sliders and players."""
+    with tempfile.TemporaryDirectory(prefix="lesson-") as folder:
+        environment = {
+            "FLASHLAB_HOME": folder, "FLASHLAB_STATIC": "1" if static else "", "IPYTHONDIR": folder, "PYTHONPATH": str(ROOT),
+            "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg", "JUPYTER_PLATFORM_DIRS": "1",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        }  # fmt: skip
+        client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False,
+                                resources={"metadata": {"path": folder}})  # fmt: skip
+        client.execute(env=os.environ | environment)
 
 
 def steady(outputs: list[NotebookNode]) -> list[NotebookNode]:

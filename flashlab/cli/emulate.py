@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -13,14 +14,15 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions, RunOptions
-from simulator.errors import UsageError
+from simulator import catalogue
+from simulator.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from flashlab.emulator import Launched
 
 _FILE = "A .cu file"
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d, x]+)\](?::(\w+))?$")
+_ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+))?$")
 
 
 def register(app: typer.Typer) -> None:
@@ -70,8 +72,7 @@ def emulate(
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. No GPU needed, but a C++ compiler."""
     if target.endswith(".cu") and stands_for is None:
-        problem.refuse_shape()
-        _refuse_without_meaning(run)
+        _refuse_without_meaning(problem, run)
         sizes = {"--grid": grid, "--block": block}
         for name, value in sizes.items():
             if value is None:
@@ -82,6 +83,8 @@ def emulate(
                 target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json
             )
         return
+    if stands_for is None and target not in catalogue.CATALOGUE:
+        raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
     given: dict[str, Any] = {
         "--kernel": kernel, "--grid": grid, "--block": block, "--sram": sram or None, "--arg": arg, "--define": define,
         "--out": out,
@@ -105,9 +108,11 @@ def _compiling() -> Generator[None]:
         raise typer.Exit(2) from None
 
 
-def _refuse_without_meaning(run: RunOptions) -> None:
-    if run.tile is not None or run.lse:
-        raise UsageError("--tile, --lse", run.tile or "given", "nothing: they are for an algorithm")
+def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
+    given: dict[str, Any] = {**asdict(problem), "tile": run.tile, "lse": run.lse or None}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')}", value, "nothing: it is for an algorithm, or with --as")
 
 
 def _run_algorithm(

@@ -22,7 +22,7 @@ from pathlib import Path
 import kernels_cu
 from flashlab.compiler import cache_dir
 from flashlab.emulator.library import Library, load
-from flashlab.emulator.places import calls_of, lines_of, run
+from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
 from simulator.errors import Unavailable, UsageError, unknown
 
@@ -35,12 +35,14 @@ _FLAGS = (
     # a call must stay where its line is: places in the code lead back to lines of the source
     "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
 )  # fmt: skip
+_GCC = ("-fno-extern-tls-init",)  # shared memory needs no initialisation at its first use; a template's would crash
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
     # zero, and for every basic block, so that a loop without end is noticed
     "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
+    "-fno-finite-loops",  # one without end stays one
 )  # fmt: skip
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -72,8 +74,9 @@ def build(
     for name in names:
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
-    options = (*_FLAGS, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
-    key = "\0".join((_digest_of_sources(), *headers.values()))
+    own = () if "clang" in _compiler()[1] else _GCC
+    options = (*_FLAGS, *own, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
+    key = "\0".join((_digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir()), *headers.values()))
     return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
 
 
@@ -85,6 +88,7 @@ def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str
     ]
     folder = cache_dir() / "emulator" / key
     if not (folder / "sites.json").is_file():
+        check_tools()
         _check_writable(folder.parent)
         _make(folder, path, text, options, entries)
     return load(folder, str(path), entries)
@@ -176,7 +180,7 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
 def _runtime() -> list[Path]:
     """The objects of the runtime, the same for every kernel."""
     sources = sorted(kernels_cu.emulator_dir().glob("*.cpp"))
-    key = hashlib.sha256((_compiler()[1] + _digest_of_sources()).encode()).hexdigest()[:32]
+    key = hashlib.sha256((_compiler()[1] + _digest_of_sources(kernels_cu.emulator_dir())).encode()).hexdigest()[:32]
     folder = cache_dir() / "emulator" / f"runtime-{key}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, ThreadPoolExecutor() as pool:
@@ -191,8 +195,8 @@ def _runtime() -> list[Path]:
     return [folder / f"{source.stem}.o" for source in sources]
 
 
-def _digest_of_sources() -> str:
-    files = sorted([*kernels_cu.emulator_dir().iterdir(), *kernels_cu.include_dir().iterdir()])
+def _digest_of_sources(*folders: Path) -> str:
+    files = [file for folder in folders for file in sorted(folder.iterdir())]
     stamps = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
     return _digest_of(stamps)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from flashlab.emulator.build import build
-from flashlab.emulator.library import Arena, Launched, Library
+from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import kernels_of
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
@@ -55,11 +55,19 @@ class Empty:
         return int(np.prod(self.shape, dtype=np.int64)) * numpy_dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FileRun:
     """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
 
     `unwritten`: bytes of `Empty` arrays that no thread wrote.
+
+    >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
+    >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
+    >>> run.passed, run.complaints()
+    (False, ['y: 128 bytes were never written'])
+    >>> run
+    half: 1 finding
+    y: 128 bytes were never written
     """
 
     arrays: dict[str, Array]
@@ -75,6 +83,11 @@ class FileRun:
         """Everything that is wrong, a line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
         return [*map(str, self.launched.findings), *left]
+
+    def __repr__(self) -> str:
+        found = self.complaints()
+        verdict = f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "passed"
+        return "\n".join([f"{self.launched.kernel}: {verdict}", *found])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""
@@ -95,8 +108,11 @@ def emulate_file(
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
-    >>> source = Path("/tmp/double.cu")                                            # doctest: +SKIP
-    >>> run = emulate_file(source, {"x": np.ones(64, "f4"), "n": 64}, grid=1, block=64)  # doctest: +SKIP
+    >>> source = "__global__ void twice(const float* x, float* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }"
+    >>> _ = Path("twice.cu").write_text(source)
+    >>> run = emulate_file("twice.cu", {"x": np.ones(64, "f4"), "y": Empty((64,))}, grid=1, block=64)
+    >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
+    (True, 128.0, 256)
     """
     path = Path(path)
     where = Device.named(device)
@@ -168,10 +184,11 @@ def _only(kernels: Sequence[str], path: Path) -> str:
 
 def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -> tuple[int, int, int]:
     """Three numbers from one, two or three."""
-    parts = (given,) if isinstance(given, int) else tuple(given)
-    if not 1 <= len(parts) <= 3 or any(type(n) is not int or n < 1 for n in parts):
+    parts: tuple[object, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
+    sizes = [n for n in parts if type(n) is int and n >= 1]
+    if not 1 <= len(parts) <= 3 or len(sizes) != len(parts):
         raise UsageError(name, given, "one to three whole numbers of at least 1")
-    x, y, z = (*parts, 1, 1)[:3]
+    x, y, z = (*sizes, 1, 1)[:3]
     if x > most[0] or y > most[1] or z > most[2]:
         raise UsageError(name, given, f"at most {most[0]:,} × {most[1]:,} × {most[2]:,}")
     return x, y, z
@@ -189,34 +206,55 @@ def _given(
             raise unknown("argument", name, names)
     if missing := [name for name in names if name not in arguments]:
         raise UsageError("arguments", ", ".join(arguments) or "none", f"also {', '.join(missing)}, as {kernel} has")
-    return [_bytes(arena, name, arguments[name], *kind) for name, kind in zip(names, wanted, strict=True)]
+    return [_bytes(arena, name, arguments[name], wish) for name, wish in zip(names, wanted, strict=True)]
 
 
-def _bytes(arena: Arena, name: str, value: Any, letter: str, size: int) -> bytes:
-    if letter in "pc":
+def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
+    if wanted.passed != "v":
         if value is None:
             return np.uint64(0).tobytes()
         if isinstance(value, Empty):
-            if letter == "c":
+            if wanted.passed == "c":
                 raise UsageError(name, value, "an array with values: the kernel only reads it")
+            _check_elements(name, numpy_dtype(value.dtype), wanted)
             arena.put(name, np.empty(value.shape, numpy_dtype(value.dtype)), written=False)
         elif isinstance(value, np.ndarray):
             given_array = cast("Array", value)
             if given_array.dtype.hasobject or not given_array.dtype.isnative:
                 raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's order of bytes")
+            _check_elements(name, given_array.dtype, wanted)
             arena.put(name, given_array)
-            arena.buffers[name].read_only = letter == "c"
+            arena.buffers[name].read_only = wanted.passed == "c"
         else:
             raise UsageError(name, value, "a NumPy array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
-    if letter == "s":
+    if wanted.kind == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):
-            raise UsageError(name, value, f"a struct's {size} bytes: bytes, or a structured NumPy scalar")
+            raise UsageError(name, value, f"a struct's {wanted.size} bytes: bytes, or a structured NumPy scalar")
         given = value if isinstance(value, bytes) else cast("Array", value).tobytes()
-        if len(given) != size:
-            raise UsageError(name, f"{len(given)} bytes", f"{size}, the size of the parameter")
+        if len(given) != wanted.size:
+            raise UsageError(name, f"{len(given)} bytes", f"{wanted.size}, the size of the parameter")
         return given
-    return _number(name, value, letter, np.dtype(_NUMBERS[letter, size]))
+    return _number(name, value, wanted.kind, np.dtype(_NUMBERS[wanted.kind, wanted.size]))
+
+
+def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
+    """A float64 array behind a float* would be misread. What is no number in C++ (half, float4, a struct) may be made of
+    several elements, and chars of anything."""
+    if wanted.size == 0 or (wanted.kind in "iu" and wanted.size == 1):
+        return
+    if wanted.kind == "s":
+        if not dtype.itemsize or wanted.size % dtype.itemsize:
+            raise UsageError(
+                name, f"array of {dtype}", f"elements that {wanted.size} bytes, as the kernel has it, consist of"
+            )
+        return
+    same_kind = dtype.kind == "f" if wanted.kind == "f" else dtype.kind in "iub"
+    if not same_kind or dtype.itemsize != wanted.size:
+        wish = np.dtype(f"{wanted.kind}{wanted.size}")
+        raise UsageError(
+            name, f"array of {dtype}", f"{wish}, as the kernel has it (.astype changes, .view reinterprets)"
+        )
 
 
 def _number(name: str, value: Any, letter: str, kind: np.dtype[Any]) -> bytes:

@@ -28,14 +28,28 @@ __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
 
 class EmulationError(RuntimeError):
-    """A kernel misused the machine; the message has a line for each finding."""
+    """A kernel misused the machine; the message has a line for each finding.
+
+    >>> raise EmulationError("mine.cu:7, step scores: race: thread 32 of block 0 reads what another thread wrote, …")
+    Traceback (most recent call last):
+        ...
+    flashlab.emulator.kernels.EmulationError: mine.cu:7, step scores: race: thread 32 of block 0 reads what another ...
+    """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Emulation:
     """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
+    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="standard")
+    >>> [launch.kernel for launch in run.launches], run.complaints()
+    (['standard_scores', 'standard_softmax', 'standard_output'], [])
+    >>> run
+    standard on h100: passed
     """
 
     out: Array
@@ -65,6 +79,11 @@ class Emulation:
         """Everything that is wrong, a line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
         return [*map(str, self.findings), *left, *self.differences]
+
+    def __repr__(self) -> str:
+        found = self.complaints()
+        verdict = f"{len(found)} complaint{'s' if len(found) > 1 else ''}" if found else "passed"
+        return "\n".join([f"{self.counts.algorithm} on {self.counts.device.name}: {verdict}", *found])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""

@@ -17,7 +17,7 @@ import numpy as np
 from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "load"]
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "load"]
 
 
 class Line(NamedTuple):
@@ -210,6 +210,15 @@ class _Launch(ctypes.Structure):
     )  # fmt: skip
 
 
+class Parameter(NamedTuple):
+    """How a parameter is passed (v by value, p by pointer, c by pointer to const), what it is or points to (i, u integers, f
+    floats, s anything else), and the bytes of one (0: unknown, as of void)."""
+
+    passed: str
+    kind: str
+    size: int
+
+
 @dataclass
 class Library:
     """A built source: its kernels, and which line each place in the machine code belongs to."""
@@ -220,12 +229,12 @@ class Library:
     source: str
     _dll: Any = field(repr=False, default=None)
 
-    def parameters(self, entry: str) -> list[tuple[str, int]]:
-        """A letter and the size in bytes of each parameter: p a pointer, c one to const, i or u an integer, f a float, s a
-        struct."""
-        letters, sizes = ctypes.create_string_buffer(64), (ctypes.c_uint * 64)()
+    def parameters(self, entry: str) -> list[Parameter]:
+        """What each parameter of a kernel is."""
+        letters, sizes = ctypes.create_string_buffer(128), (ctypes.c_uint * 64)()
         n = getattr(self._dll, f"emu_parameters_{self._index(entry)}")(letters, sizes, 64)
-        return [(letters.raw[i : i + 1].decode(), sizes[i]) for i in range(n)]
+        words = letters.raw.decode()
+        return [Parameter(words[2 * i], words[2 * i + 1], sizes[i]) for i in range(n)]
 
     def launch(
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,

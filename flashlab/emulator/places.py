@@ -11,8 +11,9 @@ from pathlib import Path
 import kernels_cu
 from simulator.errors import Unavailable
 
-__all__ = ["calls_of", "lines_of", "run"]
+__all__ = ["calls_of", "check_tools", "lines_of", "run"]
 
+_TOOLS = ("addr2line", "c++filt", "nm", "objdump", "readelf")
 _CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
 _DISCRIMINATOR = re.compile(r" \(discriminator \d+\)$")
 _ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
@@ -48,8 +49,14 @@ def lines_of(library: Path, returns: Sequence[int]) -> list[list[tuple[str, int]
     return chains
 
 
+def check_tools() -> None:
+    """Raise `Unavailable` if a tool is missing, before anything is built."""
+    if missing := [tool for tool in _TOOLS if not shutil.which(tool)]:
+        raise Unavailable(
+            f"no {', '.join(missing)}, which the emulator needs: apt install binutils, or your system's way"
+        )
+
+
 def run(command: Sequence[str], stdin: str = "") -> str:
     """What a tool prints."""
-    if not shutil.which(command[0]):
-        raise Unavailable(f"no {command[0]}, which the emulator needs: it comes with the package binutils")
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout

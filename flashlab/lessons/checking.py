@@ -37,6 +37,8 @@ from simulator.errors import unknown
 
 SECONDS = 20.0
 """How long a program may take for all its problems together; a correct one takes about one."""
+START, GRACE = 120.0, 10.0
+"""How long Python may take to start, and to say where a program hangs."""
 FLOOD = 100_000
 """Bytes that it may print."""
 SHOWN = 2_000
@@ -47,7 +49,8 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     """Check a tile program, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
 
     The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew. Its
-    numbers must be right, and its bytes must equal the budget, tensor by tensor.
+    numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
+    cuts; it is no sandbox for strangers' code, which runs with your rights.
 
     >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
     >>> import flashlab as fl
@@ -133,13 +136,18 @@ def _run(folder: Path, seconds: float) -> Outcome:
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
             start_new_session=os.name != "nt",
         )  # fmt: skip
-    kind, deadline = "done", time.monotonic() + seconds
+    kind, started, end = "done", False, time.monotonic() + START
+    ready, where = folder / "ready", folder / "where.txt"
     try:
         while child.poll() is None:
+            now = time.monotonic()
+            if not started and ready.exists():  # on a busy machine Python takes its time to start: that is not counted
+                started, end = True, now + seconds
             if printed.stat().st_size > FLOOD:
                 kind = "flood"
                 break
-            if time.monotonic() > deadline:
+            # when its time is up, the child writes down which line it is in
+            if now > end + GRACE or (started and now > end and where.stat().st_size):
                 kind = "hang"
                 break
             time.sleep(0.01)
@@ -187,11 +195,16 @@ def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> 
     return pickle.dumps(job)
 
 
+def fresh() -> random.Random:
+    """Where a check's problems are drawn from: anew each time."""
+    return random.Random()
+
+
 # -- the judge ----------------------------------------------------------------------------------------------------
 
 
 def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
-    cases = exercise.cases(random.Random())
+    cases = exercise.cases(fresh())
     file = program.body.__code__.co_filename
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -26,14 +26,14 @@ MEMORY = 4 << 30
 """Bytes of address space; more is a `MemoryError`. Where the system knows such a limit: Linux."""
 DISK = 256 << 20
 """Bytes of any one file."""
-HEADROOM = 0.5
-"""Seconds before the end at which the line that a hanging program is in gets written down."""
 
 
 def main(folder: Path, seconds: float) -> None:
     _limit()
+    np.seterr(all="ignore")  # a division by zero shows in the numbers; a warning would name the library's lines
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
-        faulthandler.dump_traceback_later(max(0.1, seconds - HEADROOM), file=where)
+        (folder / "ready").touch()  # from here on its time counts
+        faulthandler.dump_traceback_later(seconds, file=where)
         job: dict[str, Any] = pickle.loads(
             (folder / "job.pickle").read_bytes()
         )  # the parent's own, of this very moment

@@ -5,10 +5,13 @@ A figure is drawn from a table and goes along with it, so that what a notebook s
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -57,7 +60,8 @@ def lines(
     x: Mapping[str, Sequence[float]], y: Mapping[str, Sequence[float | None]], *, title: str = "", of: str = "",
     log: bool = True, nbytes: bool = False,
 ) -> Shown:  # fmt: skip
-    """One line for each series of `y` over the one series of `x`; None leaves a gap. `of` names the y axis.
+    """One line for each series of `y` over the one series of `x`; None leaves a gap. `of` names the y axis
+    (where there is one series only, its name does).
 
     >>> print(lines({"tokens": [1, 2]}, {"bytes": [4, 16]}))
     tokens  bytes
@@ -78,7 +82,7 @@ def lines(
         ax.yaxis.set_major_formatter(_ticks(units.nbytes))
     elif nbytes:
         _byte_ticks(ax.yaxis, max(n for ys in y.values() for n in ys if n is not None))
-    ax.set(xlabel=name, ylabel=of, title=title)
+    ax.set(xlabel=name, ylabel=of or (next(iter(y)) if len(y) == 1 else ""), title=title)
     ax.grid()
     if len(y) > 1:
         ax.legend()
@@ -138,6 +142,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(_ticks(units.count))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="FLOPs per byte moved", ylabel="attainable FLOP/s", title=f"{device.title}, {dtype}")
     ax.grid()
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9)
@@ -145,7 +150,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
 
 
 def explore(show: Callable[..., Any], **choices: Sequence[Any]) -> Any:
-    """Sliders over the choices, which call `show(name=value, …)` and show what it returns; they begin in the middle.
+    """Sliders over the choices, which call `show(name=value, …)` and show what it prints and returns; they begin in the middle.
 
     Without ipywidgets, or where a page is being made (FLASHLAB_STATIC is set), what the middle looks like.
     """
@@ -164,8 +169,29 @@ def explore(show: Callable[..., Any], **choices: Sequence[Any]) -> Any:
         name: ipywidgets.SelectionSlider(options=list(values), value=start[name], description=name, continuous_update=False)
         for name, values in choices.items()
     }  # fmt: skip
-    shown: Any = ipywidgets.interactive(show, **sliders)
-    return shown
+    page: Any = ipywidgets.HTML()  # not Output, which stays empty under some versions of the kernel
+
+    def update(_: Any = None) -> None:
+        page.value = _html(show, {name: slider.value for name, slider in sliders.items()})
+
+    for slider in sliders.values():
+        slider.observe(update, names="value")
+    update()
+    return ipywidgets.VBox([*sliders.values(), page])
+
+
+def _html(show: Callable[..., Any], values: Mapping[str, Any]) -> str:
+    """What a call prints and returns: a figure with its table folded below, anything else as text."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        result = show(**values)
+    text = printed.getvalue() + ("" if result is None or isinstance(result, Shown) else str(result))
+    parts = [f"<pre>{escape(text)}</pre>"] if text else []
+    if isinstance(result, Shown):
+        picture = base64.b64encode(result.svg.encode()).decode("ascii")
+        parts.append(f'<img alt="the figure; its table is below" src="data:image/svg+xml;base64,{picture}">')
+        parts.append(f"<details><summary>As a table</summary><pre>{escape(repr(result))}</pre></details>")
+    return "".join(parts)
 
 
 def step_through(*traces: Trace) -> Any:

@@ -110,10 +110,12 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         mark = "✔" if self.passed else "…" if self.kind in ("not started", "unavailable") else "✘"
-        parts = [f"<p><b>{mark} {escape(self.exercise)} {self.headline}</b> {escape(self.message)}</p>"]
+        parts = [
+            f"<p><b>{mark} {escape(self.exercise)} {self.headline}</b>{': ' if self.message else ''}{escape(self.message)}</p>"
+        ]
         if self.budget:
             rows = "".join(
-                f"<tr><td>{x.level}</td><td>{escape(x.tensor)}</td><td>{x.way}</td><td>{x.moved:,}</td><td>{x.budget:,}</td>"
+                f"<tr><td>{x.level}</td><td>{escape(x.tensor)}</td><td>{x.way}</td>{_number(x.moved)}{_number(x.budget)}"
                 f"<td>{'✔' if x.equal else '✘'} {x.verdict}</td></tr>"
                 for x in self.budget
             )
@@ -133,3 +135,7 @@ class Verdict:
         blocks = [event.block for event in self.trace.events]
         steps = [n for n, block in enumerate(blocks, 1) if block in ((i, j), (i, 0))] or [len(blocks)]
         return import_module("flashlab").player(self.trace, step=steps[-1]).frame()
+
+
+def _number(n: int) -> str:
+    return f'<td style="text-align: right">{n:,}</td>'

@@ -74,7 +74,7 @@ def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
     """The thinnings but those that are far over the limit whatever compression does."""
     shapes = [x for part in parts for event in part.trace.events for x in event.values.values()]
     sizes = {thinning: sum(rows * cols for rows, cols in map(thinning.shape, shapes)) for thinning in THINNINGS}
-    return [thinning for thinning in THINNINGS if sizes[thinning] < 4 * limit]
+    return [thinning for thinning in THINNINGS if sizes[thinning] < 2 * limit]
 
 
 def _first(document: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -23,7 +23,11 @@
 #define __device__
 #define __constant__
 #define __global__ __attribute__((flatten, noinline))  // inlined calls keep their line of the kernel in the debug information
+#if defined(__clang__)
 #define __shared__ thread_local
+#else
+#define __shared__ __constinit thread_local  // g++ would guard arrays of classes against a second initialisation
+#endif
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
@@ -227,32 +231,44 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// A door to a kernel, for the end of its source: unpacks the arguments, each by its type, which are none of the kernel's accesses.
-#define EMU_UNSEEN __attribute__((no_sanitize("thread")))
+// A door to a kernel, for the end of its source. An argument is first brought to the lane's own stack: what is read there is
+// no access of the kernel.
 #define EMU_DOOR(I, ...)                                                                                          \
-  extern "C" EMU_UNSEEN void emu_entry_##I(void** arguments) { emulator::call(__VA_ARGS__, arguments); }          \
+  extern "C" void emu_entry_##I(void**) { emulator::call(__VA_ARGS__); }                                          \
   extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
     return emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
   }
 namespace emulator {
+template <class T>
+struct Argument {
+  alignas(T) unsigned char bytes[sizeof(T)];
+  explicit Argument(std::size_t index) { emu_argument(bytes, static_cast<int>(index), sizeof(T)); }
+  T& value() { return reinterpret_cast<T&>(bytes); }
+};
 template <class... Parameters, std::size_t... I>
-EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<I...>) {
-  kernel(*static_cast<std::remove_const_t<Parameters>*>(arguments[I])...);
+void call(void (*kernel)(Parameters...), std::index_sequence<I...>) {
+  kernel(Argument<std::remove_const_t<Parameters>>(I).value()...);
 }
 template <class... Parameters>
-EMU_UNSEEN void call(void (*kernel)(Parameters...), void** arguments) {
-  call(kernel, arguments, std::index_sequence_for<Parameters...>{});
+void call(void (*kernel)(Parameters...)) {
+  call(kernel, std::index_sequence_for<Parameters...>{});
 }
 
-// One letter and the size for each parameter: p pointer, c pointer to const, i u integers, f float, s something else.
+// For each parameter two letters, how it is passed (p pointer, c pointer to const, v value) and what it is or points to (i u
+// integers, f float, s something else), and the size of that (0: not known here).
+template <class T, class = void> struct Size { static constexpr unsigned value = 0; };
+template <class T> struct Size<T, std::enable_if_t<(!std::is_void_v<T> && sizeof(T) > 0)>> { static constexpr unsigned value = sizeof(T); };
 template <class T>
-constexpr char letter() {
-  return std::is_pointer_v<T> ? (std::is_const_v<std::remove_pointer_t<T>> ? 'c' : 'p') : std::is_integral_v<T> ? (std::is_signed_v<T> ? 'i' : 'u') : std::is_floating_point_v<T> ? 'f' : 's';
+void describe_one(char* letters, unsigned* size) {
+  using Element = std::remove_pointer_t<T>;
+  letters[0] = !std::is_pointer_v<T> ? 'v' : std::is_const_v<Element> ? 'c' : 'p';
+  letters[1] = std::is_integral_v<Element> ? (std::is_signed_v<Element> ? 'i' : 'u') : std::is_floating_point_v<Element> ? 'f' : 's';
+  *size = Size<Element>::value;
 }
 template <class... Parameters>
 int describe(void (*)(Parameters...), char* letters, unsigned* sizes, int most) {
   int n = 0;
-  ((n < most ? void((letters[n] = letter<Parameters>(), sizes[n] = sizeof(Parameters))) : void(), ++n), ...);
+  ((n < most ? describe_one<Parameters>(letters + 2 * n, sizes + n) : void(), ++n), ...);
   return n;
 }
 }  // namespace emulator

@@ -210,6 +210,7 @@ char* emu_launch(const EmuLaunch* given) {
   std::vector<std::thread> threads;
   for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
   for (auto& thread : threads) thread.join();
+  std::fflush(stdout);  // what kernels printed
   return strdup(report(findings, ledger, counters).c_str());
 }
 

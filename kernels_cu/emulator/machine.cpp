@@ -127,7 +127,7 @@ void Block::run(std::uint64_t index) {
 
 void Block::schedule() {
   for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
-    if (ready.empty()) return diagnose();
+    if (ready.empty() && !gather()) return diagnose();
     if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
@@ -288,13 +288,44 @@ void Warp::reconverge(unsigned mask) {
     if (mask >> i & 1) lanes[i]->interval = interval;
 }
 
+// __activemask(): divergence isn't known from how lanes run, one after the other. So all run as far as they can, and those
+// of a warp that are then at the same place are together.
+bool Block::gather() {
+  std::vector<Lane*> asking;
+  for (const auto& lane : lanes) {
+    if (lane->done || lane->wait != Wait::others) continue;
+    lane->operands.out[0] = 0;
+    for (const Lane* other : lane->warp->lanes)
+      if (other && !other->done && other->wait == Wait::others && site_of(other->place) == site_of(lane->place))
+        lane->operands.out[0] |= 1u << other->lane;
+    asking.push_back(lane.get());
+  }
+  for (Lane* lane : asking) wake(*lane);
+  return !asking.empty();
+}
+
 // Barriers
+
+namespace {
+
+// The first to come says how many threads a named barrier takes; the others must say the same.
+void join(Lane& lane, NamedBarrier& barrier, int threads, Place place) {
+  if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
+  if (threads == barrier.threads && threads % WARP == 0) return;
+  Finding found = lane.block->finding("barrier", place, lane);
+  found.message = "comes to a barrier of " + std::to_string(threads) + " threads, ";
+  found.message += threads % WARP ? "which isn't a multiple of a warp"
+                                  : "and another thread to the same one of " + std::to_string(barrier.threads);
+  lane.block->findings.add(std::move(found));
+}
+
+}  // namespace
 
 void wait_barrier(int id, int threads, Place place) {
   Lane& lane = current_lane();
   Block& block = *lane.block;
   NamedBarrier& barrier = block.barriers[id];
-  if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
+  join(lane, barrier, threads, place);
   lane.wait = Wait::barrier;
   lane.place = place;
   lane.what = "a barrier";
@@ -307,7 +338,7 @@ void wait_barrier(int id, int threads, Place place) {
 void arrive_barrier(int id, int threads, Place place) {
   Lane& lane = current_lane();
   NamedBarrier& barrier = lane.block->barriers[id];
-  if (barrier.waiting.empty() && !barrier.arrived) barrier.place = place, barrier.threads = threads;
+  join(lane, barrier, threads, place);
   ++barrier.arrived;
   lane.block->clocks.release(lane.number, barrier.seen);
   lane.block->check_barrier(id);

@@ -32,7 +32,7 @@ struct Launch;
 struct Warp;
 
 // What a lane waits for.
-enum class Wait { nothing, collective, barrier, mbarrier };
+enum class Wait { nothing, collective, barrier, mbarrier, others };  // others: to run as far as they can
 
 // The operands of a collective: what a lane brings, and what it takes away.
 struct Operands {
@@ -116,6 +116,7 @@ struct Block {
   [[noreturn]] void abort();  // the running lane found what the block can't go on after
   void finished(Lane& lane);
   void check_barrier(int id);
+  bool gather();  // nobody can run: lanes that ask who is with them learn it
   void diagnose();  // nobody can run: says why
   Finding finding(const char* kind, Place place, const Lane& lane) const;
   void tell_other(Finding& finding, const Access& other) const;

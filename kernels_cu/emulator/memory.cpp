@@ -126,11 +126,13 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   lane.block->findings.add(std::move(finding));
 }
 
-// Enters an access of one chunk, and returns a copy of the earlier one that it races with, if any.
-bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
+// Enters an access of one chunk, and returns a copy of the earlier one that it races with, if any. What is `shared` with
+// other blocks (HBM) isn't settled by a barrier of this one.
+bool enter(Lane& lane, Accesses& accesses, const Access& mine, bool shared, Access& other) {
   Block& block = *lane.block;
   bool race = false;
-  int readers_elsewhere = 0;
+  std::uint32_t reader = mine.block;  // a block that read it, too
+  bool two_readers = false;           // are enough to race with
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
@@ -140,18 +142,20 @@ bool enter(Lane& lane, Accesses& accesses, const Access& mine, Access& other) {
       other = past;
     }
     const bool covered = (past.bytes & ~mine.bytes) == 0;
-    const bool forgotten =
-        (here && past.clock <= block.clocks.floor) || (covered && ordered && mine.write) ||
-        (covered && here && past.thread == mine.thread && past.write == mine.write && past.atomic == mine.atomic);
-    if (forgotten) {
+    // whatever will race with the past access races with this one
+    const bool replaced = covered && ordered && (mine.write || !past.write) && (past.atomic || !mine.atomic);
+    if (replaced || (!shared && past.clock <= block.clocks.floor)) {
       past = accesses.back();
       accesses.pop_back();
     } else {
-      readers_elsewhere += !here && !past.write && covered;
+      if (!here && !past.write && (mine.bytes & ~past.bytes) == 0) {
+        two_readers |= reader != mine.block && reader != past.block;
+        reader = past.block;
+      }
       ++i;
     }
   }
-  if (mine.write || readers_elsewhere < 2) accesses.push_back(mine);  // two readers are enough to race with
+  if (mine.write || !two_readers) accesses.push_back(mine);
   return race;
 }
 
@@ -186,7 +190,7 @@ bool race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool 
   bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    if (!enter(lane, lane.block->sram.chunks[chunk], mine, other)) return;
+    if (!enter(lane, lane.block->sram.chunks[chunk], mine, false, other)) return;
     race = true;
     add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
   });
@@ -199,7 +203,7 @@ void race_global(Lane& lane, Region& region, const void* address, unsigned bytes
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
     while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
-    const bool race = enter(lane, chunk.accesses, mine, other);
+    const bool race = enter(lane, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);
     if (!race) return;
     const bool here = other.block == mine.block;

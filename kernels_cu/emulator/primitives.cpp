@@ -121,6 +121,9 @@ uint3 emu_thread_index() { return current->thread; }
 uint3 emu_block_index() { return current->block_index; }
 uint3 emu_block_dim() { return current->block_dim; }
 uint3 emu_grid_dim() { return current->grid_dim; }
+void emu_argument(void* to, int index, unsigned long bytes) {
+  std::memcpy(to, current_lane().block->launch.given.arguments[index], bytes);
+}
 void emu_step(const char* name) { current->step = name; }
 void emu_count_flops(unsigned n) { current->counters->flops += n; }
 void emu_count_exp() { ++current->counters->exp; }
@@ -282,8 +285,14 @@ unsigned emu_reduce(unsigned mask, unsigned value, EmuReduce kind) {
   return static_cast<unsigned>(operands.out[0]);
 }
 
-// The lanes that have come as far as this one: those that haven't ended, for divergence isn't known from here.
-unsigned emu_active_mask() { return current_lane().warp->live(); }
+unsigned emu_active_mask() {
+  Lane& lane = current_lane();
+  lane.wait = Wait::others;
+  lane.place = HERE;
+  lane.what = "__activemask";
+  lane.block->yield();
+  return static_cast<unsigned>(lane.operands.out[0]);
+}
 
 void emu_syncwarp(unsigned mask) { meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
 

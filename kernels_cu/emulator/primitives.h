@@ -56,6 +56,7 @@ void* emu_shared_pointer(unsigned address);
 [[gnu::const]] uint3 emu_block_index();
 [[gnu::const]] uint3 emu_block_dim();
 [[gnu::const]] uint3 emu_grid_dim();
+void emu_argument(void* to, int index, unsigned long bytes);
 void emu_step(const char* name);
 void emu_count_flops(unsigned n);
 void emu_count_exp();

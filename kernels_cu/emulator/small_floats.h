@@ -53,10 +53,11 @@ struct SmallFloat {
   EMU_OPERATOR(*, __hmul)
   EMU_OPERATOR(/, __hdiv)
 #undef EMU_OPERATOR
+  static bool ordered(SmallFloat a, SmallFloat b) { return !std::isunordered(float{a}, float{b}); }
 #define EMU_COMPARISON(OP, NAME)                                                          \
   friend bool operator OP(SmallFloat a, SmallFloat b) { return float{a} OP float{b}; }    \
-  friend bool NAME(SmallFloat a, SmallFloat b) { return float{a} OP float{b}; }           \
-  friend bool NAME##u(SmallFloat a, SmallFloat b) { return __hisnan(a) || __hisnan(b) || float{a} OP float{b}; }
+  friend bool NAME(SmallFloat a, SmallFloat b) { return ordered(a, b) && float{a} OP float{b}; } \
+  friend bool NAME##u(SmallFloat a, SmallFloat b) { return !ordered(a, b) || float{a} OP float{b}; }
   EMU_COMPARISON(==, __heq)
   EMU_COMPARISON(!=, __hne)
   EMU_COMPARISON(<, __hlt)
@@ -126,19 +127,19 @@ struct alignas(4) SmallPair {
   EMU_PAIRWISE(__hmin2_nan, __hmin_nan)
 #undef EMU_PAIR_OPERATOR
 #undef EMU_PAIRWISE
-#define EMU_PAIR_COMPARISON(OP, NAME)                                                                            \
+#define EMU_PAIR_COMPARISON(OP, ONE, NAME)                                                                       \
   friend bool operator OP(SmallPair a, SmallPair b) { return a.x OP b.x && a.y OP b.y; }                         \
-  friend bool __hb##NAME##2(SmallPair a, SmallPair b) { return a OP b; }                                         \
-  friend SmallPair __h##NAME##2(SmallPair a, SmallPair b) { return {One(a.x OP b.x), One(a.y OP b.y)}; }         \
-  friend unsigned __h##NAME##2_mask(SmallPair a, SmallPair b) {                                                  \
-    return (a.x OP b.x ? 0xffffu : 0u) | (a.y OP b.y ? 0xffff0000u : 0u);                                        \
+  friend bool __hb##NAME(SmallPair a, SmallPair b) { return ONE(a.x, b.x) && ONE(a.y, b.y); }                    \
+  friend SmallPair __h##NAME(SmallPair a, SmallPair b) { return {One(ONE(a.x, b.x)), One(ONE(a.y, b.y))}; }      \
+  friend unsigned __h##NAME##_mask(SmallPair a, SmallPair b) {                                                   \
+    return (ONE(a.x, b.x) ? 0xffffu : 0u) | (ONE(a.y, b.y) ? 0xffff0000u : 0u);                                  \
   }
-  EMU_PAIR_COMPARISON(==, eq)
-  EMU_PAIR_COMPARISON(!=, ne)
-  EMU_PAIR_COMPARISON(<, lt)
-  EMU_PAIR_COMPARISON(<=, le)
-  EMU_PAIR_COMPARISON(>, gt)
-  EMU_PAIR_COMPARISON(>=, ge)
+  EMU_PAIR_COMPARISON(==, __heq, eq2)
+  EMU_PAIR_COMPARISON(!=, __hne, ne2)
+  EMU_PAIR_COMPARISON(<, __hlt, lt2)
+  EMU_PAIR_COMPARISON(<=, __hle, le2)
+  EMU_PAIR_COMPARISON(>, __hgt, gt2)
+  EMU_PAIR_COMPARISON(>=, __hge, ge2)
 #undef EMU_PAIR_COMPARISON
 #define EMU_PAIR_FUNCTION(NAME2, NAME) \
   friend SmallPair NAME2(SmallPair a) { return {NAME(a.x), NAME(a.y)}; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "memory.cuh"
+#include "warp.cuh"
 
 template <int ROWS_, int COLUMNS_>
 struct Tile {
@@ -66,12 +67,14 @@ struct TileLoader {
       const char* chunk_from = from;
 #pragma unroll(WHOLE ? 8 : 1)
       for (int r = 0; r < ROWS; r += STEP, chunk_from += STEP * stride) {
+        if (!WHOLE) lanes_meet();
         const unsigned place = STEP % 8 == 0 ? to + r * TileT::ROW_BYTES : tile.at(row + r, chunk);  // the swizzle's period
         copy_async(place, chunk_from, WHOLE ? CHUNK_BYTES : inside(row + r, chunk, rows));
       }
     } else {
 #pragma unroll 1  // a loop, for ncu misreads copies under a predicate, too
       for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+        if (!WHOLE) lanes_meet();
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const int bytes = WHOLE ? CHUNK_BYTES : inside(row, chunk, rows);
         copy_async(tile.at(row, chunk), from + row * stride + chunk * CHUNK_BYTES, bytes);

@@ -7,8 +7,9 @@ emulator's. `tool`: the tool of compute-sanitizer that should see it on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,6 @@ from pathlib import Path
 import flashlab as fl
 import kernels_cu
 from flashlab.compiler import cache_dir
-from flashlab.files import replace_file
 from simulator.counts import Counts
 from tests.emulator.run import PLAIN, Job, attention_job, plain_job
 
@@ -86,13 +86,18 @@ class Mutant:
     @cached_property
     def source(self) -> Path:
         """The patched file, in a folder of its own; a header with all the others beside it."""
-        digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
-        path = cache_dir() / "zoo" / digest / self.real.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self.real.suffix == ".cuh":
-            for header in kernels_cu.include_dir().glob("*.cuh"):
-                shutil.copy(header, path.parent / header.name)
-        replace_file(path, self.text, argument="source")
+        beside = sorted(kernels_cu.include_dir().glob("*.cuh")) if self.real.suffix == ".cuh" else []
+        files = {**{header.name: header.read_text(encoding="utf-8") for header in beside}, self.real.name: self.text}
+        folder = cache_dir() / "zoo" / hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()[:16]
+        path = folder / self.real.name
+        if not path.is_file():  # written once and as a whole: tests beside this one read it, too
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, contextlib.suppress(OSError):
+                whole = Path(scratch) / "whole"
+                whole.mkdir()
+                for name, text in files.items():
+                    (whole / name).write_text(text, encoding="utf-8")
+                whole.rename(folder)
         return path
 
     def job(self, problem: fl.Problem | None = None, *, aligned: bool = False, device: str = "h200") -> Job:

@@ -187,6 +187,9 @@ def plain(name: str, n: int) -> Plain:
         bins = np.bincount((keys.astype(np.uint64) * 2654435761 % 2**32 % 16).astype(int), minlength=16).astype("i4")
         arguments = {"keys": keys, "bins": np.zeros(16, "i4"), "n": np.int32(n), "bin_count": np.int32(16)}
         return Plain((-(-n // 64),), (64,), arguments, {"bins": bins})
+    if name == "aggregate":
+        positive = np.array([(x > 0).sum()], "i4")
+        return Plain((n // 64,), (64,), {"x": x, "count": np.zeros(1, "i4")}, {"count": positive})
     assert name == "hand_over", name
     x = abs(x[:32]) + 1
     return Plain((1,), (96,), {"x": x, "y": None, "flag": np.zeros(1, "i4")}, {"y": x / x.sum()})

@@ -16,7 +16,7 @@ from flashlab.emulator import Finding, Launched, Line
 from flashlab.emulator.kernels import _compare
 from flashlab.verify.rule import Judgement, expect, judge
 from tests.emulator.mutant import ALIGNED_SIZES, CHECKS, SIZES, Mutant, sound_job
-from tests.emulator.run import Job, Ran, array_of, emulate, plain
+from tests.emulator.run import Job, Ran, array_of, emulate, plain, plain_job
 from tests.emulator.zoo import ZOO
 
 pytestmark = pytest.mark.compiler
@@ -151,6 +151,12 @@ def test_sound_kernels_have_no_findings(mutant: Mutant) -> None:
     assert _right(mutant, sound_job(mutant), ran)
     if not mutant.is_plain:
         assert not _differences(mutant, ran.launched)
+
+
+def test_lanes_that_took_another_branch_are_not_active() -> None:
+    ran = emulate(plain_job("aggregate", 256))
+    assert not ran.findings
+    assert np.array_equal(ran.arrays["count"].view("i4"), plain("aggregate", 256).results["count"])
 
 
 @cache

@@ -14,7 +14,7 @@ WAITS = [
     Mutant(
         mechanism="barrier after a copy removed", kernel="flash2", sees="race", blind=False, tool="racecheck",
         old="    barrier();  // K_j is there (with two stages V_j too), and no warp still reads the tiles before\n", new="",
-        also=("uninitialised",), at="load_b_rows(k_tile(j)", via="ldmatrix(b.r", step="scores", tensor="k",
+        at="load_b_rows(k_tile(j)", via="ldmatrix(b.r", step="scores", tensor="k",
     ),
     Mutant(
         mechanism="barrier before a tile's reuse removed", kernel="standard", sees="race", blind=True, tool="racecheck",
@@ -168,6 +168,12 @@ MEMORY = [
         other="store_global(row_lse",
     ),
     Mutant(
+        mechanism="zeroed by one block while others add", kernel="histogram", sees="race between blocks", blind=True,
+        old="  // step: count\n",
+        new="  if (blockIdx.x == 0 && threadIdx.x < bin_count) bins[threadIdx.x] = 0;\n  __syncthreads();\n  // step: count\n",
+        at="atomicAdd(&bins[bin]", step="count", tensor="bins", other="bins[threadIdx.x] = 0",
+    ),
+    Mutant(
         mechanism="add without an atomic", kernel="block_sum", sees="race between blocks", blind=True,
         old="atomicAdd(y, part[0])", new="y[0] += part[0]", at="y[0] += part[0]", step="add", tensor="y",
     ),
@@ -225,6 +231,10 @@ TOGETHER = [
     Mutant(
         mechanism="barrier's thread count too large", kernel="hand_over", sees="barrier", blind=False, hangs=True,
         old="barrier_of(64)", new="barrier_of(96)", at="barrier_of(96)", via="emu_named_barrier", step="sum",
+    ),
+    Mutant(
+        mechanism="barrier's thread counts differ", kernel="hand_over", sees="barrier", blind=False, hangs=True,
+        old="barrier_of(64)", new="barrier_of(warp == 0 ? 64 : 96)", at="barrier_of(warp == 0", step="sum",
     ),
     Mutant(
         mechanism="half a warp at a barrier, half at a shuffle", kernel="block_sum", sees="divergent collective", blind=False,

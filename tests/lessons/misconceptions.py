@@ -64,7 +64,7 @@ MISCONCEPTIONS = [
          "bytes", "s read.*the budget is 0"),
     _row("02.1", "no-maximum", "top = block.maximum(top, x.max())", "top = top.finite()", "numbers", "row tile 0"),
     _row("02.1", "maximum-of-the-last-tile", "block.maximum(top, x.max())", "x.max()", "numbers", "row tile"),
-    _row("02.1", "sum-of-the-last-tile", "total + block.exp(x - top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0, column tile 0"),
+    _row("02.1", "sum-of-the-last-tile", "total + block.exp(x - top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0, column tile"),
     _row("02.1", "every-tile-of-out-the-first", "block.i, tile.rows, c, tile.cols)  # solution", "block.i, tile.rows, 0, tile.cols)",
          "numbers", "row tile 0, column tile"),
     _row("02.2", "forgets-to-rescale", "total * block.exp(top - new_top)", "total", "numbers", "row tile 0"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.lessons import checking
 from flashlab.lessons.catalogue import EXERCISES
 from flashlab.lessons.child import run
 from flashlab.lessons.exercise import MARK
@@ -66,7 +67,10 @@ def test_problems_are_drawn_anew_and_some_are_ragged(name: str):
 
 
 @pytest.mark.parametrize("wrong", MISCONCEPTIONS, ids=lambda wrong: f"{wrong.exercise}-{wrong.name}")
-def test_a_misconception_fails_and_is_told(wrong: Misconception):
+def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        checking, "fresh", lambda: Random(0)
+    )  # whatever is drawn, it fails; which tile is first may differ
     marked = EXERCISES[wrong.exercise].marked
     assert wrong.was in marked
     changed = program_of(marked.replace(wrong.was, wrong.becomes))
@@ -90,3 +94,10 @@ def test_wrong_numbers_come_with_the_trace_of_the_head_at_fault():
     assert np.isfinite(verdict.trace.events[0].values["s"]).all()
     assert "<iframe" in verdict._repr_html_()
     assert "block.matmul" in "".join(text for _, text in verdict.trace.sources.values())
+
+
+def test_a_solution_can_be_traced_with_its_lines():
+    p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=16, dtype="float16")
+    trace = fl.simulate(fl.lessons.solution("04.1"), *fl.random_inputs(p), tile=(16, 16), trace=True).trace
+    assert "alpha = block.exp" in "".join(text for _, text in trace.sources.values())
+    assert fl.check(fl.lessons.solution("04.1"), exercise="04.1").passed

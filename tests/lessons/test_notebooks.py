@@ -13,6 +13,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
@@ -32,18 +34,23 @@ def committed(name: str) -> NotebookNode:
     return nbformat.read(lessons.NOTEBOOKS / f"{name}.ipynb", as_version=4)
 
 
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, since kernels, sockets and warnings are Jupyter's business."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=280)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_what_its_source_gives(name: str):
-    """In a process of its own, since kernels, sockets and warnings are Jupyter's business."""
-    command = [sys.executable, str(ROOT / "tools" / "lessons.py"), "check", name]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=280,
-    )
+    done = python("tools/lessons.py", "check", name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_gets_through(name: str):
+    """With every solution and every right prediction filled in, in Jupyter's kernel, with live sliders and players."""
+    done = python("tests/lessons/learner.py", name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -94,6 +101,17 @@ def test_exercises_have_not_begun_and_predictions_are_open(name: str):
         if cell.cell_type == "code" and re.search(r"^fl\.(check|predict)\(", cell.source, re.MULTILINE):
             (output,) = cell.outputs
             assert re.search("Not started|not answered", output.data["text/plain"]), cell.source
+
+
+def test_where_the_metadata_name_a_repository_the_first_cell_installs_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert "pip" not in lessons.notebook_of(source(NAMES[0])).cells[0].source or lessons.setup()
+    text = '[project]\nname = "x"\n[project.urls]\nRepository = "https://example.org/x"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
+    (cell,) = lessons.setup()
+    assert '%pip install --quiet "x[lab] @ git+https://example.org/x"' in cell.source
 
 
 # -- stale outputs ------------------------------------------------------------------------------------------------
@@ -150,6 +168,25 @@ def test_a_stale_notebook_of_each_kind_is_found(kind: str):
 )  # fmt: skip
 def test_what_differs_by_rounding_or_by_pixels_is_no_difference(fresh: NotebookNode):
     assert list(lessons.differences(notebook(), fresh)) == []
+
+
+@given(st.text())
+def test_a_text_equals_itself(text: str):
+    assert lessons.unequal(text, text) is None
+
+
+@given(st.floats(0.01, 1e6), st.floats(-0.1, 0.1))
+def test_floats_are_told_apart_beyond_a_thousandth(n: float, change: float):
+    a, b = f"x = {n:.8e} s", f"x = {n * (1 + change):.8e} s"
+    if abs(change) > 1.1e-3:
+        assert lessons.unequal(a, b)
+    elif abs(change) < 0.9e-3:
+        assert lessons.unequal(a, b) is None
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-3, 3))
+def test_integers_are_compared_exactly(n: int, change: int):
+    assert (lessons.unequal(f"{n:,} bytes", f"{n + change:,} bytes") is None) == (change == 0)
 
 
 @pytest.mark.parametrize(

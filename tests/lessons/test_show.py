@@ -33,12 +33,27 @@ def test_a_figure_carries_its_table(figure: show.Shown):
 
 def test_an_explorer_has_a_slider_for_each_choice_and_starts_in_the_middle(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("FLASHLAB_STATIC", raising=False)
-    calls: list[tuple[int, str]] = []
-    widget = show.explore(lambda n, device: calls.append((n, device)), n=[1, 2, 3], device=["t4", "h100"])
-    widget.update()
-    assert calls[-1] == (2, "h100")
-    widget.children[0].value = 3
-    assert calls[-1] == (3, "h100")
+
+    def draw(n: int, device: str) -> show.Shown:
+        print(f"<{n} on {device}>")
+        return show.bars([device], {"read": [n]})
+
+    box = show.explore(draw, n=[1, 2, 3], device=["t4", "h100"])
+    first, second, page = box.children
+    assert "&lt;2 on h100&gt;" in page.value
+    assert page.value.count("data:image/svg+xml;base64,") == 1
+    assert "<summary>As a table</summary>" in page.value
+    before, first.value = page.value, 3
+    assert "&lt;3 on h100&gt;" in page.value
+    assert page.value.split("base64,")[1] != before.split("base64,")[1]
+    second.value = "t4"
+    assert "&lt;3 on t4&gt;" in page.value
+
+
+def test_an_explorer_shows_text(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FLASHLAB_STATIC", raising=False)
+    *_, page = show.explore(lambda n: f"{n} & more", n=[1]).children
+    assert page.value == "<pre>1 &amp; more</pre>"
 
 
 def test_a_page_has_the_middle_of_an_explorer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -196,6 +196,21 @@ def test_m_l_and_the_accumulator_are_the_traces(opened: Open) -> None:
             assert (shown[0] == "▲", shown[0] == "▼") == (now > was, now < was)
 
 
+def test_values_of_other_rows_are_gone(opened: Open, pages: Path) -> None:
+    """flash1 is one block that goes from row tile to row tile: what was computed for the last one is no longer there."""
+    trace = lesson("flash1")
+    fl.player(trace).save(pages / "flash1.html")
+    first, second, *_ = (n for n, event in enumerate(trace.events, 1) if event.step == "load_q")
+    page = opened("flash1", f"#step={second - 1}")
+    heads = page.locator(".values thead th").all_inner_texts()
+    assert {"m_i", "l_i", "l_new"} <= set(heads) and page.locator(".values .map").count() > 1
+    button(page, "One step on").click()
+    assert "Nothing computed yet" in page.locator(".values").inner_text()
+    assert page.locator(".values tbody tr").count() == 0
+    button(page, "One step on").click()
+    assert page.locator(".values tbody th").first.inner_text() == "32"  # the first query of the next tile
+
+
 def test_the_table_of_values_can_be_moved_and_pinned(opened: Open) -> None:
     n = next(n for n, event in enumerate(lesson("flash2").events) if event.step == "output")
     page = opened("one", f"#step={n + 1}")
@@ -250,6 +265,7 @@ def test_states_differ_by_more_than_colour(opened: Open) -> None:
         return seen; }"""
     )
     assert len(set(pictures)) == 6
+    assert page.evaluate("new Set(STATES.map((state) => state.glyph)).size") == 6
 
 
 def test_sram_as_bar_map_and_table(opened: Open) -> None:

@@ -65,6 +65,7 @@ def test_marks_are_the_kernels(name: str) -> None:
             assert lines[first - 1].strip() == f"// step: {step}" + (f" ({tag})" if tag else "")
             assert last > first or tag, f"{name}.cu:{first}: a mark without code"
             assert lines[last - 1].strip() not in ("", "}")
+            assert not any(line.startswith(("}", "extern")) for line in lines[first:last]), "it ends with its function"
             assert covered.isdisjoint(range(first, last + 1))
             covered |= set(range(first, last + 1))
 

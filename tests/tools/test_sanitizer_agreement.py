@@ -65,7 +65,9 @@ def test_sound_kernels_must_be_clean_and_have_run(text: str, verdict: str) -> No
 @pytest.mark.compiler
 def test_a_hang_agrees_with_a_deadlock_only() -> None:
     hang = next(m for m in ZOO if m.sees == "deadlock")
-    assert tool.judge(hang, is_sound=False, said=said("", killed=True)).verdict == "hangs"
+    assert tool.judge(hang, is_sound=False, said=said("launching\n", killed=True)).verdict == "hangs"
+    assert tool.judge(hang, is_sound=False, said=said("", killed=True)).verdict == "not finished"
+    assert tool.judge(RACE, is_sound=False, said=said("launching\n", killed=True)).verdict == "not finished"
 
 
 def test_what_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

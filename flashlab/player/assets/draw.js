@@ -79,7 +79,7 @@ const MARGIN = 26;
 function gridLayout(trace, grid, width) {
   const inner = width - MARGIN - 4;
   const ratio = Math.min(1.6, Math.max(0.35, (trace.len_q / trace.len_kv) || 1));
-  const side = Math.min(inner, 380);
+  const side = Math.min(inner, innerHeight < 820 ? 290 : 380); // in a frame: room for the panels below
   const [w, h] = ratio > 1 ? [side / ratio, side] : [side, side * ratio];
   return { left: MARGIN, top: MARGIN, width: w, height: h, cw: (w * grid.width) / trace.len_kv, ch: (h * grid.height) / trace.len_q };
 }

@@ -1,0 +1,352 @@
+"""`flashlab emulate` and `counters --backend emulator`, as typed: tables, JSON, files, exit statuses, lines on stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import kernels_cu
+from flashlab.cli import app
+
+pytestmark = pytest.mark.compiler
+
+KERNELS = """
+// step: whole
+__global__ void scale(const float* x, float* y, float factor, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = factor * x[i];
+}
+__global__ void careless(const float* x, float* y) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  // step: copy
+  y[i] = x[i];
+}
+__global__ void flags(bool* out, bool a, const int* nothing) { *out = a && !nothing; }
+__global__ void put(int* out) { *out = VALUE; }
+"""
+ONE = ["--grid", 1, "--block", 1]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "mine.cu"
+    path.write_text(KERNELS.replace("VALUE", "VALUE_OR_0").replace("// step: whole\n", "").replace(
+        "__global__ void put", "#ifndef VALUE_OR_0\n#define VALUE_OR_0 0\n#endif\n__global__ void put"))  # fmt: skip
+    return str(path)
+
+
+def run(*words: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (words, result.output, result.exception)
+    return result
+
+
+def document(*words: object, code: int = 0) -> dict[str, Any]:
+    found = json.loads(run(*words, "--json", code=code).stdout)
+    assert found["schema"] == 1
+    return found
+
+
+def one_line(*words: object) -> str:
+    result = run(*words, code=2)
+    assert result.stdout == "" and result.stderr.startswith("flashlab: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+# An algorithm
+
+
+def test_an_algorithm() -> None:
+    text = run("emulate", "flash1", "--len-q", 40, "--head-dim", 16, "--tile", "16x32").stdout
+    assert "row_max" in text and "SRAM ldsm" in text and "conflicts" in text
+    assert "largest difference from naive attention in float64: 0.00" in text
+    assert text.splitlines()[-1].startswith("passed: every byte is the formula's (")
+    assert run("emulate", "flash1", "--len-q", 40, "--no-sanitize").exit_code == 0
+
+
+def test_an_algorithm_as_json() -> None:
+    found = document("emulate", "standard", "--len-q", 20, "--device", "a100", "--lse")
+    assert set(found) == {
+        "schema", "passed", "algorithm", "device", "problem", "tile", "launches", "unwritten", "differences", "max_error",
+    }  # fmt: skip
+    assert found["passed"] and found["device"] == "a100-40" and found["problem"]["len_q"] == 20
+    assert found["max_error"] < 2e-3 and found["unwritten"] == {} and found["differences"] == []
+    launch = found["launches"][0]
+    assert set(launch) == {"kernel", "moved", "findings", "dropped", "plain", "flops", "exp"}
+    row = launch["moved"][0]
+    assert {"step", "tensor", "space", "op", "instructions", "bytes", "sectors", "wavefronts", "ideal", "what"} == set(
+        row
+    )
+    assert (
+        sum(row["bytes"] for row in launch["moved"] if row["what"] == "hbm.read" and row["tensor"] == "q")
+        == 2 * 20 * 128
+    )
+
+
+def test_the_default_is_flash2() -> None:
+    assert document("emulate")["algorithm"] == "flash2"
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Path:
+    text = kernels_cu.source("flash2").read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "mine.cu"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    return path
+
+
+SIZE = ["--len-q", 40, "--head-dim", 16]
+
+
+def test_a_file_in_an_algorithms_place(tmp_path: Path) -> None:
+    path = changed(tmp_path, "o[i][n][e] *= alpha", "o[i][n][e] = o[i][n][e] * alpha")
+    assert "passed: every byte is the formula's" in run("emulate", path, "--as", "flash2", *SIZE).stdout
+
+
+def test_its_misuse_has_status_1(tmp_path: Path) -> None:
+    path = changed(tmp_path, "    barrier();  // K_j", "    // K_j")
+    text = run("emulate", path, "--as", "flash2", *SIZE, code=1).stdout
+    assert "mine.cu:" in text and ": race: " in text and "findings" in text.splitlines()[-1]
+    assert not document("emulate", path, "--as", "flash2", *SIZE, code=1)["passed"]
+
+
+def test_its_bytes_are_held_to_the_formula(tmp_path: Path) -> None:
+    path = changed(tmp_path, "  // step: load_q\n", "  // step: load_q\n  (void)load_global<float>(q.data);\n")
+    text = run("emulate", path, "--as", "flash2", *SIZE, code=1).stdout
+    assert "flash2, step load_q, hbm.read of q: " in text and "bytes, the formula" in text
+
+
+def test_its_endless_loop_is_ended(tmp_path: Path) -> None:
+    path = changed(tmp_path, "  // step: load_q\n", "  // step: load_q\n  for (volatile int i = 0;;) i = 0;\n")
+    text = run("emulate", path, "--as", "flash2", *SIZE, "--time-limit", 0.3, code=1).stdout
+    assert "mine.cu:" in text and "at the time limit" in text
+
+
+def test_what_cannot_stand_in(source: str) -> None:
+    assert "algorithm = 'flsh2'" in one_line("emulate", source, "--as", "flsh2")
+    assert "file = 'nowhere.cu'" in one_line("emulate", "nowhere.cu", "--as", "flash2")
+
+
+# A file
+
+
+def test_a_file(source: str) -> None:
+    words = [
+        "--grid",
+        8,
+        "--block",
+        128,
+        "--arg",
+        "x=float32[1000]",
+        "--arg",
+        "y=float32[1000]:out",
+        "--arg",
+        "factor=2",
+    ]
+    text = run("emulate", source, "--kernel", "scale", *words, "--arg", "n=1000").stdout
+    assert "HBM ld" in text and "4,000" in text and "host compiler" in text
+    assert text.splitlines()[-1] == "passed: no misuse"
+
+
+def test_a_file_as_json(source: str, tmp_path: Path) -> None:
+    words = [
+        "--kernel",
+        "careless",
+        "--arg",
+        "x=float32[100]",
+        "--arg",
+        "y=float32[100]:out",
+        "--grid",
+        1,
+        "--block",
+        128,
+    ]
+    found = document("emulate", source, *words, code=1)
+    assert set(found) == {"schema", "passed", "launch", "unwritten"}
+    assert not found["passed"]
+    (finding,) = found["launch"]["findings"]
+    assert finding["kind"] == "out of bounds" and finding["step"] == "copy" and finding["tensor"] == "x"
+    assert finding["thread"] == [100, 0, 0] and finding["index"] == "[100]"
+    assert finding["line"] == [source, KERNELS.count("\n", 0, KERNELS.index("y[i] = x[i]"))]
+    assert finding["text"].startswith("mine.cu:") and "x[100] in HBM" in finding["text"]
+
+
+def test_one_finding_is_one(source: str) -> None:
+    words = [
+        "--kernel",
+        "careless",
+        "--arg",
+        "x=float32[100]",
+        "--arg",
+        "y=float32[100]:out",
+        "--grid",
+        1,
+        "--block",
+        128,
+    ]
+    assert run("emulate", source, *words, code=1).stdout.splitlines()[-1] == "1 finding"
+
+
+def test_arguments_of_every_kind(source: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32))
+    np.savez(tmp_path / "both.npz", x=np.ones(8, np.float32), other=np.zeros(3))
+    for given, expected in (
+        (tmp_path / "x.npy", np.arange(8)), (f"{tmp_path / 'both.npz'}:x", np.ones(8)), ("float32[8]:zeros", np.zeros(8)),
+        ("float32[2x4]", np.random.default_rng(0).standard_normal((2, 4), np.float32).ravel()),
+        ("float32[2, 4]:random", np.random.default_rng(0).standard_normal((2, 4), np.float32).ravel()),
+    ):  # fmt: skip
+        out = tmp_path / "out.npz"
+        words = [
+            "--arg",
+            f"x={given}",
+            "--arg",
+            "y=float32[8]:out",
+            "--arg",
+            "factor=1e0",
+            "--arg",
+            "n=8",
+            "--out",
+            out,
+        ]
+        run("emulate", source, "--kernel", "scale", "--grid", 1, "--block", "8,1", *words)
+        kept = np.load(out)
+        assert set(kept) == {"x", "y"} and np.array_equal(kept["y"], expected)
+    flags = ["--kernel", "flags", *ONE, "--arg", "out=bool[1]:out", "--out", tmp_path / "flags.npz"]
+    for a, expected in (("true", True), ("false", False), ("1", True)):
+        run("emulate", source, *flags, "--arg", f"a={a}", "--arg", "nothing=null")
+        assert np.load(tmp_path / "flags.npz")["out"] == [expected]
+
+
+def test_random_integers_are_small(source: str, tmp_path: Path) -> None:
+    words = ["--arg", "x=float32[8]", "--arg", "y=float32[8]:out", "--out", tmp_path / "out.npz"]
+    run("emulate", source, "--kernel", "careless", "--grid", 1, "--block", 8, *words)
+    ints = ["--kernel", "put", *ONE, "--arg", "out=int32[5]", "--out", tmp_path / "ints.npz", "-D", "VALUE_OR_0=-1"]
+    run("emulate", source, *ints)
+    kept = np.load(tmp_path / "ints.npz")["out"]
+    assert kept[0] == -1 and np.all((kept[1:] >= 0) & (kept[1:] < 100))
+
+
+def test_macros(source: str, tmp_path: Path) -> None:
+    words = ["--kernel", "put", *ONE, "--arg", "out=int32[1]:out", "--out", tmp_path / "out.npz"]
+    for define, expected in (("VALUE_OR_0=7", 7), ("VALUE_OR_0", 1), ("VALUE_OR_0=2+3", 5)):
+        run("emulate", source, *words, "--define", define)
+        assert np.load(tmp_path / "out.npz")["out"] == [expected]
+
+
+def test_what_is_not_written_fails(source: str) -> None:
+    words = ["--kernel", "put", *ONE, "--arg", "out=int32[3]:out"]
+    text = run("emulate", source, *words, code=1).stdout
+    assert text.splitlines()[-2:] == ["out: 8 bytes were never written", "1 finding"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--arg out=int32[1]:out --kernel putt", "did you mean put?"),
+        ("--arg out=int32[1]:out", "kernel = None: expected the name of one of mine.cu's"),
+        ("--kernel put", "expected also out"),
+        ("--kernel put --arg out", "--arg = 'out': expected NAME=VALUE"),
+        ("--kernel put --arg =3", "--arg = '=3'"),
+        ("--kernel put --arg out=", "--arg out = ''"),
+        ("--kernel put --arg out=int32[1] --arg out=int32[2]", "expected out once"),
+        ("--kernel put --arg out=int33[1]", "--arg out = 'int33[1]': expected a number"),
+        ("--kernel put --arg out=float[1]", "--arg out = 'float[1]': expected a number"),
+        ("--kernel put --arg out=float32[1]", "out = 'array of float32': expected int32"),
+        ("--kernel put --arg out=int32[a]", "--arg out = 'int32[a]'"),
+        ("--kernel put --arg out=int32[,]", "--arg out = 'int32[,]'"),
+        ("--kernel put --arg out=int32[1]:ones", "with :zeros or :out behind it"),
+        ("--kernel put --arg out=nowhere.npy", "--arg out = 'nowhere.npy': expected NumPy arrays in a file"),
+        ("--kernel put --arg out=3", "out = 3: expected a NumPy array"),
+        ("--kernel put --arg out=int32[1] --define 3X", "--define = '3X'"),
+        ("--kernel put --arg out=int32[1] --define", "--define"),
+        ("--kernel put --arg out=int32[1] --sram 1e9", "--sram"),
+        ("--kernel put --arg out=int32[1] --sram 400000", "sram = 400000: expected at most 232,448"),
+        ("--kernel put --arg out=int32[1] --grid many", "--grid = 'many'"),
+        ("--kernel put --arg out=int32[1] --grid 0", "grid = "),
+        ("--kernel put --arg out=int32[1] --out /nowhere/out.npz", "--out = '/nowhere/out.npz'"),
+        ("--kernel put --arg out=int32[1] --causal", "--causal"),
+        ("--kernel put --arg out=int32[1] --lse", "--lse"),
+        ("--kernel put --arg out=int32[1] --tile 16x16", "--tile = '16x16': expected nothing: it is for an algorithm"),
+        ("--kernel put --arg out=int32[1] --len-q 5", "--len-q = 5"),
+        ("--kernel put --arg out=int32[1] --time-limit -1", "time_limit = -1.0"),
+    ],
+)
+def test_bad_usage_is_one_line(source: str, words: str, line: str) -> None:
+    assert line in one_line("emulate", source, *ONE, *words.split())
+
+
+def test_files_of_arrays_that_cannot_be_read(source: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.npy").write_text("text")
+    (tmp_path / "bad.npz").write_text("text")
+    np.save(tmp_path / "object.npy", np.array([object()]), allow_pickle=True)
+    np.savez(tmp_path / "some.npz", a=np.zeros(1))
+    for name, says in (
+        ("bad.npy", "NumPy arrays"), ("bad.npz", "NumPy arrays"), ("object.npy", "NumPy arrays"), ("some.npz", "one of a"),
+        ("some.npz:b", "one of a"),
+    ):  # fmt: skip
+        assert says in one_line("emulate", source, *ONE, "--kernel", "put", "--arg", f"out={tmp_path / name}")
+
+
+def test_what_does_not_compile(tmp_path: Path) -> None:
+    path = tmp_path / "typo.cu"
+    path.write_text("__global__ void typo(int* x) {\n  *x = 1\n}\n")
+    result = run("emulate", path, *ONE, "--arg", "x=int32[1]:out", code=2)
+    assert result.stdout == "" and result.stderr.startswith("flashlab: typo.cu doesn't compile:\n")
+    assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
+
+
+# Counters
+
+
+def test_counters() -> None:
+    text = run("counters", "flash2", "--backend", "emulator", "--len-q", 40, "--head-dim", 16).stdout
+    assert "hbm.read" in text
+    found = document("counters", "flash2", "flash1", "--backend", "emulator", "--len-q", 40, "--device", "t4")
+    assert found["passed"] and found["device"] == "t4" and found["errors"] == []
+    assert found["summary"]["equal"] == found["summary"]["compared"] > 10
+    assert "--save" in one_line("counters", "--backend", "emulator", "--save", "x")
+
+
+# What is missing here
+
+
+def start(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As a process of its own: what it finds is kept while a process lives."""
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "flashlab", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root), **environment}
+    )
+
+
+@pytest.mark.parametrize("command", ["emulate", "counters --backend emulator", "verify --backend emulator"])
+def test_without_a_compiler_one_line_says_what_to_install(command: str, tmp_path: Path) -> None:
+    done = start(*command.split(), PATH=str(tmp_path), CXX="", FLASHLAB_CACHE=str(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert "no C++ compiler" in done.stderr and "apt install g++" in done.stderr and "xcode-select" in done.stderr
+
+
+def test_without_binutils_too(tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("clang++")
+    assert compiler is not None
+    (tmp_path / "g++").symlink_to(compiler)
+    done = start("emulate", *SIZE, PATH=str(tmp_path), CXX="", FLASHLAB_CACHE=str(tmp_path / "cache"))
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "no addr2line, c++filt, nm, objdump, readelf" in done.stderr and "binutils" in done.stderr
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = start("emulate", *SIZE, FLASHLAB_CACHE=str(tmp_path / "file"))
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert "set FLASHLAB_CACHE to a folder that it may write" in done.stderr
