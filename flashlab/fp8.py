@@ -10,7 +10,7 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -23,14 +23,19 @@ from simulator.config import Config, heads_that_share_the_l2
 from simulator.dtypes import Array
 from simulator.errors import Unavailable, UsageError
 from simulator.problem import Tile, round_up
-from simulator.programs.flash3 import configure, sram_bytes
+from simulator.programs.flash3 import MBARRIERS, configure
 
 __all__ = ["KEYS", "Fp8Report", "Quantized", "accuracy", "attention", "quantize", "rotation", "run"]
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
-TILE = Tile(128, 128)
-"""Rows of Q and keys that share a scale: the kernel's tile."""
+
+
+def tile_of(head_dim: int, length: int) -> Tile:
+    """The kernel's tile for `length` keys: rows of Q and keys that share a scale. Up to head dim 128 the softmax binds, and three
+    warpgroups a block get through more of it than two, if the sequence is long enough for their tile."""
+    return Tile(192, 96) if head_dim <= 128 and length > 4096 else Tile(128, 128)
+
 
 KEYS = np.array([2 * (slot // 4) + slot % 2 + 8 * (slot % 4 // 2) for slot in range(16)])
 """Which of 16 keys stands in each place of the transposed V: the order in which P's accumulators lie as an operand."""
@@ -72,8 +77,9 @@ def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool 
     if rotate:
         turn = rotation(q.shape[-1]).astype(np.float32)
         q, k = q @ turn, k @ turn
-    q8, q_scale = _quantized(q, TILE.rows, blocks)
-    k8, k_scale = _quantized(k, TILE.cols, blocks)
+    tile = tile_of(q.shape[-1], k.shape[2])
+    q8, q_scale = _quantized(q, tile.rows, blocks)
+    k8, k_scale = _quantized(k, tile.cols, blocks)
     v8, v_scale = _quantized(v, max(1, v.shape[2]), blocks)
     length = v.shape[2]
     turned = np.zeros((*v.shape[:2], v.shape[3], round_up(length, 16)), E4M3)
@@ -125,7 +131,8 @@ def prepared(problem: Problem, pointers: dict[str, int]) -> Callable[[], None]:
         "q": (p.batch, p.heads, p.len_q, width), "k": (p.batch, p.num_kv_heads, p.kv_length, width),
         "v": (p.batch, p.num_kv_heads, width, keys),
     }  # fmt: skip
-    rows = {"q": TILE.rows, "k": TILE.cols, "v": _padded_dim(p)}
+    tile = config.tile
+    rows = {"q": tile.rows, "k": tile.cols, "v": _padded_dim(p)}
     maps = [
         tma.descriptor(pointers[name], shape, tuple(math.prod(shape[i:]) for i in (1, 2, 3)), "uint8", rows[name])
         for name, shape in shapes.items()
@@ -139,10 +146,10 @@ def prepared(problem: Problem, pointers: dict[str, int]) -> Callable[[], None]:
     macros = tuple(
         x for x in compiler.defines(config, p.dtype, p.head_dim) if not x.startswith("-DHEAD_DIM")
     ) + (f"-DHEAD_DIM={_padded_dim(p)}",)  # fmt: skip
-    halves = p.replace(head_dim=_padded_dim(p) // 2, head_dim_v=None)  # two elements take the place of one
-    sram = sram_bytes(halves, TILE, config.stages)
+    dim, v_keys = _padded_dim(p), round_up(tile.cols, 128)  # V's panels are whole
+    sram = dim * (tile.rows + config.stages * (tile.cols + v_keys)) + 4 * MBARRIERS
     kernel = gpu.kernel_of("flash3_fp8", "flash3_fp8", macros, "sm_90a", sram)
-    grid = (config.grid(p, device, p.batch * p.heads * p.row_tiles(TILE)),)
+    grid = (config.grid(p, device, p.batch * p.heads * p.row_tiles(tile)),)
     return lambda: kernel(grid, (32 * config.warps,), arguments, shared_mem=sram)
 
 
@@ -151,11 +158,9 @@ def _padded_dim(p: Problem) -> int:
 
 
 def _config(p: Problem) -> Config:
-    from dataclasses import replace
-
-    device = gpu.current_device()
-    config = configure(p, device, TILE if p.head_dim <= 128 else Tile(128, 64))
-    return replace(config, tile=TILE, heads_together=heads_that_share_the_l2(p, device))
+    device, tile = gpu.current_device(), tile_of(p.head_dim, p.kv_length)
+    config = configure(p, device, Tile(tile.rows, 64))  # as many keys as fit in 16 bit: the rest doesn't depend on them
+    return replace(config, tile=tile, heads_together=heads_that_share_the_l2(p, device))
 
 
 @dataclass(frozen=True)
@@ -251,7 +256,8 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
         plain = [x.to(torch.bfloat16) for x in full]
         eight = [x.to(torch.float8_e4m3fn) for x in full]
         eight[2] = eight[2].view(torch.uint8).transpose(-1, -2).contiguous()
-        ones = {"q_scale": p.row_tiles(TILE) * p.heads * p.batch, "k_scale": p.key_tiles(TILE) * p.heads * p.batch,
+        tile = tile_of(p.head_dim, p.kv_length)
+        ones = {"q_scale": p.row_tiles(tile) * p.heads * p.batch, "k_scale": p.key_tiles(tile) * p.heads * p.batch,
                 "v_scale": p.heads * p.batch}  # fmt: skip
         arrays = dict(zip("qkv", eight, strict=True)) | {name: torch.ones(n, device="cuda") for name, n in ones.items()}
         arrays |= {"out": torch.empty_like(plain[0]), "lse": torch.empty(shape[:3], device="cuda")}

@@ -188,6 +188,15 @@ def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
+class _Packed:
+    """A launch's arguments as the driver takes them: a pointer to each."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self._values = [np.array(x) for x in arguments]  # which must stay where they are
+        self._pointers = np.array([x.ctypes.data for x in self._values], np.uintp)
+        self.pointer: int = self._pointers.ctypes.data
+
+
 @dataclass(frozen=True)
 class _Launch:
     """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL. `boxes` are those that the
@@ -199,6 +208,13 @@ class _Launch:
     sram: int
     arguments: tuple[str | None, ...]
     boxes: Mapping[str, int]
+
+    def start(self, stream: int, arguments: _Packed) -> None:
+        """Queues it; by the driver, for CuPy takes as long to look at arguments of known types as all the rest."""
+        (blocks,), (threads,) = self.grid, self.block
+        function = self.kernel.kernel.ptr
+        launch = cupy().cuda.driver.launchKernel
+        launch(function, blocks, 1, 1, threads, 1, 1, self.sram, stream, arguments.pointer, 0)
 
 
 class Plan:
@@ -229,7 +245,7 @@ class Plan:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
         self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
-        self._arguments: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        self._arguments: dict[tuple[Any, ...], list[_Packed]] = {}
         self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
@@ -267,16 +283,17 @@ class Plan:
             if len(self._arguments) >= _MOST_KEPT:
                 self._arguments.clear()
             arguments = self._arguments[where] = self._arguments_at(where)
+        stream = cupy().cuda.get_current_stream().ptr
         for each, passed in zip(self._launches, arguments, strict=True):
-            each.kernel(each.grid, each.block, passed, shared_mem=each.sram)
+            each.start(stream, passed)
 
-    def _arguments_at(self, places: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[Any, ...]]:
+    def _arguments_at(self, places: Sequence[tuple[int, tuple[int, ...]]]) -> list[_Packed]:
         """What each launch passes when the tensors lie at these pointers, with these strides."""
         problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
         for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
             vector = self.counts.tensors[name].vector
             values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
-        found: list[tuple[Any, ...]] = []
+        found: list[_Packed] = []
         for each in self._launches:
             own = dict(values)
             for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
@@ -284,7 +301,7 @@ class Plan:
                     spec = self.counts.tensors[name]
                     shape = problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
                     own[name] = tma.descriptor(pointer, shape, strides, spec.dtype, rows)
-            found.append((*[own[name] for name in each.arguments], self._shape))
+            found.append(_Packed([*[own[name] for name in each.arguments], self._shape]))
         return found
 
 

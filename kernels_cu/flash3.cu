@@ -10,13 +10,14 @@
 //     hardly counts, blocks aren't persistent and the longest tile comes first.
 //   - heads in groups whose K and V stay in the L2 while all their rows pass.
 //
-// Expected: what the start and the end of a tile cost is hidden, most where sequences are short; no block left alone with long rows.
+// Expected: what the start and the end of a tile cost is hidden, most in short sequences; no block left alone with long rows.
 // Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
 // ratios; data: docs/results/bench_flash3_h200_2026-11-21.json): 1.02 to 1.12 times the better of the two in every cell, 0.44 to
-// 1.06 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): @R4@
-//   - persistent: 19 % at 1k full (D = 128), 3 % at 4k, nothing at 16k.
+// 1.06 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): 1.01 to 1.03 times
+// at 16k full, 1.03 to 1.14 at 1k full, 1.10 to 1.35 at 1k causal, 1.05 to 1.14 at 16k causal.
+//   - persistent: 11 % at 1k full (D = 128), 4 % at 4k, nothing at 16k.
 //   - pairs: 20 % at 1k causal, 4 % at 4k, 1 to 3 % less than one block a row tile, the longest first, at 16k. Persistent with
-//     longest first in turns, there and back: 30 % less, for the lengths of the groups of heads resonate with the turns.
+//     longest first in turns, there and back: 13 to 40 % less, for the lengths of the groups of heads resonate with the turns.
 //   - at 1k causal, D = 64: 128 rows a tile, 13 % more than 192, of which too much is hidden; at 4k 192 rows have 7 % more.
 //   - D = 256: 64 keys a tile rather than 80: 5 % at 1k causal, else 1 %.
 // What binds: at D = 128 and 256 the power limit (the ratio to the matrix product of the same run is about 1); at D = 64 the
@@ -25,6 +26,7 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
 // The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
 struct Agenda {
   const Shape& shape;

@@ -9,20 +9,22 @@
 //   - between warpgroups (ping-pong): they take turns at the tensor cores, so that one's softmax runs beside another's products.
 //
 // Expected: tensor cores that never wait, at D = 128 and 256; at D = 64 the exponentials take as long as the products.
-// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): @R3@
+// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): 1.10 to 1.34 times rung 2,
+// most where D and the length are large.
 // What it took (16k, D = 128 full unless said):
 //   - the maxima once a tile, not in the way of the exponentials: m stays until a score exceeds it by 2^8, which a lane sees by
 //     itself, with integer maxima of three (VIMNMX3). No shuffles, hardly a rescale: from 1.05 to 1.16 times cuDNN.
 //   - ptxas moves a wait ahead of all that doesn't depend on it. Where O's wait stands is worth 5 %: best right behind the test
 //     for risen maxima (that branch holds it there), so that the exponentials mix with the rounding of P. Held back behind a
-//     quarter, half or all of the exponentials: 4, 1 and 7 % less.
-//   - turns: 12 % at D = 128, 4 % at D = 64, nothing at D = 256.
-//   - lost: 2 of 8 exponentials by a polynomial (12 % at D = 64); 128 x 176 (3 %); three and four stages (nothing); 96 and 112
+//     quarter, half, three quarters or all of the exponentials: 4, 1, 3 and 5 % less.
+//   - turns: 11 to 14 % at D = 128, 4 % at D = 64, nothing at D = 256.
+//   - lost: 2 of 8 exponentials by a polynomial (12 % at D = 64); 128 x 176 (2 to 4 %); three and four stages (nothing); 96 and 112
 //     keys a tile at D = 64 (2 to 4 %); P rounded before the wait (C7513: ptxas serialises the products); S of the next tile
 //     in a second set of registers (C7515).
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
          const Tensor out, float* lse, const Shape shape) {

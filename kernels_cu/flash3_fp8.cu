@@ -5,24 +5,27 @@
 //   q_scale (batch, heads, row tiles)    k_scale (batch, kv_heads, key tiles)    v_scale (batch, kv_heads)    float32
 //   out (batch, heads, len_q, head_dim) float16 or bfloat16    lse (batch, heads, len_q) float32
 //
-// The schedule is flash3's, without turns. What is another: the tensor cores do twice as much a clock, and take operands of 8
-// bits along the summed dimension only. So V comes transposed from the quantisation (which FlashAttention-3 does in its
-// producer), with its keys in the order in which P's accumulators already lie as an operand: no lane hands anything to another.
-// P is scaled by 2^4 and may grow by 2^4.8 before a rescale, for e4m3 ends at 448 and at 2^-9. Each tile has a scale of its own:
-// those of Q and K go into the factor of the exponent.
+// The schedule is flash3's. What is another: the tensor cores do twice as much a clock, and take operands of 8 bits along the
+// summed dimension only. So V comes transposed from the quantisation (which FlashAttention-3 does in its producer), with its keys
+// in the order in which P's accumulators already lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may
+// grow by 2^4.8 before a rescale, for e4m3 ends at 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the
+// factor of the exponent.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
-// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected. At D = 128 the
-// exponentials alone take as long as the products.
-//   - P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 times bfloat16 at D = 128 and 1.56 at 256, where
-//     2^4 and room for 2^4.8 has 1.22 and 1.74; the error is 1 % larger (8.52e-3, 8.61e-3, rotated).
-//   - lost: turns (1 to 4 % less); part of the exponentials by a polynomial (ptxas finds too few registers and serialises the
-//     products, C7511: a quarter less); S of the next tile in a second set of registers, so that a warpgroup never waits for
-//     its scores (ptxas serialises it, C7515; not timed).
+// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.34 times
+// bfloat16 and 1.73. At D = 128 the exponentials alone take as long as the products.
+//   - P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 times bfloat16 at D = 128 full 16k and 1.56 at 256,
+//     where 2^4 and room for 2^4.8 had 1.22 and 1.74; the error is 1 % larger (8.52e-3, 8.61e-3, rotated).
+//   - three warpgroups of 192 x 96 rather than two of 128 x 128: 1.30 where those had 1.23 (D = 128, 16k), with turns 1.35; at 4k
+//     causal it loses a tenth. Two warpgroups do 1 to 4 % better without turns. 192 x 64: 1.21. Three stages: nothing.
+//   - lost: part of the exponentials by a polynomial (ptxas finds too few registers and serialises the products, C7511: a quarter
+//     less); S of the next tile in a second set of registers, so that a warpgroup never waits for its scores (ptxas serialises
+//     it, C7515; not timed).
 #define E4M3 1
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr bool TURNS = CONSUMERS == 3;  // two don't gain by it
 // The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
 struct Agenda {
   const Shape& shape;
@@ -88,6 +91,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
   Agenda agenda{shape};
   Work work;
   const int consumer = warpgroup_id() - 1;
+  const Turns turns(consumer);
   Softmax softmax(shape);
   const float scale = softmax.c;
   unsigned p[P_REGISTERS][4], q_parity = 0;
@@ -136,6 +140,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         // step: load_k
         const float next_scale = key_scale(j);
         mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+        if constexpr (TURNS) turns.take();
 
         // step: scores
         settle(s);
@@ -150,6 +155,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         // step: output (of the tile before, in the background)
         wgmma_fence();
         multiply_pv(o, p, sram.v(v_ring.slot));
+        if constexpr (TURNS) turns.pass();
         wgmma_wait<1>();  // S
         settle(s);
         release(sram.k_empty(k_ring.slot));

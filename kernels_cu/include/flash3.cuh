@@ -22,7 +22,7 @@ static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 64 == 0, "64 rows a war
 #if E4M3  // elements of a byte, tiles in pairs of them; V lies transposed, head_dim x keys
 using QTile = PanelTile<BR, HEAD_DIM / 2>;
 using KTile = PanelTile<BC, HEAD_DIM / 2>;
-using VTile = PanelTile<HEAD_DIM, BC / 2>;
+using VTile = PanelTile<HEAD_DIM, round_up(BC, 128) / 2>;  // what a panel has beyond BC keys is loaded, not used
 constexpr int P_REGISTERS = BC / 32;
 constexpr float TAU = 4.8f, LARGEST_P = 4;  // exp2(4.8 + 4) is just within e4m3's 448
 #else
@@ -32,19 +32,18 @@ using VTile = PanelTile<BC, HEAD_DIM>;
 constexpr int P_REGISTERS = BC / 16;
 constexpr float TAU = 8, LARGEST_P = 0;
 #endif
-static_assert(KTile::BYTES == VTile::BYTES);
 
 // SRAM: Q | STAGES x K | STAGES x V | mbarriers.
 struct Sram {
   static constexpr int MBARRIERS = 16;
-  static constexpr int BYTES = QTile::BYTES + 2 * STAGES * KTile::BYTES + MBARRIERS * MBARRIER_BYTES;
+  static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + VTile::BYTES) + MBARRIERS * MBARRIER_BYTES;
 
   unsigned base = sram_base();
 
   DEVICE QTile q() const { return {base}; }
   DEVICE KTile k(int slot) const { return {base + QTile::BYTES + slot * KTile::BYTES}; }
-  DEVICE VTile v(int slot) const { return {k(STAGES + slot).base}; }
-  DEVICE unsigned mbarrier(int i) const { return k(2 * STAGES).base + i * MBARRIER_BYTES; }
+  DEVICE VTile v(int slot) const { return {k(STAGES).base + slot * VTile::BYTES}; }
+  DEVICE unsigned mbarrier(int i) const { return v(STAGES).base + i * MBARRIER_BYTES; }
 
   // "Full" counts the bytes of a tile that has come, "empty" the consumer warps that are done with it.
   DEVICE unsigned q_full() const { return mbarrier(0); }

@@ -12,7 +12,7 @@ from simulator.programs.flash3 import attend, configure_rung
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The tile by head dim; one block a row tile."""
-    default = Tile(128, 64) if problem.head_dim > 128 else Tile(192 if problem.head_dim <= 64 else 128, 128)
+    default = Tile(128, 128 if 64 < problem.head_dim <= 128 else 64)
     return configure_rung(problem, device, tile, default, producers=0)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernels_cu
-from flashlab import compiler
+from flashlab import compiler, fp8
 from flashlab.compiler import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
 
@@ -102,10 +102,10 @@ def test_a_warning_is_seen(own_sources: Path) -> None:
     assert any("unused" in line for line in complaints(compile_kernel("tiny", arch="sm_80")))
 
 
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize(("head_dim", "length"), [(128, 1024), (128, 16384), (256, 16384)])
 @pytest.mark.parametrize("pairs", [False, True])
-def test_fp8_compiles_without_spills_or_warnings(pairs: bool, head_dim: int) -> None:
-    config = Config(tile=Tile(128, 128), warps=12, stages=2, consumers=2, pairs=pairs)
+def test_fp8_compiles_without_spills_or_warnings(pairs: bool, head_dim: int, length: int) -> None:
+    config = Config(tile=fp8.tile_of(head_dim, length), warps=12, stages=2, consumers=2, pairs=pairs)
     compiled = compile_kernel("flash3_fp8", defines(config, "float16", head_dim), arch="sm_90a")
     assert complaints(compiled) == []
     assert set(compiled.resources) == {"flash3_fp8"}
