@@ -85,6 +85,47 @@ def test_boxes_against_numpy(data: st.DataObject) -> None:
     }  # fmt: skip
 
 
+FENCE, STORE = "  emu_fence_async();\n", "emu_tma_store(&to, base, corner, 4);"
+WAIT_READ = "    emu_tma_wait(0, true);\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "kind", "said", "at"),
+    [
+        (((FENCE, ""),), 16, "proxy fence forgotten", "reads what a thread stored", STORE),
+        (((WAIT_READ, ""),), 16, "wait forgotten", "ends while its copy still reads SRAM", STORE),
+        (((WAIT_READ, "    store_shared(base, 0u);\n" + WAIT_READ),), 16, "race", "writes what another thread read",
+         "store_shared(base, 0u)"),
+        ((("    emu_tma_commit();\n", ""),), 16, "wait forgotten", "ends while its copy still reads SRAM", STORE),
+        (((STORE, "emu_tma_store(&from, base, corner, 4);"),), 16, "input written", "writes an input", "emu_tma_store(&from"),
+        (((STORE, "emu_tma_store(&to, base, corner, 3);"),), 16, "tensor map", "3 coordinates of an array of 4",
+         "emu_tma_store(&to"),
+        ((), 17, "out of bounds", "past the end of x", "tma_load(base, from"),
+    ],
+)  # fmt: skip
+def test_faults_of_boxes(
+    tmp_path: Path, changes: Sequence[tuple[str, str]], rows: int, kind: str, said: str, at: str
+) -> None:
+    """`rows`: as many as the maps say that arrays of 16 have."""
+    source = (HERE / "box.cu").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / "box.cu").write_text(source, encoding="utf-8")
+    arena = Arena()
+    arena.put("x", np.zeros((16, 64), np.uint16))
+    arena.buffers["x"].read_only = True
+    arena.new("y", 16 * 128)
+    arena.new("seen", 4096)
+    maps = [tensor_map(arena.pointer(n), 2, (64, rows, 1, 1), (128, 16, 16), (64, 32, 1, 1)) for n in "xy"]
+    numbers = [np.int32(n).tobytes() for n in (0, 0, 0, 0, 4096, 1)]
+    library = build(tmp_path / "box.cu", ("-DFL_DTYPE=1",), watch=False)
+    arguments = [*maps, np.uint64(arena.pointer("seen")).tobytes(), *numbers]
+    ran = library.launch("box", (1,), (32,), arguments, arena, sram=4104, time_limit=20)
+    found = [x for x in ran.findings if x.kind == kind and said in x.message and _line(x) == line_of(source, at)]
+    assert found, "\n".join(map(str, ran.findings))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
