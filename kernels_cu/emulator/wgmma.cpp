@@ -355,7 +355,7 @@ void Hopper::leave_products(Lane& lane) {
 // A plain access of a thread to its own variables: accumulators that a product still uses are out of reach.
 void Hopper::check_registers(Lane& lane, const char* address, unsigned bytes, bool write, Place place) {
   const std::size_t i = lane.warp->number / WARPS;
-  if (i >= warpgroups.size()) return;
+  if (i >= warpgroups.size() || !block.launch.sanitize()) return;
   const int w = lane.warp->number % WARPS;
   for (const auto& c : warpgroups[i].queues[w].running) {
     const auto* at = reinterpret_cast<const char*>(c->at[w][lane.lane]);
