@@ -109,6 +109,18 @@ class BenchReport:
             "not_run": list(self.not_run),
         }  # fmt: skip
 
+    def cells(self) -> list[dict[str, Any]]:
+        """A flat row a cell: the kernel under test, its share of the matmul rate, and its ratio to each peer there."""
+        flat: list[dict[str, Any]] = []
+        for row in self.rows:
+            cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
+            if row.peer is None:
+                same = {"kernel": self.algorithm, "device": self.device, **cell, "milliseconds": row.milliseconds}
+                flat.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
+            else:
+                flat[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
+        return flat
+
     def print(self) -> None:
         """A table, the yardsticks, and what was not run."""
         from flashlab.cli.output import line, table
@@ -202,7 +214,7 @@ def _bench_cell(
             continue
         calls[name] = call
     errors[None] = _checked(torch, calls[None], bhsd, p, swapped=False)
-    times = _rounds(torch, list(calls.values()), seconds)
+    times = interleaved(torch, list(calls.values()), seconds)
     return [_row(cell, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)]
 
 
@@ -257,7 +269,7 @@ def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Pro
     return worst
 
 
-def _rounds(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
+def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
     """Milliseconds of every call in every round, in the order of `calls`."""
     l2 = torch.cuda.get_device_properties().L2_cache_size
     flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
@@ -307,6 +319,6 @@ def _yardstick(torch: Any, dtype: str) -> Yardstick:
     def copy() -> Any:
         return target.copy_(source)
 
-    products, copies = _rounds(torch, [matmul, copy], seconds=0.2)
+    products, copies = interleaved(torch, [matmul, copy], seconds=0.2)
     moved = 2 * source.numel()
     return Yardstick(dtype, 2 * n**3 / statistics.median(products) / 1e9, moved / statistics.median(copies) / 1e6)

@@ -19,6 +19,7 @@ from typing import Any
 import kernels_cu
 from simulator.config import Config
 from simulator.errors import Unavailable
+from simulator.problem import round_up
 
 __all__ = [
     "OPTIONS",
@@ -39,7 +40,7 @@ OPTIONS = ("-std=c++17",)
 _REPORT = ("--ptxas-options=-v", "--ptxas-options=-warn-spills")
 _INSTALL = "pip install 'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*'"
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-_FRAGMENT = 16
+_FRAGMENT, _PANEL = 16, 64  # columns that a kernel's tiles are made of: a warp's, and those that TMA writes
 
 
 class CompilerMissing(Unavailable):
@@ -84,8 +85,10 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The lines of the log that warn; ptxas's on spills among them."""
-        return tuple(line.strip() for line in self.log.splitlines() if re.search(r"\bwarning\b", line, re.IGNORECASE))
+        """The lines of the log that warn: ptxas's on spills among them, and its remarks on wgmma (C75xx)."""
+        return tuple(
+            line.strip() for line in self.log.splitlines() if re.search(r"\bwarning\b|\(C75\d\d\)", line, re.I)
+        )
 
     @property
     def spills(self) -> int:
@@ -98,18 +101,19 @@ def defines(config: Config, dtype: str, head_dim: int) -> tuple[str, ...]:
 
     >>> from simulator.config import Config, Tile
     >>> defines(Config(tile=Tile(64, 32), warps=4, stages=2, q_in_registers=True), "float16", 40)
-    ('-DFL_DTYPE=1', '-DHEAD_DIM=48', '-DBR=64', '-DBC=32', '-DWARPS=4', '-DSTAGES=2', '-DQ_IN_REGISTERS=1')
+    ('-DFL_DTYPE=1', '-DHEAD_DIM=48', '-DBR=64', '-DBC=32', '-DWARPS=4', '-DSTAGES=2', '-DQ_IN_REGISTERS=1', '-DPAIRS=0')
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r}: the kernels have {', '.join(_DTYPES)}")
     values = {
         "FL_DTYPE": _DTYPES[dtype],
-        "HEAD_DIM": -(-head_dim // _FRAGMENT) * _FRAGMENT,
+        "HEAD_DIM": round_up(head_dim, _PANEL if config.consumers else _FRAGMENT),
         "BR": config.tile.rows,
         "BC": config.tile.cols,
         "WARPS": config.warps,
         "STAGES": config.stages,
         "Q_IN_REGISTERS": int(config.q_in_registers),
+        "PAIRS": int(config.pairs),
     }
     return tuple(f"-D{name}={value}" for name, value in values.items())
 

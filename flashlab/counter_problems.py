@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from flashlab.cases import Case
-from simulator import Problem
+from simulator import CATALOGUE, Problem
 
 __all__ = ["l2_problems", "matrix"]
 
@@ -21,12 +21,19 @@ def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", 
         "fewer-queries": {"batch": 1, "heads": 3, "len_q": 113, "len_kv": 799, "head_dim": 128},
         "more-queries": {"batch": 1, "heads": 3, "kv_heads": 1, "len_q": 421, "len_kv": 97, "head_dim": 64},
     }
+    # the counters of TMA see whole sectors of 32 bytes: rows of so many, where it is used
+    whole = {"ragged": {**shapes["ragged"], "head_dim": 48}}
     return [
         _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
-        for algorithm, dtype, causal, (name, shape) in product(
-            algorithms, ("float32", "float16", "bfloat16"), (False, True), shapes.items()
+        for algorithm in algorithms
+        for dtype, causal, (name, shape) in product(
+            CATALOGUE[algorithm].dtypes, (False, True), (shapes | (whole if _hopper(algorithm) else {})).items()
         )
     ]  # fmt: skip
+
+
+def _hopper(algorithm: str) -> bool:
+    return any(kernel.hopper for kernel in CATALOGUE[algorithm].kernels)
 
 
 def l2_problems() -> list[Case]:

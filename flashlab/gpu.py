@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-import struct
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kernels_cu
-from flashlab import arrays, compiler
+from flashlab import arrays, compiler, tma
 from flashlab.arrays import View, cupy
 from simulator import catalogue, count
+from simulator.config import Config
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import ITEMSIZE, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
 
@@ -45,6 +45,7 @@ _NULL = np.uintp(0)
 _UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
 _MOST_HEAD_DIM = 256
+_MOST_KEPT = 256  # sets of arguments that a plan keeps ready
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -140,7 +141,11 @@ def _cached_plan(
     chosen = plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
     if out := views.get("out"):
         _check_out(out, views["q"])
-    copied = tuple(name for name in ("q", "k", "v") if not arrays.is_aligned(views[name]))
+    boxed = {name for kernel in catalogue.get(algorithm).kernels for name, _ in kernel.boxes}
+    copied = tuple(
+        name for name in ("q", "k", "v")
+        if not arrays.is_aligned(views[name]) or (name in boxed and not tma.takes(views[name]))
+    )  # fmt: skip
     spans = [(view.span, view.pointer) for view in views.values()]
     return _Planned(chosen, copied, tuple((low - base, high - base) for (low, high), base in spans))
 
@@ -183,15 +188,33 @@ def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
+class _Packed:
+    """A launch's arguments as the driver takes them: a pointer to each."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self._values = [np.array(x) for x in arguments]  # which must stay where they are
+        self._pointers = np.array([x.ctypes.data for x in self._values], np.uintp)
+        self.pointer: int = self._pointers.ctypes.data
+
+
 @dataclass(frozen=True)
 class _Launch:
-    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL."""
+    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL. `boxes` are those that the
+    kernel gets TMA's descriptors of, with the rows of a box."""
 
     kernel: Any
     grid: tuple[int]
     block: tuple[int]
     sram: int
     arguments: tuple[str | None, ...]
+    boxes: Mapping[str, int]
+
+    def start(self, stream: int, arguments: _Packed) -> None:
+        """Queues it; by the driver, for CuPy takes as long to look at arguments of known types as all the rest."""
+        (blocks,), (threads,) = self.grid, self.block
+        function = self.kernel.kernel.ptr
+        launch = cupy().cuda.driver.launchKernel
+        launch(function, blocks, 1, 1, threads, 1, 1, self.sram, stream, arguments.pointer, 0)
 
 
 class Plan:
@@ -210,28 +233,31 @@ class Plan:
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
         check_problem(problem, device)
+        if any(kernel.hopper for kernel in row.kernels):
+            check_hopper(row.name, problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        check_tile(config.tile)
+        check_tile(config)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
-        specs = self.counts.tensors.values()
-        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in specs if not x.vector]
-        self._vectors = [(x.name, x.nbytes) for x in specs if x.vector]
-        self._structs = struct.Struct(f"{4 * len(self._tensors)}q")
+        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
+        self._arguments: dict[tuple[Any, ...], list[_Packed]] = {}
         self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=_kernel(kernel.source, kernel.entry, macros, arch, launch.sram_peak),
-                grid=(launch.blocks,),
+                kernel=kernel_of(
+                    kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
+                ),
+                grid=(config.grid(problem, device, launch.blocks),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
+                boxes={name: getattr(config.tile, side) for name, side in kernel.boxes},
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -245,25 +271,38 @@ class Plan:
         """
         alloc = cupy().cuda.alloc
         held: list[Any] = []  # until the launches are queued; the pool hands memory on in the stream's order
-        fields: list[int] = []
+        places: list[tuple[int, tuple[int, ...]]] = []
         for name, nbytes, strides in self._tensors:
             if view := views.get(name):
-                fields += (view.pointer, *view.strides[:3])
+                places.append((view.pointer, view.strides))
             else:
                 held.append(memory := alloc(nbytes))
-                fields += (memory.ptr, *strides)
-        structs = np.frombuffer(self._structs.pack(*fields), TENSOR)
-        values: dict[str | None, Any] = {None: _NULL}
-        values.update(zip((name for name, *_ in self._tensors), structs, strict=True))
-        for name, nbytes in self._vectors:
-            if view := views.get(name):
-                values[name] = np.uintp(view.pointer)
-            else:
-                held.append(memory := alloc(nbytes))
-                values[name] = np.uintp(memory.ptr)
+                places.append((memory.ptr, strides))
+        where = tuple(places)
+        if (arguments := self._arguments.get(where)) is None:
+            if len(self._arguments) >= _MOST_KEPT:
+                self._arguments.clear()
+            arguments = self._arguments[where] = self._arguments_at(where)
+        stream = cupy().cuda.get_current_stream().ptr
+        for each, passed in zip(self._launches, arguments, strict=True):
+            each.start(stream, passed)
+
+    def _arguments_at(self, places: Sequence[tuple[int, tuple[int, ...]]]) -> list[_Packed]:
+        """What each launch passes when the tensors lie at these pointers, with these strides."""
+        problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
+        for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+            vector = self.counts.tensors[name].vector
+            values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
+        found: list[_Packed] = []
         for each in self._launches:
-            arguments = (*[values[name] for name in each.arguments], self._shape)
-            each.kernel(each.grid, each.block, arguments, shared_mem=each.sram)
+            own = dict(values)
+            for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+                if rows := each.boxes.get(name):
+                    spec = self.counts.tensors[name]
+                    shape = problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
+                    own[name] = tma.descriptor(pointer, shape, strides, spec.dtype, rows)
+            found.append(_Packed([*[own[name] for name in each.arguments], self._shape]))
+        return found
 
 
 def plan(
@@ -297,8 +336,23 @@ def check_problem(problem: Problem, device: Device) -> None:
         )
 
 
-def check_tile(tile: Tile) -> None:
+def check_hopper(name: str, problem: Problem, device: Device) -> None:
+    """Refuses what a kernel made for Hopper can't do."""
+    title = device.title or device.name
+    if device.compute_capability != (9, 0):
+        capability = "{}.{}".format(*device.compute_capability)
+        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
+    if problem.itemsize != 2:
+        raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
+
+
+def check_tile(config: Config) -> None:
     """Refuses a tile that isn't made of whole fragments."""
+    tile = config.tile
+    if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
+        raise UsageError(
+            "tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
+        )
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
 
@@ -328,7 +382,7 @@ def shape_struct(problem: Problem, group: int) -> Any:
     return np.array(values, SHAPE)[()]
 
 
-def _kernel(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
+def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
     here = cupy().cuda.runtime.getDevice()
     kernel = _compiled(source, entry, macros, arch, compiler.sources_digest(), here)

@@ -11,18 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from flashlab.verify.outsiders import outsider
+from simulator.catalogue import CATALOGUE
 from simulator.errors import unknown
 
 __all__ = ["PEERS", "layout", "prepare"]
 
 PEERS = ("sdpa-flash", "cudnn", "sdpa-efficient", "fa4", "flashinfer")
-"""What `--against` takes."""
+"""What `--against` takes, besides algorithms of our own."""
 
 
 def layout(name: str) -> str:
     """The order of axes that a peer is made for: "bhsd" or "bshd". Raises `Unavailable` if it isn't installed."""
+    if name in CATALOGUE:
+        return "bhsd"
     if name not in PEERS:
-        raise unknown("against", name, PEERS)
+        raise unknown("against", name, [*PEERS, *CATALOGUE])
     return outsider(name).layout
 
 
@@ -30,10 +33,21 @@ def prepare(name: str, q: Any, k: Any, v: Any, *, causal: bool, scale: float) ->
     """A call of a peer on torch tensors in its own layout, ready to be repeated; it returns out in that layout."""
     if name == "flashinfer":
         return _flashinfer(q, k, v, causal, scale)
+    if name in CATALOGUE:
+        return _ours(name, q, k, v, causal, scale)
     fn = outsider(name).fn
 
     def call() -> Any:
         return fn(q, k, v, causal=causal, scale=scale)[0]
+
+    return call
+
+
+def _ours(name: str, q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
+    attention, out = importlib.import_module("flashlab.gpu").attention, importlib.import_module("torch").empty_like(q)
+
+    def call() -> Any:
+        return attention(q, k, v, algorithm=name, causal=causal, scale=scale, out=out)
 
     return call
 

@@ -36,7 +36,7 @@ __all__ = ["FOLDER", "KINDS", "SCHEMA", "Result", "device_name", "environment", 
 SCHEMA = 1
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "patterns")
+KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "ladder", "fp8", "patterns")
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
 
@@ -138,8 +138,8 @@ def load(path: str | Path) -> Result:
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder, and in folders inside, that match; oldest first."""
-    results = [load(path) for path in sorted(Path(folder).rglob("*.json"))]
+    """The results in a folder, and in folders inside, that match; oldest first. Plain lists of cells are passed over."""
+    results = [load(path) for path in sorted(Path(folder).rglob("*.json")) if not _is_list(path)]
     return sorted(
         (
             r for r in results
@@ -149,6 +149,12 @@ def find(
         ),
         key=lambda r: str(r.content["date"]),
     )  # fmt: skip
+
+
+def _is_list(path: Path) -> bool:
+    """Is it a table for other programs (`flashlab bench --cells`) rather than a result?"""
+    with path.open(encoding="utf-8") as file:
+        return file.read(1) == "["
 
 
 def latest(
@@ -204,6 +210,26 @@ def _headline_bench(data: Data) -> str:
         for peer, ratios in groups.items()
     ]
     return f"speed of {data['algorithm']}: {'; '.join(parts) or 'no peer was run'}"
+
+
+def _headline_fp8(data: Data) -> str:
+    ratios: dict[int, list[float]] = {}
+    for row in data["speed"]:
+        ratios.setdefault(row["head_dim"], []).append(row["ratio"])
+    speed = "; ".join(f"{min(r):.2f} to {max(r):.2f} × bfloat16 at head dim {dim}" for dim, r in ratios.items())
+    errors = ", ".join(f"{row['rmse']:.1e} ({row['kernel']})" for row in data["accuracy"])
+    return f"FP8: {speed}; RMSE {errors}"
+
+
+def _table_fp8(data: Data) -> str:
+    errors = _markdown_table(("kernel", "RMSE"), [(row["kernel"], f"{row['rmse']:.2e}") for row in data["accuracy"]])
+    rows = [
+        (str(s["head_dim"]), "causal" if s["causal"] else "full", str(s["length"]), f"{s['tflops']:.0f}",
+         f"{s['tflops_bfloat16']:.0f}", f"{s['ratio']:.2f}")
+        for s in data["speed"]
+    ]  # fmt: skip
+    header = ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio")
+    return f"{errors}\n\n{_markdown_table(header, rows)}"
 
 
 def _headline_sanitizers(data: Data) -> str:
@@ -311,11 +337,12 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
-    "bench": _headline_bench, "patterns": _headline_patterns, "zoo": _headline_zoo,
+    "bench": _headline_bench, "ladder": _headline_bench, "fp8": _headline_fp8, "patterns": _headline_patterns,
+    "zoo": _headline_zoo,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
-    "patterns": _table_patterns, "zoo": _table_zoo,
+    "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
 }  # fmt: skip
 
 

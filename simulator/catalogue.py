@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from simulator.errors import unknown
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash2 as flash2_formula
+from simulator.formulas import flash3 as flash3_formula
+from simulator.formulas import flash3_1 as flash3_1_formula
+from simulator.formulas import flash3_2 as flash3_2_formula
+from simulator.formulas import flash3_3 as flash3_3_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
+from simulator.problem import ITEMSIZE
 from simulator.program import Program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
+from simulator.programs.flash3 import flash3
+from simulator.programs.flash3_1 import flash3_1
+from simulator.programs.flash3_2 import flash3_2
+from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 
@@ -23,11 +32,18 @@ Formula = Callable[..., None]
 @dataclass(frozen=True)
 class Kernel:
     """A launch on the GPU: the `.cu` file, its entry point, and the arrays it takes, in order; an array that the call
-    doesn't have (the LSE, unless asked for) is passed as NULL."""
+    doesn't have (the LSE, unless asked for) is passed as NULL. Those in `boxes` are passed as TMA's descriptors, with the
+    side of the tile, "rows" or "cols", that their boxes have: such a kernel runs on Hopper only, in 16 bit."""
 
     source: str
     entry: str
     arguments: tuple[str, ...]
+    boxes: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def hopper(self) -> bool:
+        """Does it need sm_90a?"""
+        return bool(self.boxes)
 
 
 @dataclass(frozen=True)
@@ -44,9 +60,15 @@ class Algorithm:
     formula: Formula | None = None
     kernels: tuple[Kernel, ...] = ()
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What its kernels compute in."""
+        return tuple(ITEMSIZE)[1:] if any(kernel.hopper for kernel in self.kernels) else tuple(ITEMSIZE)
+
 
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
+_BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 
 CATALOGUE = {
     row.name: row
@@ -59,6 +81,14 @@ CATALOGUE = {
                   (Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),)),
         Algorithm("flash2", flash2, flash2_formula.flash2,
                   (Kernel("flash2", "flash2", ("q", "k", "v", "out", "lse")),)),
+        Algorithm("flash3_1", flash3_1, flash3_1_formula.flash3_1,
+                  (Kernel("flash3_1", "flash3_1", ("q", "k", "v", "out", "lse"), _BOXES),)),
+        Algorithm("flash3_2", flash3_2, flash3_2_formula.flash3_2,
+                  (Kernel("flash3_2", "flash3_2", ("q", "k", "v", "out", "lse"), _BOXES),)),
+        Algorithm("flash3_3", flash3_3, flash3_3_formula.flash3_3,
+                  (Kernel("flash3_3", "flash3_3", ("q", "k", "v", "out", "lse"), _BOXES),)),
+        Algorithm("flash3", flash3, flash3_formula.flash3,
+                  (Kernel("flash3", "flash3", ("q", "k", "v", "out", "lse"), _BOXES),)),
     )
 }  # fmt: skip
 """Every algorithm by name."""

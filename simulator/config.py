@@ -16,7 +16,9 @@ class Config:
 
     `warps` a block, `stages` of the K and V ring, `q_in_registers`: Q leaves SRAM once, not once a key tile;
     `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
-    most that the kernel's registers leave room for (its launch bounds).
+    most that the kernel's registers leave room for (its launch bounds). `consumers`: warpgroups that multiply, each of which
+    reads operands for itself as elsewhere a warp does (0: the warps multiply). `persistent`: one block an SM, which takes
+    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
@@ -30,6 +32,21 @@ class Config:
     q_in_registers: bool = False
     heads_together: int = 1
     blocks_per_sm: int = 16
+    consumers: int = 0
+    persistent: bool = False
+    pairs: bool = False
+
+    def grid(self, problem: Problem, device: Device, blocks: int) -> int:
+        """Blocks of the launch that does the work of `blocks` row tiles (all heads' together).
+
+        >>> import flashlab as fl
+        >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16", causal=True)
+        >>> fl.count("flash3", p).config.grid(p, fl.DEVICES["h100"], 176)
+        88
+        """
+        if self.pairs:
+            blocks = problem.batch * problem.heads * -(-problem.row_tiles(self.tile) // 2)
+        return min(blocks, device.sms) if self.persistent else blocks
 
 
 def padded(n: int) -> int:

@@ -6,8 +6,8 @@ computes and counts; on shapes alone it only counts. Bytes are counted where the
 
 - `block.load` and `block.store` request bytes from HBM: the rows inside the problem, padded to 16 bytes;
 - what lands in SRAM is the whole tile, padded to the fragment (16 x 8 x 16);
-- `block.matmul` reads each SRAM operand once for each warp that uses it: `"rows"` or `"cols"` splits it over the warps,
-  `"none"` has every warp read all of it;
+- `block.matmul` reads each SRAM operand once for each warp (or warpgroup) that uses it: `"rows"` or `"cols"` splits it
+  over the warps, `"none"` has every warp read all of it;
 - `block.put` and `block.get` are transfers between warps through SRAM; shuffles and registers count nothing.
 """
 
@@ -26,7 +26,7 @@ from simulator.counts import Book, Counts, Spec, io_tensors
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import SramOverflow, UsageError
-from simulator.problem import Problem
+from simulator.problem import Problem, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 from simulator.trace import Recorder
@@ -58,8 +58,8 @@ class Block:
     4
     """
 
-    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int) -> None:
-        self._m, self.i, self.j, self.walk, self.warps = machine, i, j, walk, warps
+    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int) -> None:
+        self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
         self._step = ""
         self._sram: dict[str, int] = {}
         self._filled: dict[str, tuple[int, int, int]] = {}
@@ -76,17 +76,21 @@ class Block:
     # -- HBM ----------------------------------------------------------------------------------------------------
 
     def load(
-        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1
-    ) -> SramTile:
+        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1,
+        panel: int | None = None,
+    ) -> SramTile:  # fmt: skip
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (all columns if None), zero-filled outside the problem.
 
         The buffer bears the tensor's name and is reused by the next load of it; `stages` buffers are held for a ring.
+        With `panel` TMA moves it, in boxes of so many columns, which count whole: rows and columns outside included.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
+        if panel:
+            read = rows * round_up(cols, panel) * tensor.spec.itemsize * self.lockstep
         if data is not None and data.shape[-1] < cols:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
-        tile = SramTile(tensor.name, rows, cols, tensor.dtype, data)
+        tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         return tile
@@ -127,13 +131,14 @@ class Block:
     # -- SRAM ---------------------------------------------------------------------------------------------------
 
     def alloc(
-        self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1
+        self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1, panel: int = 16
     ) -> SramTile:
-        """Reserve a buffer in SRAM, `copies` of it (one a warp, say); without `cols` a vector, one value a row.
+        """Reserve a buffer in SRAM, `copies` of it (one a warp, say), columns padded to `panel`; without `cols` a vector,
+        one value a row.
 
         Raises `SramOverflow` over the device's limit.
         """
-        tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None)
+        tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel)
         self._reserve(tile, copies)
         return tile
 
@@ -189,7 +194,8 @@ class Block:
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.footprint * self._uses(way) * self.lockstep)
-        self._m.book.compute(matmul=2 * padded(a.rows) * padded(b.cols) * padded(a.cols) * self.lockstep)
+        (rows, depth), (depth_too, columns) = _padded_shape(a), _padded_shape(b)
+        self._m.book.compute(matmul=2 * rows * columns * max(depth, depth_too) * self.lockstep)
         if scale != 1.0:
             self.count_flops(a.rows * b.cols)
         if a.values is None or b.values is None:
@@ -259,7 +265,7 @@ class Block:
     def _uses(self, split: Split) -> int:
         if split not in ("rows", "cols", "none"):
             raise UsageError("split", split, "'rows', 'cols' or 'none'")
-        return self.warps if split == "none" else 1
+        return self.readers if split == "none" else 1
 
     def _count(self, tensor: str, **nbytes: int) -> None:
         self._m.book.add(self._step, tensor, **nbytes)
@@ -370,12 +376,14 @@ class Machine:
         return self._new(Spec(name, self.heads, rows, cols, dtype, "workspace", vector=vector))
 
     def launch(
-        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None
-    ) -> Iterator[Block]:
+        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None,
+        readers: int | None = None,
+    ) -> Iterator[Block]:  # fmt: skip
         """Launch `rows` x `cols` blocks for every batch and head, and run them in lockstep groups.
 
         `walk(i)` is the range that row block i loops over (the key tiles that the mask leaves, say): blocks with equal
-        walks share a group. A problem without queries launches nothing.
+        walks share a group. `readers` share the bytes of an operand: the warps, unless it is warpgroups that multiply. A
+        problem without queries launches nothing.
         """
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
@@ -395,7 +403,7 @@ class Machine:
             while stop < rows and stop - start < most and walks[stop] == walks[start]:
                 stop += 1
             for j in range(cols):
-                block = Block(self, np.arange(start, stop), j, walks[start], warps)
+                block = Block(self, np.arange(start, stop), j, walks[start], warps, readers or warps)
                 if self.recorder:
                     self.recorder.block(block)
                 yield block
@@ -437,6 +445,11 @@ class Machine:
         if self.data:  # NaN until written: a store that a program forgets shows
             self.values[spec.name] = np.full(shape, np.nan, numpy_dtype(spec.dtype))
         return HbmTensor(spec)
+
+
+def _padded_shape(x: SramTile | Registers) -> tuple[int, int]:
+    """Rows and columns that a matrix product executes."""
+    return x.padded_shape if isinstance(x, SramTile) else (padded(x.rows), padded(x.cols))
 
 
 def _program_frame() -> FrameType:

@@ -8,7 +8,7 @@ from simulator.config import padded
 from simulator.counts import Spec
 from simulator.dtypes import Array
 from simulator.errors import UsageError
-from simulator.problem import ITEMSIZE
+from simulator.problem import ITEMSIZE, round_up
 
 
 class HbmTensor:
@@ -33,22 +33,28 @@ class HbmTensor:
 class SramTile:
     """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free.
 
+    `panel`: columns lie in panels of so many, the last one padded (TMA's swizzled tiles have 64); `padded_shape` says how
+    many rows and columns there are with the padding.
+
     >>> from flashlab import SramTile
     >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
     True
     """
 
     def __init__(
-        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False
+        self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False, panel: int = 16
     ) -> None:
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
+        self.padded_shape = padded(rows), 1 if vector else round_up(cols, panel)
         self._scaled: tuple[float, Array] | None = None
 
     @property
     def T(self) -> SramTile:
         """The transpose, as the tensor cores read it: no copy."""
         data = None if self.values is None else self.values.swapaxes(-1, -2)
-        return SramTile(self.name, self.cols, self.rows, self.dtype, data)
+        transposed = SramTile(self.name, self.cols, self.rows, self.dtype, data)
+        transposed.padded_shape = self.padded_shape[::-1]
+        return transposed
 
     def columns(self, chunk: int, width: int) -> SramTile:
         """The columns `chunk * width` and on, `width` of them at the most."""
@@ -67,5 +73,5 @@ class SramTile:
     @property
     def footprint(self) -> int:
         """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
-        cols = 1 if self.vector else padded(self.cols)
-        return padded(self.rows) * cols * ITEMSIZE[self.dtype]
+        rows, cols = self.padded_shape
+        return rows * cols * ITEMSIZE[self.dtype]

@@ -1,14 +1,18 @@
-"""The commands that judge kernels and programs: verify, bench, counters, sanitize."""
+"""The commands that judge kernels and programs: verify, bench, fp8, counters, sanitize."""
 
 from __future__ import annotations
 
+import json as jsonlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
+from flashlab.files import replace_file
+from simulator.catalogue import CATALOGUE, get
 from simulator.errors import UsageError, unknown
 
 _OURS = ("standard", "online_softmax", "flash1", "flash2")
@@ -20,6 +24,7 @@ def register(app: typer.Typer) -> None:
         (bench, "flashlab bench flash2 --against sdpa-flash,cudnn,fa4 --dtype bfloat16 --head-dim 128"),
         (counters, "flashlab counters flash2 --len-q 1000 --head-dim 64 --causal"),
         (sanitize, "flashlab sanitize flash1 flash2"),
+        (fp8, "flashlab fp8 --head-dim 128 --len-q 16384"),
     ):
         app.command(epilog=f"Example: {example}")(options.expand(command))
 
@@ -118,28 +123,52 @@ def bench(
     save: SaveOptions,
     algorithm: Annotated[str, typer.Argument(help="Of ours.")] = "flash2",
     against: Annotated[
-        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer.")
+        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or of ours.")
     ] = "sdpa-flash",
-    dtype: Annotated[str, typer.Option(metavar="NAME,…")] = "bfloat16,float16",
-    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "64,128",
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Default bfloat16, of flash1 and flash2 float16 too.")
+    ] = None,
+    head_dim: Annotated[str | None, typer.Option(metavar="N,…", help="Default 64,128, of flash3 256 too.")] = None,
     len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
     causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Default both.")] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     seconds: Annotated[float, typer.Option(help="For each problem.")] = 1.0,
+    cells: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a flat list, a row a problem.")] = None,
     json: Json = False,
 ) -> None:
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
     from flashlab import bench as speed
 
-    cells = speed.cells(
-        options.values("--dtype", dtype, str), options.values("--head-dim", head_dim, int),
+    hopper = any(kernel.hopper for kernel in get(algorithm).kernels)
+    problems = speed.cells(
+        options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
+        options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
         (False, True) if causal is None else (causal,), options.values("--len-q", len_q, int),
     )  # fmt: skip
+    peers = options.values("--against", against, str)
     report = speed.run(
-        algorithm, options.values("--against", against, str), cells=cells, tile=options.tile(tile), seconds=seconds,
+        algorithm, peers, cells=problems, tile=options.tile(tile), seconds=seconds,
         progress=output.track("problems"),
     )  # fmt: skip
-    save.keep("bench", [algorithm], report)
+    save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
+    if cells is not None:
+        replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
+    _finish(report, json, report.passed)
+
+
+def fp8(
+    save: SaveOptions,
+    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "128,256",
+    len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
+    json: Json = False,
+) -> None:
+    """FlashAttention-3 in FP8: its error on inputs with outliers (plain, a scale a tile, rotated), its speed beside bfloat16."""
+    from flashlab import fp8 as eight
+
+    report = eight.run(
+        lengths=options.values("--len-q", len_q, int), head_dims=options.values("--head-dim", head_dim, int)
+    )
+    save.keep("fp8", ["flash3_fp8"], report)
     _finish(report, json, report.passed)
 
 

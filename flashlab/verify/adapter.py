@@ -162,6 +162,12 @@ class AttentionTarget(Target):
         self.frame = frame_named(framework)
         self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
+        self.hopper = any(kernel.hopper for kernel in CATALOGUE[algorithm].kernels)
+        if self.hopper:  # 64 rows a warpgroup
+            self.tiles = (None, (64, 64), (128, 48), (128, 128), (192, 64))
+
+    def refuses(self, problem: Problem) -> str | None:
+        return "float16 and bfloat16 only" if self.hopper and problem.itemsize != 2 else None
 
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None

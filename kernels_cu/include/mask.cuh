@@ -38,3 +38,19 @@ DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, 
         if (8 * n + e < first || 8 * n + e > last) s[n][2 * half + e] = -INF;
   }
 }
+
+// The same of one side alone: what lies behind the last key that a row sees, or before the first. `column` is the key of this
+// lane's first column.
+template <bool BEHIND, int N>
+DEVICE void hide_scores(float (&s)[N][4], const Shape& shape, int row, int column) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Keys keys = visible_keys(shape, opaque(row) + 8 * half);
+    const int bound = (BEHIND ? keys.last : keys.first) - column;
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (BEHIND ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = -INF;
+  }
+}

@@ -5,9 +5,9 @@
 
 #include "types.cuh"
 
-// Start of the block's dynamic SRAM (aligned to 128 bytes, the period of the 32 banks).
+// Start of the block's dynamic SRAM (aligned to 1024 bytes, the period of TMA's swizzle).
 DEVICE unsigned sram_base() {
-  extern __shared__ __align__(128) unsigned char sram[];
+  extern __shared__ __align__(1024) unsigned char sram[];
   return static_cast<unsigned>(__cvta_generic_to_shared(sram));
 }
 

@@ -299,7 +299,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
     [
         (
             "count flsh2",
-            "algorithm = 'flsh2': expected one of standard, online_softmax, flash1, flash2 (did you mean flash2?)",
+            "algorithm = 'flsh2': expected one of standard, online_softmax, flash1, flash2, flash3_1,",
         ),
         ("compare flash2 falsh1", "did you mean flash1?"),
         ("sweep flash", "did you mean flash"),

@@ -23,6 +23,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other librari
 
 Array = np.ndarray[Any, Any]
 ALGORITHMS = list(fl.CATALOGUE)
+HOPPER = {name for name, row in fl.CATALOGUE.items() if any(kernel.hopper for kernel in row.kernels)}
 DTYPES = ["float32", "float16", "bfloat16"]
 GUARD = 4096
 
@@ -102,9 +103,19 @@ SHAPES = {
 }
 
 
+def skip_what_cannot_run(algorithm: str, dtype: str = "float16") -> None:
+    if algorithm not in HOPPER:
+        return
+    if dtype == "float32":
+        pytest.skip(f"{algorithm} has no float32")
+    if gpu.current_device().compute_capability != (9, 0):
+        pytest.skip(f"{algorithm} needs Hopper")
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_numbers(algorithm: str, dtype: str) -> None:
+    skip_what_cannot_run(algorithm, dtype)
     for shape in SHAPES.values():
         p = problem(dtype, **shape)
         inputs = fl.random_inputs(p, seed=1)
@@ -118,6 +129,7 @@ def test_numbers(algorithm: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_head_dims(algorithm: str, dtype: str, head_dim: int) -> None:
+    skip_what_cannot_run(algorithm, dtype)
     for causal in (False, True):
         p = problem(dtype, head_dim=head_dim, causal=causal)
         inputs = fl.random_inputs(p, seed=2)
@@ -127,7 +139,15 @@ def test_head_dims(algorithm: str, dtype: str, head_dim: int) -> None:
 @pytest.mark.parametrize("tile", ["16x16", "32x64", "64x32", "128x64"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_tiles(algorithm: str, tile: str) -> None:
+    skip_what_cannot_run(algorithm)
+    if algorithm in HOPPER and fl.Tile.parse(tile).rows % 64:
+        q = to_cupy(fl.random_inputs(problem())[0])
+        with pytest.raises(fl.UsageError, match="64, 128 or 192 rows"):
+            fl.attention(q, q, q, algorithm=algorithm, tile=tile)
+        return
     for dtype in ("float32", "float16"):
+        if dtype == "float32" and algorithm in HOPPER:
+            continue
         p = problem(dtype, len_q=300, len_kv=333, causal=True)
         inputs = fl.random_inputs(p, seed=3)
         check(p, inputs, *fl.attention(*map(to_cupy, inputs), algorithm=algorithm, lse=True, causal=True, tile=tile))
@@ -138,6 +158,10 @@ def test_tiles(algorithm: str, tile: str) -> None:
 def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
     monkeypatch.setattr(gpu, "ARCH", "compute_75")
+    if algorithm in HOPPER:
+        with pytest.raises(fl.Unavailable, match="needs sm_90a"):
+            gpu.plan(algorithm, problem(dtype))
+        return
     for head_dim in (40, 64, 111, 128):
         p = problem(dtype, head_dim=head_dim, causal=True)
         inputs = fl.random_inputs(p, seed=4)
@@ -293,6 +317,7 @@ class Guarded:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_guard_bands_and_poison(cupy: Any, algorithm: str, dtype: str, head_dim: int) -> None:
     """What a kernel must not read is NaN, what it must not write is guarded; the result is the same to the bit."""
+    skip_what_cannot_run(algorithm, dtype)
     pad = (0, 0, 3, -head_dim % 8)
     for shape in ({}, {"len_q": 130, "len_kv": 33}, {"len_q": 1, "len_kv": 65}, {"len_kv": 0}):
         p = problem(dtype, head_dim=head_dim, causal=True, **shape)
@@ -314,6 +339,7 @@ def test_guard_bands_and_poison(cupy: Any, algorithm: str, dtype: str, head_dim:
 @pytest.mark.parametrize("head_dim", [64, 111])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_allocations_are_the_peak_that_is_counted(cupy: Any, algorithm: str, head_dim: int) -> None:
+    skip_what_cannot_run(algorithm)
     p = problem(head_dim=head_dim)
     counts = fl.count(algorithm, p, device=gpu.current_device())
     q, k, v = map(to_cupy, fl.random_inputs(p))
@@ -349,6 +375,8 @@ def test_strides_beyond_32_bits(cupy: Any, axis: int) -> None:
         view[...] = cupy.asarray(x)
         views.append(view)
     for algorithm in ALGORITHMS:
+        if algorithm in HOPPER and gpu.current_device().compute_capability != (9, 0):
+            continue
         views[3][...] = np.nan
         check(p, inputs, fl.attention(*views[:3], out=views[3], algorithm=algorithm))
 
@@ -381,6 +409,7 @@ def test_more_elements_than_32_bits_count(cupy: Any) -> None:
 @pytest.mark.parametrize("head_dim", [64, 111])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_current_stream_of_torch(algorithm: str, head_dim: int) -> None:
+    skip_what_cannot_run(algorithm)
     torch = pytest.importorskip("torch")
     p = problem(head_dim=head_dim, causal=True)
     inputs = fl.random_inputs(p, seed=9)
@@ -439,11 +468,26 @@ def test_a_cuda_graph_of_torch(cupy: Any) -> None:
     check(p, other, out)
 
 
+@pytest.mark.parametrize("algorithm", sorted(HOPPER))
+def test_a_thousand_runs_are_equal_to_the_bit(cupy: Any, algorithm: str) -> None:
+    skip_what_cannot_run(algorithm)
+    for head_dim in (64, 128, 256):
+        p = problem("bfloat16", batch=2, heads=16, kv_heads=4, len_q=700, len_kv=700, head_dim=head_dim, causal=True)
+        q, k, v = map(to_cupy, fl.random_inputs(p))
+        first, out = (fl.attention(q, k, v, algorithm=algorithm, causal=True) for _ in range(2))
+        off = cupy.zeros((), "i8")
+        for _ in range(1000):
+            fl.attention(q, k, v, algorithm=algorithm, causal=True, out=out)
+            off += (out.view("u2") != first.view("u2")).sum()
+        assert int(off) == 0
+
+
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_counts_are_those_of_the_device(algorithm: str) -> None:
+    skip_what_cannot_run(algorithm)
     device = gpu.current_device()
     p = problem(len_q=1000)
     assert gpu.plan(algorithm, p).counts == fl.count(algorithm, p, device=device)
@@ -458,7 +502,10 @@ def test_counts_are_those_of_the_device(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_kernels_neither_spill_nor_hold_sram_of_their_own(algorithm: str) -> None:
+    skip_what_cannot_run(algorithm)
     for dtype in DTYPES:
+        if dtype == "float32" and algorithm in HOPPER:
+            continue
         for launch in gpu.plan(algorithm, problem(dtype, len_q=64))._launches:
             assert launch.kernel.local_size_bytes == 0
             assert launch.kernel.shared_size_bytes == 0

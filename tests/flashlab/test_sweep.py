@@ -142,7 +142,7 @@ def test_pandas_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     ("call", "says"),
     [
         (lambda: fl.sweep("flash2", BASE, length=[1]), "axis = 'length': expected one of batch, heads"),
-        (lambda: fl.sweep("flash3", BASE), "did you mean flash"),
+        (lambda: fl.sweep("flash9", BASE), "did you mean flash"),
         (lambda: fl.sweep("flash2", BASE, device=["h100", "h1"]), "device = 'h1'"),
         (lambda: fl.sweep("flash2", BASE, tile=["64"]), "tile = '64'"),
         (lambda: fl.sweep("flash2", BASE, sram=[-1]), "sram_per_block = -1"),

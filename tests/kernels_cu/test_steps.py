@@ -9,9 +9,10 @@ import pytest
 import kernels_cu
 from simulator import Problem, catalogue, random_inputs, simulate
 
-NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
+NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu") if path.stem != "flash3_fp8")
+"""FP8's kernel has no tile program: the simulator's problems have no 8-bit dtype."""
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
-ALLOWED = {"__global__", "__launch_bounds__"}
+ALLOWED = {"__global__", "__grid_constant__", "__launch_bounds__"}
 
 
 def marks(text: str) -> list[str]:
@@ -56,7 +57,7 @@ def test_steps_are_the_tile_programs(name: str) -> None:
     assert len(re.findall(r"step:", text)) == len(MARK.findall(text)), "a mark that isn't well-formed"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "flash3_fp8"])
 def test_memory_and_intrinsics_only_through_the_headers(name: str) -> None:
     assert trespasses(kernels_cu.source(name).read_text(encoding="utf-8")) == []
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulator import DEVICES, Device, Problem, Tile
 
 DTYPES = ("float32", "float16", "bfloat16")
-ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2")
+ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2", "flash3_1", "flash3")
 
 _side = st.none() | st.integers(0, 60)
 
@@ -38,3 +38,6 @@ tiles = st.builds(Tile, st.integers(1, 70), st.integers(1, 70))
 kernel_tiles = st.builds(Tile, st.sampled_from([16, 32, 64, 128]), st.sampled_from([16, 32, 64, 128]))
 
 devices: st.SearchStrategy[Device] = st.sampled_from(sorted(DEVICES.values(), key=lambda d: d.name))
+
+ROOMY = DEVICES["b200"].replace(name="roomy", sram_per_block=1 << 20)
+"""A device on which every tile fits."""

@@ -11,7 +11,7 @@ import flashlab as fl
 from simulator import Device, Problem, SramOverflow, Tile
 from simulator.counts import Book
 from simulator.formulas.walk import floor_sum, walk
-from tests.simulator.problems import ALGORITHMS, devices, kernel_tiles, problems, tiles
+from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, tiles
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -37,8 +37,8 @@ def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, 
 def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, lse: bool, seed: int) -> None:
     q, k, v = fl.random_inputs(problem, seed=seed)
     masks = dict(causal=problem.causal, window=problem.window, scale=problem.scale)
-    run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device="b200", lse=lse)
-    expected = fl.count(algorithm, problem.replace(**run.counts.problem.__dict__), tile=tile, device="b200", lse=lse)
+    run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device=ROOMY, lse=lse)
+    expected = fl.count(algorithm, problem.replace(**run.counts.problem.__dict__), tile=tile, device=ROOMY, lse=lse)
     assert run.counts == expected
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from simulator import Problem, Tile
 from simulator.dtypes import round_to
-from tests.simulator.problems import ALGORITHMS, kernel_tiles, problems, tiles
+from tests.simulator.problems import ALGORITHMS, ROOMY, kernel_tiles, problems, tiles
 
 U = {"float32": 2e-6, "float16": 2**-11, "bfloat16": 2**-8}
 
@@ -41,7 +41,7 @@ def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
 def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """The row rule of `flashlab.verify`, written out once more: |e| <= u sqrt(|o|^2 + sum p^2 |v|^2)."""
     q, k, v = fl.random_inputs(problem, seed=seed)
-    run = fl.simulate(algorithm, q, k, v, **masks(problem), tile=tile, device="b200", lse=True)
+    run = fl.simulate(algorithm, q, k, v, **masks(problem), tile=tile, device=ROOMY, lse=True)
     ref = fl.naive(q, k, v, **masks(problem))
     assert run.out.dtype == q.dtype
     assert run.lse is not None

@@ -1,0 +1,216 @@
+// FlashAttention-3, forward: the top rung, with rung 3's overlaps and an order of work. (Shah et al. 2024, arXiv 2407.08608.)
+//
+//   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
+//   lse (batch, heads, len_q) float32         rows padded to 16 bytes
+//
+// Rung 3 computes a tile as fast as this one; what is left is which block computes what, and when:
+//   - persistent blocks: one an SM, each with a list of row tiles. While the consumers finish one, the producer loads the next.
+//   - under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head: all pairs see
+//     about the same number of keys, so all lists take the same time. Where a head has so many tiles that the start of one
+//     hardly counts, blocks aren't persistent and the longest tile comes first.
+//   - heads in groups whose K and V stay in the L2 while all their rows pass.
+//
+// Expected: what the start and the end of a tile cost is hidden, most in short sequences; no block left alone with long rows.
+// Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
+// ratios; data: docs/results/bench_flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
+// 1.11 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): 1.01 to 1.03 times
+// at 16k full, 1.03 to 1.14 at 1k full, 1.10 to 1.35 at 1k causal, 1.05 to 1.14 at 16k causal.
+//   - persistent: 11 % at 1k full (D = 128), 4 % at 4k, nothing at 16k.
+//   - pairs: 20 % at 1k causal, 4 % at 4k, 1 to 3 % less than one block a row tile, the longest first, at 16k. Persistent with
+//     longest first in turns, there and back: 13 to 40 % less, for the lengths of the groups of heads resonate with the turns.
+//   - at 1k causal, D = 64: 128 rows a tile, 13 % more than 192, of which too much is hidden; at 4k 192 rows have 7 % more.
+//   - D = 256: 64 keys a tile rather than 80: 5 % at 1k causal, else 1 %.
+// What binds: at D = 128 and 256 the power limit (the ratio to the matrix product of the same run is about 1); at D = 64 the
+// exponentials (two thirds of the special function units' rate); at 1k the first scores and the last output of each tile, beside
+// which nothing runs in that warpgroup.
+#include "flash3.cuh"
+
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
+// The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
+struct Agenda {
+  const Shape& shape;
+  int unit = blockIdx.x, half = 0;
+
+  DEVICE bool next(Work& work) {
+    const int row_tiles = ceil_div(shape.len_q, BR), units = PAIRS ? ceil_div(row_tiles, 2) : row_tiles;  // of a head
+    const int all_heads = shape.batch * shape.heads;
+    if (unit >= units * all_heads) return false;
+    const int first_head = unit / (shape.group * units) * shape.group;  // of the group
+    const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
+    const int front = place / heads, back = row_tiles - 1 - front;
+    work = work_of(shape, first_head + place % heads, half ? front : back);
+    half = PAIRS && half == 0 && front != back;
+    if (half == 0) unit += gridDim.x;
+    return true;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+       const Tensor out, float* lse, const Shape shape) {
+  const Sram sram;
+  open(sram);
+  if (warpgroup_id() == 0) {
+    become_producer();
+    if (threadIdx.x == 0) {
+      Agenda agenda{shape};
+      Work work;
+      Ring k_ring, v_ring;
+      unsigned q_parity = 0;
+      while (agenda.next(work)) {
+        const int kv = kv_head(shape, work.head);
+        auto load_k = [&](int j) {
+          mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
+          load_tile(sram.k(k_ring.slot), k, work.batch, kv, j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
+          k_ring.advance();
+        };
+
+        // step: load_k (producer: the first, into a slot that is free before Q's)
+        if (work.tiles.first <= work.tiles.last) load_k(work.tiles.last);
+
+        // step: load_q (producer)
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+        q_parity ^= 1;
+
+        for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+          // step: load_k (producer: the next)
+          if (j > work.tiles.first) load_k(j - 1);
+
+          // step: load_v (producer)
+          mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
+          load_tile(sram.v(v_ring.slot), v, work.batch, kv, j * BC, sram.v_full(v_ring.slot), EVICT_LAST);
+          v_ring.advance();
+        }
+      }
+    }
+    return;
+  }
+
+  become_consumer();
+  Agenda agenda{shape};
+  Work work;
+  const int consumer = warpgroup_id() - 1;
+  const Turns turns(consumer);
+  Softmax softmax(shape);
+  unsigned p[P_REGISTERS][4], q_parity = 0;
+  Ring k_ring, v_ring;
+  while (agenda.next(work)) {
+    const int last_row = min(work.first_row + BR, shape.len_q) - 1;
+    const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
+    const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+    float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
+    softmax.begin();
+
+    // step: load_q
+    mbarrier_wait(sram.q_full(), q_parity);
+    q_parity ^= 1;
+
+    if (work.tiles.first > work.tiles.last) {
+      release(sram.q_empty());
+    } else {
+      // step: load_k (first)
+      mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+      // step: scores (first)
+      settle(s);
+      wgmma_fence();
+      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+      wgmma_wait<0>();
+      settle(s);
+      release(sram.k_empty(k_ring.slot));
+      k_ring.advance();
+      if (work.tiles.first == work.tiles.last) release(sram.q_empty());
+
+      // step: mask (first)
+      softmax.mask(s, shape, lane_row, work.tiles.last, full);
+
+      // step: softmax (first)
+      softmax.raise(s, alpha);
+      softmax.exponentials(s);
+      round_p(p, s);
+
+      for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+        // step: load_k
+        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+        turns.take();
+
+        // step: scores
+        settle(s);
+        settle(o);
+        settle(p);
+        wgmma_fence();
+        multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+        // step: load_v (of the tile before)
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+        // step: output (of the tile before, in the background)
+        wgmma_fence();
+        multiply_pv(o, p, sram.v(v_ring.slot));
+        turns.pass();
+        wgmma_wait<1>();  // S
+        settle(s);
+        release(sram.k_empty(k_ring.slot));
+        k_ring.advance();
+        if (j == work.tiles.first) release(sram.q_empty());
+
+        // step: mask
+        softmax.mask(s, shape, lane_row, j, full);
+
+        // step: softmax
+        if (any_lane(softmax.risen(s))) {
+          softmax.raise(s, alpha);
+          wgmma_wait<0>();
+          settle(o);
+
+          // step: rescale
+          rescale(o, alpha);
+        }
+
+        // step: output (of the tile before: done)
+        wgmma_wait<0>();
+        settle(o);
+        release(sram.v_empty(v_ring.slot));
+        v_ring.advance();
+
+        // step: softmax (P)
+        softmax.exponentials(s);
+        round_p(p, s);
+      }
+
+      // step: load_v
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+      // step: output
+      settle(o);
+      settle(p);
+      wgmma_fence();
+      multiply_pv(o, p, sram.v(v_ring.slot));
+      wgmma_wait<0>();
+      settle(o);
+      release(sram.v_empty(v_ring.slot));
+      v_ring.advance();
+    }
+
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_row + 8 * half;
+      const bool inside = row < shape.len_q;
+
+      // step: normalize
+      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+      const float factor = sum > 0 ? reciprocal(sum) : 0;
+
+      // step: store_o
+      char* out_row = row_address(out, work.batch, work.head, row);
+      store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+
+      // step: store_lse
+      float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+      if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
+        store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+    }
+  }
+}

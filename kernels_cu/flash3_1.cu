@@ -1,0 +1,118 @@
+// FlashAttention-3, rung 1: TMA loads and WGMMA. (The algorithm: Shah et al. 2024, arXiv 2407.08608; rungs 2 and 3 add its ideas.)
+//
+//   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
+//   lse (batch, heads, len_q) float32         rows padded to 16 bytes
+//
+// flash2 with Hopper's two engines: one thread asks for whole tiles, and a warpgroup multiplies 64 rows at once, K and V straight
+// from SRAM. Split-Q as before, now over warpgroups: warpgroup w owns rows 64 w .. 64 w + 63 of the block's BR.
+//
+// Expected: the tensor cores at twice the rate of mma.sync, and no instruction spent on copies; but while a warpgroup is in its
+// softmax nobody multiplies for it, and all wait for each other once a tile.
+// Measured (H200, bf16, 16k tokens in all, hidden size 2048; data: docs/results/ladder_flash3_h200_2026-11-21.json): as expected,
+// 1.3 to 1.4
+// times flash2 at D = 128 and 1.6 to 2.0 at D = 256 (4k and 16k), and a third less than rung 4.
+// At D = 128 Bc = 64 has 10 to 14 % less than Bc = 128; at D = 64 it has 17 to 27 % more, for two blocks share an SM then.
+#include "flash3.cuh"
+
+constexpr int THREADS = CONSUMERS * WARPGROUP;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3_1(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+         const Tensor out, float* lse, const Shape shape) {
+  const Sram sram;
+  open(sram);
+  const Work work = work_in_order(shape);
+  const int kv = kv_head(shape, work.head), last_row = min(work.first_row + BR, shape.len_q) - 1;
+  const int lane_row = work.first_row + warp_id() * 16 + lane_id() / 4;
+  const bool loader = threadIdx.x == 0;
+  auto load_k = [&](Ring ring, int j) {
+    load_tile(sram.k(ring.slot), k, work.batch, kv, j * BC, sram.k_full(ring.slot), EVICT_LAST);
+  };
+  auto load_v = [&](Ring ring, int j) {
+    load_tile(sram.v(ring.slot), v, work.batch, kv, j * BC, sram.v_full(ring.slot), EVICT_LAST);
+  };
+
+  if (loader) {
+    // step: load_q (ahead)
+    load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+    Ring ring;
+    for (int j = work.tiles.last; j >= work.tiles.first && j > work.tiles.last - STAGES; --j, ring.advance()) {
+      // step: load_k (ahead)
+      load_k(ring, j);
+      // step: load_v (ahead)
+      load_v(ring, j);
+    }
+  }
+
+  // step: load_q
+  mbarrier_wait(sram.q_full(), 0);
+
+  Softmax softmax(shape);
+  const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+  float o[O_FRAGMENTS][4] = {};
+  Ring ring;
+  for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+    // step: load_k
+    mbarrier_wait(sram.k_full(ring.slot), ring.parity);
+
+    // step: scores
+    float s[S_FRAGMENTS][4];
+    settle(s);
+    wgmma_fence();
+    multiply_qk(s, sram.q(), warpgroup_id() * 64, sram.k(ring.slot));
+    wgmma_wait<0>();
+    settle(s);
+
+    // step: mask
+    softmax.mask(s, shape, lane_row, j, full);
+
+    // step: softmax
+    float alpha[2];
+    softmax.raise(s, alpha);
+    softmax.exponentials(s);
+    unsigned p[P_REGISTERS][4];
+    round_p(p, s);
+
+    // step: rescale
+    rescale(o, alpha);
+
+    // step: load_v
+    mbarrier_wait(sram.v_full(ring.slot), ring.parity);
+
+    // step: output
+    settle(o);
+    settle(p);
+    wgmma_fence();
+    multiply_pv(o, p, sram.v(ring.slot));
+    wgmma_wait<0>();
+    settle(o);
+
+    barrier();  // everybody is done with K_j and V_j
+    if (loader && j - STAGES >= work.tiles.first) {
+      // step: load_k (into the slot that has become free)
+      load_k(ring, j - STAGES);
+      // step: load_v (into the slot that has become free)
+      load_v(ring, j - STAGES);
+    }
+    ring.advance();
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane_row + 8 * half;
+    const bool inside = row < shape.len_q;
+
+    // step: normalize
+    const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+    const float factor = sum > 0 ? reciprocal(sum) : 0;
+
+    // step: store_o
+    char* out_row = row_address(out, work.batch, work.head, row);
+    store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+
+    // step: store_lse
+    float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+    if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
+      store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+  }
+}

@@ -1,0 +1,113 @@
+// FlashAttention-3, rung 2: producer and consumers. Section 3.1 of Shah et al. 2024 (arXiv 2407.08608): warp specialisation.
+//
+//   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
+//   lse (batch, heads, len_q) float32         rows padded to 16 bytes
+//
+// One warpgroup loads, the others compute. K and V go round a ring of STAGES slots, each with two mbarriers: "full" when the
+// bytes have come, "empty" when every consumer warp is done with them. So nobody waits for the whole block any more, and the
+// producer, which needs few registers, leaves its own to the consumers (setmaxnreg).
+//
+// Expected: warpgroups that drift apart, so that one multiplies while the other takes exponentials; loads a whole ring ahead.
+// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): 1.04 to 1.13 times rung 1 at
+// D = 128 and 256.
+// The drift is left to chance, and within a warpgroup softmax and products still alternate.
+#include "flash3.cuh"
+
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+         const Tensor out, float* lse, const Shape shape) {
+  const Sram sram;
+  open(sram);
+
+  if (warpgroup_id() == 0) {
+    become_producer();
+    if (threadIdx.x == 0) {
+      const Work work = work_in_order(shape);
+      const int kv = kv_head(shape, work.head);
+      // step: load_q (producer)
+      load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+      Ring ring;
+      for (int j = work.tiles.last; j >= work.tiles.first; --j, ring.advance()) {
+        // step: load_k (producer)
+        mbarrier_wait(sram.k_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.k(ring.slot), k, work.batch, kv, j * BC, sram.k_full(ring.slot), EVICT_LAST);
+        // step: load_v (producer)
+        mbarrier_wait(sram.v_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.v(ring.slot), v, work.batch, kv, j * BC, sram.v_full(ring.slot), EVICT_LAST);
+      }
+    }
+    return;
+  }
+
+  become_consumer();
+  const Work work = work_in_order(shape);
+  const int consumer = warpgroup_id() - 1, last_row = min(work.first_row + BR, shape.len_q) - 1;
+  const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
+
+  // step: load_q
+  mbarrier_wait(sram.q_full(), 0);
+
+  Softmax softmax(shape);
+  const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+  float o[O_FRAGMENTS][4] = {};
+  Ring ring;
+  for (int j = work.tiles.last; j >= work.tiles.first; --j, ring.advance()) {
+    // step: load_k
+    mbarrier_wait(sram.k_full(ring.slot), ring.parity);
+
+    // step: scores
+    float s[S_FRAGMENTS][4];
+    settle(s);
+    wgmma_fence();
+    multiply_qk(s, sram.q(), consumer * 64, sram.k(ring.slot));
+    wgmma_wait<0>();
+    settle(s);
+    release(sram.k_empty(ring.slot));
+
+    // step: mask
+    softmax.mask(s, shape, lane_row, j, full);
+
+    // step: softmax
+    float alpha[2];
+    softmax.raise(s, alpha);
+    softmax.exponentials(s);
+    unsigned p[P_REGISTERS][4];
+    round_p(p, s);
+
+    // step: rescale
+    rescale(o, alpha);
+
+    // step: load_v
+    mbarrier_wait(sram.v_full(ring.slot), ring.parity);
+
+    // step: output
+    settle(o);
+    settle(p);
+    wgmma_fence();
+    multiply_pv(o, p, sram.v(ring.slot));
+    wgmma_wait<0>();
+    settle(o);
+    release(sram.v_empty(ring.slot));
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane_row + 8 * half;
+    const bool inside = row < shape.len_q;
+
+    // step: normalize
+    const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+    const float factor = sum > 0 ? reciprocal(sum) : 0;
+
+    // step: store_o
+    char* out_row = row_address(out, work.batch, work.head, row);
+    store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+
+    // step: store_lse
+    float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+    if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
+      store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+  }
+}

@@ -1,0 +1,169 @@
+// FlashAttention-3, rung 3: softmax beside the matrix products. Section 3.2 and Algorithm 2 of Shah et al. 2024 (arXiv 2407.08608).
+//
+//   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
+//   lse (batch, heads, len_q) float32         rows padded to 16 bytes
+//
+// The tensor cores must not wait for exponentials. Two overlaps:
+//   - within a warpgroup: S_j = Q K_jᵀ is issued before O += P V of the tile before, and while that one still runs, the warpgroup
+//     looks for the maxima of S_j;
+//   - between warpgroups (ping-pong): they take turns at the tensor cores, so that one's softmax runs beside another's products.
+//
+// Expected: tensor cores that never wait, at D = 128 and 256; at D = 64 the exponentials take as long as the products.
+// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): 1.10 to 1.34 times rung 2,
+// most where D and the length are large.
+// What it took (16k, D = 128 full unless said):
+//   - the maxima once a tile, not in the way of the exponentials: m stays until a score exceeds it by 2^8, which a lane sees by
+//     itself, with integer maxima of three (VIMNMX3). No shuffles, hardly a rescale: from 1.05 to 1.16 times cuDNN.
+//   - ptxas moves a wait ahead of all that doesn't depend on it. Where O's wait stands is worth 5 %: best right behind the test
+//     for risen maxima (that branch holds it there), so that the exponentials mix with the rounding of P. Held back behind a
+//     quarter, half, three quarters or all of the exponentials: 4, 1, 3 and 5 % less.
+//   - turns: 11 to 14 % at D = 128, 4 % at D = 64, nothing at D = 256.
+//   - lost: 2 of 8 exponentials by a polynomial (12 % at D = 64); 128 x 176 (2 to 4 %); three and four stages (nothing); 96 and 112
+//     keys a tile at D = 64 (2 to 4 %); P rounded before the wait (C7513: ptxas serialises the products); S of the next tile
+//     in a second set of registers (C7515).
+#include "flash3.cuh"
+
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+         const Tensor out, float* lse, const Shape shape) {
+  const Sram sram;
+  open(sram);
+
+  if (warpgroup_id() == 0) {
+    become_producer();
+    if (threadIdx.x == 0) {
+      const Work work = work_in_order(shape);
+      const int kv = kv_head(shape, work.head);
+      // step: load_q (producer)
+      load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+      Ring ring;
+      for (int j = work.tiles.last; j >= work.tiles.first; --j, ring.advance()) {
+        // step: load_k (producer)
+        mbarrier_wait(sram.k_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.k(ring.slot), k, work.batch, kv, j * BC, sram.k_full(ring.slot), EVICT_LAST);
+        // step: load_v (producer)
+        mbarrier_wait(sram.v_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.v(ring.slot), v, work.batch, kv, j * BC, sram.v_full(ring.slot), EVICT_LAST);
+      }
+    }
+    return;
+  }
+
+  become_consumer();
+  const Work work = work_in_order(shape);
+  const int consumer = warpgroup_id() - 1, last_row = min(work.first_row + BR, shape.len_q) - 1;
+  const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
+  const Turns turns(consumer);
+
+  // step: load_q
+  mbarrier_wait(sram.q_full(), 0);
+
+  Softmax softmax(shape);
+  const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+  float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
+  unsigned p[P_REGISTERS][4];
+  Ring k_ring, v_ring;
+  if (work.tiles.first <= work.tiles.last) {
+    // step: load_k (first)
+    mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+    // step: scores (first)
+    settle(s);
+    wgmma_fence();
+    multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+    wgmma_wait<0>();
+    settle(s);
+    release(sram.k_empty(k_ring.slot));
+    k_ring.advance();
+
+    // step: mask (first)
+    softmax.mask(s, shape, lane_row, work.tiles.last, full);
+
+    // step: softmax (first)
+    softmax.raise(s, alpha);
+    softmax.exponentials(s);
+    round_p(p, s);
+
+    for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+      // step: load_k
+      mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+      turns.take();
+
+      // step: scores
+      settle(s);
+      settle(o);
+      settle(p);
+      wgmma_fence();
+      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+      // step: load_v (of the tile before)
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+      // step: output (of the tile before, in the background)
+      wgmma_fence();
+      multiply_pv(o, p, sram.v(v_ring.slot));
+      turns.pass();
+      wgmma_wait<1>();  // S
+      settle(s);
+      release(sram.k_empty(k_ring.slot));
+      k_ring.advance();
+
+      // step: mask
+      softmax.mask(s, shape, lane_row, j, full);
+
+      // step: softmax
+      if (any_lane(softmax.risen(s))) {
+        softmax.raise(s, alpha);
+        wgmma_wait<0>();
+        settle(o);
+
+        // step: rescale
+        rescale(o, alpha);
+      }
+
+      // step: output (of the tile before: done)
+      wgmma_wait<0>();
+      settle(o);
+      release(sram.v_empty(v_ring.slot));
+      v_ring.advance();
+
+      // step: softmax (P)
+      softmax.exponentials(s);
+      round_p(p, s);
+    }
+
+    // step: load_v
+    mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+    // step: output
+    settle(o);
+    settle(p);
+    wgmma_fence();
+    multiply_pv(o, p, sram.v(v_ring.slot));
+    wgmma_wait<0>();
+    settle(o);
+    release(sram.v_empty(v_ring.slot));
+    v_ring.advance();
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane_row + 8 * half;
+    const bool inside = row < shape.len_q;
+
+    // step: normalize
+    const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+    const float factor = sum > 0 ? reciprocal(sum) : 0;
+
+    // step: store_o
+    char* out_row = row_address(out, work.batch, work.head, row);
+    store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+
+    // step: store_lse
+    float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+    if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
+      store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+  }
+}

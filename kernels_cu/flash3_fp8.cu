@@ -1,0 +1,223 @@
+// FlashAttention-3 with operands in FP8 (e4m3), forward: section 3.3 of Shah et al. 2024 (arXiv 2407.08608).
+//
+//   q (batch, heads, len_q, head_dim)    k (batch, kv_heads, len_kv, head_dim)    e4m3
+//   v (batch, kv_heads, head_dim, len_kv padded to 16)    e4m3, transposed, keys in round_p's order
+//   q_scale (batch, heads, row tiles)    k_scale (batch, kv_heads, key tiles)    v_scale (batch, kv_heads)    float32
+//   out (batch, heads, len_q, head_dim) float16 or bfloat16    lse (batch, heads, len_q) float32
+//
+// The schedule is flash3's. What is another: the tensor cores do twice as much a clock, and take operands of 8 bits along the
+// summed dimension only. So V comes transposed from the quantisation (which FlashAttention-3 does in its producer), with its keys
+// in the order in which P's accumulators already lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may
+// grow by 2^4.8 before a rescale, for e4m3 ends at 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the
+// factor of the exponent.
+//
+// Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
+// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.34 times
+// bfloat16 and 1.73. At D = 128 the exponentials alone take as long as the products.
+//   - P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 times bfloat16 at D = 128 full 16k and 1.56 at 256,
+//     where 2^4 and room for 2^4.8 had 1.22 and 1.74; the error is 1 % larger (8.52e-3, 8.61e-3, rotated).
+//   - three warpgroups of 192 x 96 rather than two of 128 x 128: 1.30 where those had 1.23 (D = 128, 16k), with turns 1.35; at 4k
+//     causal it loses a tenth. Two warpgroups do 1 to 4 % better without turns. 192 x 64: 1.21. Three stages: nothing.
+//   - lost: part of the exponentials by a polynomial (ptxas finds too few registers and serialises the products, C7511: a quarter
+//     less); S of the next tile in a second set of registers, so that a warpgroup never waits for its scores (ptxas serialises
+//     it, C7515; not timed).
+#define E4M3 1
+#include "flash3.cuh"
+
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr bool TURNS = CONSUMERS == 3;  // two don't gain by it
+// The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
+struct Agenda {
+  const Shape& shape;
+  int unit = blockIdx.x, half = 0;
+
+  DEVICE bool next(Work& work) {
+    const int row_tiles = ceil_div(shape.len_q, BR), units = PAIRS ? ceil_div(row_tiles, 2) : row_tiles;  // of a head
+    const int all_heads = shape.batch * shape.heads;
+    if (unit >= units * all_heads) return false;
+    const int first_head = unit / (shape.group * units) * shape.group;  // of the group
+    const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
+    const int front = place / heads, back = row_tiles - 1 - front;
+    work = work_of(shape, first_head + place % heads, half ? front : back);
+    half = PAIRS && half == 0 && front != back;
+    if (half == 0) unit += gridDim.x;
+    return true;
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+           const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
+  const Sram sram;
+  open(sram);
+  if (warpgroup_id() == 0) {
+    become_producer();
+    if (threadIdx.x == 0) {
+      Agenda agenda{shape};
+      Work work;
+      Ring k_ring, v_ring;
+      unsigned q_parity = 0;
+      while (agenda.next(work)) {
+        const int kv = kv_head(shape, work.head);
+        auto load_k = [&](int j) {
+          mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
+          load_tile(sram.k(k_ring.slot), k, work.batch, kv, j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
+          k_ring.advance();
+        };
+
+        // step: load_k (producer: the first, into a slot that is free before Q's)
+        if (work.tiles.first <= work.tiles.last) load_k(work.tiles.last);
+
+        // step: load_q (producer)
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+        q_parity ^= 1;
+
+        for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+          // step: load_k (producer: the next)
+          if (j > work.tiles.first) load_k(j - 1);
+
+          // step: load_v (producer)
+          mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
+          load_tile(sram.v(v_ring.slot), v, work.batch, kv, 0, sram.v_full(v_ring.slot), EVICT_LAST, j * BC);
+          v_ring.advance();
+        }
+      }
+    }
+    return;
+  }
+
+  become_consumer();
+  Agenda agenda{shape};
+  Work work;
+  const int consumer = warpgroup_id() - 1;
+  const Turns turns(consumer);
+  Softmax softmax(shape);
+  const float scale = softmax.c;
+  unsigned p[P_REGISTERS][4], q_parity = 0;
+  Ring k_ring, v_ring;
+  while (agenda.next(work)) {
+    const int last_row = min(work.first_row + BR, shape.len_q) - 1;
+    const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
+    const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+    float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
+    softmax.begin();
+    const int kv = work.batch * shape.kv_heads + kv_head(shape, work.head), key_tiles = ceil_div(shape.len_kv, BC);
+    const int row_tile = (work.batch * shape.heads + work.head) * ceil_div(shape.len_q, BR) + work.first_row / BR;
+    const float c = scale * load_global<float>(q_scale + row_tile);
+    auto key_scale = [&](int j) { return load_global<float>(k_scale + kv * key_tiles + j); };
+
+    // step: load_q
+    mbarrier_wait(sram.q_full(), q_parity);
+    q_parity ^= 1;
+
+    if (work.tiles.first > work.tiles.last) {
+      release(sram.q_empty());
+    } else {
+      // step: load_k (first)
+      mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+      // step: scores (first)
+      settle(s);
+      wgmma_fence();
+      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+      wgmma_wait<0>();
+      settle(s);
+      release(sram.k_empty(k_ring.slot));
+      k_ring.advance();
+      if (work.tiles.first == work.tiles.last) release(sram.q_empty());
+
+      // step: mask (first)
+      softmax.c = c * key_scale(work.tiles.last);
+      softmax.mask(s, shape, lane_row, work.tiles.last, full);
+
+      // step: softmax (first)
+      softmax.raise(s, alpha);
+      softmax.exponentials(s);
+      round_p(p, s);
+
+      for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+        // step: load_k
+        const float next_scale = key_scale(j);
+        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+        if constexpr (TURNS) turns.take();
+
+        // step: scores
+        settle(s);
+        settle(o);
+        settle(p);
+        wgmma_fence();
+        multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+        // step: load_v (of the tile before)
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+        // step: output (of the tile before, in the background)
+        wgmma_fence();
+        multiply_pv(o, p, sram.v(v_ring.slot));
+        if constexpr (TURNS) turns.pass();
+        wgmma_wait<1>();  // S
+        settle(s);
+        release(sram.k_empty(k_ring.slot));
+        k_ring.advance();
+        if (j == work.tiles.first) release(sram.q_empty());
+
+        // step: mask
+        softmax.c = c * next_scale;
+        softmax.mask(s, shape, lane_row, j, full);
+
+        // step: softmax
+        if (any_lane(softmax.risen(s))) {
+          softmax.raise(s, alpha);
+          wgmma_wait<0>();
+          settle(o);
+
+          // step: rescale
+          rescale(o, alpha);
+        }
+
+        // step: output (of the tile before: done)
+        wgmma_wait<0>();
+        settle(o);
+        release(sram.v_empty(v_ring.slot));
+        v_ring.advance();
+
+        // step: softmax (P)
+        softmax.exponentials(s);
+        round_p(p, s);
+      }
+
+      // step: load_v
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+      // step: output
+      settle(o);
+      settle(p);
+      wgmma_fence();
+      multiply_pv(o, p, sram.v(v_ring.slot));
+      wgmma_wait<0>();
+      settle(o);
+      release(sram.v_empty(v_ring.slot));
+      v_ring.advance();
+    }
+
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_row + 8 * half;
+      const bool inside = row < shape.len_q;
+
+      // step: normalize
+      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+      const float factor = sum > 0 ? reciprocal(sum) * load_global<float>(v_scale + kv) : 0;
+
+      // step: store_o
+      char* out_row = row_address(out, work.batch, work.head, row);
+      store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+
+      // step: store_lse
+      float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+      if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
+        store_global(row_lse, (softmax.m[half] - LARGEST_P + log2_approx(sum)) * LN2);
+    }
+  }
+}

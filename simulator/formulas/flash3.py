@@ -1,0 +1,45 @@
+"""FlashAttention-3's counts in closed form: those of every rung, which differ in time alone."""
+
+from __future__ import annotations
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3 import PANEL, sram_bytes
+
+
+def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """As FlashAttention-2, 2Nd + 2Nd Tr + N elements a head, but TMA's boxes count whole, rows outside included.
+
+    The LSE is written whether asked for or not.
+    """
+    del lse
+    p, es, t = problem, problem.itemsize, book.tensors
+    heads, rows, readers = p.batch * p.heads, p.row_tiles(tile), config.consumers
+    book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.value_dim, PANEL)
+    visited = walk(p, tile)
+    book.launch(book.algorithm, rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
+
+    tiles, pairs = heads * rows, heads * visited.pairs
+    book.add("load_q", "q", hbm_read=tiles * tile.rows * d * es, sram_write=tiles * br * d * es)
+    book.add("scores", "q", sram_read=pairs * br * d * es)
+    for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
+        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * bc * width * es)
+        book.add(use, name, sram_read=pairs * readers * bc * width * es)
+        book.distinct(name, "read", t[name].heads * visited.distinct_keys * t[name].row_bytes)
+    book.add("store_o", "out", hbm_write=t["out"].nbytes)
+    book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)
+    book.distinct("q", "read", t["q"].nbytes)
+    book.distinct("out", "write", t["out"].nbytes)
+    book.distinct("lse", "write", t["lse"].nbytes)
+
+    square, column = tile.rows * tile.cols, tile.rows
+    passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
+    book.compute(
+        matmul=pairs * 2 * br * bc * (d + dv),
+        other=pairs * (passes * square + 4 * column + tile.rows * p.value_dim)
+        + tiles * (tile.rows * p.value_dim + 2 * column),
+        exp=pairs * (square + column),
+    )

@@ -1,0 +1,132 @@
+"""FlashAttention-3, forward, on Hopper: TMA brings whole boxes, warpgroups multiply from SRAM; the walk goes backwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from simulator.config import Config, heads_that_share_the_l2
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.machine import HbmTensor, Machine
+from simulator.problem import Problem, Tile, round_up
+from simulator.program import program
+
+PANEL = 64
+"""Columns of a box: 128 bytes of 16-bit elements, the reach of TMA's swizzle."""
+MBARRIERS = 32
+"""The ring's mbarriers take 128 bytes of SRAM, 32 float32."""
+_LONG = 64  # row tiles of a head from which on the start of one hardly counts
+
+
+def choose_tile(problem: Problem) -> Tile:
+    """The tile of the top rung by head dim and length; see the kernel's header for what it was measured against."""
+    d = round_up(problem.head_dim, PANEL)
+    if d > 128:
+        return Tile(128, 64)
+    # of a short causal problem, too much of a tile of 192 rows is hidden
+    return Tile(128 if d == 128 or (_triangular(problem) and problem.len_q <= 2048) else 192, 128)
+
+
+def configure_rung(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, default: Tile, *, producers: int = 1
+) -> Config:
+    """The configuration of a rung: warpgroups of 64 rows, `producers` besides, a ring of two stages, of one where two don't fit."""
+    chosen = default if tile is None else Tile.parse(tile)
+    # the last resort is for float32 and small GPUs, where the kernels don't run anyway
+    candidates = [(chosen, 2), (chosen, 1), *([(Tile(64, 16), 1)] if tile is None else [])]
+    for chosen, stages in candidates:
+        needed = sram_bytes(problem, chosen, stages)
+        if needed <= device.sram_per_block:
+            break
+    else:
+        chosen, stages = candidates[-1]
+        needed = sram_bytes(problem, chosen, stages)
+        raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    consumers = max(1, chosen.rows // 64)
+    return Config(
+        tile=chosen, warps=4 * (consumers + producers), stages=stages, consumers=consumers, blocks_per_sm=1
+    )  # fmt: skip
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """Q, the ring of K and V, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    return (rows * d + stages * cols * (d + dv)) * problem.itemsize + 4 * MBARRIERS
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The kernel's configuration: tile by head dim and length, one block an SM unless the rows of a head are many."""
+    rung = configure_rung(problem, device, tile, choose_tile(problem))
+    triangular, long = _triangular(problem), problem.row_tiles(rung.tile) > _LONG
+    return replace(
+        rung,
+        heads_together=heads_that_share_the_l2(problem, device),
+        persistent=not (triangular and long),
+        pairs=triangular and not long,
+    )
+
+
+def _triangular(problem: Problem) -> bool:
+    """Do rows see ever more keys, or ever fewer?"""
+    return (problem.left is None) != (problem.right is None)
+
+
+def attend(
+    name: str, m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor]:
+    """One launch of any rung: they differ in what runs beside what, not in what is moved.
+
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32, natural
+    logarithm. A block has a row tile of Br queries, 64 a warpgroup: each warpgroup reads all of K_j and V_j from SRAM.
+    """
+    c = m.config
+    out, lse = m.output("out"), m.output("lse")
+    visible = partial(problem.tiles_of_row, tile=tile)
+    for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
+        i = block.i
+        block.step("load_q")
+        for ring in (k, v):
+            block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
+        block.alloc("mbarriers", MBARRIERS)
+        q_i = block.load(q, i, tile.rows, panel=PANEL)
+        m_i = block.full(tile.rows, 1, -inf)
+        l_i = block.full(tile.rows, 1, 0.0)
+        acc = block.full(tile.rows, v.cols, 0.0)
+        for j in reversed(block.walk):
+            block.step("load_k")
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
+            block.step("scores")
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            block.step("mask")
+            s = block.mask(s, i, j)
+            block.step("softmax")
+            m_new = block.maximum(m_i, s.max())
+            p = block.exp(s - m_new.finite())
+            block.step("rescale")
+            alpha = block.exp(m_i - m_new.finite())
+            l_i = l_i * alpha + p.sum()
+            acc = acc * alpha
+            m_i = m_new
+            block.step("load_v")
+            v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL)
+            block.step("output")
+            acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
+        block.step("normalize")
+        acc = acc / l_i.nonzero()
+        logsumexp = m_i + block.log(l_i)
+        block.step("store_o")
+        block.store(out, acc, i, tile.rows)
+        block.step("store_lse")
+        block.store(lse, logsumexp, i, tile.rows)
+    return out, lse
+
+
+@program(configure=configure)
+def flash3(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor]:
+    """Algorithm 1 of FlashAttention-3 (arXiv 2407.08608), forward; the top rung: `flash3_3` with an order of work."""
+    return attend("flash3", m, q, k, v, problem, tile)

@@ -1,0 +1,24 @@
+"""FlashAttention-3, rung 2: producer and consumers."""
+
+from __future__ import annotations
+
+from simulator.config import Config
+from simulator.devices import Device
+from simulator.machine import HbmTensor, Machine
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.programs.flash3 import attend, configure_rung
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The tile by head dim; one block a row tile."""
+    default = Tile(128, 64) if problem.head_dim > 128 else Tile(192 if problem.head_dim <= 64 else 128, 128)
+    return configure_rung(problem, device, tile, default)
+
+
+@program(configure=configure)
+def flash3_2(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor]:
+    """As `flash3_1`, with a warpgroup that only loads, and mbarriers in place of the block's barrier."""
+    return attend("flash3_2", m, q, k, v, problem, tile)
