@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.time.engine import SM, UNITS, Actor
-from simulator.time.launch import Launch, Work
+from simulator.time.engine import SM, UNITS, Actor, Barrier
+from simulator.time.launch import Launch, Unit, Work
 
 LONGEST_WALK = 12
 """Key tiles up to which a walk is simulated as it is; from then on each further tile takes what the last ones did."""
 _IN_A_ROW = 3  # works, the first of which finds the SM empty
 
 
+Busy = np.ndarray[Any, np.dtype[np.float64]]
+
+
 class Cost(NamedTuple):
-    """Of one unit of work: cycles it takes a slot, cycles more if it is the slot's first, and how long each unit of the SM is busy."""
+    """Of one unit of work: cycles it takes a slot, cycles more if it is the slot's first, cycles each unit of the SM is busy."""
 
     cycles: float
     fill: float
-    busy: np.ndarray
+    busy: Busy
 
 
 @dataclass
@@ -30,9 +33,9 @@ class Costs:
 
     launch: Launch
     slots: int
-    _known: dict[tuple[Work, ...], Cost] = field(default_factory=dict[tuple[Work, ...], Cost])
+    _known: dict[Unit, Cost] = field(default_factory=dict[Unit, Cost])
 
-    def of(self, unit: tuple[Work, ...]) -> Cost:
+    def of(self, unit: Unit) -> Cost:
         """The cost of one unit, of however many tiles."""
         if unit not in self._known:
             if all(work.tiles <= _longest(work) for work in unit):
@@ -41,7 +44,7 @@ class Costs:
                 self._known[unit] = self._continued(unit)
         return self._known[unit]
 
-    def _continued(self, unit: tuple[Work, ...]) -> Cost:
+    def _continued(self, unit: Unit) -> Cost:
         short = tuple(Work(min(work.tiles, _longest(work)), work.masked) for work in unit)
         base, tile = self.of(short), self._tile()
         further = sum(work.tiles for work in unit) - sum(work.tiles for work in short)
@@ -54,7 +57,7 @@ class Costs:
         busy = (many.busy - few.busy) / more
         return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
 
-    def _simulated(self, unit: tuple[Work, ...]) -> Cost:
+    def _simulated(self, unit: Unit) -> Cost:
         sm = run(self.launch, [[unit] * _IN_A_ROW] * self.slots)
         each = len(unit)
         ends = sm.marks[each - 1 :: each]
@@ -68,7 +71,7 @@ def _longest(work: Work) -> int:
     return max(LONGEST_WALK, work.masked)
 
 
-def run(launch: Launch, agendas: Sequence[Sequence[tuple[Work, ...]]], *, record: bool = False) -> SM:
+def run(launch: Launch, agendas: Sequence[Sequence[Unit]], *, record: bool = False) -> SM:
     """One SM, with a list of units for each slot."""
     sm = SM(record=record)
     for slot, agenda in enumerate(agendas):
@@ -82,13 +85,13 @@ def run(launch: Launch, agendas: Sequence[Sequence[tuple[Work, ...]]], *, record
     return sm
 
 
-def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[tuple[Work, ...]], slot: int, slots: int) -> Actor:
+def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], slot: int, slots: int) -> Actor:
     """A slot of an SM: the next block starts when all actors of the one before have ended."""
     for n, unit in enumerate(agenda):
         block = launch.block(sm, unit)
         ended = sm.barrier(len(block))
 
-        def to_the_end(actor: Actor, ended=ended) -> Actor:
+        def to_the_end(actor: Actor, ended: Barrier = ended) -> Actor:
             yield from actor
             ended.arrive()
 

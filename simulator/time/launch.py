@@ -19,19 +19,21 @@ class Work(NamedTuple):
     masked: int = 0
 
 
+Unit = tuple[Work, ...]
+"""The works that one block does in a row before it looks for more: one, or two where row tiles are paired."""
 Block = Callable[[SM, Sequence[Work]], "list[tuple[str, Actor]]"]
-"""The actors of one block that does these works one after the other; each calls `sm.mark(n)` as it ends work n."""
+"""The actors of one block, by name, that do these works one after the other; those of a persistent block call `sm.mark(n)` as
+work n ends."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`order`: runs of equal units in the order in which blocks take them; a unit is the works that one block does in a row,
-    one unless tiles are paired. `slots`: blocks an SM holds. `persistent`: one block a slot, which takes every so-many-th unit.
-    `flops`: tensor-core FLOPs of one work, by its key tiles."""
+    """`order`: runs of equal units in the order in which blocks take them. `slots`: blocks that an SM has room for. `persistent`:
+    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit."""
 
     name: str
     block: Block
-    order: Sequence[tuple[tuple[Work, ...], int]]
+    order: Sequence[tuple[Unit, int]]
     slots: int = 1
     persistent: bool = False
 
@@ -50,10 +52,12 @@ def _work(problem: Problem, tile: Tile, i: int) -> Work:
     return Work(len(tiles), len(tiles) - min(len(tiles), len(full)))
 
 
-def resident(config: Config, device: Device, sram: int) -> int:
-    """Blocks that an SM holds at a time: by SRAM (each takes 1 KB more), warps, and what the registers leave room for."""
+def resident(config: Config, device: Device, sram: int, registers: int = 0) -> int:
+    """Blocks that an SM holds at a time: by SRAM (each takes 1 KB more), warps, what its launch bounds say, and registers a
+    lane, if given (65,536 an SM)."""
     by_sram = device.sram_per_sm // (sram + 1024)
-    return max(1, min(by_sram, device.max_warps_per_sm // config.warps, config.blocks_per_sm))
+    by_registers = 65536 // (registers * 32 * config.warps) if registers else config.blocks_per_sm
+    return max(1, min(by_sram, device.max_warps_per_sm // config.warps, by_registers))
 
 
 def first_touch(problem: Problem, tile: Tile) -> float:

@@ -20,8 +20,8 @@ def finish(runs: Runs, slots: int) -> float:
         if duration <= 0 or count <= 0:
             continue
         # rounds in which every slot takes one block of this duration whatever the order, at once
-        rounds = count // slots - int((max(free) - min(free)) / duration) - 2
-        if rounds > 0:
+        rounds = count // slots - 2
+        if rounds > 0 and (rounds := rounds - int((max(free) - min(free)) / duration)) > 0:
             free = [time + rounds * duration for time in free]
             count -= rounds * slots
             heapq.heapify(free)

@@ -10,7 +10,7 @@ from functools import partial
 from simulator.config import Config
 from simulator.problem import Problem, round_up
 from simulator.time.engine import SM, Actor, Barrier, Waiting
-from simulator.time.launch import Launch, Work, first_touch, resident, works
+from simulator.time.launch import Launch, Work, first_touch, works
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 
 ROWS = 64
@@ -27,7 +27,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     for first in range(0, heads, config.heads_together):
         order += [(unit, min(config.heads_together, heads - first)) for unit in units]
     block = partial(overlapped, c=Cycles(problem, config, rates))
-    return [Launch("flash3", block, order, resident(config, rates.device, 0), config.persistent)]
+    return [Launch("flash3", block, order, persistent=config.persistent)]
 
 
 def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
@@ -54,6 +54,8 @@ class Cycles:
         self.d_steps, self.key_steps = d // 16, bc // 16
         self.risen, self.maximum, self.mask = (rates.alu(n * ROWS * bc) for n in (RISEN, MAX, MASK))
         self.exp, self.exp_alu = rates.exp(ROWS * bc), rates.alu(EXP * ROWS * bc)
+        self.accumulators = (3 * bc // 2 + dv) // 2  # registers of a lane: S in float32, P in half of that, O
+        self.sram = (config.tile.rows * d + config.stages * bc * (d + dv)) * es
         self.rescale = self.normalize = rates.alu(ROWS * dv)
 
 

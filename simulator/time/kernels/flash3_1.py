@@ -10,13 +10,19 @@ from simulator.problem import Problem
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.kernels.flash3 import Cycles, Shared, store
 from simulator.time.kernels.flash3_2 import multiply, softmax
-from simulator.time.launch import Launch, Work, works
+from simulator.time.launch import Launch, Work, resident, works
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, Rates
+
+OTHER_REGISTERS = (
+    40  # of a lane, beside S, P and O: about; no limit is set, so two blocks share an SM where it allows that
+)
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
-    return [Launch("flash3_1", partial(_block, c=Cycles(problem, config, rates)), order)]
+    c = Cycles(problem, config, rates)
+    slots = resident(config, rates.device, c.sram, registers=c.accumulators + OTHER_REGISTERS)
+    return [Launch("flash3_1", partial(_block, c=c), order, slots)]
 
 
 def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
