@@ -66,4 +66,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv out build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

@@ -39,6 +39,7 @@ html_theme_options = {
 }
 html_static_path = ["_static", "lessons/players"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style = "a11y-high-contrast-light"
