@@ -35,7 +35,7 @@ html_theme = "furo"
 html_title = "flashlab"
 html_theme_options = {
     # grounds on which every colour of the code keeps its contrast
-    "light_css_variables": {"color-code-background": "#f8f9fb"},
+    "light_css_variables": {"color-code-background": "#f3f5f9"},
 }
 html_static_path = ["_static", "lessons/players"]
 html_css_files = ["site.css"]

@@ -16,7 +16,7 @@ import pytest
 
 import flashlab as fl
 from tests.conftest import find_browser
-from tools import site_pages
+from tools import site_figures, site_pages
 
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,11 +161,16 @@ def test_what_was_measured_is_drawn_from_the_files(site: Path):
     result = site_pages.results.latest("bench", site_pages.RESULTS)
     assert result is not None
     row = result.data["rows"][0]
-    before = site_pages.page(result), list(site_pages.speed(result.data))
+    before = site_pages.page(result), site_figures.of(result)
     row["tflops"] *= 2
-    after = site_pages.page(result), list(site_pages.speed(result.data))
+    after = site_pages.page(result), site_figures.of(result)
     assert before[0] != after[0]
-    assert before[1] != after[1]
+    assert before[1].svg != after[1].svg
+    assert before[1].rows != after[1].rows
+
+
+def test_every_kind_of_result_has_a_heading():
+    assert set(site_pages.KINDS) == set(site_pages.results.KINDS)
 
 
 def test_a_cell_with_a_player_stands_on_its_own_and_ends_in_it(tmp_path: Path):

@@ -22,7 +22,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
 from flashlab import Player, results
-from flashlab.lessons.show import TABLE, Shown, lines
+from flashlab.lessons.show import TABLE
+from tools import site_figures
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / "docs" / "results"
@@ -31,6 +32,8 @@ KINDS = {
     "counters": "Bytes: counted and measured",
     "verify": "Numbers: against float64",
     "bench": "Speed: against peers",
+    "ladder": "Speed: FlashAttention-3, rung by rung",
+    "fp8": "FP8: error and speed",
     "sanitizers": "Memory: compute-sanitizer",
     "zoo": "Seeded faults: the emulator and compute-sanitizer",
     "agreement": "The emulator's counts and the hardware's",
@@ -139,19 +142,19 @@ def cell(x: Any) -> str:
 def measured() -> Iterator[tuple[str, str]]:
     """Name and Markdown of the page of all results, and of a page for each."""
     found = {name_of(result): result for result in results.find(RESULTS)}
-    kinds = sorted({result.kind for result in found.values()}, key=[*KINDS, *results.KINDS].index)
+    kinds = sorted({result.kind for result in found.values()}, key=list(KINDS).index)
     parts = [
         "# What was measured",
         "Counts are exact and repeatable. That they are also *true* is for the hardware to say. Everything here is drawn from data "
         "files that the project's own commands wrote: [how to read them](../results/README.md).",
     ]
     for kind in kinds:
-        of_kind = {name: result for name, result in found.items() if result.kind == kind}
-        parts += [f"## {KINDS.get(kind, kind.capitalize())}"]
-        parts += [
-            "\n".join(f"- [{label(result)}]({name}): {results.headline(result)}" for name, result in of_kind.items())
-        ]
-        parts += [drawn for result in of_kind.values() for drawn in FIGURES.get(kind, lambda _: [])(result.data)]
+        parts.append(f"## {KINDS[kind]}")
+        for name, result in found.items():
+            if result.kind == kind:
+                shown = site_figures.of(result)
+                parts.append(f"- **[{label(result)}]({name})**: {results.headline(result)}")
+                parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
     pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind)
     yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
     for name, result in found.items():
@@ -182,39 +185,7 @@ def page(result: results.Result) -> str:
         "Data": f"[{result.path.name}](../results/{result.path.relative_to(RESULTS).as_posix()})",
     }
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
+    shown = site_figures.of(result)
+    drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
     said, _, tables = results.markdown(result).partition("\n\n")
-    return f"# {result.kind}: {label(result)}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{tables}\n"
-
-
-def speed(data: Mapping[str, Any]) -> Iterator[str]:
-    """TFLOP/s over the length, a figure for each head dim and mask, in the first dtype."""
-    rows = [row for row in data["rows"] if row["dtype"] == data["rows"][0]["dtype"]]
-    for dim, causal in sorted({(row["head_dim"], row["causal"]) for row in rows}):
-        chosen = [row for row in rows if (row["head_dim"], row["causal"]) == (dim, causal)]
-        lengths = sorted({row["length"] for row in chosen})
-        speeds = {(row["peer"] or data["algorithm"], row["length"]): row["tflops"] for row in chosen}
-        yield html(lines(
-            {"tokens": lengths},
-            {name: [speeds.get((name, length)) for length in lengths] for name in dict.fromkeys(name for name, _ in speeds)},
-            title=f"{rows[0]['dtype']}, head dim {dim}, {'causal' if causal else 'no mask'}", of="TFLOP/s", log=False,
-        ))  # fmt: skip
-
-
-def dram(data: Mapping[str, Any]) -> Iterator[str]:
-    """What DRAM delivered of the bytes that launches requested, in problems over 1 MB."""
-    judged = [launch["dram"] for launch in data["launches"] if launch["dram"] and launch["dram"]["judged"]]
-    shares = sorted((found["low"] / found["high"], found["measured"] / found["high"]) for found in judged)
-    yield html(lines(
-        {"launch": range(1, len(shares) + 1)},
-        {"compulsory": [low for low, _ in shares], "DRAM, measured": [share for _, share in shares]},
-        title="bytes read, as a part of those requested, launch by launch", of="part of the requested bytes", log=False,
-    ))  # fmt: skip
-    yield "Where the two lines meet, the L2 cache served all that was asked for again."
-
-
-def html(shown: Shown) -> str:
-    return figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})
-
-
-FIGURES: dict[str, Any] = {"bench": speed, "counters": dram}
-"""By kind: what draws the figures of a result."""
+    return f"# {result.kind}: {label(result)}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

@@ -1,0 +1,74 @@
+"""Figures of what was measured, for the site: each drawn from a file in docs/results, with the table of what it shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from flashlab.lessons.show import Shown, lines
+from flashlab.results import Result
+
+STYLE: Any = {
+    "svg.hashsalt": "flashlab", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.titlelocation": "left", "grid.color": "#D9D9D9", "legend.frameon": False,
+}  # fmt: skip
+LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#000000", "P")]
+"""Colour and marker of a series, so that neither has to tell it alone."""
+
+
+def of(result: Result) -> Shown | None:
+    """The figure of a result, where its kind has one."""
+    draw = FIGURES.get(result.kind)
+    return None if draw is None else draw(result.data)
+
+
+def speed(data: Mapping[str, Any]) -> Shown:
+    """TFLOP/s over the length: a panel for each head dim and mask, a line for each kernel; the first dtype measured."""
+    rows = [row for row in data["rows"] if row["dtype"] == data["rows"][0]["dtype"]]
+    dims, masks = (sorted({row[key] for row in rows}) for key in ("head_dim", "causal"))
+    kernels = list(dict.fromkeys(row["peer"] or data["algorithm"] for row in rows))
+    table = [
+        [row["head_dim"], "causal" if row["causal"] else "none", row["length"], row["peer"] or data["algorithm"], row["tflops"]]
+        for row in rows
+    ]  # fmt: skip
+    top = max(row[4] for row in table)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 2.6 * len(dims) + 0.4), layout="constrained")
+        panels = figure.subplots(len(dims), len(masks), sharex=True, sharey=True, squeeze=False)
+        for (i, dim), (j, causal) in ((a, b) for a in enumerate(dims) for b in enumerate(masks)):
+            panel = panels[i][j]
+            for kernel, (colour, marker) in zip(kernels, LOOKS, strict=False):
+                points = sorted((row[2], row[4]) for row in table if row[:2] == [dim, "causal" if causal else "none"]
+                                and row[3] == kernel)  # fmt: skip
+                panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=kernel)
+            panel.set(title=f"head dim {dim}, {'causal' if causal else 'no mask'}", xscale="log", ylim=(0, 1.05 * top))
+            lengths = sorted({row["length"] for row in rows})
+            panel.set_xticks(lengths, [f"{n:,}" for n in lengths], minor=False)
+            panel.minorticks_off()
+            panel.grid()
+        figure.supxlabel(f"tokens of a sequence, {rows[0]['dtype']}", fontsize=10)
+        figure.supylabel("TFLOP/s", fontsize=10)
+        names = panels[0][0].get_legend_handles_labels()
+        figure.legend(*names, loc="outside upper center", ncols=len(kernels))
+        content = io.StringIO()
+        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return Shown(content.getvalue(), ["head dim", "mask", "tokens", "kernel", "TFLOP/s"], table)
+
+
+def dram(data: Mapping[str, Any]) -> Shown:
+    """What DRAM delivered of the bytes that launches requested, in problems over 1 MB."""
+    judged = [launch["dram"] for launch in data["launches"] if launch["dram"] and launch["dram"]["judged"]]
+    shares = sorted((found["low"] / found["high"], found["measured"] / found["high"]) for found in judged)
+    return lines(
+        {"launch": range(1, len(shares) + 1)},
+        {"compulsory": [low for low, _ in shares], "DRAM, measured": [share for _, share in shares]},
+        title="bytes read, as a part of those requested, launch by launch", of="part of the requested bytes", log=False,
+    )  # fmt: skip
+
+
+FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown]] = {"bench": speed, "ladder": speed, "counters": dram}
+"""By kind: what draws a result."""
