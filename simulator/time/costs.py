@@ -33,6 +33,7 @@ class Costs:
 
     launch: Launch
     slots: int
+    start: float
     _known: dict[Unit, Cost] = field(default_factory=dict[Unit, Cost])
 
     def of(self, unit: Unit) -> Cost:
@@ -58,9 +59,8 @@ class Costs:
         return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
 
     def _simulated(self, unit: Unit) -> Cost:
-        sm = run(self.launch, [[unit] * _IN_A_ROW] * self.slots)
-        each = len(unit)
-        ends = sm.marks[each - 1 :: each]
+        sm = run(self.launch, [[unit] * _IN_A_ROW] * self.slots, self.start)
+        ends = sm.works_ended[len(unit) - 1 :: len(unit)] if self.launch.persistent else sm.blocks_ended
         busy = np.array([sm.busy[name] for name in UNITS]) / (_IN_A_ROW * self.slots)
         # no less than its share of the busiest unit, which may have worked ahead
         cycles = max((ends[-1] - ends[0]) / (_IN_A_ROW - 1), float(busy.max()) * self.slots)
@@ -71,23 +71,24 @@ def _longest(work: Work) -> int:
     return max(LONGEST_WALK, work.masked)
 
 
-def run(launch: Launch, agendas: Sequence[Sequence[Unit]], *, record: bool = False) -> SM:
-    """One SM, with a list of units for each slot."""
+def run(launch: Launch, agendas: Sequence[Sequence[Unit]], start: float, *, record: bool = False) -> SM:
+    """One SM, with a list of units for each slot; starting a block takes `start` cycles."""
     sm = SM(record=record)
     for slot, agenda in enumerate(agendas):
         if launch.persistent:
             block = launch.block(sm, [work for unit in agenda for work in unit])
             for name, actor in block:
-                sm.start(_named(name, slot, len(agendas)), actor)
+                sm.wake(start, _named(name, slot, len(agendas)), actor)
         else:
-            sm.start("", _one_after_another(sm, launch, agenda, slot, len(agendas)))
+            sm.start("", _one_after_another(sm, launch, agenda, start, slot, len(agendas)))
     sm.run()
     return sm
 
 
-def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], slot: int, slots: int) -> Actor:
+def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], start: float, slot: int, slots: int) -> Actor:
     """A slot of an SM: the next block starts when all actors of the one before have ended."""
     for n, unit in enumerate(agenda):
+        yield sm.now + start
         block = launch.block(sm, unit)
         ended = sm.barrier(len(block))
 
@@ -98,7 +99,7 @@ def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], slot: int
         for name, actor in block:
             sm.start(_named(name, slot, slots), to_the_end(actor))
         yield ended.opening(0)
-        sm.mark(n)
+        sm.block_ends(n)
 
 
 def _named(actor: str, slot: int, slots: int) -> str:

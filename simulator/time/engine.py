@@ -84,7 +84,8 @@ class SM:
     free: dict[str, float] = field(default_factory=lambda: dict.fromkeys(UNITS, 0.0))
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(UNITS, 0.0))
     events: list[Event] = field(default_factory=list[Event])
-    marks: list[float] = field(default_factory=list[float])
+    works_ended: list[float] = field(default_factory=list[float])
+    blocks_ended: list[float] = field(default_factory=list[float])
     _queue: list[tuple[float, int, str, Actor]] = field(default_factory=list[tuple[float, int, str, Actor]])
     _order: int = 0
 
@@ -107,10 +108,13 @@ class SM:
             self.events.append(Event(self.actor, unit, name, start, end))
         return end
 
-    def mark(self, n: int) -> None:
-        """Work n of a block has ended, as far as the actor that says so is concerned."""
-        self.marks += [0.0] * (n + 1 - len(self.marks))
-        self.marks[n] = max(self.marks[n], self.now)
+    def work_ends(self, n: int) -> None:
+        """Work n of a persistent block has ended, as far as the actor that says so is concerned."""
+        _latest(self.works_ended, n, self.now)
+
+    def block_ends(self, n: int) -> None:
+        """The n-th block of a slot has ended."""
+        _latest(self.blocks_ended, n, self.now)
 
     def barrier(self, count: int = 1) -> Barrier:
         return Barrier(self, count)
@@ -130,3 +134,8 @@ class SM:
                     self.wake(wish, name, actor)
                     break
         return max(self.now, *self.free.values())
+
+
+def _latest(times: list[float], n: int, now: float) -> None:
+    times += [0.0] * (n + 1 - len(times))
+    times[n] = max(times[n], now)

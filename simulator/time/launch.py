@@ -22,7 +22,7 @@ class Work(NamedTuple):
 Unit = tuple[Work, ...]
 """The works that one block does in a row before it looks for more: one, or two where row tiles are paired."""
 Block = Callable[[SM, Sequence[Work]], "list[tuple[str, Actor]]"]
-"""The actors of one block, by name, that do these works one after the other; those of a persistent block call `sm.mark(n)` as
+"""The actors of one block, by name, that do these works one after the other; those of a persistent block call `sm.work_ends(n)` as
 work n ends."""
 
 

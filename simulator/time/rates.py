@@ -13,12 +13,12 @@ from math import log2
 
 from simulator.devices import Device
 
-SUSTAINED = 0.79
+SUSTAINED = 0.78
 """Share of the boost clock that the power limit leaves while attention kernels run one after the other. Measured (H200, 700 W)."""
 VECTOR = 0.75
 """Share of the exponential and FMA/ALU rates that the softmax's dependent instructions keep up. Measured."""
-LAUNCH = 4e-6
-"""Seconds from the event before a launch to its first block, and from its last block to the event after. Measured."""
+START = 1.3e-6
+"""Seconds from a free place on an SM, or from the launch, to the first load of the block that takes it. Measured."""
 
 SRAM_BYTES = 128.0
 EXP = 16.0
@@ -61,6 +61,11 @@ class Rates:
     def tensor(self) -> float:
         """16-bit tensor-core FLOPs a clock: a power of two, of which datasheets quote the rate at a clock of their own."""
         return 2.0 ** round(log2(self.device.tensor_flops / (self.device.sms * self.boost)))
+
+    @property
+    def start(self) -> float:
+        """Cycles that starting a block takes."""
+        return START * self.clock
 
     def warpgroup_matmul(self, flops: float) -> float:
         """Products by wgmma, operands in SRAM."""

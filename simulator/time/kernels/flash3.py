@@ -155,7 +155,7 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -
         else:
             shared.q_empty.arrive()
         yield from store(sm, c)
-        sm.mark(n)
+        sm.work_ends(n)
 
 
 def exponentials(sm: SM, c: Cycles) -> Actor:

@@ -20,11 +20,10 @@ from simulator.errors import UsageError
 from simulator.problem import Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
-from simulator.time import rates as figures
 from simulator.time.costs import LONGEST_WALK, Costs, run
 from simulator.time.engine import UNITS, Event
 from simulator.time.launch import Launch, Unit, Work
-from simulator.time.rates import Rates
+from simulator.time.rates import START, Rates
 from simulator.time.schedule import deal, finish
 
 UNIT_NAMES = {
@@ -32,7 +31,7 @@ UNIT_NAMES = {
     "exp": "the exponential units", "alu": "the FMA and ALU lanes",
 }  # fmt: skip
 """What each unit is called in words."""
-_BUSY, _BALANCED = 0.85, 0.85
+_BUSY, _BALANCED, _SHORT = 0.85, 0.85, 3
 
 
 @dataclass(frozen=True)
@@ -162,14 +161,14 @@ def timeline(
     counts = count(row.name, problem, tile=tile, device=on)
     times = tuple(_time(launch, rates, counts, i) for i, launch in enumerate(launches))
     slowest = max(range(len(times)), key=lambda i: times[i].seconds)
-    events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms))
+    events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms, rates.start))
     return Timeline(row.name, problem, config.tile, on, times, events, rates.clock)
 
 
 def _time(launch: Launch, rates: Rates, counts: Counts, i: int) -> LaunchTime:
     sms, order = rates.device.sms, launch.order
     slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
-    costs = Costs(launch, slots)
+    costs = Costs(launch, slots, rates.start)
     runs = [(costs.of(unit), n) for unit, n in order]
     work = sum(cost.cycles * n for cost, n in runs)
     busy = sum((cost.busy * n for cost, n in runs), np.zeros(len(UNITS)))
@@ -180,7 +179,7 @@ def _time(launch: Launch, rates: Rates, counts: Counts, i: int) -> LaunchTime:
         cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
     moved = sum(counts.distinct(counts.launches[i], way) for way in ("read", "write"))
     on_sms, dram = cycles / rates.clock, moved / rates.device.bandwidth
-    seconds = max(on_sms, dram) + figures.LAUNCH
+    seconds = max(on_sms, dram, START)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
     balance = work / (slots * sms * cycles) if cycles else 0.0
@@ -203,8 +202,8 @@ def _merged(runs: Iterator[tuple[float, int]]) -> Iterator[tuple[float, int]]:
 def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, float], balance: float) -> str:
     unit = max(utilisation, key=lambda name: utilisation[name])
     share = f"{utilisation[unit]:.0%}"
-    if max(on_sms, dram) < figures.LAUNCH:
-        return f"the launch: blocks run {max(on_sms, dram) / seconds:.0%} of the time"
+    if seconds <= _SHORT * START:
+        return f"the start of its blocks, {START / seconds:.0%} of the time"
     if dram > on_sms:
         return f"DRAM: at its bandwidth the bytes alone take {dram / seconds:.0%} of the time"
     if utilisation[unit] >= _BUSY:
@@ -214,13 +213,13 @@ def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, fl
     return f"waiting: no unit is busy all the time, most of all {UNIT_NAMES[unit]}, {share}; warps wait for each other's results"
 
 
-def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
+def _first_blocks(launch: Launch, slots: int, sms: int, start: float) -> list[Event]:
     """What runs on the first SM until its first blocks are done; of a persistent block, its first two units."""
     units = [unit for unit, n in launch.order for _ in range(min(n, 2 * slots * sms))][: 2 * slots * sms]
     shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
     if not launch.persistent:
         shown = [agenda[:1] for agenda in shown]
-    return sorted(run(launch, shown, record=True).events, key=lambda event: (event.start, event.end))
+    return sorted(run(launch, shown, start, record=True).events, key=lambda event: (event.start, event.end))
 
 
 def _shortened(unit: Unit) -> Unit:

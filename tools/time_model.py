@@ -1,0 +1,208 @@
+"""The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
+
+    python tools/time_model.py predict   # what isn't measured yet, into docs/predictions
+    python tools/time_model.py draw      # docs/pictures/time.svg and the table of docs/time.md, from the files of docs/results
+
+Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flashlab as fl
+from flashlab import results
+from flashlab.bench import HIDDEN, TOKENS
+from simulator.time import rates
+
+ROOT = Path(__file__).resolve().parents[1]
+PREDICTIONS = ROOT / "docs" / "predictions"
+PICTURE = ROOT / "docs" / "pictures" / "time.svg"
+PAGE = ROOT / "docs" / "time.md"
+BEGIN, END = "<!-- errors: begin (written by tools/time_model.py) -->\n", "<!-- errors: end -->"
+DEVICE = "h200"
+
+LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
+SET_ON = (
+    "SUSTAINED and VECTOR: bench_flash2 (bfloat16, head dims 64 and 128) and bench_flash3 (all 18 cells); "
+    "START: rungs 2 and 3 of ladder_flash3, 1k and 4k, after all rungs had been predicted"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kernel in a cell of `flashlab bench`."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+
+    @property
+    def problem(self) -> fl.Problem:
+        return fl.Problem(
+            batch=TOKENS // self.length, heads=HIDDEN // self.head_dim, len_q=self.length, head_dim=self.head_dim,
+            dtype=self.dtype, causal=self.causal,
+        )  # fmt: skip
+
+    @property
+    def tera(self) -> float:
+        """TFLOPs by the convention of published tables."""
+        return 4 * self.length * TOKENS * HIDDEN / (2 if self.causal else 1) / 1e12
+
+    def predicted(self) -> float:
+        """Milliseconds."""
+        return fl.timeline(self.algorithm, self.problem, device=DEVICE).seconds * 1e3
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A cell predicted and measured, in milliseconds. `source`: the file that measured it."""
+
+    cell: Cell
+    predicted: float
+    measured: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        """Over 0 where the prediction is too long."""
+        return self.predicted / self.measured - 1
+
+
+def measured() -> list[tuple[Cell, float, str]]:
+    """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by file."""
+    found: list[tuple[Cell, float, str]] = []
+    for kind, algorithm in (("bench", "flash2"), ("ladder", "flash3")):
+        result = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=DEVICE)
+        assert result is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
+        for row in result.data["rows"]:
+            name = row["peer"] or algorithm
+            if name in fl.CATALOGUE:
+                cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
+                found.append((cell, row["milliseconds"], result.path.name))
+    return found
+
+
+def beside() -> list[Beside]:
+    """The model as it is now beside what was measured."""
+    return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
+
+
+def blind() -> list[Beside]:
+    """The rungs as they were predicted before their measurement was looked at, beside it."""
+    file = json.loads((PREDICTIONS / "prediction_ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
+    said = {
+        Cell(r["algorithm"], r["dtype"], r["head_dim"], r["causal"], r["length"]): r["milliseconds"]
+        for r in file["rows"]
+    }
+    return [
+        Beside(cell, said[cell], time, source)
+        for cell, time, source in measured() if cell in said and source.startswith("ladder")
+    ]  # fmt: skip
+
+
+def mean_error(cells: Iterable[Beside]) -> float:
+    """The mean absolute error, relative to what was measured."""
+    return statistics.fmean(abs(cell.error) for cell in cells)
+
+
+def unmeasured() -> list[Cell]:
+    """Cells that no file of docs/results holds: other lengths, float16 rungs, and the algorithms that nobody benchmarks."""
+    known = {cell for cell, _, _ in measured()}
+    cells = [
+        Cell(name, dtype, dim, causal, length)
+        for name in ("flash2", *LADDER) for dtype in ("bfloat16", "float16") for dim in (64, 128, 256)
+        for causal in (False, True) for length in (512, 1024, 2048, 4096, 8192, 16384)
+    ] + [
+        Cell(name, "float16", dim, causal, length)
+        for name in ("standard", "online_softmax", "flash1") for dim in (64, 128) for causal in (False, True)
+        for length in (1024, 4096)
+    ]  # fmt: skip
+    return [cell for cell in cells if cell not in known]
+
+
+def predict(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The prediction file's content."""
+    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
+                            capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    return {
+        "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "command": "python tools/time_model.py predict",
+        "constants": {name: getattr(rates, name) for name in ("SUSTAINED", "VECTOR", "START")}, "set_on": SET_ON,
+        "rows": [{**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3} for cell in cells],
+    }  # fmt: skip
+
+
+def table() -> str:
+    """The errors by kernel and length, and how the blind predictions did."""
+    rows, first = beside(), blind()
+    lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER)}
+    groups["the ladder"] = [r for name in LADDER for r in groups[name]]
+    for name, group in groups.items():
+        before = [r for r in first if r in first and (name == "the ladder" or r.cell.algorithm == name)]
+        before = [r for r in before if r.cell.algorithm in ("flash3_1", "flash3_2", "flash3_3")]
+        parts = [mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
+        shown = [f"{x:.1%}" for x in (*parts, mean_error(group))]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
+                     f"{f'{mean_error(before):.1%}' if before else ''} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def draw() -> Any:
+    """Prediction against measurement, a panel a kernel, TFLOP/s."""
+    from flashlab.plots import Picture
+
+    rows = beside()
+    names = ("flash2", *LADDER)
+    figure: Any = Picture(figsize=(12.5, 3.3), layout="constrained")
+    colours = {64: "#D55E00", 128: "#0072B2", 256: "#009E73"}
+    for ax, name in zip(figure.subplots(1, len(names), sharex=True, sharey=True), names, strict=True):
+        for r in (r for r in rows if r.cell.algorithm == name):
+            size = {1024: 16, 4096: 36, 16384: 64}[r.cell.length]
+            face = colours[r.cell.head_dim] if r.cell.causal else "none"
+            ax.scatter(r.cell.tera / r.measured * 1e3, r.cell.tera / r.predicted * 1e3, s=size,
+                       edgecolors=colours[r.cell.head_dim], facecolors=face, linewidths=1.2)  # fmt: skip
+        ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
+        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#D9D9D9", alpha=0.4, linewidth=0)
+        ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("predicted, TFLOP/s")
+    for dim, colour in colours.items():
+        figure.axes[0].scatter([], [], color=colour, label=f"head dim {dim}")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def main(what: str) -> None:
+    if what == "predict":
+        content = predict(unmeasured())
+        path = PREDICTIONS / f"prediction_unmeasured_{DEVICE}_{content['date'][:10]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(path.relative_to(ROOT))
+    elif what == "draw":
+        from flashlab.plots import save
+
+        save(draw(), PICTURE)
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
+        print(table(), end="")
+    else:
+        sys.exit("usage: python tools/time_model.py predict|draw")
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]))
