@@ -29,7 +29,7 @@ lessons: .venv/.test
 	$(BIN)/python tools/lessons.py build
 
 docs: .venv/.test
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs out/site
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs out/site
 	@echo "out/site/index.html"
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
