@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05
+from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06
 from simulator import Program
 
 _MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04)
-_KERNEL_MODULES = (lesson05,)
+_KERNEL_MODULES = (lesson05, lesson06)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -21,6 +21,7 @@ LESSONS = {
     "03": "FlashAttention-1",
     "04": "FlashAttention-2",
     "05": "CUDA from nothing",
+    "06": "Reading flash2.cu",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}

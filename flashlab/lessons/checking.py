@@ -59,7 +59,7 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
         )
         return Verdict(name, "usage", f"exercise {name} takes {wanted}")
     if is_file:
-        verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)
+        verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)  # pyright: ignore[reportUnknownArgumentType]
     else:
         program, refusal = _program(answer, EXERCISES[name])
         verdict = refusal or _judged(program, EXERCISES[name], seconds)
