@@ -238,6 +238,20 @@ def _headline_sanitizers(data: Data) -> str:
             f"{s['faults_found']} of {s['faults']} seeded faults found")  # fmt: skip
 
 
+def _headline_agreement(data: Data) -> str:
+    s = data["summary"]
+    same = ", ".join(what for what, (equal, compared) in s["by_quantity"].items() if equal == compared)
+    apart = [f"{what} in {equal} of {n}" for what, (equal, n) in s["by_quantity"].items() if equal != n]
+    return (f"emulator and GPU over {s['problems']} problems: equal in every launch: {same}"
+            f"{'; ' if apart else ''}{', '.join(apart)}; outputs at most {s['worst_output']:.2f} of the rule's bound apart; "
+            f"{s['findings']} findings")  # fmt: skip
+
+
+def _table_agreement(data: Data) -> str:
+    rows = [(what, f"{n:,}", f"{equal:,}") for what, (equal, n) in data["summary"]["by_quantity"].items()]
+    return _markdown_table(("", "launches", "equal"), rows)
+
+
 def _headline_zoo(data: Data) -> str:
     s = data["summary"]
     return (f"of {s['mutants']} seeded faults that a GPU can show, the emulator found {s['emulator']}, compute-sanitizer "
@@ -338,11 +352,11 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
     "bench": _headline_bench, "ladder": _headline_bench, "fp8": _headline_fp8, "patterns": _headline_patterns,
-    "zoo": _headline_zoo,
+    "zoo": _headline_zoo, "agreement": _headline_agreement,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
-    "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
+    "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo, "agreement": _table_agreement,
 }  # fmt: skip
 
 
