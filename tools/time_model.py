@@ -133,8 +133,8 @@ def unmeasured() -> list[Cell]:
 
 def predict(cells: Sequence[Cell]) -> dict[str, Any]:
     """The prediction file's content."""
-    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
-                            capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
+    commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -176,7 +176,7 @@ def draw() -> Any:
             ax.scatter(r.cell.tera / r.measured * 1e3, r.cell.tera / r.predicted * 1e3, s=size,
                        edgecolors=colours[r.cell.head_dim], facecolors=face, linewidths=1.2)  # fmt: skip
         ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
-        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#D9D9D9", alpha=0.4, linewidth=0)
+        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#EDEDED", linewidth=0, zorder=0)
         ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")
         ax.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("predicted, TFLOP/s")
