@@ -20,7 +20,6 @@ html_show_copyright = False
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = ["_static"]
-suppress_warnings = ["toc.empty_glob"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
