@@ -56,6 +56,7 @@ _WATCH = (
 )  # fmt: skip
 _WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
 _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
+_RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
@@ -190,21 +191,27 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
 
 
 def _runtime() -> list[Path]:
-    """The objects of the runtime, the same for every kernel."""
-    sources = sorted(kernels_cu.emulator_dir().glob("*.cpp"))
-    key = hashlib.sha256((_compiler()[1] + _digest_of_sources(kernels_cu.emulator_dir())).encode()).hexdigest()[:32]
-    folder = cache_dir() / "emulator" / f"runtime-{key}"
-    if not folder.is_dir():
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, ThreadPoolExecutor() as pool:
-            work = Path(scratch) / "built"
-            work.mkdir()
-            flags = ("-std=c++17", "-O2", "-fPIC", "-c")
-            jobs = [pool.submit(_compile, [*flags, str(s), "-o", str(work / f"{s.stem}.o")], s) for s in sources]
-            for job in jobs:
-                job.result()
-            with contextlib.suppress(OSError):
-                work.rename(folder)
-    return [folder / f"{source.stem}.o" for source in sources]
+    """The objects of the runtime, the same for every kernel; each is built once for its source and the headers."""
+    here = kernels_cu.emulator_dir()
+    folder = cache_dir() / "emulator" / "runtime"
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = b"\0".join(header.read_bytes() for header in sorted(here.glob("*.h")))
+    objects: dict[Path, Path] = {}
+    for source in sorted(here.glob("*.cpp")):
+        content = b"\0".join((_compiler()[1].encode(), *map(str.encode, _RUNTIME_FLAGS), headers, source.read_bytes()))
+        objects[source] = folder / f"{source.stem}-{hashlib.sha256(content).hexdigest()[:32]}.o"
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_object, objects, objects.values()))
+    return list(objects.values())
+
+
+def _object(source: Path, path: Path) -> None:
+    if path.is_file():
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        _compile([*_RUNTIME_FLAGS, str(source), "-o", str(built)], source)
+        built.replace(path)
 
 
 def _digest_of_sources(*folders: Path) -> str:
