@@ -2,6 +2,7 @@
 # make test    set up and run everything that is checked: lint, types, tests, documentation
 # make lab     open JupyterLab at the first lesson
 # make lessons run the lessons' sources, and renew notebooks/*.ipynb with their outputs
+# make docs    build the site into out/site
 # make lock    renew requirements/*.txt
 # make clean   remove what these made
 
@@ -10,7 +11,7 @@ BIN := .venv/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 SETUP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test browser lab lessons lock clean
+.PHONY: demo test browser lab lessons docs lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -26,6 +27,10 @@ lab: .venv/.lab
 
 lessons: .venv/.test
 	$(BIN)/python tools/lessons.py build
+
+docs: .venv/.test
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir build/doctrees docs out/site
+	@echo "out/site/index.html"
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
 .venv/.demo: requirements/demo.txt pyproject.toml | .venv
@@ -61,4 +66,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv out build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

@@ -41,6 +41,7 @@ from simulator import (
     SramOverflow,
     SramTile,
     Tile,
+    Timeline,
     Trace,
     Unavailable,
     UsageError,
@@ -54,6 +55,7 @@ from simulator import (
     shape_run,
     simulate,
     softmax,
+    timeline,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -108,7 +110,14 @@ def _in_a_notebook(trace: Trace) -> str:
     return player(trace).frame()
 
 
+def _drawn(predicted: Timeline) -> Any:
+    from flashlab.gantt import draw
+
+    return draw(predicted)
+
+
 Trace.renderer = _in_a_notebook
+Timeline.drawer = _drawn
 
 
 def __dir__() -> list[str]:
@@ -118,8 +127,8 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
     "Emulation", "EmulationError", "Empty", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Trace",
+    "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
     "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
     "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
-    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "verify",
+    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

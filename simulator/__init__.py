@@ -13,11 +13,12 @@ from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
 from simulator.simulate import Run
+from simulator.time import Timeline, timeline
 from simulator.trace import Trace
 
 __all__ = [
     "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
-    "Program", "Reference", "Registers", "Run", "Spec", "SramOverflow", "SramTile", "Tile", "Trace", "Unavailable",
+    "Program", "Reference", "Registers", "Run", "Spec", "SramOverflow", "SramTile", "Tile", "Timeline", "Trace", "Unavailable",
     "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs", "shape_run",
-    "simulate", "softmax",
+    "simulate", "softmax", "timeline",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from flashlab.files import replace_file
-from flashlab.lessons.catalogue import EXERCISES
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Exercise
+from flashlab.lessons.kernel_exercise import KernelExercise
 from flashlab.lessons.show import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,7 +76,7 @@ def markdown(text: str) -> Iterator[NotebookNode]:
     """Markdown, with exercises in the place of their marks."""
     for n, part in enumerate(EXERCISE.split(text)):
         if n % 2:
-            yield from exercise(EXERCISES[part])
+            yield from exercise(EXERCISES[part]) if part in EXERCISES else kernel_exercise(KERNEL_EXERCISES[part])
         elif part.strip():
             yield new_markdown_cell(part.strip())
 
@@ -85,10 +86,22 @@ def exercise(this: Exercise) -> Iterator[NotebookNode]:
     yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
     name = re.search(r"(?m)^@fl\.program.*\ndef (\w+)", this.skeleton)[1]
     yield new_code_cell(f'{this.skeleton}\n\nfl.check({name}, exercise="{this.name}")')
-    folded = [(f"Hint {n}", hint) for n, hint in enumerate(this.hints, 1)]
-    folded.append(("Solution", f"```python\n{this.solution}```"))
+    yield hints(this.hints, f"```python\n{this.solution}```")
+
+
+def kernel_exercise(this: KernelExercise) -> Iterator[NotebookNode]:
+    """The same, for a file: one cell writes it, the next one checks it."""
+    yield new_markdown_cell(f"### Exercise {this.name}: {this.title}\n\n{this.task}")
+    yield new_code_cell(f"%%writefile {this.file}\n{this.skeleton}")
+    yield new_code_cell(f'fl.check("{this.file}", exercise="{this.name}")')
+    yield hints(this.hints, f"```cuda\n{this.solution}```")
+
+
+def hints(graded: Sequence[str], solution: str) -> NotebookNode:
+    """Hints one by one, then the solution, each folded."""
+    folded = [*((f"Hint {n}", hint) for n, hint in enumerate(graded, 1)), ("Solution", solution)]
     parts = (f"<details><summary>{title}</summary>\n\n{text}\n\n</details>" for title, text in folded)
-    yield new_markdown_cell("\n".join(parts))
+    return new_markdown_cell("\n".join(parts))
 
 
 # -- running ------------------------------------------------------------------------------------------------------

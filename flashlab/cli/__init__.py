@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import checks, counts, emulate
+from flashlab.cli import checks, counts, emulate, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -80,6 +80,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 counts.register(app)
 checks.register(app)
 emulate.register(app)
+time.register(app)
 
 
 def main() -> None:

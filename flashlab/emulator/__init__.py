@@ -9,9 +9,10 @@ from flashlab.emulator.build import BuildError, build
 from flashlab.emulator.files import Empty, FileRun, emulate_file
 from flashlab.emulator.kernels import Emulation, EmulationError, attention, emulate
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved
+from flashlab.emulator.maps import tensor_map
 from flashlab.emulator.source import kernels_of
 
 __all__ = [
     "Arena", "BuildError", "Empty", "Emulation", "EmulationError", "FileRun", "Finding", "Launched", "Library", "Line",
-    "Moved", "attention", "build", "emulate", "emulate_file", "kernels_of",
+    "Moved", "attention", "build", "emulate", "emulate_file", "kernels_of", "tensor_map",
 ]  # fmt: skip

@@ -32,18 +32,30 @@ _FLAGS = (
     "-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
-    # a call must stay where its line is: places in the code lead back to lines of the source
-    "-fno-optimize-sibling-calls", "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",
+    "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
+    "-fno-optimize-sibling-calls",  # a call must stay where its line is: places in the code lead back to the source
 )  # fmt: skip
-_GCC = ("-fno-extern-tls-init",)  # shared memory needs no initialisation at its first use; a template's would crash
+_GCC = (
+    "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",  # likewise
+    "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
+)  # fmt: skip
+_CLANG = (
+    "-mllvm",
+    "-simplifycfg-sink-common=false",
+    "-mllvm",
+    "-simplifycfg-hoist-common=false",
+    "-Wno-unknown-attributes",
+)
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
     # zero, and for every basic block, so that a loop without end is noticed
     "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
-    "-fno-tree-vectorize", "-fno-store-merging", "-fno-tree-loop-distribute-patterns",
+    "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
 )  # fmt: skip
+_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
+_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
@@ -74,8 +86,8 @@ def build(
     for name in names:
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
-    own = () if "clang" in _compiler()[1] else _GCC
-    options = (*_FLAGS, *own, *(_WATCH if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
+    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in _compiler()[1] else (_GCC, _WATCH_GCC)
+    options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
     key = "\0".join((_digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir()), *headers.values()))
     return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
 

@@ -15,11 +15,12 @@ import kernels_cu
 from flashlab import arrays, compiler, gpu
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
+from flashlab.emulator.maps import UNUSED, tensor_map
 from simulator import catalogue, count
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import UsageError
 from simulator.problem import Problem, row_bytes
 from simulator.program import Program
 from simulator.simulate import TileLike, Window, problem_of
@@ -144,7 +145,7 @@ def emulate(
     counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
     gpu.check_problem(problem, counts.device)
     if any(kernel.hopper for kernel in row.kernels):
-        raise Unavailable(f"the emulator has no TMA and wgmma yet: {row.name} runs on a GPU, flash2 on both")
+        gpu.check_hopper(row.name, problem, counts.device)
     config = counts.config
     assert config is not None
     gpu.check_tile(config)
@@ -159,7 +160,11 @@ def emulate(
             continue
         path = kernels_cu.source(kernel.source) if source is None else Path(source)
         library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
-        given = [values[name if name in counts.tensors else None] for name in kernel.arguments]
+        boxes = {
+            name: _tensor_map(arena, counts.tensors[name], problem, getattr(config.tile, side))
+            for name, side in kernel.boxes
+        }
+        given = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
                 kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape],
@@ -188,6 +193,17 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
         tensor = np.array((pointer, *strides), gpu.TENSOR)
         values[spec.name] = np.uint64(pointer).tobytes() if spec.vector else tensor.tobytes()
     return values
+
+
+def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
+    """The descriptor of an input that is copied in boxes of so many rows and 128 bytes, as `flashlab.tma` has them."""
+    extents = (spec.cols, spec.rows, spec.heads // problem.batch, problem.batch)
+    if 0 in extents:
+        return UNUSED
+    strides = arena.buffers[spec.name].strides
+    # the stride of an axis of one element is never used, but checked
+    reach = [stride if n > 1 else 16 for n, stride in zip(extents[1:], reversed(strides[:3]), strict=True)]
+    return tensor_map(arena.pointer(spec.name), spec.itemsize, extents, reach, (128 // spec.itemsize, rows, 1, 1))
 
 
 def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:

@@ -243,8 +243,8 @@ class Library:
         """Run one kernel over a grid. `arguments` are the parameters' bytes, in order; `sram` dynamic bytes a block;
         `time_limit` seconds (0: none) after which a kernel that waits in vain is stopped, which is a finding."""
         index = self._index(entry)
-        storage = [ctypes.create_string_buffer(x, len(x)) for x in arguments]
-        pointers = (ctypes.c_void_p * max(1, len(storage)))(*[ctypes.addressof(x) for x in storage])
+        storage = [_aligned(x) for x in arguments]
+        pointers = (ctypes.c_void_p * max(1, len(storage)))(*[x.ctypes.data for x in storage])
         buffers = list(arena.buffers.values())
         regions = (_Region * max(1, len(buffers)))(
             *[_Region(b.name.encode(), b.data.ctypes.data, b.data.nbytes, b.read_only, b.written.ctypes.data)
@@ -291,6 +291,14 @@ class Library:
         """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""
         mine = [line for line in chain if line.file == self.source]
         return mine[-1] if mine else chain[-1] if chain else None
+
+
+def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:
+    """A parameter's bytes where any struct may lie: at a multiple of 64."""
+    room = np.zeros(len(parameter) + 63, np.uint8)
+    start = -room.ctypes.data % 64
+    room[start : start + len(parameter)] = np.frombuffer(parameter, np.uint8)
+    return room[start : start + len(parameter)]
 
 
 def _in_order(moved: Sequence[Moved]) -> list[Moved]:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04
+from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05
 from simulator import Program
 
 _MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04)
+_KERNEL_MODULES = (lesson05,)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -19,9 +20,23 @@ LESSONS = {
     "02": "Softmax, safe and online",
     "03": "FlashAttention-1",
     "04": "FlashAttention-2",
+    "05": "CUDA from nothing",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
-PREDICTIONS = {prediction.name: prediction for module in _MODULES for prediction in module.PREDICTIONS}
+KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
+"""Those whose answer is a `.cu` file."""
+PREDICTIONS = {
+    prediction.name: prediction for module in (*_MODULES, *_KERNEL_MODULES) for prediction in module.PREDICTIONS
+}
+
+
+def kernel_solution(name: str) -> str:
+    """The text of the `.cu` file that solves an exercise.
+
+    >>> kernel_solution("05.1").splitlines()[1]
+    '__global__ void axpy(const float* x, const float* y, float* out, float a, int n) {'
+    """
+    return KERNEL_EXERCISES[name].solution
 
 
 def solution(name: str) -> Program:

@@ -11,15 +11,11 @@ import linecache
 import os
 import pickle
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +23,9 @@ import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
 from flashlab.lessons import kernels, record
-from flashlab.lessons.catalogue import EXERCISES
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
+from flashlab.lessons.process import run_child
 from flashlab.lessons.verdict import Line, Place, Verdict
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.catalogue import VECTOR_PROGRAMS
@@ -37,12 +34,7 @@ from simulator.errors import unknown
 
 SECONDS = 20.0
 """How long a program may take for all its problems together; a correct one takes about one."""
-START, GRACE = 120.0, 10.0
-"""How long Python may take to start, and to say where a program hangs."""
-FLOOD = 100_000
-"""Bytes that it may print."""
-SHOWN = 2_000
-"""Bytes of that which are shown."""
+CHILD = "flashlab.lessons.child"
 
 
 def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
@@ -58,13 +50,19 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     00.1  Short cut: "flash2" is the library's own: the exercise is to write one
     """
     name = str(exercise)
-    if isinstance(answer, str | os.PathLike) and str(answer).endswith(".cu"):  # pyright: ignore[reportUnknownArgumentType]
-        return kernels.check(Path(answer), name)  # pyright: ignore[reportUnknownArgumentType]
-    if name not in EXERCISES:
-        return Verdict(name, "usage", str(unknown("exercise", exercise, EXERCISES)))
-    asked = EXERCISES[name]
-    program, refusal = _program(answer, asked)
-    verdict = refusal or _judged(program, asked, seconds)
+    is_file = isinstance(answer, str | os.PathLike) and str(answer).endswith(".cu")  # pyright: ignore[reportUnknownArgumentType]
+    if name not in EXERCISES and name not in KERNEL_EXERCISES:
+        return Verdict(name, "usage", str(unknown("exercise", exercise, [*EXERCISES, *KERNEL_EXERCISES])))
+    if is_file != (name in KERNEL_EXERCISES):
+        wanted = (
+            "a tile program" if is_file else f'the name of a .cu file, as in fl.check("mine.cu", exercise="{name}")'
+        )
+        return Verdict(name, "usage", f"exercise {name} takes {wanted}")
+    if is_file:
+        verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)
+    else:
+        program, refusal = _program(answer, EXERCISES[name])
+        verdict = refusal or _judged(program, EXERCISES[name], seconds)
     if verdict.kind != "not started":
         before = record.read()["exercises"].get(name, {})
         tries = before.get("tries", 0)
@@ -114,73 +112,6 @@ def _squeezed(text: str) -> str:
 # -- the child ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What is left of a child: why it ended ("done", or a kind of verdict), what it printed, and the files it wrote."""
-
-    kind: str
-    message: str
-    printed: str
-
-
-def _run(folder: Path, seconds: float) -> Outcome:
-    """Run the child on the job in a folder; when this returns, none of its processes is left."""
-    printed = folder / "printed.txt"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "TMPDIR": str(folder)}
-    environment |= {"TMP": str(folder), "TEMP": str(folder), "MPLBACKEND": "Agg"}
-    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-m", "flashlab.lessons.child", str(folder), str(seconds)]
-    with printed.open("wb") as sink:
-        child = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-            start_new_session=os.name != "nt",
-        )  # fmt: skip
-    kind, started, end = "done", False, time.monotonic() + START
-    ready, where = folder / "ready", folder / "where.txt"
-    try:
-        while child.poll() is None:
-            now = time.monotonic()
-            if not started and ready.exists():  # on a busy machine Python takes its time to start: that is not counted
-                started, end = True, now + seconds
-            if printed.stat().st_size > FLOOD:
-                kind = "flood"
-                break
-            # when its time is up, the child writes down which line it is in
-            if now > end + GRACE or (started and now > end and where.stat().st_size):
-                kind = "hang"
-                break
-            time.sleep(0.01)
-    finally:
-        _kill(child)
-    text = printed.read_bytes()
-    if len(text) > FLOOD:
-        return Outcome("flood", f"it printed more than {FLOOD:,} bytes", _start(text))
-    if kind == "hang":
-        return Outcome("hang", f"still running after {seconds:g} seconds", _start(text))
-    if not (folder / "done.json").exists():
-        if child.returncode < 0:
-            name = signal.Signals(-child.returncode).name
-            return Outcome("crash", f"its process was ended by {name}", _start(text))
-        return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
-    return Outcome("done", "", _start(text))
-
-
-def _start(text: bytes) -> str:
-    shown = text[:SHOWN].decode("utf-8", "replace")
-    return shown + ("\n[…]" if len(text) > SHOWN else "")
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child and whatever it has started."""
-    if os.name == "nt":
-        child.kill()
-    else:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
 def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> bytes:
     """Everything that the child needs; the program goes by value, with the text that its lines are in."""
     file = program.body.__code__.co_filename
@@ -213,7 +144,7 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
         except Exception as error:  # a program that holds an open file, a lock or the like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
-        outcome = _run(folder, seconds)
+        outcome = run_child(folder, seconds, CHILD)
         if outcome.kind != "done":
             where = _line_of_hang(folder, file) if outcome.kind == "hang" else None
             return Verdict(exercise.name, outcome.kind, outcome.message + _at(where, file), printed=outcome.printed)
@@ -336,7 +267,7 @@ def _trace_of(program: Program, case: Case, place: Place) -> Trace | None:
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "job.pickle").write_bytes(_job(program, [case], (place.batch, place.head)))
-        _run(folder, SECONDS)
+        run_child(folder, SECONDS, CHILD)
         if (folder / "trace.json").exists():
             return Trace.from_dict(_read(folder / "trace.json"))
     return None

@@ -1,27 +1,211 @@
-"""Where checks of CUDA files plug in."""
+"""Check a learner's `.cu` file: run it in a child process, judge it here."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
+import json
+import pickle
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
-from flashlab.lessons.verdict import Verdict
+import numpy as np
+
+from flashlab.emulator import kernels_of
+from flashlab.emulator.files import parameters_of
+from flashlab.lessons.exercise import Truth
+from flashlab.lessons.kernel_exercise import KernelExercise, Launch
+from flashlab.lessons.process import run_child
+from flashlab.lessons.verdict import Line, Verdict
+from simulator.dtypes import Array
+
+CHILD = "flashlab.lessons.kernel_child"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
-def check(path: Path, exercise: str) -> Verdict:
-    """Judge a learner's `.cu` file by an exercise: `flashlab.emulator.check_exercise(path, exercise)` does it.
+def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
+    """Judge a file by an exercise, on launches drawn anew. Raises nothing."""
+    text, refusal = _text(path, exercise)
+    if refusal:
+        return refusal
+    launches = exercise.launches(fresh())
+    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches}
+        (folder / "job.pickle").write_bytes(pickle.dumps(job))
+        outcome = run_child(folder, seconds, CHILD)
+        if outcome.kind != "done":
+            return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
+        results: list[dict[str, Any]] = []
+        for n in range(len(launches)):
+            if not (folder / f"launch{n}.json").exists():
+                break
+            arrays = dict(np.load(folder / f"arrays{n}.npz", allow_pickle=False))
+            results.append(json.loads((folder / f"launch{n}.json").read_text(encoding="utf-8")) | {"arrays": arrays})
+        error = folder / "error.json"
+        why = json.loads(error.read_text(encoding="utf-8")) if error.exists() else None
+    verdict = judge(exercise, text, launches, results)
+    if verdict.passed and why:
+        verdict = Verdict(exercise.name, why["kind"], why["message"])
+    return replace(verdict, printed=outcome.printed)
 
-    Until there is an emulator, the verdict says so in one line.
-    """
+
+def fresh() -> Random:
+    """Where a check's launches are drawn from: anew each time."""
+    return Random()
+
+
+# -- before anything runs -----------------------------------------------------------------------------------------
+
+
+def _text(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
+    """The file's text, or why it need not be compiled."""
     if not path.is_file():
-        return Verdict(exercise, "usage", f"file = {str(path)!r}: expected a .cu file, and there is none of this name")
-    if find_spec("flashlab.emulator") is None:
-        return Verdict(
-            exercise, "unavailable", "CUDA files are checked on the CPU emulator, which is not part of this version"
+        message = f"file = {str(path)!r}: expected a .cu file, and there is none of this name"
+        return "", Verdict(exercise.name, "usage", message)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return "", Verdict(
+            exercise.name, "usage", f"file = {str(path)!r}: expected a CUDA source that can be read ({error})"
         )
-    emulator = import_module("flashlab.emulator")
-    judge = getattr(emulator, "check_exercise", None)
-    if judge is None:
-        return Verdict(exercise, "unavailable", "the emulator of this version has no exercises yet")
-    return judge(path, exercise)
+    if _squeezed(text) == _squeezed(exercise.skeleton):
+        message = f"fill in what is missing in {path.name}, then check it again"
+        return text, Verdict(exercise.name, "not started", message)
+    if exercise.kernel not in (found := kernels_of(text)):
+        has = "has " + ", ".join(found) if found else "has no __global__ function"
+        message = f"expected __global__ void {exercise.kernel}({exercise.parameters}), and {path.name} {has}"
+        return text, Verdict(exercise.name, "missing kernel", message)
+    if (yours := _parameters(text, exercise.kernel)) != _normal(exercise.parameters) or not parameters_of(
+        text, exercise.kernel
+    ):
+        message = f"{exercise.kernel} takes ({exercise.parameters}); yours takes ({', '.join(yours)})"
+        return text, Verdict(exercise.name, "parameters", message)
+    return text, None
+
+
+def _squeezed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
+
+
+def _parameters(text: str, kernel: str) -> list[str]:
+    """A kernel's parameters, written in one way."""
+    found = re.search(rf"__global__[^;{{]*?\b{kernel}\s*\(([^)]*)\)\s*{{", _COMMENT.sub("", text))
+    return _normal(found[1]) if found else []
+
+
+def _normal(parameters: str) -> list[str]:
+    """`const` first, stars at the type, no promises about aliasing."""
+
+    def one(part: str) -> str:
+        words = re.findall(r"\w+|\*", re.sub(r"\b__restrict__\b|\bconst\b", "", part))
+        const = "const " if "const" in part and "*" in part else ""
+        return const + " ".join(words[:-1]).replace(" *", "*") + f" {words[-1]}" if words else ""
+
+    return [one(part) for part in parameters.split(",")]
+
+
+# -- the judge ----------------------------------------------------------------------------------------------------
+
+
+def judge(
+    exercise: KernelExercise, text: str, launches: Sequence[Launch], results: Sequence[Mapping[str, Any]]
+) -> Verdict:
+    """The verdict on what came out of the launches; what never ran is not judged."""
+    source = text.splitlines()
+    verdicts: list[Verdict] = []
+    for launch, result in zip(launches, results, strict=False):
+        verdicts.append(_of_launch(exercise, source, launch, result))
+        if not verdicts[-1].passed:
+            return verdicts[-1]
+    if not verdicts:
+        return Verdict(exercise.name, "passed")
+    drawn = f"on this launch and {len(launches) - 1} that were drawn for this check"
+    return replace(verdicts[0], message=drawn)  # the first is the same in every check
+
+
+def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, result: Mapping[str, Any]) -> Verdict:
+    found = [_with_its_line(text, source, line) for _, text, line in result["findings"]]
+    if found:
+        kinds = {"deadlock": "hang", "out of bounds": "out of bounds"}
+        kind = kinds.get(result["findings"][0][0], "misuse")
+        return Verdict(exercise.name, kind, found[0], findings=tuple(found[1:]), problem=launch.said)
+    moved = result["moved"]
+    lines = () if moved is None else _lines(moved, launch.budget)
+    where = "numbers from the GPU" if result["where"] == "gpu" else "run on the emulator"
+    if moved is None:
+        where += "; bytes and misuse unchecked: that needs a C++ compiler"
+    passed = Verdict(exercise.name, "passed", "", lines, launch.said, sram=where, afterwards=exercise.afterwards)
+    for name, truth in launch.truth.items():
+        if message := _wrong(name, truth, result["arrays"][name], launch, result["unwritten"].get(name, 0)):
+            return replace(passed, kind="numbers", message=message, afterwards="")
+    if off := [line for line in lines if not line.equal]:
+        first = off[0]
+        message = f"{first.tensor} {first.way}: you moved {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
+        return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
+    if moved is not None and (extra := _over(exercise, launch, moved)):
+        return replace(passed, kind=extra[0], message=extra[1], afterwards=exercise.slips.get(extra[0], ""))
+    return passed
+
+
+def _with_its_line(finding: str, source: Sequence[str], line: int) -> str:
+    """A finding, and the learner's line that it is about."""
+    return f"{finding}  |  {source[line - 1].strip()}" if 0 < line <= len(source) else finding
+
+
+def _lines(moved: Sequence[Mapping[str, Any]], budget: Mapping[str, tuple[int, int]]) -> tuple[Line, ...]:
+    """Every tensor that was moved between HBM and the chip, or should have been, against the budget."""
+    mine: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for row in moved:
+        if row["space"] == "hbm":
+            mine[row["tensor"], "read" if row["what"] == "hbm.read" else "written"] += row["bytes"]
+    names = [*budget, *dict.fromkeys(tensor for tensor, _ in mine if tensor not in budget)]
+    lines = [
+        Line(name, way, mine[name, way], budget.get(name, (0, 0))[w])
+        for name in names for w, way in enumerate(("read", "written"))
+    ]  # fmt: skip
+    return tuple(line for line in lines if line.moved or line.budget)
+
+
+def _wrong(name: str, truth: Truth, out: Array, launch: Launch, unwritten: int) -> str:
+    """The first wrong element of an output and the tile that it is in, in words; empty if all are right."""
+    wrong = truth.wrong(out)
+    if not wrong.any():
+        return ""
+    place = tuple(int(n) for n in np.argwhere(wrong)[0])
+    row = place[-2] if out.ndim > 1 else place[-1]
+    tile = f"row tile {row // launch.tile}"
+    yours, due = f"{float(out[place]):.5g}", f"{float(truth.out[place]):.5g}"
+    never = f"; {unwritten:,} bytes of {name} were never written" if unwritten else ""
+    many = f"{int(wrong.sum()):,} of {wrong.size:,} elements are wrong" if wrong.sum() > 1 else "all others are right"
+    ratio = ""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = (out[wrong] / truth.out[wrong]).astype(np.float64)
+    if quotients.size > 1 and np.isfinite(quotients).all() and np.ptp(quotients) < 0.02 * abs(np.median(quotients)):
+        ratio = f", all of them {np.median(quotients):.4g} times what they should be"
+    element = f"{name}[{', '.join(map(str, place))}]"
+    return f"{element}, in {tile}, is {yours} and should be {due} (on {launch.said}); {many}{ratio}{never}"
+
+
+def _over(exercise: KernelExercise, launch: Launch, moved: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """What takes more instructions, sectors or passes over the banks than it needs."""
+    for (tensor, way, quantity), most in launch.most.items():
+        what = "hbm.read" if way == "read" else "hbm.write"
+        mine = sum(row[quantity] for row in moved if (row["tensor"], row["what"]) == (tensor, what))
+        if mine > most:
+            unit = "sectors of 32 bytes" if quantity == "sectors" else "warp instructions"
+            return quantity, f"{tensor} {way}: {mine:,} {unit}, the budget is {most:,} (on {launch.said})"
+    if exercise.conflict_free:
+        for row in moved:
+            if row["wavefronts"] > row["ideal"]:
+                way = "read" if row["what"] == "sram.read" else "written"
+                message = (
+                    f"{row['tensor']} {way} in SRAM: {row['wavefronts']:,} passes over the banks, "
+                    f"{row['ideal']:,} would do: bank conflicts (on {launch.said})"
+                )
+                return "conflicts", message
+    return None

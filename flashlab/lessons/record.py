@@ -75,18 +75,18 @@ def progress() -> Progress:
     >>> print(str(fl.progress()).splitlines()[0])
     00 The memory hierarchy               predictions 0 of 3, exercises 0 of 4
     """
-    from flashlab.lessons.catalogue import EXERCISES, LESSONS, PREDICTIONS
+    from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 
+    posed = [*EXERCISES, *KERNEL_EXERCISES]
     done = read()
     answered = {name for name in done["predictions"] if name in PREDICTIONS}
-    passed = {name for name, entry in done["exercises"].items() if name in EXERCISES and entry.get("passed")}
+    passed = {name for name, entry in done["exercises"].items() if name in posed and entry.get("passed")}
 
     def of(lesson: str, names: Any) -> int:
         return sum(name.startswith(lesson + ".") for name in names)
 
     return Progress(
         tuple(
-            (n, title, of(n, answered), of(n, PREDICTIONS), of(n, passed), of(n, EXERCISES))
-            for n, title in LESSONS.items()
+            (n, title, of(n, answered), of(n, PREDICTIONS), of(n, passed), of(n, posed)) for n, title in LESSONS.items()
         )
     )

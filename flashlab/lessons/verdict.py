@@ -15,6 +15,13 @@ HEADLINES = {
     "numbers": "Wrong numbers",
     "bytes": "Right numbers, wrong bytes",
     "arithmetic": "Right numbers, but computed elsewhere",
+    "sectors": "Right bytes, too many sectors",
+    "instructions": "Right bytes, too many instructions",
+    "conflicts": "Right bytes, bank conflicts",
+    "misuse": "Misuse of the machine",
+    "compile error": "Compile error",
+    "missing kernel": "Missing kernel",
+    "parameters": "Wrong parameter list",
     "sram": "Too much SRAM",
     "hang": "Hang",
     "crash": "Crash",
@@ -85,6 +92,8 @@ class Verdict:
     afterwards: str = ""
     printed: str = ""
     place: Place = Place()
+    findings: tuple[str, ...] = ()
+    """Of a CUDA file: what else the emulator found, each in a line."""
     trace: Trace | None = field(default=None, repr=False)
 
     @property
@@ -103,7 +112,7 @@ class Verdict:
                 f"      {x.level:<4} {x.tensor:>6} {x.way:<7} {x.moved:>14,} of {x.budget:>14,}  {x.verdict}"
                 for x in self.budget
             ]
-        parts += [f"      {text}" for text in (self.sram, self.afterwards) if text]
+        parts += [f"      {text}" for text in (*self.findings, self.sram, self.afterwards) if text]
         if self.printed:
             parts.append("      it printed:\n" + self.printed)
         return "\n".join(parts)
@@ -121,7 +130,7 @@ class Verdict:
             )
             head = "<tr><th></th><th>tensor</th><th></th><th>yours</th><th>budget</th><th></th></tr>"
             parts.append(f"<p>Bytes for {escape(self.problem)}:</p><table>{head}{rows}</table>")
-        parts += [f"<p>{escape(text)}</p>" for text in (self.sram, self.afterwards) if text]
+        parts += [f"<p>{escape(text)}</p>" for text in (*self.findings, self.sram, self.afterwards) if text]
         if self.printed:
             parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")
         if self.trace is not None:

@@ -4,6 +4,7 @@
 // It is the host compiler's view: it may hoist, merge or split accesses as nvcc would not.
 #include <cstring>
 
+#include "hopper.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -18,7 +19,10 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
   Lane& lane = current_lane();
   Block& block = *lane.block;
   auto* at = static_cast<const char*>(address);
-  if (at >= lane.stack && at < lane.stack_end) return;  // its own local variables
+  if (at >= lane.stack && at < lane.stack_end) {  // its own local variables
+    block.hopper->check_registers(lane, at, bytes, write, place);
+    return;
+  }
   block.poll(lane, place);
   unsigned shared;
   if (block.sram.shared_address(address, shared)) {

@@ -8,6 +8,7 @@
 
 #include "faults.h"
 #include "fiber.h"
+#include "hopper.h"
 #include "launch.h"
 
 #if defined(__x86_64__)
@@ -101,6 +102,7 @@ void Block::run(std::uint64_t index) {
   clocks.reset(live);
   sram.clear();
   for (auto& barrier : barriers) barrier = {};
+  hopper = std::make_unique<Hopper>(*this);
   ready.clear();
   for (auto& lane : lanes) {
     lane->block_index = place_in(index, launch.given.grid);
@@ -121,13 +123,14 @@ void Block::run(std::uint64_t index) {
   else
     faulted();
   landing = nullptr;
+  if (!live) hopper->end();
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
 }
 
 void Block::schedule() {
   for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
-    if (ready.empty() && !gather()) return diagnose();
+    if (ready.empty() && !gather() && !hopper->go_on()) return diagnose();
     if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
@@ -186,6 +189,7 @@ void Block::too_late(const Lane& lane, Place place) {
 
 void Block::finished(Lane& lane) {
   leave_copies(lane);
+  hopper->finished(lane);
   lane.done = true;
   --live;
   ++exited;
@@ -208,7 +212,7 @@ void Block::tell_other(Finding& finding, const Access& other) const {
   finding.has_other = true;
   finding.other = other.place;
   finding.other_block = place_in(other.block, launch.given.grid);
-  finding.other_thread = lanes[other.thread]->thread;
+  finding.other_thread = lanes[other.issuer]->thread;
 }
 
 void Block::tell_other(Finding& finding, const Lane& other) const {
@@ -389,6 +393,10 @@ void Block::check_barrier(int id) {
 
 // Nobody can run, and some haven't ended. Who waits for whom?
 void Block::diagnose() {
+  hopper->deadlock();
+  auto told = [](const Lane& lane) {
+    return lane.done || lane.wait == Wait::mbarrier || lane.wait == Wait::warpgroup || lane.wait == Wait::registers;
+  };
   for (auto& warp : warps)
     for (int i = 0; i < WARP; ++i) {
       const Lane* lane = warp.lanes[i];
@@ -402,7 +410,7 @@ void Block::diagnose() {
         missing |= 1u << j;
         elsewhere = other;
       }
-      if (!missing) continue;
+      if (!missing || told(*elsewhere)) continue;
       Finding found = finding("divergent collective", lane->place, *lane);
       found.message = std::string("waits in ") + lane->what + " for lanes " + lanes_of(missing) + ", which wait for " + elsewhere->what;
       tell_other(found, *elsewhere);
@@ -412,7 +420,8 @@ void Block::diagnose() {
   const Lane* first = nullptr;
   std::string waits;
   for (auto& lane : lanes)
-    if (!lane->done && !first) first = lane.get();
+    if (!told(*lane) && !first) first = lane.get();
+  if (!first) return;
   int at_barrier = 0;
   for (auto& lane : lanes) at_barrier += !lane->done && lane->wait == Wait::barrier;
   Finding found = finding(at_barrier == live ? "barrier" : "deadlock", first->place, *first);

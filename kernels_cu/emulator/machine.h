@@ -28,11 +28,13 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr int NAMED_BARRIERS = 16;
 
 struct Block;
+struct Hopper;
 struct Launch;
 struct Warp;
 
 // What a lane waits for.
-enum class Wait { nothing, collective, barrier, mbarrier, others };  // others: to run as far as they can
+// others: to run as far as they can
+enum class Wait { nothing, collective, barrier, mbarrier, warpgroup, registers, others };
 
 // The operands of a collective: what a lane brings, and what it takes away.
 struct Operands {
@@ -106,6 +108,7 @@ struct Block {
   Sram sram;
   std::array<NamedBarrier, NAMED_BARRIERS> barriers;
   Clocks clocks;
+  std::unique_ptr<Hopper> hopper;  // mbarriers, copies of boxes, products of warpgroups
   Counters counters;
   Ledger ledger;
   Findings findings;

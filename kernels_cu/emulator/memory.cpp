@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "hopper.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -12,25 +13,53 @@ namespace emulator {
 // Clocks
 
 void Clocks::reset(int count) {
-  threads = count;
+  threads = width = capacity = count;
   floor = 0;
   seen.assign(static_cast<std::size_t>(count) * count, 0);
   for (int t = 0; t < count; ++t) of(t)[t] = 1;
 }
 
+void Clocks::watch_proxies() {
+  if (!proxies()) width = 2 * threads;
+  if (width < capacity) return;
+  const int room = width + 64;
+  std::vector<std::uint32_t> wider(static_cast<std::size_t>(threads) * room);
+  for (int t = 0; t < threads; ++t) std::copy_n(of(t), std::min(width, capacity), &wider[static_cast<std::size_t>(t) * room]);
+  seen = std::move(wider);
+  capacity = room;
+}
+
+int Clocks::add_agent() {
+  watch_proxies();
+  return width++;
+}
+
+void Clocks::fence(int thread) {
+  watch_proxies();
+  std::uint32_t* row = of(thread);
+  for (int t = 0; t < threads; ++t) row[threads + t] = std::max({row[threads + t], row[t], floor});
+  ++row[thread];  // what it writes next isn't among it
+}
+
 void Clocks::join_all() {
   for (int t = 0; t < threads; ++t) floor = std::max(floor, now(t));
   for (int t = 0; t < threads; ++t) of(t)[t] = floor + 1;
+  for (int column = threads; column < width; ++column) {
+    std::uint32_t most = 0;
+    for (int t = 0; t < threads; ++t) most = std::max(most, of(t)[column]);
+    for (int t = 0; t < threads; ++t) of(t)[column] = most;
+  }
 }
 
 void Clocks::release(int thread, std::vector<std::uint32_t>& into) {
-  into.resize(threads);
-  for (int t = 0; t < threads; ++t) into[t] = std::max(into[t], of(thread)[t]);
+  into.resize(width);
+  for (int t = 0; t < width; ++t) into[t] = std::max(into[t], of(thread)[t]);
   ++of(thread)[thread];
 }
 
 void Clocks::acquire(int thread, const std::vector<std::uint32_t>& from) {
-  for (int t = 0; t < threads && !from.empty(); ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
+  const int known = static_cast<int>(from.size());  // there may be more agents since
+  for (int t = 0; t < known; ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
 }
 
 // SRAM
@@ -100,8 +129,10 @@ namespace {
 
 std::string count_of(std::int64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
 
+}  // namespace
+
 void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
-                unsigned bytes, const Access* other = nullptr) {
+                unsigned bytes, const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
   finding.space = "hbm";
@@ -112,7 +143,7 @@ void add_global(Lane& lane, const char* kind, std::string message, Place place, 
 }
 
 void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
-                const Access* other = nullptr) {
+                const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
@@ -126,25 +157,33 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   lane.block->findings.add(std::move(finding));
 }
 
-// Enters an access of one chunk, and returns a copy of the earlier one that it races with, if any. What is `shared` with
-// other blocks (HBM) isn't settled by a barrier of this one.
-bool enter(Lane& lane, Accesses& accesses, const Access& mine, bool shared, Access& other) {
-  Block& block = *lane.block;
-  bool race = false;
+namespace {
+
+enum class Conflict { none, race, proxy };
+
+// Enters an access of one chunk, and returns a copy of the earlier one that it conflicts with, if any: a race, or a write
+// that no proxy fence has shown to the engine that makes this access. What is `shared` with other blocks (HBM) isn't settled
+// by a barrier of this one.
+Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool shared, Access& other) {
+  const Clocks& clocks = actor.lane.block->clocks;
+  Conflict conflict = Conflict::none;
   std::uint32_t reader = mine.block;  // a block that read it, too
   bool two_readers = false;           // are enough to race with
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
-    const bool ordered = here && (past.thread == mine.thread || block.clocks.happened_before(past, mine.thread));
-    if (!race && !ordered && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
-      race = true;
-      other = past;
+    const bool ordered = here && ((past.thread == mine.thread && !actor.engine) || clocks.happened_before(past, actor.knows));
+    if (conflict == Conflict::none && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
+      if (!ordered) conflict = Conflict::race;
+      else if (actor.engine && past.write && !clocks.fenced(past, actor.knows)) conflict = Conflict::proxy;
+      if (conflict != Conflict::none) other = past;
     }
     const bool covered = (past.bytes & ~mine.bytes) == 0;
     // whatever will race with the past access races with this one
     const bool replaced = covered && ordered && (mine.write || !past.write) && (past.atomic || !mine.atomic);
-    if (replaced || (!shared && past.clock <= block.clocks.floor)) {
+    // everybody has seen it; of a write an engine may not have
+    const bool settled = !shared && past.thread < clocks.threads && past.clock <= clocks.floor && !(past.write && clocks.proxies());
+    if (replaced || settled) {
       past = accesses.back();
       accesses.pop_back();
     } else {
@@ -156,7 +195,7 @@ bool enter(Lane& lane, Accesses& accesses, const Access& mine, bool shared, Acce
     }
   }
   if (mine.write || !two_readers) accesses.push_back(mine);
-  return race;
+  return conflict;
 }
 
 const char* race_of(const Access& mine, const Access& other) {
@@ -178,34 +217,48 @@ void for_chunks(std::uint64_t begin, unsigned bytes, Each each) {
   }
 }
 
-Access access_of(Lane& lane, bool write, bool atomic, Place place) {
-  Block& block = *lane.block;
-  return {static_cast<std::uint32_t>(block.number), block.clocks.now(lane.number),
-          static_cast<std::uint16_t>(lane.number), 0, write, atomic, place};
+Actor actor_of(Lane& lane) {
+  Clocks& clocks = lane.block->clocks;
+  return {lane, clocks.of(lane.number), static_cast<std::uint16_t>(lane.number), clocks.now(lane.number), false};
+}
+
+Access access_of(const Actor& actor, bool write, bool atomic, Place place) {
+  return {static_cast<std::uint32_t>(actor.lane.block->number), actor.clock, actor.thread, 0, write, atomic,
+          static_cast<std::uint16_t>(actor.lane.number), place};
+}
+
+std::string proxy_of(const Access& mine) {
+  return std::string(mine.write ? "overwrites" : "reads") + " what a thread stored, with no fence.proxy.async between";
 }
 
 // Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
-bool race_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
-  Access mine = access_of(lane, write, atomic, place), other{};
+bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+  Access mine = access_of(actor, write, atomic, place), other{};
   bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
-    if (!enter(lane, lane.block->sram.chunks[chunk], mine, false, other)) return;
+    const Conflict conflict = enter(actor, actor.lane.block->sram.chunks[chunk], mine, false, other);
+    if (conflict == Conflict::none) return;
     race = true;
-    add_shared(lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+    if (conflict == Conflict::proxy)
+      return add_shared(actor.lane, "proxy fence forgotten", proxy_of(mine), place, address, bytes, &other);
+    add_shared(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
   });
   return race;
 }
 
-void race_global(Lane& lane, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
-  Access mine = access_of(lane, write, atomic, place), other{};
+void race_global(const Actor& actor, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
+  Lane& lane = actor.lane;
+  Access mine = access_of(actor, write, atomic, place), other{};
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
     while (chunk.busy.test_and_set(std::memory_order_acquire)) {}
-    const bool race = enter(lane, chunk.accesses, mine, true, other);
+    const Conflict conflict = enter(actor, chunk.accesses, mine, true, other);
     chunk.busy.clear(std::memory_order_release);
-    if (!race) return;
+    if (conflict == Conflict::none) return;
+    if (conflict == Conflict::proxy)
+      return add_global(lane, "proxy fence forgotten", proxy_of(mine), place, &region, address, bytes, &other);
     const bool here = other.block == mine.block;
     add_global(lane, here ? "race" : "race between blocks",
                std::string(race_of(mine, other)) + (here ? ", with no barrier between" : " in another block"), place,
@@ -221,7 +274,10 @@ bool any(const unsigned char* state, unsigned bytes, State wanted) {
 
 // Checks
 
-bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+namespace {
+
+bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  Lane& lane = actor.lane;
   Launch& launch = lane.block->launch;
   region = launch.find(address, bytes);
   if (!region) {
@@ -237,7 +293,7 @@ bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, b
     return false;
   }
   if (!launch.sanitize()) return true;
-  if (reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
+  if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
     add_global(lane, "misaligned", misaligned(bytes, write), place, region, address, bytes);
     return false;
   }
@@ -245,11 +301,49 @@ bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, b
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
   } else {
-    race_global(lane, *region, address, bytes, write, atomic, place);
+    race_global(actor, *region, address, bytes, write, atomic, place);
   }
   if ((!write || atomic) && any(state, bytes, UNWRITTEN))
     add_global(lane, "uninitialised", "reads what nobody wrote", place, region, address, bytes);
   if (write && !region->input) std::memset(state, WRITTEN, bytes);
+  return true;
+}
+
+// Whether the bytes are an mbarrier's or a box's that is on its way; then nobody may touch them, and that is said.
+bool find_owner(Lane& lane, unsigned address, unsigned bytes, bool write, Place place) {
+  const unsigned char* state = &lane.block->sram.state[address];
+  if (any(state, bytes, MBARRIER)) {
+    add_shared(lane, "mbarrier", write ? "overwrites an mbarrier" : "reads an mbarrier", place, address, bytes);
+    return true;
+  }
+  Access issued{};
+  std::string message = std::string(write ? "writes" : "reads") + " where a copy is still on its way";
+  if (!any(state, bytes, PENDING) || !lane.block->hopper->find_load(address, bytes, lane, message, issued)) return false;
+  add_shared(lane, "wait forgotten", std::move(message), place, address, bytes, &issued);
+  return true;
+}
+
+}  // namespace
+
+bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  return reach_global(actor_of(lane), address, bytes, write, atomic, place, region);
+}
+
+bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region) {
+  return reach_global(actor, address, bytes, write, false, place, region);
+}
+
+bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
+  Lane& lane = actor.lane;
+  Sram& sram = lane.block->sram;
+  if (!sram.holds(chunk, CHUNK)) return check_shared(lane, chunk, CHUNK, write, false, place);
+  if (!lane.block->launch.sanitize()) return true;
+  if (find_owner(lane, chunk, CHUNK, write, place) || race_shared(actor, chunk, CHUNK, write, false, place)) return true;
+  const unsigned char* state = &sram.state[chunk];
+  if (any(state, CHUNK, PENDING))
+    add_shared(lane, "wait forgotten", "has an engine touch where a thread's copy is still on its way", place, chunk, CHUNK);
+  else if (!write && any(state, CHUNK, UNWRITTEN))
+    add_shared(lane, "uninitialised", "reads what nobody wrote", place, chunk, CHUNK);
   return true;
 }
 
@@ -271,21 +365,23 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
     return false;
   }
   unsigned char* state = &sram.state[address];
-  const bool race = race_shared(lane, address, bytes, write, atomic, place);
-  if (race) {  // said already; what the bytes hold follows from it
-  } else if (any(state, bytes, PENDING)) {
-    Access other{};
-    const Access* issued = nullptr;
-    for (const auto& copier : lane.block->lanes)
-      for (const auto& copy : copier->copies)
-        if (copy.to < address + bytes && address < copy.to + copy.bytes) {
-          other = access_of(*copier, true, false, copy.place);
-          issued = &other;
-        }
-    add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
-               address, bytes, issued);
-  } else if ((!write || atomic) && any(state, bytes, UNWRITTEN)) {
-    add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
+  if (!find_owner(lane, address, bytes, write, place)) {
+    const bool race = race_shared(actor_of(lane), address, bytes, write, atomic, place);
+    if (race) {  // said already; what the bytes hold follows from it
+    } else if (any(state, bytes, PENDING)) {
+      Access other{};
+      const Access* issued = nullptr;
+      for (const auto& copier : lane.block->lanes)
+        for (const auto& copy : copier->copies)
+          if (copy.to < address + bytes && address < copy.to + copy.bytes) {
+            other = access_of(actor_of(*copier), true, false, copy.place);
+            issued = &other;
+          }
+      add_shared(lane, "wait forgotten", std::string(write ? "writes" : "reads") + " where a copy is still on its way", place,
+                 address, bytes, issued);
+    } else if ((!write || atomic) && any(state, bytes, UNWRITTEN)) {
+      add_shared(lane, "uninitialised", "reads what nobody wrote", place, address, bytes);
+    }
   }
   if (write)
     for (unsigned i = 0; i < bytes; ++i)
@@ -298,7 +394,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    if (!race_shared(lane, to, bytes, true, false, place) && any(&sram.state[to], bytes, PENDING))
+    if (!race_shared(actor_of(lane), to, bytes, true, false, place) && any(&sram.state[to], bytes, PENDING))
       add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, bytes);
     std::memset(&sram.state[to], PENDING, bytes);
     std::memset(sram.pointer(to), POISON, bytes);
@@ -316,7 +412,7 @@ void finish_copies(Lane& lane, unsigned pending) {
     if (!lane.block->launch.sanitize()) continue;
     std::memset(&sram.state[copy.to], WRITTEN, copy.bytes);
     const char* step = std::exchange(lane.step, copy.step);
-    race_shared(lane, copy.to, copy.bytes, true, false, copy.place);
+    race_shared(actor_of(lane), copy.to, copy.bytes, true, false, copy.place);
     lane.step = step;
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));

@@ -22,31 +22,44 @@ constexpr unsigned CHUNK = 16;
 constexpr unsigned SRAM_ORIGIN = 1024;  // the first shared address: as on a GPU, 0 is nobody's
 constexpr unsigned char POISON = 0xff;  // a NaN in every floating-point format
 
-enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING };  // PENDING: a copy is on its way there
+// PENDING: a copy is on its way there. MBARRIER: nobody's to read or write.
+enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING, MBARRIER };
 
 // One thread's latest access of its kind to a chunk.
 struct Access {
   std::uint32_t block, clock;
-  std::uint16_t thread;
-  std::uint16_t bytes;  // a bit for each byte of the chunk
+  std::uint16_t thread;  // a thread's number, or an agent's (Clocks)
+  std::uint16_t bytes;   // a bit for each byte of the chunk
   bool write, atomic;
+  std::uint16_t issuer;  // the thread that made it, or asked an agent for it
   Place place;
 };
 using Accesses = std::vector<Access>;
 
 // What each thread has seen of the others: their clocks, as far as it was told of them. A thread's own clock advances
 // whenever others may learn of it. After a barrier of the whole block everybody has seen everything up to `floor`.
+//
+// Engines that work beside the threads (TMA, wgmma) are agents. They have a column each, their clocks count what they
+// completed, and a barrier says nothing of them. With the first agent comes a second column for each thread: up to which
+// of its clocks its writes have been shown to the engines by a proxy fence.
 struct Clocks {
-  int threads = 0;
+  int threads = 0, width = 0, capacity = 0;  // columns: threads | their fences | agents
   std::uint32_t floor = 0;
-  std::vector<std::uint32_t> seen;  // threads x threads
+  std::vector<std::uint32_t> seen;  // threads x capacity
 
   void reset(int threads);
-  std::uint32_t* of(int thread) { return &seen[static_cast<std::size_t>(thread) * threads]; }
+  int add_agent();
+  void watch_proxies();  // from here on there are fences and agents
+  bool proxies() const { return width > threads; }
+  std::uint32_t* of(int thread) { return &seen[static_cast<std::size_t>(thread) * capacity]; }
   std::uint32_t now(int thread) { return of(thread)[thread]; }
-  bool happened_before(const Access& access, int thread) {
-    return access.clock <= floor || of(thread)[access.thread] >= access.clock;
+  bool happened_before(const Access& access, const std::uint32_t* knows) const {
+    return (access.thread < threads && access.clock <= floor) || (access.thread < width && knows[access.thread] >= access.clock);
   }
+  bool fenced(const Access& access, const std::uint32_t* knows) const {
+    return access.thread >= threads || (proxies() && knows[threads + access.thread] >= access.clock);
+  }
+  void fence(int thread);  // what it knows of, engines see from here on
   void join_all();
   void release(int thread, std::vector<std::uint32_t>& into);  // others that acquire `into` see what this thread did
   void acquire(int thread, const std::vector<std::uint32_t>& from);
@@ -100,6 +113,25 @@ struct Copy {
   Place place;
   const char* step;
 };
+
+// Who makes an access: a lane, or an engine that it set to work.
+struct Actor {
+  Lane& lane;
+  const std::uint32_t* knows;  // a row of clocks: what came before
+  std::uint16_t thread;
+  std::uint32_t clock;
+  bool engine;
+};
+
+// Findings about bytes of HBM and of SRAM.
+void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
+                unsigned bytes, const Access* other = nullptr);
+void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
+                const Access* other = nullptr);
+
+// The checks of an engine's accesses: of a chunk of SRAM, and of any number of bytes of HBM. False: there is nothing.
+bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place);
+bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region);
 
 // The checks, each for one lane's access of 1 to 16 bytes. They add findings; false: there is nothing to access.
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region);

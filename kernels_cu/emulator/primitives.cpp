@@ -309,5 +309,14 @@ int emu_syncthreads_count(int predicate) {
   return count;
 }
 
-void emu_named_barrier(int id, int threads) { wait_barrier(id, threads, HERE); }
-void emu_named_arrive(int id, int threads) { arrive_barrier(id, threads, HERE); }
+static void check_named(int id, Place place) {
+  Lane& lane = current_lane();
+  if (id >= 0 && id < NAMED_BARRIERS) return;
+  Finding finding = lane.block->finding("barrier", place, lane);
+  finding.message = "comes to barrier " + std::to_string(id) + " of a block's 0 to " + std::to_string(NAMED_BARRIERS - 1);
+  lane.block->findings.add(std::move(finding));
+  lane.block->abort();
+}
+
+void emu_named_barrier(int id, int threads) { check_named(id, HERE), wait_barrier(id, threads, HERE); }
+void emu_named_arrive(int id, int threads) { check_named(id, HERE), arrive_barrier(id, threads, HERE); }

@@ -22,6 +22,33 @@ void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
 void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 
+// mbarriers: an arrival may expect bytes; a wait is for the phase of a parity, and may come back without it (0).
+void emu_mbarrier_init(unsigned address, unsigned arrivals);
+void emu_mbarrier_publish();
+void emu_mbarrier_arrive(unsigned address, unsigned expected_bytes);
+int emu_mbarrier_try_wait(unsigned address, unsigned parity);
+
+// Copies of boxes: loads tell an mbarrier, stores are waited for in groups of the thread (`read`: until SRAM is free again).
+// `corner`: the box's first element, innermost dimension first.
+void emu_tma_load(unsigned to, const void* map, const int* corner, int rank, unsigned mbarrier);
+void emu_tma_store(const void* map, unsigned from, const int* corner, int rank);
+void emu_tma_commit();
+void emu_tma_wait(unsigned pending, int read);
+
+// Shows what this thread stored to the copy engine and the tensor cores.
+void emu_fence_async();
+
+// Products of a warpgroup. c (64 x 8 fragments, float32) += A (64 x 32 bytes) · B; operands in SRAM by their descriptors.
+enum EmuElement { EMU_F16 = 1, EMU_BF16 = 2, EMU_E4M3 = 3 };
+void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element);
+void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element);
+void emu_wgmma_fence();
+void emu_wgmma_commit();
+void emu_wgmma_wait(unsigned pending);
+
+// Registers a thread of this warpgroup may use from here on: fewer (claim 0) or more (1).
+void emu_setmaxnreg(unsigned count, int claim);
+
 // Collectives of a warp and of a block.
 enum EmuShuffle { EMU_INDEX, EMU_UP, EMU_DOWN, EMU_XOR };
 enum EmuVote { EMU_ANY, EMU_ALL, EMU_BALLOT, EMU_MATCH };

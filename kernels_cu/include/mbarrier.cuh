@@ -9,28 +9,50 @@ constexpr int MBARRIER_BYTES = 8;
 
 // Phases of `arrivals` arrivals each. One thread; mbarrier_publish and barrier() must follow.
 DEVICE void mbarrier_init(unsigned address, int arrivals) {
+#ifdef EMULATOR
+  emu_mbarrier_init(address, arrivals);
+#else
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+#endif
 }
 
 // Makes this thread's initialised mbarriers visible to the copy engine.
-DEVICE void mbarrier_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void mbarrier_publish() {
+#ifdef EMULATOR
+  emu_mbarrier_publish();
+#else
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 
 // One arrival.
 DEVICE void mbarrier_arrive(unsigned address) {
+#ifdef EMULATOR
+  emu_mbarrier_arrive(address, 0);
+#else
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+#endif
 }
 
 // One arrival; the phase also waits for `bytes` to be copied.
 DEVICE void mbarrier_arrive_expect(unsigned address, int bytes) {
+#ifdef EMULATOR
+  emu_mbarrier_arrive(address, bytes);
+#else
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+#endif
 }
 
 // Whether the phase of that parity is over; waits a little before it says no.
 DEVICE bool mbarrier_try_wait(unsigned address, unsigned parity) {
+#ifdef EMULATOR
+  return emu_mbarrier_try_wait(address, parity);
+#else
   unsigned done;
   asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                : "=r"(done) : "r"(address), "r"(parity) : "memory");
   return done;
+#endif
 }
 
 // Waits until the phase of that parity is over. What its copies wrote and its arrivals released is visible then.

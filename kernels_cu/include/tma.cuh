@@ -16,13 +16,20 @@ constexpr unsigned long long EVICT_FIRST = 0x12F0000000000000, EVICT_LAST = 0x14
 // aligned). Rows and columns outside the array become zeros. The mbarrier `done` is told every byte of the box.
 DEVICE void tma_load(unsigned to, const TensorMap& map, int batch, int head, int row, int column, unsigned done,
                      unsigned long long hint) {
+#ifdef EMULATOR
+  const int corner[] = {column, row, head, batch};
+  emu_tma_load(to, &map, corner, 4, done);
+#else
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3, %4, %5}], [%6], %7;"
       ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(done), "l"(hint) : "memory");
+#endif
 }
 
 // Fetches the descriptor itself ahead of its first use.
 DEVICE void tma_prefetch(const TensorMap& map) {
+#ifndef EMULATOR
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
 }

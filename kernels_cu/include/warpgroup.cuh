@@ -13,17 +13,33 @@ DEVICE int warpgroup_id() { return uniform(static_cast<int>(threadIdx.x) / WARPG
 // ptxas heeds it only where the kernel has __launch_bounds__(threads, 1) (else warning C7508).
 template <int COUNT>
 DEVICE void release_registers() {
+#ifdef EMULATOR
+  emu_setmaxnreg(COUNT, false);
+#else
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }
 template <int COUNT>
 DEVICE void claim_registers() {
+#ifdef EMULATOR
+  emu_setmaxnreg(COUNT, true);
+#else
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
 }
 
 // Named barrier `id` (1..15; 0 is barrier()) of `threads` threads: sync waits for them all, arrive only counts.
 DEVICE void named_barrier_sync(int id, int threads) {
+#ifdef EMULATOR
+  emu_named_barrier(id, threads);
+#else
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
 }
 DEVICE void named_barrier_arrive(int id, int threads) {
+#ifdef EMULATOR
+  emu_named_arrive(id, threads);
+#else
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
 }

@@ -42,36 +42,91 @@ DEVICE unsigned long long columns_operand(TileT tile, int k) {
 }
 
 // Registers that the next product uses were written by ordinary instructions: make them visible.
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_fence() {
+#ifdef EMULATOR
+  emu_wgmma_fence();
+#else
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
 
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() {
+#ifdef EMULATOR
+  emu_wgmma_commit();
+#else
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
 
 // Waits until at most PENDING of the newest groups are still running.
 template <int PENDING>
 DEVICE void wgmma_wait() {
+#ifdef EMULATOR
+  emu_wgmma_wait(PENDING);
+#else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#endif
 }
 
 // What follows comes after `x` (never negative) is known. ptxas moves a wait ahead of all that doesn't depend on it, but
 // not across a branch.
 DEVICE void after(float x) {
+#ifndef EMULATOR
   if (any_lane(x < 0)) asm volatile("trap;");
+#endif
 }
 
 // To be called after the wait (and before the fence): reads and writes of these registers stay on their side.
 template <int N>
 DEVICE void settle(float (&c)[N][4]) {
+#ifndef EMULATOR
 #pragma unroll
   for (int n = 0; n < N; ++n)
     asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
+#endif
 }
 
 // The same for operands A in registers.
 template <int N>
 DEVICE void settle(unsigned (&a)[N][4]) {
+#ifndef EMULATOR
 #pragma unroll
   for (int n = 0; n < N; ++n) asm volatile("" : "+r"(a[n][0]), "+r"(a[n][1]), "+r"(a[n][2]), "+r"(a[n][3])::"memory");
+#endif
 }
+
+// c (64 x 8N8, added to unless `add` is 0) += A · B. wgmma_ss: A and B in SRAM, each row contiguous along the summed
+// dimension. wgmma_rs: A in registers, B's rows contiguous across it.
+template <int N8>
+DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
+template <int N8>
+DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
+
+// The same with operands of 8 bits (e4m3), 32 deep: as many bytes. Both lie contiguous along the summed dimension. A in registers:
+// lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of either.
+template <int N8>
+DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
+template <int N8>
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
+
+#ifdef EMULATOR
+template <int N8>
+DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
+  emu_wgmma_ss(&c[0][0], N8, a, b, add, false, FL_DTYPE);
+}
+template <int N8>
+DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
+  emu_wgmma_rs(&c[0][0], N8, a, b, true, true, FL_DTYPE);
+}
+template <int N8>
+DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
+  emu_wgmma_ss(&c[0][0], N8, a, b, add, false, EMU_E4M3);
+}
+template <int N8>
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
+  emu_wgmma_rs(&c[0][0], N8, a, b, true, false, EMU_E4M3);
+}
+#else
 
 #if FL_DTYPE == 2
 #define WGMMA_TYPES ".f32.bf16.bf16"
@@ -114,13 +169,6 @@ DEVICE void settle(unsigned (&a)[N][4]) {
 #define WGMMA_C14 WGMMA_C13, WGMMA_C(28), WGMMA_C(29)
 #define WGMMA_C15 WGMMA_C14, WGMMA_C(30), WGMMA_C(31)
 
-// c (64 x 8N8, added to unless `add` is 0) += A · B. wgmma_ss: A and B in SRAM, each row contiguous along the summed
-// dimension. wgmma_rs: A in registers, B's rows contiguous across it.
-template <int N8>
-DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
-template <int N8>
-DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
-
 // N, then R and C of that many registers, then the numbers of the operands after the N / 2 accumulators.
 #define WGMMA(N, G, I0, I1, I2, I3, I4)                                                                             \
   template <>                                                                                                       \
@@ -154,13 +202,6 @@ WGMMA(224, 13, 112, 113, 114, 115, 116)
 WGMMA(240, 14, 120, 121, 122, 123, 124)
 WGMMA(256, 15, 128, 129, 130, 131, 132)
 
-// The same with operands of 8 bits (e4m3), 32 deep: as many bytes. Both lie contiguous along the summed dimension. A in registers:
-// lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of either.
-template <int N8>
-DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
-template <int N8>
-DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
-
 #define WGMMA_E4M3(N, G, I0, I1, I2, I3, I4)                                                                        \
   template <>                                                                                                       \
   DEVICE void wgmma_e4m3_ss<N / 8>(float (&c)[N / 8][4], unsigned long long a, unsigned long long b, int add) {      \
@@ -181,10 +222,17 @@ WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52)
 WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68)
 WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132)
 
+#endif
+
 // Four floats rounded to e4m3 (at most 448 in size), x0 in the lowest byte.
 DEVICE unsigned pack_e4m3(float x0, float x1, float x2, float x3) {
+#ifdef EMULATOR
+  auto e4m3 = [](float x) -> unsigned { return emulator::Float8<4, 3>::bits(x, true); };
+  return e4m3(x0) | e4m3(x1) << 8 | e4m3(x2) << 16 | e4m3(x3) << 24;
+#else
   unsigned bits;
   asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
       : "=r"(bits) : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return bits;
+#endif
 }

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 
-from flashlab.lessons.catalogue import EXERCISES, PREDICTIONS
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS
 from tools import lessons
 
 if __name__ == "__main__":
@@ -23,6 +23,9 @@ if __name__ == "__main__":
             cell.source, expected[n] = f'fl.predict("{asked[1]}", {truth})', ": right"
         elif posed := re.search(r'fl\.check\(\w+, exercise="([\d.]+)"\)', cell.source):
             cell.source, expected[n] = EXERCISES[posed[1]].solution + "\n" + posed[0], "Passed"
+        elif posed := re.search(r'fl\.check\("\w+\.cu", exercise="([\d.]+)"\)', cell.source):
+            exercise, expected[n] = KERNEL_EXERCISES[posed[1]], "Passed"
+            notebook.cells[n - 1].source = f"%%writefile {exercise.file}\n{exercise.solution}"
     os.environ.pop("FLASHLAB_STATIC", None)
     lessons.execute(notebook, static=False)
     for n, words in expected.items():

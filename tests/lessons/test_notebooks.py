@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
-from flashlab.lessons.catalogue import EXERCISES, LESSONS, PREDICTIONS
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 from flashlab.lessons.show import TABLE
 from tools import lessons
 
 ROOT = Path(__file__).resolve().parents[2]
+POSED = [*EXERCISES, *KERNEL_EXERCISES]
 NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
 
 
@@ -69,9 +70,9 @@ def test_a_notebook_is_valid_light_and_steady(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_has_what_every_lesson_has(name: str):
     text, number = source(name), name.split("_")[0]
-    assert set(re.findall(r"<!-- exercise: (\S+) -->", text)) == {n for n in EXERCISES if n.startswith(number)}
+    assert set(re.findall(r"<!-- exercise: (\S+) -->", text)) == {n for n in POSED if n.startswith(number)}
     assert set(re.findall(r'fl\.predict\("([\d.]+)"', text)) == {n for n in PREDICTIONS if n.startswith(number)}
-    assert sum(n.startswith(number) for n in EXERCISES) >= 3
+    assert sum(n.startswith(number) for n in POSED) >= 3
     for part in (
         "**Afterwards you can**",
         "From memory",
@@ -93,6 +94,18 @@ def test_skeletons_in_the_notebook_are_the_exercises(name: str):
             assert any(
                 exercise.solution in cell and cell.count("<details>") == len(exercise.hints) + 1 for cell in cells
             )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_in_the_notebook_are_the_exercises(name: str):
+    cells = [cell.source for cell in committed(name).cells]
+    for exercise in KERNEL_EXERCISES.values():
+        if exercise.lesson == name.split("_")[0]:
+            check = f'fl.check("{exercise.file}", exercise="{exercise.name}")'
+            n = cells.index(check)
+            assert cells[n - 1].rstrip() == f"%%writefile {exercise.file}\n{exercise.skeleton}".rstrip()
+            assert exercise.solution in cells[n + 1]
+            assert cells[n + 1].count("<details>") == len(exercise.hints) + 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,50 @@
+"""The site: `make docs` builds it into out/site. Nothing is executed but the cells that show a player, and nothing is fetched."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+import flashlab  # noqa: E402
+from tools import site_pages  # noqa: E402
+
+project = "flashlab"
+author = "flashlab contributors"
+version = release = flashlab.__version__
+html_show_copyright = False
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["_static"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
+nb_mime_priority_overrides = [("html", "text/html", 0)]
+
+default_role = "literal"  # docstrings write `name`
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+add_module_names = False
+
+html_theme = "furo"
+html_title = "flashlab"
+html_theme_options = {
+    # grounds on which every colour of the code keeps its contrast
+    "light_css_variables": {"color-code-background": "#f8f9fb"},
+}
+html_static_path = ["_static", "lessons/players"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("config-inited", lambda *_: site_pages.write(DOCS))

@@ -1,0 +1,78 @@
+"""`flashlab time`: how long a kernel would take, by the model of an SM's units."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flashlab import units
+from flashlab.cli import options, output
+from flashlab.cli.options import Algorithm, DeviceName, Json, ProblemOptions
+
+_OUTPUT = "Output"
+
+
+def register(app: typer.Typer) -> None:
+    example = "flashlab time flash2 --batch 4 --heads 16 --len-q 4096 --head-dim 128 --device h200 --trace flash2.json"
+    app.command(epilog=f"Example: {example}")(options.expand(time))
+
+
+def time(
+    algorithm: Algorithm,
+    problem: ProblemOptions,
+    tile: Annotated[
+        str | None,
+        typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.", rich_help_panel="Run"),
+    ] = None,
+    device: DeviceName = "h100",
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Write what runs on an SM here, for ui.perfetto.dev.", rich_help_panel=_OUTPUT
+        ),
+    ] = None,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw it here (.png, .svg, .pdf).", rich_help_panel=_OUTPUT)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Predict how long a kernel takes, how busy each unit is, and what binds it. Nothing is run."""
+    import flashlab as fl
+    from flashlab.files import replace_file
+
+    posed = problem.problem()
+    found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=device)
+    if trace is not None:
+        import json as text
+
+        replace_file(trace, text.dumps(found.chrome_trace(), allow_nan=False) + "\n", argument="--trace")
+    if plot is not None:
+        from flashlab.plots import save
+
+        with options.spelled(path="--plot"):
+            save(found.plot(), plot)
+    if json:
+        output.document(found.to_dict())
+        return
+    _print(found)
+    for path in (trace, plot):
+        if path is not None:
+            output.line(path)
+
+
+def _print(found: Any) -> None:
+    flops = 4 * sum(len(found.problem.visible_keys(i)) for i in range(found.problem.len_q)) * found.problem.head_dim
+    rate = flops * found.problem.batch * found.problem.heads / found.seconds / 1e12
+    title = f"{found.algorithm}: {units.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
+    columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks an SM")
+    rows = [
+        (x.name, f"{x.seconds * 1e3:.4g}", *(f"{share:.0%}" for share in x.utilisation.values()), f"{x.balance:.0%}",
+         str(x.blocks_per_sm))
+        for x in found.launches
+    ]  # fmt: skip
+    output.table(title, columns, rows)
+    output.line(
+        f"predicted: {found.seconds * 1e3:.4g} ms, {rate:.3g} TFLOP/s of scores and output that the mask leaves"
+    )
+    output.line(f"bound by {found.bound}")

@@ -1,0 +1,257 @@
+"""Lesson 05, CUDA from nothing: its exercises, whose answers are `.cu` files, and predictions."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from flashlab.emulator import Empty
+from flashlab.lessons.exercise import Truth, attention_truth_with_lse
+from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
+from flashlab.lessons.prediction import Prediction
+from simulator import Problem, Tile, count, random_inputs
+
+BR, BC, D = 64, 32, 32
+"""The tile of the learner's flash2, and its head dim."""
+
+
+def _axpy(draw: Random) -> list[Launch]:
+    def launch(n: int, block: int) -> Launch:
+        x, y, a = numbers(draw, n), numbers(draw, n), np.float32(draw.uniform(0.5, 3))
+        out = float(a) * x.astype(np.float64) + y
+        return Launch(
+            said=f"n = {n:,}, blocks of {block} threads",
+            arguments={"x": x, "y": y, "out": Empty((n,)), "a": a, "n": np.int32(n)},
+            grid=(-(-n // block),), block=(block,), tile=block,
+            truth={"out": Truth(out, 1e-6 * (np.abs(out) + np.abs(y)))},
+            budget={"x": (4 * n, 0), "y": (4 * n, 0), "out": (0, 4 * n)},
+        )  # fmt: skip
+
+    return [
+        launch(1000, 128),
+        *(launch(64 * draw.randint(3, 12) + draw.randint(1, 63), draw.choice((64, 256))) for _ in range(2)),
+    ]
+
+
+def _row_sum(draw: Random) -> list[Launch]:
+    def launch(rows: int, cols: int) -> Launch:
+        x = numbers(draw, rows, cols)
+        wide = x.astype(np.float64)
+        return Launch(
+            said=f"x ({rows}, {cols})", arguments={"x": x, "sums": Empty((rows,)), "cols": np.int32(cols)},
+            grid=(rows,), block=(128,), tile=1, truth={"sums": sums(wide.sum(1), np.abs(wide).sum(1), cols)},
+            budget={"x": (x.nbytes, 0), "sums": (0, 4 * rows)},
+        )  # fmt: skip
+
+    return [launch(3, 256), *(launch(draw.randint(2, 5), draw.randint(129, 500)) for _ in range(2))]
+
+
+def _row_softmax(draw: Random) -> list[Launch]:
+    def launch(rows: int, cols: int, spread: float, shift: float) -> Launch:
+        x = numbers(draw, rows, cols) * np.float32(spread) + np.float32(shift)
+        e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+        y = e / e.sum(1, keepdims=True)
+        return Launch(
+            said=f"x ({rows}, {cols}), around {shift:g}",
+            arguments={"x": x, "y": Empty(x.shape), "rows": np.int32(rows), "cols": np.int32(cols)},
+            grid=(-(-rows // 4),), block=(128,), tile=4, truth={"y": Truth(y, 2e-5 * y + 1e-8)},
+            budget={"x": (x.nbytes, 0), "y": (0, x.nbytes)},
+        )  # fmt: skip
+
+    return [
+        launch(8, 256, 1, 0),
+        launch(draw.randint(5, 7), draw.randint(33, 250), 3, 200),
+        launch(draw.randint(5, 7), draw.randint(33, 250), 3, -200),
+    ]
+
+
+def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
+    def launch(heads: int, len_q: int, len_kv: int) -> Launch:
+        problem = Problem(batch=1, heads=heads, len_q=len_q, len_kv=len_kv, head_dim=D, dtype="float32")
+        q, k, v = random_inputs(problem, draw.getrandbits(32))
+        truth = attention_truth_with_lse(problem, q, k, v)
+        assert truth.lse is not None and truth.lse_tolerance is not None
+        lse = Truth(truth.lse[0], truth.lse_tolerance[0] if truth.lse_tolerance.ndim == 3 else truth.lse_tolerance)
+        moved = count("flash2", problem, tile=Tile(BR, BC), lse=True).by_tensor
+        budget = {name: (moved[name].hbm_read, moved[name].hbm_write) for name in ("q", "k", "v", "out", "lse")}
+        arguments: dict[str, Any] = {
+            "q": q[0], "k": k[0], "v": v[0], "out": Empty(q[0].shape), "lse": Empty(q[0].shape[:2]),
+            "len_q": np.int32(len_q), "len_kv": np.int32(len_kv), "scale": np.float32(problem.softmax_scale),
+        }  # fmt: skip
+        out = Truth(truth.out[0], truth.tolerance[0], by_row=truth.by_row)
+        for name in ("v", "out") if lse_only else ():
+            del arguments[name], budget[name]
+        return Launch(
+            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D})", arguments=arguments,
+            grid=(-(-len_q // BR), heads), block=(BR,), tile=BR, truth={"lse": lse} if lse_only else {"out": out, "lse": lse},
+            budget=budget,
+        )  # fmt: skip
+
+    ragged = launch(2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31))
+    return [launch(1, 64, 64), ragged, launch(1, draw.randint(20, 60), draw.randint(3, 31))]
+
+
+EXERCISES = (
+    KernelExercise(
+        name="05.1",
+        title="One thread, one element",
+        task="`out[i] = a · x[i] + y[i]`. Each thread computes one element: find out which, and beware of the threads "
+        "for which there "
+        "is none.",
+        kernel="axpy",
+        parameters="const float* x, const float* y, float* out, float a, int n",
+        launches=_axpy,
+        hints=(
+            "Before this block there are blockIdx.x blocks of blockDim.x threads each; in it there are threadIdx.x "
+            "threads before "
+            "this one.",
+            "1,000 elements in blocks of 128: 8 blocks, 1,024 threads. The last 24 must neither load nor store: `if (i < n)`.",
+        ),
+        slips={
+            "x": "Each element of x is loaded once, by one thread.",
+            "y": "Each element of y is loaded once, by one thread.",
+            "out": "out is written once, and never read: keep intermediate results in a variable.",
+        },
+        afterwards="Next: threads that need each other's results.",
+    ),
+    KernelExercise(
+        name="05.2",
+        title="The missing barriers",
+        task="This kernel sums rows. Each thread sums every 128th element; then 128 parts are added in a tree, in "
+        "shared memory. It has "
+        "a bug: threads read what others have not written yet. On a GPU it may give the right sums for weeks. Mend it.",
+        kernel="row_sum",
+        parameters="const float* x, float* sums, int cols",
+        launches=_row_sum,
+        hints=(
+            "A warp may be far ahead of another. Between a write of one thread and a read of another there has to be a barrier.",
+            "Two places: before the loop (parts are written, then read), and at the end of each round of it.",
+            "A barrier that not all threads of the block come to hangs: it must stand outside of `if (t < half)`.",
+        ),
+        slips={"sums": "One thread writes the sum, once."},
+        afterwards="Next: within a warp there is a way without shared memory, and without barriers.",
+    ),
+    KernelExercise(
+        name="05.3",
+        title="A row softmax with shuffles",
+        task="One warp owns a row; each of its lanes holds up to 8 elements of it in registers. Maximum and sum run "
+        "over the whole row, so "
+        "lanes must exchange theirs: by shuffles. Every element is read once.",
+        kernel="row_softmax",
+        parameters="const float* x, float* y, int rows, int cols",
+        launches=_row_softmax,
+        hints=(
+            "`__shfl_xor_sync(0xffffffff, top, mask)` gives you the value of `top` that the lane with number (yours "
+            "XOR mask) holds.",
+            "With mask = 16, 8, 4, 2, 1, and a maximum after each, all 32 lanes have the maximum of all 32.",
+            "Then exponentials of v[i] − top into v[i], their sum over i, and the same five shuffles with + in place of fmaxf.",
+        ),
+        slips={"x": "Each element is loaded once, into v; what is in registers needn't be loaded again."},
+        afterwards="Next: the same, over tiles of keys.",
+    ),
+    KernelExercise(
+        name="05.4",
+        title="Tiles of K in shared memory: the LSE",
+        task="Half of FlashAttention-2: each thread owns a query and walks over tiles of keys, which the block loads "
+        "together into shared "
+        "memory. m and l are updated online, as in lesson 02. Two barriers are missing, the scaling with the end of "
+        "the keys, and "
+        "the update of l.",
+        kernel="scores_lse",
+        parameters="const float* q, const float* k, float* lse, int len_q, int len_kv, float scale",
+        launches=lambda draw: _attention(draw, lse_only=True),
+        hints=(
+            "One barrier between loading a tile and using it; one between using it and loading the next into the same place.",
+            "The last tile may be longer than the keys: a score past the end must be −INFINITY, so that its exponential is 0.",
+            "l belongs to the old maximum m. For the new one: `l *= expf(m - m_new)`, then add exp(s[c] − m_new) for each c.",
+        ),
+        slips={
+            "q": "A query is loaded once, before the loop.",
+            "k": "Each block loads each tile of K once: 64 threads together, not each for itself.",
+            "lse": "One number for each query.",
+        },
+        afterwards="Next: V, and the output.",
+    ),
+    KernelExercise(
+        name="05.5",
+        title="Your own FlashAttention-2",
+        task="Now all of it: load the tile of V, rescale what was summed before, add p · V, and store the output, "
+        "divided once, and the LSE. "
+        "The budget is the one of `flash2` in lesson 04, with tiles of 64 × 32, to the byte.",
+        kernel="my_flash2",
+        parameters="const float* q, const float* k, const float* v, float* out, float* lse, int len_q, int len_kv, float scale",
+        launches=lambda draw: _attention(draw, lse_only=False),
+        hints=(
+            "V's tile is loaded as K's is. Rows past the end must be 0, not left as they were: 0 × NaN is NaN.",
+            "alpha = exp(m − m_new) rescales l *and* all D elements of acc.",
+            "p = exp(s[c] − m_new); l gets p, acc[d] gets p · v_tile[c][d]. After the loop out is acc / l, and lse is "
+            "m + log(l).",
+        ),
+        slips={
+            "v": "Each block loads each tile of V once.",
+            "k": "Each block loads each tile of K once.",
+            "out": "out is written once, after the loop, and never read.",
+            "lse": "One number for each query.",
+        },
+        afterwards="You have written FlashAttention-2 in CUDA. Next: what a fast one does differently.",
+    ),
+)
+
+
+# -- predictions --------------------------------------------------------------------------------------------------
+
+LENGTH, HEADS = 4096, 8
+_P = Problem(batch=1, heads=HEADS, len_q=LENGTH, head_dim=D, dtype="float32")
+
+
+def _k_bytes() -> int:
+    return count("flash2", _P, tile=(BR, BC)).by_tensor["k"].hbm_read
+
+
+PREDICTIONS = (
+    Prediction(
+        name="05.1",
+        truth=lambda: {"blocks": 8, "idle_threads": 24},
+        slips=lambda: {
+            "blocks": {"rounded down: the last 104 elements would be nobody's": 7, "threads, not blocks": 1024},
+            "idle_threads": {"those of the last block that have work": 104, "a whole block": 128},
+        },
+        because="⌈1000 / 128⌉ = 8 blocks are 1,024 threads; 24 of the last block find no element.",
+    ),
+    Prediction(
+        name="05.2",
+        truth=lambda: {"shuffles": 5, "rounds": 7},
+        slips=lambda: {
+            "shuffles": {"one for each lane": 32, "half the lanes": 16},
+            "rounds": {
+                "one for each part": 128,
+                "one for each warp": 4,
+                "one too many: the last leaves half a number": 8,
+            },
+        },
+        because="Each exchange doubles the number of lanes whose maximum a lane knows: 2, 4, 8, 16, 32. A tree of 128 "
+        "parts takes 7 rounds, and a barrier in each; shuffles wait for their lanes by themselves.",
+    ),
+    Prediction(
+        name="05.3",
+        truth=lambda: {"k": _k_bytes(), "sram": 2 * BC * D * 4},
+        slips=lambda: {
+            "k": {
+                "every thread loads K for itself": _k_bytes() * BR,
+                "K once: but each block loads it": HEADS * LENGTH * D * 4,
+                "one head only": _k_bytes() // HEADS,
+                "elements, not bytes": _k_bytes() // 4,
+            },
+            "sram": {
+                "K's tile only": BC * D * 4,
+                "elements, not bytes": 2 * BC * D,
+                "Q's tile too": (BR + 2 * BC) * D * 4,
+            },
+        },
+        because="64 blocks a head, each loads all of that head's K: 64 × 8 × 4096 × 32 × 4 bytes. In shared memory "
+        "there is one tile of K "
+        "and one of V; Q, O, m and l are in registers.",
+    ),
+)

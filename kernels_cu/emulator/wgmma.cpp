@@ -1,0 +1,403 @@
+// Products of a warpgroup (wgmma): 64 x N += 64 x 32 bytes · 32 bytes x N, in the background.
+//
+// Each warp issues its part; when all four have, the product is one, with the operands that all four must know to be there.
+// It is computed when a warp waits for it, and the accumulators are written back to a thread at that thread's own wait.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "floats.h"
+#include "hopper.h"
+#include "launch.h"
+#include "machine.h"
+#include "primitives.h"
+
+#define HERE __builtin_return_address(0)
+
+namespace emulator {
+
+namespace {
+
+constexpr int WARPS = 4, ROWS = 64, OPERAND_BYTES = 32;  // of a row of A, or a column of B
+constexpr unsigned POISON_WORD = 0xffffffffu;
+
+float float_of_e4m3(std::uint8_t x) {
+  static const auto values = [] {
+    std::array<float, 256> table;
+    for (int i = 0; i < 256; ++i) table[i] = Float8<4, 3>::value(static_cast<std::uint8_t>(i));
+    return table;
+  }();
+  return values[x];
+}
+
+float element(const char* from, int type) {
+  std::uint16_t bits;
+  if (type == EMU_E4M3) return float_of_e4m3(static_cast<std::uint8_t>(*from));
+  std::memcpy(&bits, from, 2);
+  return type == EMU_BF16 ? float_of_bf16(bits) : float_of_f16(bits);
+}
+
+int bytes_of(const Product& product) { return product.element == EMU_E4M3 ? 1 : 2; }
+int depth_of(const Product& product) { return OPERAND_BYTES / bytes_of(product); }
+
+// Operands in SRAM: the shared addresses of their 16-byte pieces. The descriptor holds address, strides and swizzle.
+struct Descriptor {
+  unsigned address, leading, stride, offset, swizzle;
+  explicit Descriptor(std::uint64_t bits)
+      : address((bits & 0x3fff) * 16), leading((bits >> 16 & 0x3fff) * 16), stride((bits >> 32 & 0x3fff) * 16),
+        offset(bits >> 49 & 7), swizzle(bits >> 62) {}
+
+  // Piece i of row `row`, of an operand whose rows lie along the summed dimension.
+  unsigned along(int row, int i) const { return swizzled(address + row / 8 * stride + row % 8 * 128 + i * CHUNK, 128); }
+  // Eight elements from column 8 i of step k, of an operand whose rows lie across it.
+  unsigned across(int k, int i) const {
+    return swizzled(address + i / 8 * leading + k / 8 * stride + k % 8 * 128 + i % 8 * CHUNK, 128);
+  }
+};
+
+std::vector<unsigned> pieces_along(std::uint64_t bits, int rows) {
+  const Descriptor descriptor(bits);
+  std::vector<unsigned> pieces;
+  for (int row = 0; row < rows; ++row)
+    for (int i = 0; i < 2; ++i) pieces.push_back(descriptor.along(row, i));
+  return pieces;
+}
+
+std::vector<unsigned> pieces_of_b(const Product& product) {
+  if (!product.b_columns) return pieces_along(product.b, 8 * product.fragments);
+  const Descriptor descriptor(product.b);
+  std::vector<unsigned> pieces;
+  for (int k = 0; k < depth_of(product); ++k)
+    for (int i = 0; i < product.fragments; ++i) pieces.push_back(descriptor.across(k, i));
+  return pieces;
+}
+
+// One operand: its bytes are counted, and looked at as an engine's.
+void check_operand(const Actor& engine, const Product& product, const std::vector<unsigned>& pieces, std::uint64_t descriptor,
+                   bool first) {
+  Block& block = *engine.lane.block;
+  const Descriptor given(descriptor);
+  const char* wrong = given.swizzle != 1 ? "names an operand without 128-byte swizzle, which the emulator doesn't know"
+                      : (given.address >> 7 & 7) != given.offset ? "names an operand whose rows don't start on a 1024-byte boundary"
+                                                                  : nullptr;
+  if (wrong) add_shared(engine.lane, "misaligned", wrong, product.place, given.address, CHUNK);
+  for (const unsigned piece : pieces)
+    if (!check_shared(engine, piece, false, product.place)) block.abort();
+  Moved moved;
+  moved.instructions = first;
+  moved.bytes = pieces.size() * CHUNK;
+  const auto* name = block.sram.name_of(given.address);
+  block.ledger.add(product.step, name ? name->name : "SRAM", Space::sram, Op::gmma, moved);
+}
+
+// All four warps have issued it.
+void check_product(Warpgroup& group, const Product& product, std::uint64_t number, Lane& lane) {
+  Block& block = *lane.block;
+  const Actor engine{lane, product.knows.data(), static_cast<std::uint16_t>(group.agent), static_cast<std::uint32_t>(number + 1),
+                     true};
+  if (!product.a_in_registers) check_operand(engine, product, pieces_along(product.a, ROWS), product.a, true);
+  check_operand(engine, product, pieces_of_b(product), product.b, product.a_in_registers);
+  block.counters.flops += 2ull * ROWS * 8 * product.fragments * depth_of(product);
+}
+
+typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+
+void compute(const Sram& sram, const Product& product) {
+  const int columns = 8 * product.fragments, depth = depth_of(product), bytes = bytes_of(product), type = product.element;
+  const int piece = static_cast<int>(CHUNK) / bytes;  // elements of one
+  static thread_local float a[ROWS][OPERAND_BYTES], b[OPERAND_BYTES][256];
+  if (product.a_in_registers) {
+    const int each = 4 / bytes;  // elements of a register
+    for (int thread = 0; thread < WARPS * WARP; ++thread)
+      for (int i = 0; i < 4; ++i) {
+        const int row = thread / WARP * 16 + thread % WARP / 4 + i % 2 * 8, k = thread % 4 * each + i / 2 * depth / 2;
+        const auto* from = reinterpret_cast<const char*>(&product.registers[4 * thread + i]);
+        for (int e = 0; e < each; ++e) a[row][k + e] = element(from + e * bytes, type);
+      }
+  } else {
+    const auto pieces = pieces_along(product.a, ROWS);
+    for (int row = 0; row < ROWS; ++row)
+      for (int k = 0; k < depth; ++k)
+        a[row][k] = element(sram.pointer(pieces[2 * row + k / piece]) + k % piece * bytes, type);
+  }
+  const auto pieces = pieces_of_b(product);
+  for (int column = 0; column < columns; ++column)
+    for (int k = 0; k < depth; ++k) {
+      const unsigned at = product.b_columns ? pieces[k * product.fragments + column / 8] : pieces[2 * column + k / piece];
+      b[k][column] = element(sram.pointer(at) + (product.b_columns ? column % 8 : k % piece) * bytes, type);
+    }
+  float* values = product.c->values.data();
+  if (!product.add) std::fill(product.c->values.begin(), product.c->values.end(), 0.f);
+  for (int row = 0; row < ROWS; ++row)
+    for (int n = 0; n < columns; n += 8) {
+      auto* c = reinterpret_cast<Eight*>(values + row * columns + n);
+      Eight sum = *c;
+      for (int k = 0; k < depth; ++k) sum += a[row][k] * *reinterpret_cast<const Eight*>(&b[k][n]);
+      *c = sum;
+    }
+}
+
+// Calls each(register, its value in `values`) for the accumulators of one thread.
+template <class Each>
+void for_registers(Accumulators& c, int warp, int lane, Each each) {
+  for (int n = 0; n < c.fragments; ++n)
+    for (int i = 0; i < 4; ++i) {
+      const int row = 16 * warp + lane / 4 + i / 2 * 8, column = 8 * n + 2 * (lane % 4) + i % 2;
+      each(c.at[warp][lane][4 * n + i], c.values[row * 8 * c.fragments + column]);
+    }
+}
+
+void add_registers(Lane& lane, const char* kind, const char* message, Place place, const Product* product = nullptr) {
+  Finding finding = lane.block->finding(kind, place, lane);
+  finding.message = message;
+  if (product) {
+    finding.has_other = true;
+    finding.other = product->place, finding.other_block = lane.block_index, finding.other_thread = lane.thread;
+  }
+  lane.block->findings.add(std::move(finding));
+}
+
+bool is_poison(const float& value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits == POISON_WORD;
+}
+
+// Registers that a product is about to use must be as they were at the thread's last wgmma_fence.
+void check_fence(Lane& lane, const void* at, std::size_t bytes, const char* what) {
+  if (!lane.block->launch.sanitize()) return;
+  auto& known = lane.block->hopper->registers[lane.number];
+  if (!known.fenced) add_registers(lane, "fence forgotten", "issues a wgmma without a wgmma_fence before", lane.place);
+  for (auto& operand : known.operands) {
+    if (operand.at != at) continue;
+    if (operand.fenced.size() == bytes && std::memcmp(at, operand.fenced.data(), bytes) != 0)
+      add_registers(lane, "fence forgotten", what, lane.place);
+    operand.bytes = bytes;
+    return;
+  }
+  known.operands.push_back({static_cast<const char*>(at), bytes, {}});
+}
+
+// The running accumulators that begin with this register of the warp's first lane.
+std::shared_ptr<Accumulators> running(const Warpgroup::Queue& queue, int warp, const float* first) {
+  for (const auto& c : queue.running)
+    if (c->at[warp][0] == first) return c;
+  return nullptr;
+}
+
+// The registers of a warp become a product's accumulators: their values go there, and NaNs take their place.
+void take_registers(Warp& warp, Accumulators& c, bool add) {
+  const int w = warp.number % WARPS;
+  for (Lane* lane : warp.lanes) {
+    auto* at = reinterpret_cast<float*>(lane->operands.in[0]);
+    check_fence(*lane, at, 16u * c.fragments, "issues a wgmma whose accumulators it wrote after its last wgmma_fence");
+    c.at[w][lane->lane] = at;
+    for_registers(c, w, lane->lane, [&](float& value, float& kept) {
+      if (add) kept = value;
+      std::memset(&value, POISON, sizeof value);
+    });
+  }
+}
+
+void issue_of_warp(Warp& warp, unsigned) {
+  Block& block = *warp.block;
+  Lane& first = *warp.lanes[0];
+  Warpgroup& group = block.hopper->warpgroup(first, first.place);
+  const int w = warp.number % WARPS;
+  auto& queue = group.queues[w];
+  const std::uint64_t shape = first.operands.in[3];
+  const bool a_in_registers = shape >> 12 & 1;
+  for (const Lane* lane : warp.lanes) {
+    const auto& x = lane->operands;
+    if (x.in[2] == first.operands.in[2] && x.in[3] == shape && (a_in_registers || x.in[1] == first.operands.in[1])) continue;
+    add_registers(*warp.lanes[lane->lane], "divergent collective", "issues a wgmma with other operands than lane 0", lane->place);
+    block.abort();
+  }
+  const std::uint64_t number = queue.issued++;
+  while (number - group.first >= group.products.size()) group.products.emplace_back();
+  Product& product = group.products[number - group.first];
+  if (!product.warps) {
+    product.shape = shape, product.a = a_in_registers ? 0 : first.operands.in[1], product.b = first.operands.in[2];
+    product.fragments = shape & 255, product.add = shape >> 8 & 1, product.b_columns = shape >> 9 & 1;
+    product.element = shape >> 10 & 3, product.a_in_registers = a_in_registers;
+    product.registers.resize(a_in_registers ? 4 * WARPS * WARP : 0);
+    product.step = first.step;
+    product.place = first.place;
+  } else if (product.shape != shape || product.b != first.operands.in[2] ||
+             (!a_in_registers && product.a != first.operands.in[1])) {
+    add_registers(first, "divergent collective", "issues another wgmma than the other warps of its warpgroup", first.place,
+                  &product);
+    block.abort();
+  }
+  product.warps |= 1u << w;
+
+  auto c = running(queue, w, reinterpret_cast<float*>(first.operands.in[0]));
+  if (!c) {
+    c = product.c && !product.c->at[w][0] ? product.c : std::make_shared<Accumulators>();
+    c->fragments = product.fragments;
+    c->values.resize(ROWS * 8 * product.fragments);
+    take_registers(warp, *c, product.add);
+    queue.running.push_back(c);
+  }
+  if (product.c && product.c != c) {
+    add_registers(first, "divergent collective", "issues a wgmma onto other accumulators than the other warps of its warpgroup",
+                  first.place, &product);
+    block.abort();
+  }
+  product.c = c;
+  c->last[w] = number;
+
+  std::vector<std::uint32_t> knows(block.clocks.width);
+  for (Lane* lane : warp.lanes) {
+    if (a_in_registers) {
+      const auto* a = reinterpret_cast<const unsigned*>(lane->operands.in[1]);
+      check_fence(*lane, a, 16, "issues a wgmma whose operand in registers it wrote after its last wgmma_fence");
+      std::copy_n(a, 4, &product.registers[4 * (w * WARP + lane->lane)]);
+    }
+    const auto* row = block.clocks.of(lane->number);
+    for (std::size_t i = 0; i < knows.size(); ++i) knows[i] = std::max(knows[i], row[i]);
+  }
+  if (product.knows.empty()) product.knows = std::move(knows);
+  else
+    for (std::size_t i = 0; i < product.knows.size(); ++i) product.knows[i] = std::min(product.knows[i], knows[i]);
+
+  if (product.warps != (1u << WARPS) - 1) return;
+  product.knows.resize(block.clocks.width);
+  check_product(group, product, number, first);
+  for (int i = 0; i < WARPS; ++i)
+    if (group.queues[i].wanted > group.queues[i].waited) block.hopper->finish(block.warps[warp.number / WARPS * WARPS + i]);
+}
+
+void fence_of_warp(Warp& warp, unsigned mask) {
+  for (Lane* lane : warp.lanes) {
+    if (!lane || !(mask >> lane->lane & 1)) continue;
+    auto& known = warp.block->hopper->registers[lane->number];
+    known.fenced = true;
+    for (auto& operand : known.operands) operand.fenced.assign(operand.at, operand.at + operand.bytes);
+  }
+}
+
+void commit_of_warp(Warp& warp, unsigned) {
+  auto& queue = warp.block->hopper->warpgroup(*warp.lanes[0], warp.lanes[0]->place).queues[warp.number % WARPS];
+  queue.groups.push_back(queue.issued);
+}
+
+void wait_of_warp(Warp& warp, unsigned) {
+  const Lane& first = *warp.lanes[0];
+  Hopper& hopper = *warp.block->hopper;
+  auto& queue = hopper.warpgroup(*warp.lanes[0], first.place).queues[warp.number % WARPS];
+  const std::uint64_t pending = first.operands.in[0], groups = queue.groups.size();
+  if (groups > pending) queue.wanted = std::max(queue.wanted, queue.groups[groups - pending - 1]);
+  hopper.finish(warp);
+}
+
+}  // namespace
+
+Warpgroup& Hopper::warpgroup(Lane& lane, Place place) {
+  if (warpgroups.empty()) warpgroups.resize(block.warps.size() / WARPS);
+  const std::size_t i = lane.warp->number / WARPS;
+  if (i >= warpgroups.size() || block.lanes.size() < (i + 1) * WARPS * WARP) {
+    add_registers(lane, "divergent collective", "issues a wgmma, and its warpgroup isn't four whole warps", place);
+    block.abort();
+  }
+  if (warpgroups[i].agent < 0) warpgroups[i].agent = block.clocks.add_agent();
+  return warpgroups[i];
+}
+
+// Computes what a warp waits for and gives it its accumulators, if all warps of the warpgroup have issued it.
+void Hopper::finish(Warp& warp) {
+  const int w = warp.number % WARPS;
+  Warpgroup& group = warpgroups[warp.number / WARPS];
+  auto& queue = group.queues[w];
+  for (std::uint64_t i = group.done; i < queue.wanted; ++i)
+    if (group.products[i - group.first].warps != (1u << WARPS) - 1) return;
+  for (; group.done < queue.wanted; ++group.done) compute(block.sram, group.products[group.done - group.first]);
+  queue.waited = queue.wanted;
+
+  for (auto& c : queue.running) {
+    if (c->last[w] >= queue.waited) continue;
+    const Product& last = group.products[c->last[w] - group.first];
+    for (Lane* lane : warp.lanes) {
+      bool written = false;
+      for_registers(*c, w, lane->lane, [&](float& value, const float& result) {
+        written = written || !is_poison(value);
+        value = result;
+      });
+      if (written && block.launch.sanitize())
+        add_registers(*lane, "wait forgotten", "wrote an accumulator while its wgmma was still running", lane->place, &last);
+      for (auto& operand : registers[lane->number].operands)  // a product may go on with what a product left
+        if (operand.at == reinterpret_cast<const char*>(c->at[w][lane->lane]))
+          operand.fenced.assign(operand.at, operand.at + operand.bytes);
+    }
+    c->at[w] = {};
+  }
+  auto& left = queue.running;
+  left.erase(std::remove_if(left.begin(), left.end(), [&](const auto& c) { return c->last[w] < queue.waited; }), left.end());
+  for (Lane* lane : warp.lanes) {
+    auto& seen = block.clocks.of(lane->number)[group.agent];
+    seen = std::max(seen, static_cast<std::uint32_t>(queue.waited));
+    if (lane->wait == Wait::warpgroup) block.wake(*lane);
+  }
+  std::uint64_t oldest = group.queues[0].waited;
+  for (const auto& other : group.queues) oldest = std::min(oldest, other.waited);
+  for (; group.first < oldest && !group.products.empty(); ++group.first) group.products.pop_front();
+}
+
+void Hopper::leave_products(Lane& lane) {
+  if (warpgroups.empty() || static_cast<std::size_t>(lane.warp->number / WARPS) >= warpgroups.size()) return;
+  const auto& group = warpgroups[lane.warp->number / WARPS];
+  const auto& queue = group.queues[lane.warp->number % WARPS];
+  if (queue.waited == queue.issued || !block.launch.sanitize()) return;
+  add_registers(lane, "wait forgotten", "ends while a wgmma of its warpgroup is still running",
+                group.products[queue.waited - group.first].place);
+}
+
+// A plain access of a thread to its own variables: accumulators that a product still uses are out of reach.
+void Hopper::check_registers(Lane& lane, const char* address, unsigned bytes, bool write, Place place) {
+  const std::size_t i = lane.warp->number / WARPS;
+  if (i >= warpgroups.size() || !block.launch.sanitize()) return;
+  const int w = lane.warp->number % WARPS;
+  for (const auto& c : warpgroups[i].queues[w].running) {
+    const auto* at = reinterpret_cast<const char*>(c->at[w][lane.lane]);
+    if (!at || address + bytes <= at || address >= at + 16 * c->fragments) continue;
+    add_registers(lane, "wait forgotten", write ? "writes an accumulator while its wgmma is still running"
+                                                : "reads an accumulator while its wgmma is still running", place,
+                  &warpgroups[i].products[c->last[w] - warpgroups[i].first]);
+  }
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+static void issue(float* c, int fragments, std::uint64_t a, std::uint64_t b, int add, int b_columns, int element,
+                  bool a_in_registers, Place place) {
+  auto& in = current_lane().operands.in;
+  in[0] = reinterpret_cast<std::uint64_t>(c), in[1] = a, in[2] = b;
+  in[3] = static_cast<unsigned>(fragments) | (add != 0) << 8 | (b_columns != 0) << 9 | static_cast<unsigned>(element) << 10 |
+          static_cast<unsigned>(a_in_registers) << 12;
+  meet(issue_of_warp, "wgmma", ALL_LANES, true, place);
+}
+
+void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element) {
+  issue(c, fragments, a, b, add, b_columns, element, false, HERE);
+}
+
+void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element) {
+  issue(c, fragments, reinterpret_cast<std::uint64_t>(a), b, add, b_columns, element, true, HERE);
+}
+
+void emu_wgmma_fence() { meet(fence_of_warp, "wgmma_fence", ALL_LANES, true, HERE); }
+void emu_wgmma_commit() { meet(commit_of_warp, "wgmma_commit", ALL_LANES, true, HERE); }
+
+void emu_wgmma_wait(unsigned pending) {
+  Lane& lane = current_lane();
+  lane.operands.in[0] = pending;
+  meet(wait_of_warp, "wgmma_wait", ALL_LANES, true, HERE);
+  const auto& queue = lane.block->hopper->warpgroups[lane.warp->number / WARPS].queues[lane.warp->number % WARPS];
+  while (queue.waited < queue.wanted) {
+    lane.wait = Wait::warpgroup;
+    lane.what = "the other warps of its warpgroup, which issued no such wgmma";
+    lane.block->yield();
+  }
+}

@@ -1,0 +1,105 @@
+"""What a unit of work takes in the middle of a kernel: simulated for short walks, continued in a straight line for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from simulator.time.engine import SM, UNITS, Actor, Barrier
+from simulator.time.launch import Launch, Unit, Work
+
+LONGEST_WALK = 12
+"""Key tiles up to which a walk is simulated as it is; from then on each further tile takes what the last ones did."""
+_IN_A_ROW = 3  # works, the first of which finds the SM empty
+
+
+Busy = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Cost(NamedTuple):
+    """Of one unit of work: cycles it takes a slot, cycles more if it is the slot's first, cycles each unit of the SM is busy."""
+
+    cycles: float
+    fill: float
+    busy: Busy
+
+
+@dataclass
+class Costs:
+    """The cost of each kind of work of a launch, with `slots` blocks side by side on an SM."""
+
+    launch: Launch
+    slots: int
+    _known: dict[Unit, Cost] = field(default_factory=dict[Unit, Cost])
+
+    def of(self, unit: Unit) -> Cost:
+        """The cost of one unit, of however many tiles."""
+        if unit not in self._known:
+            if all(work.tiles <= _longest(work) for work in unit):
+                self._known[unit] = self._simulated(unit)
+            else:
+                self._known[unit] = self._continued(unit)
+        return self._known[unit]
+
+    def _continued(self, unit: Unit) -> Cost:
+        short = tuple(Work(min(work.tiles, _longest(work)), work.masked) for work in unit)
+        base, tile = self.of(short), self._tile()
+        further = sum(work.tiles for work in unit) - sum(work.tiles for work in short)
+        return Cost(base.cycles + further * tile.cycles, base.fill, base.busy + further * tile.busy)
+
+    def _tile(self) -> Cost:
+        """One more key tile in a long walk."""
+        few, many = self.of((Work(LONGEST_WALK // 2),)), self.of((Work(LONGEST_WALK),))
+        more = LONGEST_WALK - LONGEST_WALK // 2
+        busy = (many.busy - few.busy) / more
+        return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
+
+    def _simulated(self, unit: Unit) -> Cost:
+        sm = run(self.launch, [[unit] * _IN_A_ROW] * self.slots)
+        each = len(unit)
+        ends = sm.marks[each - 1 :: each]
+        busy = np.array([sm.busy[name] for name in UNITS]) / (_IN_A_ROW * self.slots)
+        # no less than its share of the busiest unit, which may have worked ahead
+        cycles = max((ends[-1] - ends[0]) / (_IN_A_ROW - 1), float(busy.max()) * self.slots)
+        return Cost(cycles, max(0.0, ends[0] - cycles), busy)
+
+
+def _longest(work: Work) -> int:
+    return max(LONGEST_WALK, work.masked)
+
+
+def run(launch: Launch, agendas: Sequence[Sequence[Unit]], *, record: bool = False) -> SM:
+    """One SM, with a list of units for each slot."""
+    sm = SM(record=record)
+    for slot, agenda in enumerate(agendas):
+        if launch.persistent:
+            block = launch.block(sm, [work for unit in agenda for work in unit])
+            for name, actor in block:
+                sm.start(_named(name, slot, len(agendas)), actor)
+        else:
+            sm.start("", _one_after_another(sm, launch, agenda, slot, len(agendas)))
+    sm.run()
+    return sm
+
+
+def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], slot: int, slots: int) -> Actor:
+    """A slot of an SM: the next block starts when all actors of the one before have ended."""
+    for n, unit in enumerate(agenda):
+        block = launch.block(sm, unit)
+        ended = sm.barrier(len(block))
+
+        def to_the_end(actor: Actor, ended: Barrier = ended) -> Actor:
+            yield from actor
+            ended.arrive()
+
+        for name, actor in block:
+            sm.start(_named(name, slot, slots), to_the_end(actor))
+        yield ended.opening(0)
+        sm.mark(n)
+
+
+def _named(actor: str, slot: int, slots: int) -> str:
+    return actor if slots == 1 else f"block {slot}: {actor}"

@@ -1,0 +1,1 @@
+"""How each algorithm's kernel uses the units: one file of its name, with `launches(problem, config, rates)`."""

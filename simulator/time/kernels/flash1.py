@@ -1,0 +1,50 @@
+"""flash1: one block a head, K and V outside, Q inside; O, l and m come from HBM and go back at every tile. All of it in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.config import Config, padded
+from simulator.problem import Problem
+from simulator.programs.flash1 import CHUNK
+from simulator.time.engine import SM, Actor
+from simulator.time.launch import Launch, Work, resident
+from simulator.time.rates import L2_LATENCY, SRAM_LATENCY, Rates
+
+VECTOR_WORK = 9  # ALU operations an element of S: scale, mask, maximum, difference, sum
+UPDATE_WORK = 6  # of O: the warps' parts added, rescaled, converted
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    p, w, es, outer = problem, config.warps, problem.itemsize, max(1, problem.key_tiles(config.tile))
+    br, bc = padded(config.tile.rows), padded(config.tile.cols)
+    d, dv = padded(p.head_dim), padded(p.value_dim)
+    float32 = p.dtype == "float32"
+    matmul, unit = (rates.fma, "alu") if float32 else (rates.warp_matmul, "tensor")
+    keys = rates.copy(bc * (d + dv) * es) / max(1, p.row_tiles(config.tile))  # K and V, shared out over the rows' tiles
+    load, o = rates.copy(br * d * es), rates.copy(br * dv * 4)
+    scores, output = matmul(2 * br * bc * d), matmul(2 * br * bc * dv)
+    reads = rates.sram((w * br + bc) * d * es), rates.sram(bc * dv * es)
+    partial_o, vector = rates.sram(w * br * dv * 4), rates.alu(VECTOR_WORK * br * bc)
+    exp, update = rates.exp(br * bc), rates.alu(UPDATE_WORK * br * dv)
+
+    def warps(sm: SM, walk: Sequence[Work]) -> Actor:
+        for _ in range(walk[0].tiles):
+            sm.use("copy", keys, "load_k, load_v")
+            yield sm.use("copy", load, "load_q") + L2_LATENCY + SRAM_LATENCY
+            yield max(sm.use("sram", reads[0], "scores"), sm.use(unit, scores, "scores")) + SRAM_LATENCY
+            yield sm.use("alu", vector, "row_max, row_sum") + 4 * SRAM_LATENCY  # two barriers and what is exchanged
+            yield sm.use("exp", exp, "exp")
+            yield sm.now + L2_LATENCY  # stats: l and m of the rows
+            yield max(sm.use("sram", reads[1], "output"), sm.use(unit, output, "output")) + SRAM_LATENCY
+            sm.use("sram", partial_o, "output")
+            yield sm.use("copy", o, "update_o") + L2_LATENCY
+            yield max(sm.use("sram", partial_o, "update_o"), sm.use("alu", update, "update_o")) + 2 * SRAM_LATENCY
+            sm.use("copy", o, "update_o")
+
+    def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
+        return [("warps", warps(sm, walk))]
+
+    sram = (bc * (d + dv) + br * d) * es + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
+    tiles = outer * p.row_tiles(config.tile)
+    return [Launch("flash1", block, [((Work(tiles),), p.batch * p.heads)], resident(config, rates.device, sram))]

@@ -1,0 +1,116 @@
+"""flash2: warps that load, multiply and exponentiate for themselves; two blocks an SM fill each other's gaps, as it comes.
+
+A block's four warps sit on one scheduler each and do the same, so one actor stands for them. Warps of two blocks share the
+units instruction by instruction: the products go fragment by fragment (16 of head dim or of keys at a time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.config import Config, padded
+from simulator.problem import Problem
+from simulator.time.engine import SM, Actor
+from simulator.time.launch import Launch, Work, first_touch, resident, works
+from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
+
+MAX, EXP, MASK = 2, 3, 4
+"""ALU operations an element: a maximum at half rate; an FMA, an addition and half a conversion at half rate; two comparisons
+and a selection, partly at half rate."""
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    c = _Cycles(problem, config, rates)
+    order: list[tuple[tuple[Work, ...], int]] = []
+    heads, rows = problem.batch * problem.heads, works(problem, config.tile)
+    for first in range(0, heads, config.heads_together):
+        group = min(config.heads_together, heads - first)
+        order += [((work,), group) for work in reversed(rows)]  # the longest first
+
+    def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
+        run = _double_buffered if config.stages == 2 else _single_buffered
+        return [("warps", run(sm, c, walk[0]))]
+
+    return [Launch("flash2", block, order, resident(config, rates.device, c.sram))]
+
+
+class _Cycles:
+    """What each operation of a tile takes."""
+
+    def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
+        br, bc = padded(config.tile.rows), padded(config.tile.cols)
+        d, dv, es, w = padded(problem.head_dim), padded(problem.value_dim), problem.itemsize, config.warps
+        matmul = rates.fma if problem.dtype == "float32" else rates.warp_matmul
+        self.unit = "alu" if problem.dtype == "float32" else "tensor"
+        cold = first_touch(problem, config.tile)
+        self.q, self.out = rates.copy(br * d * es, dram=1), rates.copy(br * dv * es, dram=1)
+        self.k, self.v = rates.copy(bc * d * es, cold), rates.copy(bc * dv * es, cold)
+        self.d_steps, self.key_steps = d // 16, bc // 16
+        self.scores = matmul(2 * br * bc * 16)
+        self.output = matmul(2 * br * 16 * dv)
+        self.k_read = rates.sram(w * bc * 16 * es + (0 if config.q_in_registers else br * 16 * es))
+        self.v_read = rates.sram(w * 16 * dv * es)
+        self.maximum, self.mask = rates.alu(MAX * br * bc), rates.alu(MASK * br * bc)
+        self.exp, self.exp_alu = rates.exp(br * 16), rates.alu(EXP * br * 16)
+        self.rescale = self.normalize = rates.alu(br * dv)
+        self.sram = (br * d + config.stages * bc * (d + dv)) * es
+
+
+def _double_buffered(sm: SM, c: _Cycles, work: Work) -> Actor:
+    """K and V of the next tile come while this one is computed."""
+    sm.use("copy", c.q, "load_q")
+    ready = _load_both(sm, c, DRAM_LATENCY)
+    for j in range(work.tiles):
+        yield ready + SRAM_LATENCY
+        if j + 1 < work.tiles:
+            ready = _load_both(sm, c, L2_LATENCY)
+        yield from _scores(sm, c)
+        yield from _softmax(sm, c, j >= work.tiles - work.masked)
+        yield from _output(sm, c)
+    yield from _store(sm, c)
+
+
+def _load_both(sm: SM, c: _Cycles, latency: float) -> float:
+    sm.use("copy", c.k, "load_k")
+    return sm.use("copy", c.v, "load_v") + latency
+
+
+def _single_buffered(sm: SM, c: _Cycles, work: Work) -> Actor:
+    """V_j comes during the scores, K_{j+1} from then on."""
+    sm.use("copy", c.q, "load_q")
+    k_ready = sm.use("copy", c.k, "load_k") + DRAM_LATENCY
+    for j in range(work.tiles):
+        yield k_ready + SRAM_LATENCY
+        v_ready = sm.use("copy", c.v, "load_v") + L2_LATENCY
+        yield from _scores(sm, c)
+        if j + 1 < work.tiles:
+            k_ready = sm.use("copy", c.k, "load_k") + L2_LATENCY
+        yield from _softmax(sm, c, j >= work.tiles - work.masked)
+        yield v_ready + SRAM_LATENCY
+        yield from _output(sm, c)
+    yield from _store(sm, c)
+
+
+def _scores(sm: SM, c: _Cycles) -> Actor:
+    for _ in range(c.d_steps):
+        yield sm.use("sram", c.k_read, "scores") + SRAM_LATENCY
+        yield sm.use(c.unit, c.scores, "scores")
+
+
+def _softmax(sm: SM, c: _Cycles, masked: bool) -> Actor:
+    if masked:
+        yield sm.use("alu", c.mask, "mask")
+    yield sm.use("alu", c.maximum, "softmax") + 2 * SRAM_LATENCY  # two shuffles
+    yield sm.use("alu", c.rescale, "rescale")
+
+
+def _output(sm: SM, c: _Cycles) -> Actor:
+    for _ in range(c.key_steps):
+        yield max(sm.use("exp", c.exp, "softmax"), sm.use("alu", c.exp_alu, "softmax"))
+        yield sm.use("sram", c.v_read, "output") + SRAM_LATENCY
+        yield sm.use(c.unit, c.output, "output")
+
+
+def _store(sm: SM, c: _Cycles) -> Actor:
+    yield sm.use("alu", c.normalize, "normalize")
+    sm.use("copy", c.out, "store_o")

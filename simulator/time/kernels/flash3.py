@@ -1,0 +1,168 @@
+"""flash3 and its rungs: warpgroups that multiply by wgmma, a ring of K and V, softmax beside the products.
+
+`flash3` itself: persistent blocks with an agenda, a producer, consumers that take turns at the tensor cores (flash3_3.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from simulator.config import Config
+from simulator.problem import Problem, round_up
+from simulator.time.engine import SM, Actor, Barrier, Waiting
+from simulator.time.launch import Launch, Work, first_touch, works
+from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
+
+ROWS = 64
+"""Of a warpgroup."""
+RISEN, MAX, EXP, MASK = 1, 2, 3, 4
+"""ALU operations an element: three-way integer maxima, half an instruction at half rate; a float maximum at half rate; an FMA, an
+addition and half a conversion at half rate; two comparisons and a selection, partly at half rate."""
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    heads, rows = problem.batch * problem.heads, works(problem, config.tile)
+    units = _pairs(rows) if config.pairs else [(work,) for work in reversed(rows)]
+    order: list[tuple[tuple[Work, ...], int]] = []
+    for first in range(0, heads, config.heads_together):
+        order += [(unit, min(config.heads_together, heads - first)) for unit in units]
+    block = partial(overlapped, c=Cycles(problem, config, rates))
+    return [Launch("flash3", block, order, persistent=config.persistent)]
+
+
+def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
+    """The last row tile with the first, and so on inwards."""
+    n = len(rows)
+    return [(rows[n - 1 - i], rows[i]) if n - 1 - i != i else (rows[i],) for i in range(-(-n // 2))]
+
+
+class Cycles:
+    """What each operation of a warpgroup takes; loads are the block's."""
+
+    def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
+        d, dv, es, bc = (
+            round_up(problem.head_dim, 64),
+            round_up(problem.value_dim, 64),
+            problem.itemsize,
+            config.tile.cols,
+        )
+        self.consumers, self.stages = config.consumers, config.stages
+        cold = first_touch(problem, config.tile)
+        self.q, self.out = rates.copy(config.tile.rows * d * es, dram=1), rates.copy(ROWS * dv * es, dram=1)
+        self.k, self.v = rates.copy(bc * d * es, cold), rates.copy(bc * dv * es, cold)
+        self.scores, self.output = rates.warpgroup_matmul(2 * ROWS * bc * d), rates.warpgroup_matmul(2 * ROWS * bc * dv)
+        self.d_steps, self.key_steps = d // 16, bc // 16
+        self.risen, self.maximum, self.mask = (rates.alu(n * ROWS * bc) for n in (RISEN, MAX, MASK))
+        self.exp, self.exp_alu = rates.exp(ROWS * bc), rates.alu(EXP * ROWS * bc)
+        self.accumulators = (3 * bc // 2 + dv) // 2  # registers of a lane: S in float32, P in half of that, O
+        self.sram = (config.tile.rows * d + config.stages * bc * (d + dv)) * es
+        self.rescale = self.normalize = rates.alu(ROWS * dv)
+
+
+class Ring:
+    """The slots of K or V: `full` opens when a tile has come, `empty` when all consumers are done with it."""
+
+    def __init__(self, sm: SM, c: Cycles, name: str, cycles: float) -> None:
+        self.sm, self.name, self.cycles, self.stages = sm, name, cycles, c.stages
+        self.full = [sm.barrier() for _ in range(c.stages)]
+        self.empty = [sm.barrier(c.consumers) for _ in range(c.stages)]
+
+    def load(self, n: int, latency: float = L2_LATENCY) -> Actor:
+        """The n-th tile that passes, when its slot is free."""
+        slot, turn = n % self.stages, n // self.stages
+        if turn:
+            yield self.empty[slot].opening(turn - 1)
+        self.full[slot].arrive_at(self.sm.use("copy", self.cycles, self.name) + latency)
+
+    def ready(self, n: int) -> Waiting:
+        return self.full[n % self.stages].opening(n // self.stages)
+
+    def release(self, n: int) -> None:
+        self.empty[n % self.stages].arrive()
+
+
+class Shared:
+    """What the actors of a block share: the rings, Q's barriers, the turns at the tensor cores."""
+
+    def __init__(self, sm: SM, c: Cycles) -> None:
+        self.k, self.v = Ring(sm, c, "load_k", c.k), Ring(sm, c, "load_v", c.v)
+        self.q_full, self.q_empty = sm.barrier(), sm.barrier(c.consumers)
+        self.turn: list[Barrier] = [sm.barrier() for _ in range(c.consumers)]
+
+
+def overlapped(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
+    """A block with a producer and consumers whose softmax runs beside products."""
+    shared = Shared(sm, c)
+    shared.turn[0].arrive()
+    actors = [("producer", producer(sm, walk, c, shared))]
+    return actors + [(f"consumer {w}", _consumer(sm, walk, c, shared, w)) for w in range(c.consumers)]
+
+
+def producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
+    """K first, then Q, then V a tile behind K, each as soon as its slot is free."""
+    k = v = 0
+    for n, work in enumerate(walk):
+        latency = DRAM_LATENCY if n == 0 else L2_LATENCY
+        if work.tiles:
+            yield from shared.k.load(k, latency)
+            k += 1
+        if n:
+            yield shared.q_empty.opening(n - 1)
+        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + DRAM_LATENCY)
+        for j in range(work.tiles):
+            if j + 1 < work.tiles:
+                yield from shared.k.load(k, latency)
+                k += 1
+            yield from shared.v.load(v, latency)
+            v += 1
+
+
+def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -> Actor:
+    """S of a tile is issued before P V of the tile before; while that runs, the maxima are looked for."""
+    k_ring, v_ring, following = shared.k, shared.v, shared.turn[(w + 1) % c.consumers]
+    k = v = turns = 0
+    for n, work in enumerate(walk):
+        yield shared.q_full.opening(n)
+        for j in range(work.tiles):
+            yield k_ring.ready(k)
+            pv = 0.0
+            if j:
+                yield shared.turn[w].opening(turns)
+                turns += 1
+            qk = sm.use("tensor", c.scores, "scores")
+            if j:
+                yield v_ring.ready(v)
+                pv = sm.use("tensor", c.output, "output")
+                following.arrive()
+            yield qk + SRAM_LATENCY
+            k_ring.release(k)
+            k += 1
+            if j == work.tiles - 1:
+                shared.q_empty.arrive()
+            if j < work.masked:
+                yield sm.use("alu", c.mask, "mask")
+            yield sm.use("alu", c.risen if j else c.maximum, "softmax")
+            if j:
+                yield pv + SRAM_LATENCY
+                v_ring.release(v)
+                v += 1
+            yield from exponentials(sm, c)
+        if work.tiles:
+            yield v_ring.ready(v)
+            yield sm.use("tensor", c.output, "output") + SRAM_LATENCY
+            v_ring.release(v)
+            v += 1
+        else:
+            shared.q_empty.arrive()
+        yield from store(sm, c)
+        sm.mark(n)
+
+
+def exponentials(sm: SM, c: Cycles) -> Actor:
+    """One FMA, one exp2 and one addition an element, and the conversion to the storage dtype."""
+    yield max(sm.use("exp", c.exp, "softmax"), sm.use("alu", c.exp_alu, "softmax"))
+
+
+def store(sm: SM, c: Cycles) -> Actor:
+    yield sm.use("alu", c.normalize, "normalize")
+    sm.use("copy", c.out, "store_o")

@@ -1,0 +1,52 @@
+"""flash3_2: a producer fills the ring; each consumer waits for its own products and exponentials in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from simulator.config import Config
+from simulator.problem import Problem
+from simulator.time.engine import SM, Actor
+from simulator.time.kernels.flash3 import Cycles, Shared, exponentials, producer, store
+from simulator.time.launch import Launch, Work, works
+from simulator.time.rates import SRAM_LATENCY, Rates
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
+    return [Launch("flash3_2", partial(_block, c=Cycles(problem, config, rates)), order)]
+
+
+def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
+    shared = Shared(sm, c)
+    consumers = [(f"consumer {w}", _consumer(sm, walk[0], c, shared)) for w in range(c.consumers)]
+    return [("producer", producer(sm, walk, c, shared)), *consumers]
+
+
+def _consumer(sm: SM, work: Work, c: Cycles, shared: Shared) -> Actor:
+    yield shared.q_full.opening(0)
+    for j in range(work.tiles):
+        yield shared.k.ready(j)
+        yield from multiply(sm, c.scores, c.d_steps, "scores")
+        shared.k.release(j)
+        yield from softmax(sm, c, j < work.masked)
+        yield shared.v.ready(j)
+        yield from multiply(sm, c.output, c.key_steps, "output")
+        shared.v.release(j)
+    yield from store(sm, c)
+
+
+def multiply(sm: SM, cycles: float, steps: int, name: str) -> Actor:
+    """A product, instruction by instruction: nobody arranges whose the tensor cores take next."""
+    for _ in range(steps):
+        yield sm.use("tensor", cycles / steps, name)
+    yield sm.now + SRAM_LATENCY
+
+
+def softmax(sm: SM, c: Cycles, masked: bool) -> Actor:
+    if masked:
+        yield sm.use("alu", c.mask, "mask")
+    yield sm.use("alu", c.maximum, "softmax") + 2 * SRAM_LATENCY  # two shuffles
+    yield from exponentials(sm, c)
+    yield sm.use("alu", c.rescale, "rescale")

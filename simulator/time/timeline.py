@@ -1,0 +1,230 @@
+"""How long a kernel takes, which units it keeps busy, what binds it, and what runs when on an SM."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simulator import catalogue
+from simulator.api import count
+from simulator.counts import Counts
+from simulator.devices import Device
+from simulator.errors import UsageError
+from simulator.problem import Problem, Tile
+from simulator.program import Program
+from simulator.simulate import TileLike
+from simulator.time import rates as figures
+from simulator.time.costs import LONGEST_WALK, Costs, run
+from simulator.time.engine import UNITS, Event
+from simulator.time.launch import Launch, Unit, Work
+from simulator.time.rates import Rates
+from simulator.time.schedule import deal, finish
+
+UNIT_NAMES = {
+    "copy": "the way to the L2", "sram": "shared memory's port", "tensor": "the tensor cores",
+    "exp": "the exponential units", "alu": "the FMA and ALU lanes",
+}  # fmt: skip
+"""What each unit is called in words."""
+_BUSY, _BALANCED = 0.85, 0.85
+
+
+@dataclass(frozen=True)
+class LaunchTime:
+    """One launch: seconds, of them on the SMs and by DRAM's bandwidth alone; how busy each unit of all SMs is while blocks run;
+    `balance`: how much of that time an SM has a block for each of its `blocks_per_sm` places; what binds, in words."""
+
+    name: str
+    seconds: float
+    sm_seconds: float
+    dram_seconds: float
+    utilisation: dict[str, float]
+    balance: float
+    blocks_per_sm: int
+    bound: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What `timeline` predicts. `events`: what runs on one SM with the launch that takes longest, from its first block on, in
+    cycles; walks over more than a dozen key tiles are shown as far as that.
+
+    >>> import flashlab as fl
+    >>> t = fl.timeline("flash2", fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16"))
+    >>> [launch.name for launch in t.launches], t.events[0].unit, t.events[0].name
+    (['flash2'], 'copy', 'load_q')
+    """
+
+    algorithm: str
+    problem: Problem
+    tile: Tile
+    device: Device
+    launches: tuple[LaunchTime, ...]
+    events: tuple[Event, ...] = field(repr=False)
+    clock: float
+
+    drawer: ClassVar[Callable[[Timeline], Any] | None] = None
+    """What `plot` calls; `flashlab` sets it."""
+
+    @property
+    def seconds(self) -> float:
+        """Of all launches, each begun when the one before is done."""
+        return sum(launch.seconds for launch in self.launches)
+
+    @property
+    def longest(self) -> LaunchTime:
+        """The launch that takes longest."""
+        return max(self.launches, key=lambda launch: launch.seconds)
+
+    @property
+    def utilisation(self) -> dict[str, float]:
+        """The share of all launches' time that each unit of the SMs is busy."""
+        return {unit: sum(x.utilisation[unit] * x.sm_seconds for x in self.launches) / self.seconds for unit in UNITS}
+
+    @property
+    def bound(self) -> str:
+        """What binds the launch that takes longest, in words."""
+        return self.longest.bound
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the events, as JSON has it."""
+        return {
+            "algorithm": self.algorithm, "tile": str(self.tile), "device": self.device.name, "seconds": self.seconds,
+            "clock": self.clock, "utilisation": self.utilisation, "bound": self.bound,
+            "launches": [vars(launch) for launch in self.launches],
+        }  # fmt: skip
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """`events` as Chrome's trace format, for Perfetto: a track for each unit, and for what each actor does on each."""
+        warps = sorted({(event.actor, UNITS.index(event.unit)) for event in self.events})
+        units = {(1, unit): i for i, unit in enumerate(UNITS, 1)}
+        tracks = units | {(2, f"{actor}, {UNITS[u]}"): i for i, (actor, u) in enumerate(warps, 1)}
+        entries = [_metadata("process_name", pid, 0, name) for pid, name in ((1, "units of the SM"), (2, "warps"))]
+        entries += [_metadata("thread_name", pid, tid, name) for (pid, name), tid in tracks.items()]
+        microseconds = 1e6 / self.clock
+        for event in self.events:
+            for pid, track in ((1, event.unit), (2, f"{event.actor}, {event.unit}")):
+                entries.append({
+                    "ph": "X", "pid": pid, "tid": tracks[pid, track], "name": event.name, "cat": event.unit,
+                    "ts": event.start * microseconds, "dur": (event.end - event.start) * microseconds,
+                    "args": {"actor": event.actor, "unit": event.unit, "cycles": event.end - event.start},
+                })  # fmt: skip
+        return {
+            "traceEvents": entries,
+            "displayTimeUnit": "ns",
+            "otherData": {"algorithm": self.algorithm, "device": self.device.name, "launch": self.longest.name},
+        }
+
+    def to_chrome_trace(self, path: str | Path) -> Path:
+        """Write `chrome_trace` for ui.perfetto.dev or chrome://tracing; a file of that name is replaced. Returns the path."""
+        path = Path(path)
+        path.write_text(json.dumps(self.chrome_trace(), allow_nan=False) + "\n", encoding="utf-8")
+        return path
+
+    def plot(self) -> Any:
+        """A matplotlib figure: the units of one SM over time. Raises `UsageError` where only `simulator` was imported."""
+        if Timeline.drawer is None:
+            raise UsageError("plot", "simulator", "`import flashlab`, which draws")
+        return Timeline.drawer(self)
+
+
+def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def timeline(
+    algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | str = "h100"
+) -> Timeline:
+    """Predict when an algorithm's kernels are done, from a model of the units of an SM; see docs/time.md.
+
+    Raises `UsageError` for an algorithm without a description of its schedule, and `SramOverflow` for a tile that doesn't fit.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=128, dtype="bfloat16", causal=True)
+    >>> t = fl.timeline("flash2", p, device="h200")
+    >>> 0.0005 < t.seconds < 0.0015, max(t.utilisation, key=t.utilisation.get)
+    (True, 'tensor')
+    """
+    on = Device.named(device)
+    row = catalogue.get(algorithm)
+    module = f"simulator.time.kernels.{row.name}"
+    if catalogue.CATALOGUE.get(row.name) is not row or importlib.util.find_spec(module) is None:
+        raise UsageError("algorithm", row.name, "one whose schedule is described in simulator/time/kernels")
+    config = row.program.configure(problem, on, tile)
+    rates = Rates(on, problem.dtype)
+    launches: list[Launch] = importlib.import_module(module).launches(problem, config, rates)
+    counts = count(row.name, problem, tile=tile, device=on)
+    times = tuple(_time(launch, rates, counts, i) for i, launch in enumerate(launches))
+    slowest = max(range(len(times)), key=lambda i: times[i].seconds)
+    events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms))
+    return Timeline(row.name, problem, config.tile, on, times, events, rates.clock)
+
+
+def _time(launch: Launch, rates: Rates, counts: Counts, i: int) -> LaunchTime:
+    sms, order = rates.device.sms, launch.order
+    slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
+    costs = Costs(launch, slots)
+    runs = [(costs.of(unit), n) for unit, n in order]
+    work = sum(cost.cycles * n for cost, n in runs)
+    busy = sum((cost.busy * n for cost, n in runs), np.zeros(len(UNITS)))
+    if launch.persistent:
+        each = [cost.cycles for cost, n in runs for _ in range(n)]
+        cycles = deal(each, slots * sms) + (runs[0][0].fill if runs else 0.0)
+    else:
+        cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
+    moved = sum(counts.distinct(counts.launches[i], way) for way in ("read", "write"))
+    on_sms, dram = cycles / rates.clock, moved / rates.device.bandwidth
+    seconds = max(on_sms, dram) + figures.LAUNCH
+    share = busy / (cycles * sms) if cycles else busy
+    utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
+    balance = work / (slots * sms * cycles) if cycles else 0.0
+    bound = _bound(seconds, on_sms, dram, utilisation, balance)
+    return LaunchTime(launch.name, seconds, on_sms, dram, utilisation, balance, slots, bound)
+
+
+def _merged(runs: Iterator[tuple[float, int]]) -> Iterator[tuple[float, int]]:
+    """Neighbours of one duration as one run."""
+    last, total = 0.0, 0
+    for cycles, n in runs:
+        if total and cycles != last:
+            yield last, total
+            total = 0
+        last, total = cycles, total + n
+    if total:
+        yield last, total
+
+
+def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, float], balance: float) -> str:
+    unit = max(utilisation, key=lambda name: utilisation[name])
+    share = f"{utilisation[unit]:.0%}"
+    if max(on_sms, dram) < figures.LAUNCH:
+        return f"the launch: blocks run {max(on_sms, dram) / seconds:.0%} of the time"
+    if dram > on_sms:
+        return f"DRAM: at its bandwidth the bytes alone take {dram / seconds:.0%} of the time"
+    if utilisation[unit] >= _BUSY:
+        return f"{UNIT_NAMES[unit]}, busy {share} of the time"
+    if balance < _BALANCED:
+        return f"too few blocks, or uneven ones: an SM's places are taken {balance:.0%} of the time"
+    return f"waiting: no unit is busy all the time, most of all {UNIT_NAMES[unit]}, {share}; warps wait for each other's results"
+
+
+def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
+    """What runs on the first SM until its first blocks are done; of a persistent block, its first two units."""
+    units = [unit for unit, n in launch.order for _ in range(min(n, 2 * slots * sms))][: 2 * slots * sms]
+    shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
+    if not launch.persistent:
+        shown = [agenda[:1] for agenda in shown]
+    return sorted(run(launch, shown, record=True).events, key=lambda event: (event.start, event.end))
+
+
+def _shortened(unit: Unit) -> Unit:
+    return tuple(Work(min(work.tiles, max(LONGEST_WALK, work.masked)), work.masked) for work in unit)
+
+
+__all__: Sequence[str] = ["UNIT_NAMES", "LaunchTime", "Timeline", "timeline"]

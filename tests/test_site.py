@@ -1,0 +1,241 @@
+"""The site, as `make docs` builds it: no warning, complete, every link leads somewhere, nothing is fetched, players play."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+import pytest
+
+import flashlab as fl
+from tests.conftest import find_browser
+from tools import site_pages
+
+pytestmark = pytest.mark.xdist_group("site")  # which is built once
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PLAYERS = {path.stem: path.read_text(encoding="utf-8").count('"step_through(') for path in NOTEBOOKS}
+LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
+
+LOCAL = ("file:", "about:", "data:")
+ELSEWHERE = re.compile(r"(?:url\(|@import\s)\s*['\"]?((?:https?:)?//[^'\")\s]+)")
+"""What a style sheet loads from another host."""
+
+
+def sphinx(source: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(out / ".doctrees")]
+    command += [*options, str(source), str(out)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=280)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    done = sphinx(ROOT / "docs", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    return out
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and the anchors it has."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.links, self.loaded, self.anchors = path, list[str](), list[str](), {"", "top"}
+        self.frames = list[str]()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        has = {name: value or "" for name, value in attrs}
+        self.anchors |= {has[name] for name in ("id", "name") if name in has}
+        if tag == "a" and "href" in has:
+            self.links.append(has["href"])
+        if tag == "iframe" and "srcdoc" in has:
+            self.frames.append(has["srcdoc"])
+            assert has["sandbox"] == "allow-scripts"
+        if LOADS.get(tag) in has and not has[LOADS[tag]].startswith("data:"):
+            self.loaded.append(has[LOADS[tag]])
+        if tag == "link" and has.get("rel") not in ("canonical", "search", "index", "next", "prev"):
+            self.loaded.append(has["href"])
+
+
+def pages(site: Path) -> list[Page]:
+    return [Page(path) for path in sorted(site.rglob("*.html"))]
+
+
+def problems(site: Path) -> Iterator[str]:
+    """Links within the site that lead nowhere, addresses that are none, and all that would be loaded from a network."""
+    found = {page.path: page for page in pages(site)}
+    for path, page in found.items():
+        where = path.relative_to(site).as_posix()
+        for link in [*page.links, *page.loaded]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.loaded:
+                    yield f"{where} loads {link}"
+                elif parts.scheme not in ("https", "http", "mailto") or not (parts.hostname or parts.path):
+                    yield f"{where}: {link} is no address"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.is_file():
+                yield f"{where}: {link} is not there"
+            elif target in found and unquote(parts.fragment) not in found[target].anchors:
+                yield f"{where}: {link} is no place on that page"
+    for path in sorted(site.rglob("*.css")):
+        for url in ELSEWHERE.findall(path.read_text(encoding="utf-8")):
+            yield f"{path.relative_to(site).as_posix()} loads {url}"
+
+
+def test_every_page_is_there(site: Path):
+    wanted = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
+    wanted |= {f"lessons/{path.stem}.html" for path in NOTEBOOKS} | {"measured/index.html", "results/README.html"}
+    data = [path.relative_to(ROOT / "docs" / "results") for path in (ROOT / "docs" / "results").rglob("*.json")]
+    wanted |= {f"measured/{'_'.join(path.with_suffix('').parts)}.html" for path in data}
+    assert wanted - {path.relative_to(site).as_posix() for path in site.rglob("*.html")} == set()
+
+
+def test_links_lead_somewhere_and_nothing_comes_from_a_network(site: Path):
+    assert list(problems(site)) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        '<a href="gone.html">', '<a href="#gone">', '<a href="other.html#gone">', '<a href="https://">', '<a href="htp://x.org">',
+        '<img src="gone.png">', '<script src="https://x.org/x.js">', '<link rel="stylesheet" href="//x.org/x.css">',
+    ],
+)  # fmt: skip
+def test_a_bad_link_is_found(bad: str, tmp_path: Path):
+    (tmp_path / "index.html").write_text(f'<a href="other.html#here">{bad}', encoding="utf-8")
+    (tmp_path / "other.html").write_text("<p id=here>", encoding="utf-8")
+    assert len(list(problems(tmp_path))) == 1
+
+
+def test_a_font_from_a_network_is_found(tmp_path: Path):
+    (tmp_path / "a.css").write_text("@font-face { src: url('https://x.org/font.woff2') }", encoding="utf-8")
+    assert len(list(problems(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("bad", ["[gone](gone.md)", "[gone](#gone)", "```{nonsense}\n```", "![gone](gone.png)"])
+def test_a_warning_is_an_error(bad: str, tmp_path: Path):
+    (tmp_path / "index.md").write_text(f"# Index\n\n{bad}\n", encoding="utf-8")
+    (tmp_path / "conf.py").write_text("extensions = ['myst_nb']\nmyst_heading_anchors = 3\n", encoding="utf-8")
+    done = sphinx(tmp_path, tmp_path / "out")
+    assert done.returncode == 1
+    assert "index.md" in done.stderr
+
+
+def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):
+    text = re.search(r"(?s)<article.*?</article>", (site / "index.html").read_text(encoding="utf-8"))[0]
+    links = re.findall(r'href="([^"#]+)"', text)
+    assert links[:3] == ["lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
+
+
+def test_the_reference_has_every_public_name(site: Path):
+    anchors = Page(site / "reference.html").anchors
+    # a module has its anchor under another name
+    missing = {name for name in fl.__all__ if not {f"flashlab.{name}", f"module-flashlab.{name}"} & anchors}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", PLAYERS)
+def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
+    path = site / "lessons" / f"{name}.html"
+    text, page = path.read_text(encoding="utf-8"), Page(path)
+    assert len(page.frames) == PLAYERS[name]
+    assert all(len(frame) <= 300_000 for frame in page.frames)
+    assert "there is a player here" not in text
+    figures = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8").count('"image/svg+xml"')
+    assert text.count("<figure class=") == figures - PLAYERS[name]  # a player takes the place of one
+
+
+def test_what_was_measured_is_drawn_from_the_files(site: Path):
+    """Another number in a file is another number on the page."""
+    result = site_pages.results.latest("bench", site_pages.RESULTS)
+    assert result is not None
+    row = result.data["rows"][0]
+    before = site_pages.page(result), list(site_pages.speed(result.data))
+    row["tflops"] *= 2
+    after = site_pages.page(result), list(site_pages.speed(result.data))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_a_cell_with_a_player_stands_on_its_own_and_ends_in_it(tmp_path: Path):
+    cells = ["from flashlab.lessons.show import step_through", "a = 1\nstep_through(a)\nb = 1", "step_through(unknown)"]
+    for wrong, what in (([0, 1], ValueError), ([0, 2], NameError)):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cells[n]) for n in wrong])
+        nbformat.write(notebook, tmp_path / "00.ipynb")
+        with pytest.raises(what):
+            list(site_pages.lesson(tmp_path / "00.ipynb"))
+
+
+# -- in a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=find_browser())
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser: Any, site: Path) -> Iterator[Any]:
+    """`opened(name)` is a page of the site; at the end, nothing was amiss and nothing was fetched but files."""
+    contexts: list[Any] = []
+    amiss: list[str] = []
+
+    def load(name: str, **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: amiss.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: amiss.append(str(error)))
+        page.on("request", lambda r: None if r.url.startswith(LOCAL) else amiss.append(f"fetched {r.url}"))
+        page.on("requestfailed", lambda request: amiss.append(f"failed {request.url}"))
+        page.goto((site / f"{name}.html").as_uri())
+        return page
+
+    yield load
+    for context in contexts:
+        context.close()
+    assert amiss == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", [name for name, players in PLAYERS.items() if players])
+def test_a_player_plays_on_its_lesson(name: str, opened: Any):
+    page = opened(name=f"lessons/{name}")
+    frame = page.frame_locator("iframe").first
+    frame.locator("main[data-ready]").wait_for()
+    before = frame.locator("main").inner_text()
+    frame.get_by_role("button", name="One step on").first.click()
+    page.wait_for_timeout(300)
+    assert frame.locator("main").inner_text() != before
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1600, "dark")])
+@pytest.mark.parametrize("name", ["index", "lessons/00_memory", "verify-your-kernel", "measured/index"])
+def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opened: Any):
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = opened(name, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
+    serious = [
+        f"{violation['id']}: {node['html'][:200]}"
+        for violation in found if violation["impact"] in ("serious", "critical") for node in violation["nodes"][:3]
+    ]  # fmt: skip
+    assert serious == []
