@@ -24,7 +24,8 @@ from flashlab import bench, counters, files, sanitizers
 from flashlab.cli import app, options, output
 
 COMMANDS = [
-    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate", "time",
+    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize",
+    "emulate", "time",
 ]  # fmt: skip
 
 MINE = '''
