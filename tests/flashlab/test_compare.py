@@ -50,10 +50,10 @@ def test_rows_are_the_catalogue_in_order() -> None:
 def test_a_million_tokens_in_a_second() -> None:
     problem = fl.Problem(batch=1, heads=8, len_q=1_000_000, head_dim=128, dtype="bfloat16", causal=True)
     took: list[float] = []
-    for _ in range(3):  # the machine may be busy: the quickest counts
-        begun = time.perf_counter()
+    for _ in range(3):  # the machine may be busy: of its processor time the least counts
+        begun = time.process_time()
         text = json.dumps(fl.compare(problem).to_dict())
-        took.append(time.perf_counter() - begun)
+        took.append(time.process_time() - begun)
         assert "dram" in text
     assert min(took) < 1
 

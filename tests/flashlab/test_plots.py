@@ -80,7 +80,8 @@ SWEEPS: dict[str, Any] = {
     "devices": (fl.sweep(None, P, device=list(fl.DEVICES), dram=True), None, "dram_estimate"),
     "intensity": (fl.sweep("flash2", P, head_dim=[32, 64, 128, 256]), None, "intensity"),
     "algorithms": (fl.sweep(None, P), "algorithm", "exp"),
-    "many": (fl.sweep(None, P, len_q=[100, 200], dtype=["float32", "float16"], device=["t4", "h100"]), None, "hbm_write"),
+    "many": (fl.sweep(["standard", "online_softmax", "flash1", "flash2"], P, len_q=[100, 200],
+                      dtype=["float32", "float16"], device=["t4", "h100"]), None, "hbm_write"),
     "one cell": (fl.sweep("flash2", P), None, "flops_matmul"),
     "zeros": (fl.sweep("flash2", P, len_q=[0, 100]), None, "hbm_read"),
 }  # fmt: skip

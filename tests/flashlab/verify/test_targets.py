@@ -169,7 +169,7 @@ def test_the_same_seed_the_same_report() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target": "flash3"}, "did you mean flash"),
+        ({"target": "flash9"}, "did you mean flash"),
         ({"target": "flash2", "backend": "cuda"}, "backend = 'cuda'"),
         ({"target": "flash2", "checks": ["key_set"]}, "did you mean key_sets"),
         ({"target": "flash2", "dtypes": ["fp16"]}, "dtypes = 'fp16'"),
