@@ -1,7 +1,7 @@
 """The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
 
-    python tools/time_model.py predict   # what isn't measured yet, into docs/predictions
-    python tools/time_model.py draw      # docs/pictures/time.svg and the table of docs/time.md, from the files of docs/results
+    python -m tools.time_model predict   # what isn't measured yet, into docs/predictions
+    python -m tools.time_model draw      # docs/pictures/time_*.png and the table of docs/time.md, from the files of docs/results
 
 Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048.
 """
@@ -25,7 +25,7 @@ from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[1]
 PREDICTIONS = ROOT / "docs" / "predictions"
-PICTURE = ROOT / "docs" / "pictures" / "time.svg"
+PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "time.md"
 BEGIN, END = "<!-- errors: begin (written by tools/time_model.py) -->\n", "<!-- errors: end -->"
 DEVICE = "h200"
@@ -138,7 +138,7 @@ def predict(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "command": "python tools/time_model.py predict",
+        "command": "python -m tools.time_model predict",
         "constants": {name: getattr(rates, name) for name in ("SUSTAINED", "VECTOR", "START")}, "set_on": SET_ON,
         "rows": [{**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3} for cell in cells],
     }  # fmt: skip
@@ -196,12 +196,14 @@ def main(what: str) -> None:
     elif what == "draw":
         from flashlab.plots import save
 
-        save(draw(), PICTURE)
+        save(draw(), PICTURES / "time_errors.png")
+        shown = Cell("flash3", "bfloat16", 128, False, 4096)
+        save(fl.timeline(shown.algorithm, shown.problem, device=DEVICE).plot(), PICTURES / "time_flash3.png")
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
         print(table(), end="")
     else:
-        sys.exit("usage: python tools/time_model.py predict|draw")
+        sys.exit("usage: python -m tools.time_model predict|draw")
 
 
 if __name__ == "__main__":

@@ -27,11 +27,11 @@ from simulator.time.rates import START, Rates
 from simulator.time.schedule import deal, finish
 
 UNIT_NAMES = {
-    "copy": "the way to the L2", "sram": "shared memory's port", "tensor": "the tensor cores",
+    "copy": "the way to L2 and DRAM", "sram": "shared memory's port", "tensor": "the tensor cores",
     "exp": "the exponential units", "alu": "the FMA and ALU lanes",
 }  # fmt: skip
 """What each unit is called in words."""
-_BUSY, _BALANCED, _SHORT = 0.85, 0.85, 3
+_BUSY, _BALANCED = 0.85, 0.85
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,6 @@ def _merged(runs: Iterator[tuple[float, int]]) -> Iterator[tuple[float, int]]:
 def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, float], balance: float) -> str:
     unit = max(utilisation, key=lambda name: utilisation[name])
     share = f"{utilisation[unit]:.0%}"
-    if seconds <= _SHORT * START:
-        return f"the start of its blocks, {START / seconds:.0%} of the time"
     if dram > on_sms:
         return f"DRAM: at its bandwidth the bytes alone take {dram / seconds:.0%} of the time"
     if utilisation[unit] >= _BUSY:

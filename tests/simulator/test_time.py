@@ -1,0 +1,323 @@
+"""The model of time: properties that hold on any problem, the engine and the scheduler against plain restatements of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator.time import UNITS, costs, engine, prediction, rates, schedule
+from simulator.time.engine import SM
+from simulator.time.kernels import flash2
+from simulator.time.launch import Work, works
+
+ALGORITHMS = sorted(fl.CATALOGUE)
+FLASH = [name for name in ALGORITHMS if name not in ("standard", "online_softmax", "flash1")]
+
+problems = st.builds(
+    fl.Problem, batch=st.integers(1, 4), heads=st.integers(1, 20), len_q=st.integers(0, 3000), len_kv=st.integers(0, 3000),
+    head_dim=st.sampled_from([64, 128, 256]), dtype=st.sampled_from(["float16", "bfloat16"]), causal=st.booleans(),
+    window=st.one_of(st.none(), st.tuples(st.integers(0, 500), st.integers(0, 500))),
+)  # fmt: skip
+algorithms = st.sampled_from(ALGORITHMS)
+
+
+def cell(length: int = 4096, head_dim: int = 128, causal: bool = True) -> fl.Problem:
+    return fl.Problem(
+        batch=16384 // length, heads=2048 // head_dim, len_q=length, head_dim=head_dim, dtype="bfloat16", causal=causal
+    )
+
+
+# every prediction
+
+
+def breaks(t: fl.Timeline) -> str | None:
+    """What of a prediction can't be, if anything: units busy over 100 %, or a bound of the hardware undercut."""
+    device, counts = t.device, fl.count(t.algorithm, t.problem, device=t.device)
+    exps_per_second = rates.EXP * device.sms * rates.Rates(device, t.problem.dtype).boost
+    for launch, moved in zip(t.launches, counts.launches, strict=True):
+        if any(not 0 <= share <= 1 + 1e-9 for share in launch.utilisation.values()):
+            return f"{launch.name}: utilisation {launch.utilisation}"
+        if not 0 <= launch.balance <= 1 + 1e-9:
+            return f"{launch.name}: balance {launch.balance}"
+        nbytes = sum(counts.distinct(moved, way) for way in ("read", "write"))
+        for what, floor in (
+            ("FLOPs", moved.flops_matmul / device.flops(t.problem.dtype)),
+            ("bytes", nbytes / device.bandwidth),
+        ):
+            if launch.seconds < floor * (1 - 1e-9):
+                return f"{launch.name}: {what} alone take {floor}, not {launch.seconds}"
+    if t.seconds < counts.exp / exps_per_second * (1 - 1e-9):
+        return "exponentials"
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(algorithms, problems)
+def test_no_prediction_undercuts_the_hardware(algorithm: str, problem: fl.Problem):
+    assert breaks(fl.timeline(algorithm, problem, device="h200")) is None
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_large_prediction_undercuts_the_hardware(algorithm: str, causal: bool):
+    for head_dim in (64, 128, 256):
+        assert breaks(fl.timeline(algorithm, cell(16384, head_dim, causal), device="h200")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("warpgroup_matmul", lambda self, flops: flops / (2 * self.tensor)),
+        ("exp", lambda self, elements: elements / 64),
+        ("copy", lambda self, nbytes, dram=0.0: nbytes / 1e6),
+        ("warp_matmul", lambda self, flops: flops / (4 * self.tensor)),
+    ],
+)
+def test_a_rate_that_the_hardware_does_not_have_is_found(
+    name: str, wrong: Callable[..., float], monkeypatch: pytest.MonkeyPatch
+):
+    """Seeded mistakes: units that are too fast break a bound, or stand out as ones that nothing waits for."""
+    before = {a: fl.timeline(a, cell(16384, 64, False), device="h200") for a in ("flash2", "flash3", "standard")}
+    monkeypatch.setattr(rates.Rates, name, wrong)
+    after = {a: fl.timeline(a, cell(16384, 64, False), device="h200") for a in before}
+    if name == "copy":
+        assert after["standard"].seconds < 0.8 * before["standard"].seconds
+        assert after["standard"].bound.startswith("DRAM") or after["standard"].utilisation["copy"] < 0.1
+    elif name == "warp_matmul":
+        assert after["flash2"].utilisation["tensor"] < 0.5 * before["flash2"].utilisation["tensor"]
+    else:
+        monkeypatch.setattr(rates, "SUSTAINED", 1.0)
+        later = fl.timeline("flash3", cell(16384, 256 if name == "warpgroup_matmul" else 64, False), device="h200")
+        assert later.seconds < before["flash3"].seconds and (breaks(later) or name == "exp")
+
+
+@settings(max_examples=30, deadline=None)
+@given(algorithms, problems)
+def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
+    first, second = (
+        fl.timeline(algorithm, problem, device="a100" if "3" not in algorithm else "h100") for _ in range(2)
+    )
+    assert first == second
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["flash1", "standard"]), problems, st.integers(1, 200), st.integers(1, 200))
+def test_more_sms_are_never_slower(algorithm: str, problem: fl.Problem, few: int, more: int):
+    """Each SM as it is, with its own part of bandwidths and rates: so are those multiplied."""
+    base = fl.DEVICES["l40s"]
+
+    def with_sms(n: int) -> fl.Device:
+        part = n / base.sms
+        return base.replace(
+            sms=n,
+            bandwidth=base.bandwidth * part,
+            tensor_flops=base.tensor_flops * part,
+            fp32_flops=base.fp32_flops * part,
+        )
+
+    small, large = sorted((few, more))
+    slow, fast = (fl.timeline(algorithm, problem, device=with_sms(n)).seconds for n in (small, large))
+    assert fast <= slow * (1 + 1e-9)
+
+
+# one SM
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_unit_does_one_thing_at_a_time(algorithm: str):
+    assert overlaps(fl.timeline(algorithm, cell(1024), device="h200").events) == []
+
+
+def overlaps(events: tuple[engine.Event, ...]) -> list[tuple[engine.Event, engine.Event]]:
+    by_unit: dict[str, list[engine.Event]] = defaultdict(list)
+    for event in events:
+        by_unit[event.unit].append(event)
+    return [
+        (a, b)
+        for each in by_unit.values()
+        for a, b in zip(sorted(each, key=lambda e: e.start), sorted(each, key=lambda e: e.start)[1:], strict=False)
+        if b.start < a.end - 1e-6
+    ]
+
+
+def test_a_unit_that_forgets_it_is_busy_is_found(monkeypatch: pytest.MonkeyPatch):
+    def forgetful(self: SM, unit: str, cycles: float, name: str, *, after: float = 0.0) -> float:
+        start = max(self.now, after)
+        self.events.append(engine.Event(self.actor, unit, name, start, start + cycles))
+        return start + cycles
+
+    monkeypatch.setattr(SM, "use", forgetful)
+    assert overlaps(fl.timeline("flash2", cell(1024), device="h200").events)
+
+
+def test_every_key_tile_is_loaded_multiplied_and_exponentiated():
+    """flash3's first SM at 1k, full: two row tiles of eight key tiles, by two warpgroups."""
+    t = fl.timeline("flash3", cell(1024, causal=False), device="h200")
+    seen: dict[tuple[str, str], int] = defaultdict(int)
+    for event in t.events:
+        seen[event.unit, event.name] += 1
+    assert {key: n for key, n in seen.items() if key[0] in ("copy", "tensor", "exp")} == {
+        ("copy", "load_q"): 2, ("copy", "load_k"): 16, ("copy", "load_v"): 16, ("copy", "store_o"): 4,
+        ("tensor", "scores"): 32, ("tensor", "output"): 32, ("exp", "softmax"): 32,
+    }  # fmt: skip
+
+
+def test_actors_wait_for_units_and_barriers():
+    sm = SM(record=True)
+    ready = sm.barrier(2)
+
+    def first() -> engine.Actor:
+        yield sm.use("tensor", 10, "a")
+        ready.arrive()
+
+    def second() -> engine.Actor:
+        end = sm.use("tensor", 5, "b")  # queued behind a
+        ready.arrive_at(100)
+        yield ready.opening(0)
+        assert (sm.now, end) == (100, 15)
+        yield sm.use("exp", 1, "c")
+
+    sm.start("first", first())
+    sm.start("second", second())
+    assert sm.run() == 101
+    assert [(e.name, e.start, e.end) for e in sm.events] == [("a", 0, 10), ("b", 10, 15), ("c", 100, 101)]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_two_buffers_are_never_slower_than_one(head_dim: int, monkeypatch: pytest.MonkeyPatch):
+    """In the middle of a walk, one block an SM; faster where what is loaded takes long to come. (Before the first tile, two buffers
+    wait for V, too; and of two blocks each hides the other's loads.)"""
+    assert a_tile(cell(16384, head_dim), 2) <= a_tile(cell(16384, head_dim), 1) + 1e-6
+    monkeypatch.setattr(flash2, "L2_LATENCY", 3000.0)
+    assert a_tile(cell(16384, head_dim), 2) < 0.8 * a_tile(cell(16384, head_dim), 1)
+
+
+def a_tile(problem: fl.Problem, stages: int) -> float:
+    """Cycles of flash2 that another key tile takes, the stages apart as it is configured."""
+    config = replace(fl.CATALOGUE["flash2"].program.configure(problem, fl.DEVICES["h200"], None), stages=stages)
+    launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], problem.dtype))[0]
+    known = costs.Costs(launch, 1, 2000.0)
+    return (known.of((Work(12),)).cycles - known.of((Work(6),)).cycles) / 6
+
+
+def test_a_long_walk_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):
+    """The straight line beside the simulation of every tile."""
+    problem = cell(16384, causal=False)
+    line = {name: fl.timeline(name, problem, device="h200").seconds for name in FLASH}
+    monkeypatch.setattr(costs, "LONGEST_WALK", 300)
+    for name, seconds in line.items():
+        assert fl.timeline(name, problem, device="h200").seconds == pytest.approx(seconds, rel=0.03)
+
+
+# blocks over SMs
+
+
+runs = st.lists(st.tuples(st.integers(1, 50).map(float), st.integers(0, 60)), max_size=8)
+
+
+def one_by_one(blocks: list[float], slots: int) -> float:
+    free = [0.0] * slots
+    for duration in blocks:
+        place = free.index(min(free))
+        free[place] += duration
+    return max(free)
+
+
+@given(runs, st.integers(1, 9))
+def test_blocks_go_to_the_place_that_is_free_first(order: list[tuple[float, int]], slots: int):
+    blocks = [duration for duration, n in order for _ in range(n)]
+    assert schedule.finish(order, slots) == one_by_one(blocks, slots)
+
+
+@given(st.integers(1, 3000), st.integers(1, 300))
+def test_waves_are_counted_whole(blocks: int, slots: int):
+    assert schedule.finish([(2.0, blocks)], slots) == 2.0 * math.ceil(blocks / slots)
+
+
+@pytest.mark.parametrize("length", [1024, 4096, 16384])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, head_dim: int):
+    problem = cell(length, head_dim)
+    config = fl.CATALOGUE["flash2"].program.configure(problem, fl.DEVICES["h200"], None)
+    launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], "bfloat16"))[0]
+    known = costs.Costs(launch, launch.slots, 2000.0)
+    durations = sorted(known.of(unit).cycles for unit, n in launch.order for _ in range(n))
+    slots = launch.slots * 132
+    assert schedule.finish([(d, 1) for d in reversed(durations)], slots) <= schedule.finish(
+        [(d, 1) for d in durations], slots
+    )
+
+
+@given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
+def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
+    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.kv_length % 700)
+    for i, work in enumerate(works(problem, tile)):
+        rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
+        tiles = problem.tiles_of_row(i, tile)
+        whole = sum(
+            all(
+                j * tile.cols >= k.start and (j + 1) * tile.cols <= k.stop
+                for k in (problem.visible_keys(r) for r in rows)
+            )
+            for j in tiles
+        )
+        assert work == Work(len(tiles), len(tiles) - whole)
+
+
+# what is printed and written
+
+
+def test_the_trace_is_what_perfetto_reads(tmp_path: Path):
+    t = fl.timeline("flash3", cell(1024), device="h200")
+    trace = json.loads(t.to_chrome_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    spans = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert {e["ph"] for e in trace["traceEvents"]} == {"M", "X"}
+    assert len(spans) == 2 * len(t.events)
+    assert {(e["pid"], e["tid"]) for e in spans} <= set(named)
+    assert set(UNITS) == {name for (pid, _), name in named.items() if pid == 1}
+    assert any(name.startswith("consumer 1, tensor") for name in named.values())
+    tracks: dict[tuple[int, int], float] = defaultdict(float)
+    for e in sorted(spans, key=lambda e: e["ts"]):  # spans of a track that overlap would be drawn as nested
+        assert e["dur"] > 0 and e["ts"] >= tracks[e["pid"], e["tid"]] - 1e-6
+        tracks[e["pid"], e["tid"]] = e["ts"] + e["dur"]
+    longest = max(e["ts"] + e["dur"] for e in spans)
+    assert longest == pytest.approx(max(e.end for e in t.events) / t.clock * 1e6)
+
+
+def test_what_binds_is_said():
+    assert "tensor cores" in fl.timeline("flash3", cell(16384), device="h200").bound
+    assert "exponential" in fl.timeline("flash3", cell(16384, 64), device="h200").bound
+    assert "DRAM" in fl.timeline("standard", cell(4096), device="h200").bound
+    assert "too few blocks" in fl.timeline("flash1", cell(4096), device="h200").bound
+    assert "waiting" in fl.timeline("flash2", cell(4096), device="h200").bound
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(fl.UsageError, match="algorithm"):
+        fl.timeline("flash9", cell())
+
+    @fl.program
+    def mine(m, q, k, v, problem, tile):
+        return m.output("out")
+
+    with pytest.raises(fl.UsageError, match="schedule"):
+        fl.timeline(mine, cell())
+    with pytest.raises(fl.SramOverflow):
+        fl.timeline("flash2", cell(), tile=(4096, 4096))
+
+
+def test_an_empty_problem_still_has_to_start():
+    for name in ALGORITHMS:
+        t = fl.timeline(name, cell().replace(len_q=0, len_kv=0))
+        assert t.seconds >= rates.START and max(t.utilisation.values()) <= 1
+        assert prediction.UNIT_NAMES.keys() == t.utilisation.keys()
