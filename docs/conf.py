@@ -28,6 +28,7 @@ nb_mime_priority_overrides = [("html", "text/html", 0)]
 default_role = "literal"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 add_module_names = False
 
