@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06
+from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson08
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08)
 _KERNEL_MODULES = (lesson05, lesson06)
 
 LESSONS = {
@@ -22,6 +22,7 @@ LESSONS = {
     "04": "FlashAttention-2",
     "05": "CUDA from nothing",
     "06": "Reading flash2.cu",
+    "08": "FlashAttention-3 on Hopper",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}
