@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "time.md"
 BEGIN, END = "<!-- errors: begin (written by tools/time_model.py) -->\n", "<!-- errors: end -->"
 DEVICE = "h200"
 
+FP8 = "flash3_fp8"
 LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
 SET_ON = (
     "SUSTAINED and VECTOR: bench_flash2 (bfloat16, head dims 64 and 128) and bench_flash3 (all 18 cells); "
@@ -90,6 +91,10 @@ def measured() -> list[tuple[Cell, float, str]]:
             if name in fl.CATALOGUE:
                 cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                 found.append((cell, row["milliseconds"], result.path.name))
+    eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
+    for row in eight.data["speed"] if eight else []:
+        cell = Cell(FP8, "bfloat16", row["head_dim"], row["causal"], row["length"])
+        found.append((cell, cell.tera / row["tflops"] * 1e3, eight.path.name))
     return found
 
 
@@ -148,7 +153,7 @@ def table() -> str:
     """The errors by kernel and length, and how the blind predictions did."""
     rows, first = beside(), blind()
     lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
-    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER)}
+    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER, FP8)}
     groups["the ladder"] = [r for name in LADDER for r in groups[name]]
     for name, group in groups.items():
         before = [r for r in first if r in first and (name == "the ladder" or r.cell.algorithm == name)]

@@ -29,13 +29,15 @@ work n ends."""
 @dataclass(frozen=True)
 class Launch:
     """`order`: runs of equal units in the order in which blocks take them. `slots`: blocks that an SM has room for. `persistent`:
-    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit."""
+    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit. `moved`:
+    distinct bytes read and written, where no formula says."""
 
     name: str
     block: Block
     order: Sequence[tuple[Unit, int]]
     slots: int = 1
     persistent: bool = False
+    moved: int | None = None
 
 
 def works(problem: Problem, tile: Tile) -> list[Work]:

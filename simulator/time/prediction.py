@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
+import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from simulator import catalogue
 from simulator.api import count
-from simulator.counts import Counts
 from simulator.devices import Device
-from simulator.errors import UsageError
+from simulator.errors import UsageError, unknown
 from simulator.problem import Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
+from simulator.time import kernels
 from simulator.time.costs import LONGEST_WALK, Costs, run
 from simulator.time.engine import UNITS, Event
 from simulator.time.launch import Launch, Unit, Work
@@ -151,21 +151,34 @@ def timeline(
     (True, 'tensor')
     """
     on = Device.named(device)
-    row = catalogue.get(algorithm)
-    module = f"simulator.time.kernels.{row.name}"
-    if catalogue.CATALOGUE.get(row.name) is not row or importlib.util.find_spec(module) is None:
-        raise UsageError("algorithm", row.name, "one whose schedule is described in simulator/time/kernels")
-    config = row.program.configure(problem, on, tile)
+    name, module = _described(algorithm)
+    configure = getattr(module, "configure", None) or catalogue.CATALOGUE[name].program.configure
+    config = configure(problem, on, tile)
     rates = Rates(on, problem.dtype)
-    launches: list[Launch] = importlib.import_module(module).launches(problem, config, rates)
-    counts = count(row.name, problem, tile=tile, device=on)
-    times = tuple(_time(launch, rates, counts, i) for i, launch in enumerate(launches))
+    launches: list[Launch] = module.launches(problem, config, rates)
+    if any(launch.moved is None for launch in launches):
+        counts = count(name, problem, tile=tile, device=on)
+        launches = [
+            replace(launch, moved=sum(counts.distinct(counted, way) for way in ("read", "write")))
+            for launch, counted in zip(launches, counts.launches, strict=True)
+        ]
+    times = tuple(_time(launch, rates) for launch in launches)
     slowest = max(range(len(times)), key=lambda i: times[i].seconds)
     events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms, rates.start))
-    return Timeline(row.name, problem, config.tile, on, times, events, rates.clock)
+    return Timeline(name, problem, config.tile, on, times, events, rates.clock)
 
 
-def _time(launch: Launch, rates: Rates, counts: Counts, i: int) -> LaunchTime:
+def _described(algorithm: str | Program) -> tuple[str, Any]:
+    """An algorithm's name and the module that describes its schedule. One's own programs have none."""
+    own = isinstance(algorithm, Program) and catalogue.get(algorithm) not in catalogue.CATALOGUE.values()
+    name = algorithm.name if isinstance(algorithm, Program) else algorithm
+    described = sorted(module.name for module in pkgutil.iter_modules(kernels.__path__))
+    if own or name not in described:
+        raise unknown("algorithm", name, described)
+    return name, importlib.import_module(f"{kernels.__name__}.{name}")
+
+
+def _time(launch: Launch, rates: Rates) -> LaunchTime:
     sms, order = rates.device.sms, launch.order
     slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
     costs = Costs(launch, slots, rates.start)
@@ -177,8 +190,7 @@ def _time(launch: Launch, rates: Rates, counts: Counts, i: int) -> LaunchTime:
         cycles = deal(each, slots * sms) + (runs[0][0].fill if runs else 0.0)
     else:
         cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
-    moved = sum(counts.distinct(counts.launches[i], way) for way in ("read", "write"))
-    on_sms, dram = cycles / rates.clock, moved / rates.device.bandwidth
+    on_sms, dram = cycles / rates.clock, (launch.moved or 0) / rates.device.bandwidth
     seconds = max(on_sms, dram, START)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}

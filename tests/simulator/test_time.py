@@ -302,6 +302,15 @@ def test_what_binds_is_said():
     assert "waiting" in fl.timeline("flash2", cell(4096), device="h200").bound
 
 
+def test_operands_of_a_byte_take_less_time_and_no_unit_more_than_all():
+    for head_dim in (128, 256):
+        full, half = (fl.timeline(name, cell(4096, head_dim), device="h200") for name in ("flash3", "flash3_fp8"))
+        assert full.seconds / 2 < half.seconds < full.seconds
+        assert max(half.utilisation.values()) <= 1
+    with pytest.raises(fl.UsageError, match="dtype"):
+        fl.timeline("flash3_fp8", cell().replace(dtype="float32"))
+
+
 def test_bad_input_is_one_line():
     with pytest.raises(fl.UsageError, match="algorithm"):
         fl.timeline("flash9", cell())
@@ -310,7 +319,7 @@ def test_bad_input_is_one_line():
     def mine(m, q, k, v, problem, tile):
         return m.output("out")
 
-    with pytest.raises(fl.UsageError, match="schedule"):
+    with pytest.raises(fl.UsageError, match="algorithm"):
         fl.timeline(mine, cell())
     with pytest.raises(fl.SramOverflow):
         fl.timeline("flash2", cell(), tile=(4096, 4096))

@@ -21,13 +21,17 @@ addition and half a conversion at half rate; two comparisons and a selection, pa
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    return [launch("flash3", problem, config, Cycles(problem, config, rates))]
+
+
+def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
+    """The agenda: groups of heads that share the L2, the longest rows first or in pairs."""
     heads, rows = problem.batch * problem.heads, works(problem, config.tile)
     units = _pairs(rows) if config.pairs else [(work,) for work in reversed(rows)]
     order: list[tuple[tuple[Work, ...], int]] = []
     for first in range(0, heads, config.heads_together):
         order += [(unit, min(config.heads_together, heads - first)) for unit in units]
-    block = partial(overlapped, c=Cycles(problem, config, rates))
-    return [Launch("flash3", block, order, persistent=config.persistent)]
+    return Launch(name, partial(overlapped, c=c), order, persistent=config.persistent)
 
 
 def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
