@@ -47,5 +47,11 @@ pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
 
 
+def parsable(signature: str | None) -> str | None:
+    """A signature that Sphinx can parse: a dataclass's fields that are made by a function have no such default."""
+    return signature and signature.replace("<factory>", "...")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("config-inited", lambda *_: site_pages.write(DOCS))
+    app.connect("autodoc-process-signature", lambda *given: (parsable(given[5]), given[6]))
