@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson08
+from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, lesson08
 from simulator import Program
 
 _MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08)
-_KERNEL_MODULES = (lesson05, lesson06)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -22,6 +22,7 @@ LESSONS = {
     "04": "FlashAttention-2",
     "05": "CUDA from nothing",
     "06": "Reading flash2.cu",
+    "07": "Measuring",
     "08": "FlashAttention-3 on Hopper",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}

@@ -54,6 +54,19 @@ _ROWS = [
     ("06.3", "no-empty-group-at-the-end", "load(j + 1); else copy_commit();", "load(j + 1);", "misuse", r"column_sums\.cu:\d+: wait forgotten"),
     ("06.3", "one-place-only", "j % 2", "0", "misuse", r"column_sums\.cu:\d+: .*tile"),
     ("06.3", "loads-past-the-end", "if (j + 1 < tiles) load(j + 1); else copy_commit();", "load(j + 1); load(j + 2);", "misuse", r"column_sums\.cu:\d+: .*tile"),
+    ("07.1", "no-padding", "tile[32][33]", "tile[32][32]", "conflicts", "tile read in SRAM: 4,096 passes over the banks, 128 would do"),
+    ("07.1", "writes-down-a-column", "y[row * rows + col] = tile[tx][i]", "y[(32 * blockIdx.x + tx) * rows + 32 * blockIdx.y + i] = tile[i][tx]", "sectors", "y written: 4,096 sectors of 32 bytes, the budget is 512"),
+    ("07.1", "the-block-s-place-is-not-mirrored", "const int row = 32 * blockIdx.x + i, col = 32 * blockIdx.y + tx;", "const int row = 32 * blockIdx.y + i, col = 32 * blockIdx.x + tx;", "numbers", r"y\[0, 32\], in row tile 0"),
+    ("07.1", "no-barrier", "  __syncthreads();  // solution\n", "", "misuse", r"transpose\.cu:\d+: .*tile"),
+    ("07.1", "forgets-to-transpose-the-tile", "= tile[tx][i];", "= tile[i][tx];", "numbers", r"y\[0, 1\], in row tile 0"),
+    ("07.2", "no-tail", "    for (int j = i; j < n; ++j) y[j] = 2 * x[j];  // solution\n", "", "numbers", r"y\[\d+\], in row tile \d+, is nan.*were never written"),
+    ("07.2", "a-float4-past-the-end", "if (i + 3 < n)", "if (i < n)", "out of bounds", r"twice\.cu:\d+: out of bounds: .*past the end of x"),
+    ("07.2", "one-by-one", "*reinterpret_cast<float4*>(y + i) = make_float4(2 * v.x, 2 * v.y, 2 * v.z, 2 * v.w);", "for (int j = 0; j < 4; ++j) y[i + j] = 2 * (j == 0 ? v.x : j == 1 ? v.y : j == 2 ? v.z : v.w);", "instructions", "y written: 64 warp instructions, the budget is 16"),
+    ("07.2", "each-thread-its-own-number", "4 * (blockIdx.x * blockDim.x + threadIdx.x)", "blockIdx.x * blockDim.x + threadIdx.x", "misuse", r"twice\.cu:\d+: misaligned: .*x\[1\]"),
+    ("07.3", "x-for-each-row", "* mine;", "* *const_cast<const volatile float*>(x + c);", "bytes", "x read: you moved .*the budget is 2,048: too many"),
+    ("07.3", "rows-past-the-end", "      if (first + r < rows) sum[r]", "      sum[r]", "out of bounds", r"four_rows\.cu:\d+: out of bounds: .*past the end of a"),
+    ("07.3", "the-same-row-four-times", "a[(first + r) * cols + c]", "a[first * cols + c]", "numbers", r"y\[1\], in row tile 0"),
+    ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "misuse", r"four_rows\.cu:\d+: race between blocks: .*y\["),
 ]  # fmt: skip
 
 MISCONCEPTIONS = [Misconception(*row) for row in _ROWS]

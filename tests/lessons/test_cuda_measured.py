@@ -1,0 +1,21 @@
+"""What lesson 07 shows is what docs/results holds."""
+
+from __future__ import annotations
+
+from flashlab.lessons.lesson07 import FLASH2, STANDARD, launches_of, measured
+from tools import lesson_data
+
+
+def test_the_lesson_s_data_are_those_of_docs_results():
+    assert lesson_data.TO.read_text(encoding="utf-8") == lesson_data.text(), "run python tools/lesson_data.py"
+
+
+def test_the_cases_that_are_shown_are_there():
+    assert len(launches_of(FLASH2)) == 1 and len(launches_of(STANDARD)) == 3
+    assert measured()["summary"]["equal"] == measured()["summary"]["compared"]
+
+
+def test_measured_reads_lie_between_compulsory_and_requested():
+    stray = 64 * 1024
+    for row in measured()["launches"]:
+        assert row["compulsory_read"] - stray <= row["dram_read"] <= row["requested"]["hbm.read"] + stray, row["case"]

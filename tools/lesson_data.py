@@ -1,0 +1,55 @@
+"""What lesson 07 shows of docs/results, in one small file that is installed with the library.
+
+    python tools/lesson_data.py     docs/results/*.json to flashlab/data/measured.json
+
+A test holds the file to what this makes today.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flashlab.files import replace_file
+from flashlab.results import load
+
+ROOT = Path(__file__).resolve().parents[1]
+TO = ROOT / "flashlab" / "data" / "measured.json"
+COUNTED = ["standard", "online_softmax", "flash1", "flash2"]
+
+
+def measured() -> dict[str, Any]:
+    """The launches of these algorithms as ncu counted them, and flash2's times beside its peers'."""
+    counters, bench = of("counters", COUNTED), of("bench", ["flash2"])
+    launches = [
+        {
+            "case": row["case"], "algorithm": row["algorithm"], "launch": row["launch"], "problem": row["problem"],
+            "requested": {x["what"]: x["measured"] for x in row["rows"]},
+            "compulsory_read": row["dram"]["low"], "dram_read": row["dram"]["measured"],
+            "dram_estimate": row["dram"]["estimate"], "dram_written": row["dram"]["written"],
+        }
+        for row in counters["data"]["launches"]
+        if "L2" in row["case"]
+    ]  # fmt: skip
+    kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
+    return {
+        "device": counters["device"],
+        "summary": counters["data"]["summary"],
+        "launches": launches,
+        "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
+    }
+
+
+def of(kind: str, algorithms: list[str]) -> Any:
+    """The newest result of this kind about these algorithms."""
+    found = (ROOT / "docs" / "results").glob(f"{kind}_{'-'.join(algorithms)}_*.json")
+    return max((load(path).content for path in found), key=lambda x: x["date"])
+
+
+def text() -> str:
+    return json.dumps(measured(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    replace_file(TO, text())
