@@ -1,4 +1,4 @@
-"""What lesson 07 shows of docs/results, in one small file that is installed with the library.
+"""What lessons 07 and 08 show of docs/results, in one small file that is installed with the library.
 
     python tools/lesson_data.py     docs/results/*.json to flashlab/data/measured.json
 
@@ -20,8 +20,9 @@ COUNTED = ["standard", "online_softmax", "flash1", "flash2"]
 
 
 def measured() -> dict[str, Any]:
-    """The launches of these algorithms as ncu counted them, and flash2's times beside its peers'."""
+    """The launches of these algorithms as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
     counters, bench = of("counters", COUNTED), of("bench", ["flash2"])
+    ladder, fp8 = of("ladder", ["flash3"]), of("fp8", ["flash3_fp8"])
     launches = [
         {
             "case": row["case"], "algorithm": row["algorithm"], "launch": row["launch"], "problem": row["problem"],
@@ -38,6 +39,11 @@ def measured() -> dict[str, Any]:
         "summary": counters["data"]["summary"],
         "launches": launches,
         "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
+        "ladder": {
+            "device": ladder["device"]["name"],
+            "rows": [{key: row[key] for key in (*kept, "of_matmul")} for row in ladder["data"]["rows"]],
+        },
+        "fp8": {"device": fp8["device"]["name"], **{key: fp8["data"][key] for key in ("accuracy", "speed")}},
     }
 
 

@@ -1,16 +1,15 @@
-"""What lesson 08 shows: steps of a tile program beside the lines of its kernel, and what was measured on an H200."""
+"""What lesson 08 shows: steps of a tile program beside the lines of its kernel, and what was measured on a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import flashlab as fl
 import kernels_cu
-from flashlab import results
+from flashlab.lessons.lesson07 import measured as of_the_lessons
 from flashlab.lessons.show import Shown, bars
 from flashlab.player.sources import marks, step_lines
 
@@ -73,31 +72,26 @@ def excerpt(file: str, start: str) -> str:
     return "\n".join(found[first : last + 1])
 
 
-def measured(kind: str, algorithm: str = "flash3") -> Mapping[str, Any]:
-    """The newest committed result of a kind, from an H200, as `flashlab` measured it; says where it is from.
+def measured(kind: str) -> Mapping[str, Any]:
+    """What `flashlab bench` ("ladder") or `flashlab fp8` ("fp8") measured; prints on which GPU.
 
-    Outside of a checkout there is none: it says so, and gives empty tables.
+    >>> len(measured("fp8")["accuracy"])
+    [measured on an NVIDIA H200, not here]
+    4
     """
-    folder = Path(fl.__file__).parents[1] / results.FOLDER
-    found = results.latest(kind, folder, algorithm=algorithm, device="h200") if folder.is_dir() else None
-    if found is None:
-        print("[measured on a GPU; the data are in docs/results of the repository, which this installation is without]")
-        return {"rows": [], "accuracy": [], "speed": []}
-    device, file = found.content["device"]["name"], found.path.name.rsplit("_", 1)[0]  # without its date
-    print(f"[measured on an {device}, not here; from docs/results/{file}]")
-    return found.data
+    data = of_the_lessons()[kind]
+    print(f"[measured on an {data['device']}, not here]")
+    return data
 
 
-def climb(ladder: Mapping[str, Any], *, head_dim: int, tokens: int, causal: bool) -> Shown | None:
-    """The rungs' TFLOP/s in one cell of the benchmark, and cuDNN's; None without data."""
+def climb(ladder: Mapping[str, Any], *, head_dim: int, tokens: int, causal: bool) -> Shown:
+    """The rungs' TFLOP/s in one cell of the benchmark, and cuDNN's."""
     speed = {
-        row["peer"] or ladder["algorithm"]: row["tflops"]
+        row["peer"] or RUNGS[-1]: row["tflops"]
         for row in ladder["rows"]
         if (row["head_dim"], row["length"], row["causal"]) == (head_dim, tokens, causal)
     }
-    names = [name for name in (*RUNGS, "cudnn") if name in speed]
-    if not names:
-        return None
+    names = [*RUNGS, "cudnn"]
     title = f"TFLOP/s, head dim {head_dim}, {tokens:,} tokens, {'causal' if causal else 'full'}"
     return bars(names, {"TFLOP/s": [speed[name] for name in names]}, of="TFLOP/s", title=title)
 
