@@ -44,6 +44,9 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
     cuts; it is no sandbox for strangers' code, which runs with your rights.
 
+    A `.cu` file is run on the emulator, which counts its bytes and finds its misuse of the machine, and, where there is a
+    GPU, there too: its numbers are then the GPU's.
+
     >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
     >>> import flashlab as fl
     >>> fl.check("flash2", exercise="00.1")

@@ -103,9 +103,11 @@ def on_gpu(cp: Any, path: Path, kernel: str, launch: Launch) -> dict[str, Array]
 
 def explain(error: BaseException) -> dict[str, Any]:
     """What went wrong, as a verdict: its kind, and a message in one line."""
-    text = str(error) or type(error).__name__
+    text = re.sub(r"(\S*/)?\w+\.cubin\.cu", "line ", str(error)) or type(error).__name__  # a name that CuPy makes up
     if isinstance(error, BuildError) or "CompileException" in type(error).__name__:
-        found = re.search(r"([^/\s:]+\.cu[:(]\d+[^\n]*?error[^\n]*)", text) or re.search(r"([^\n]*error[^\n]*)", text)
+        found = re.search(r"((?:[^/\s:]+\.cu:|line \()\d+[^\n]*?error[^\n]*)", text) or re.search(
+            r"([^\n]*error[^\n]*)", text
+        )
         return {"kind": "compile error", "message": (found[1] if found else text.splitlines()[0]).strip()}
     kinds = (Unavailable, "unavailable"), (UsageError, "usage"), (MemoryError, "memory")
     kind = next((name for types, name in kinds if isinstance(error, types)), "crash")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from flashlab.lessons import kernels, record
+from flashlab.lessons import kernel_child, kernels, record
 from flashlab.lessons.catalogue import KERNEL_EXERCISES
 from simulator.errors import Unavailable
 from tests.lessons.answers import program_of
@@ -145,3 +145,12 @@ def test_numbers_from_a_gpu_without_a_compiler_say_what_is_unchecked():
     assert verdict.passed and "bytes and misuse unchecked" in repr(verdict)
     result["arrays"] = {"out": out + 1}
     assert kernels.judge(exercise, SOLUTION, [launch], [result]).kind == "numbers"
+
+
+def test_a_gpu_s_compile_error_names_the_line_not_a_made_up_file():
+    class CompileException(Exception):  # as CuPy's is called
+        pass
+
+    log = 'dbd9294c65f6.cubin.cu(7): error: identifier "b" is undefined\n\n1 error detected'
+    told = kernel_child.explain(CompileException(log))
+    assert told == {"kind": "compile error", "message": 'line (7): error: identifier "b" is undefined'}

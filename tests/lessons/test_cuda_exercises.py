@@ -12,7 +12,7 @@ import pytest
 
 import flashlab as fl
 from flashlab.emulator import Empty
-from flashlab.lessons import kernels
+from flashlab.lessons import kernel_child, kernels
 from flashlab.lessons.catalogue import KERNEL_EXERCISES
 from flashlab.lessons.kernel_exercise import MARK, Launch
 from tests.lessons.cuda_misconceptions import MISCONCEPTIONS
@@ -52,6 +52,35 @@ def test_the_solution_passes(name: str, tmp_path: Path):
         verdict = fl.check(path, exercise=name)
         assert verdict.passed, repr(verdict)
         assert all(line.equal for line in verdict.budget) and verdict.budget
+
+
+@pytest.mark.parametrize("name", KERNEL_EXERCISES)
+def test_the_solution_passes_whatever_is_drawn(name: str, tmp_path: Path):
+    """Ten draws, emulated here in this process: a check must not fail by bad luck."""
+    exercise = KERNEL_EXERCISES[name]
+    path = written(tmp_path, name, exercise.solution)
+    for seed in range(10):
+        launches = exercise.launches(Random(seed))
+        results = [kernel_child.run(path, exercise.kernel, launch, 20) for launch in launches]
+        verdict = kernels.judge(exercise, exercise.solution, launches, results)
+        assert verdict.passed, (seed, repr(verdict))
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "becomes"),
+    [
+        ("05.1", "if (i < n)\n", "if (i >= n) return;\n"),
+        ("05.3", "for (int mask = 16; mask > 0; mask /= 2) sum", "for (int mask = 1; mask < 32; mask *= 2) sum"),
+        ("05.5", "acc[d] / l;", "acc[d] * (1 / l);"),
+        ("06.2", "(chunk ^ row % 8)", "(chunk + row) % CHUNKS"),
+        ("06.3", "if (j + 1 < tiles) load(j + 1); else copy_commit();", "load(j + 1);"),
+        ("07.1", "tile[32][33]", "tile[32][37]"),
+    ],
+)
+def test_another_right_answer_passes(name: str, was: str, becomes: str, tmp_path: Path):
+    assert was in KERNEL_EXERCISES[name].solution
+    verdict = fl.check(written(tmp_path, name, KERNEL_EXERCISES[name].solution.replace(was, becomes)), exercise=name)
+    assert verdict.passed, repr(verdict)
 
 
 @pytest.mark.parametrize("name", KERNEL_EXERCISES)
