@@ -13,8 +13,8 @@
 // Expected: what the start and the end of a tile cost is hidden, most in short sequences; no block left alone with long rows.
 // Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
 // ratios; data: docs/results/bench_flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
-// 1.11 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): 1.01 to 1.03 times
-// at 16k full, 1.03 to 1.14 at 1k full, 1.10 to 1.35 at 1k causal, 1.05 to 1.14 at 16k causal.
+// 1.11 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): 1.01 to 1.02 times
+// at 16k full, 1.02 to 1.14 at 1k full, 1.11 to 1.34 at 1k causal, 1.05 to 1.14 at 16k causal.
 //   - persistent: 11 % at 1k full (D = 128), 4 % at 4k, nothing at 16k.
 //   - pairs: 20 % at 1k causal, 4 % at 4k, 1 to 3 % less than one block a row tile, the longest first, at 16k. Persistent with
 //     longest first in turns, there and back: 13 to 40 % less, for the lengths of the groups of heads resonate with the turns.
