@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,17 +89,7 @@ class Mutant:
         """The patched file, in a folder of its own; a header with all the others beside it."""
         beside = sorted(kernels_cu.include_dir().glob("*.cuh")) if self.real.suffix == ".cuh" else []
         files = {**{header.name: header.read_text(encoding="utf-8") for header in beside}, self.real.name: self.text}
-        folder = cache_dir() / "zoo" / hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()[:16]
-        path = folder / self.real.name
-        if not path.is_file():  # written once and as a whole: tests beside this one read it, too
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, contextlib.suppress(OSError):
-                whole = Path(scratch) / "whole"
-                whole.mkdir()
-                for name, text in files.items():
-                    (whole / name).write_text(text, encoding="utf-8")
-                whole.rename(folder)
-        return path
+        return kept(files) / self.real.name
 
     def job(self, problem: fl.Problem | None = None, *, aligned: bool = False, device: str = "h200") -> Job:
         """What a run of it launches, on its own problem or an aligned one."""
@@ -124,6 +115,20 @@ class Mutant:
         return attention_job(
             self.kernel, problem, tile=tile, sources=sources, includes=includes, watch=watch, device=device
         )
+
+
+def kept(files: Mapping[str, str]) -> Path:
+    """A folder of its own with these texts, by name of file; the same texts have the same folder."""
+    folder = cache_dir() / "zoo" / hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()[:16]
+    if not folder.is_dir():  # written once and as a whole: tests beside this one read it, too
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, contextlib.suppress(OSError):
+            whole = Path(scratch) / "whole"
+            whole.mkdir()
+            for name, text in files.items():
+                (whole / name).write_text(text, encoding="utf-8")
+            whole.rename(folder)
+    return folder
 
 
 def tile_of(problem: fl.Problem) -> tuple[int, int] | None:
