@@ -212,25 +212,25 @@ def picture() -> str:
     """The ladder at 16k tokens, as SVG on white: a panel for each head dim, a pair of bars for each kernel."""
     of = result("ladder", "flash3")
     found, kernels = speeds(of), (*CLIMB, "cudnn")
-    looks = {False: ("#0072B2", "full", -0.21), True: ("#9CC9E8", "causal", 0.21)}
+    looks = {False: ("#0072B2", "full", -0.23), True: ("#9CC9E8", "causal", 0.23)}
     greys = {False: "#6E6E6E", True: "#BDBDBD"}
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportUnknownMemberType]
-        figure: Any = Figure(figsize=(10.5, 3.9), layout="constrained")
+        figure: Any = Figure(figsize=(8.2, 3.9), layout="constrained")
         panels: Any = figure.subplots(1, len(DIMS), sharey=True)
         for panel, dim in zip(panels, DIMS, strict=True):
             for causal, (colour, mask, shift) in looks.items():
                 heights = [found[name, dim, causal, 16384]["tflops"] for name in kernels]
                 colours = [greys[causal] if name == "cudnn" else colour for name in kernels]
-                bars = panel.bar([i + shift for i in range(len(kernels))], heights, 0.4, color=colours, label=mask)
+                bars = panel.bar([i + shift for i in range(len(kernels))], heights, 0.46, color=colours, label=mask)
                 panel.bar_label(
-                    bars, [f"{x:.0f}" for x in heights], fontsize=6.5, padding=-9, color="black" if causal else "white"
+                    bars, [f"{x:.0f}" for x in heights], fontsize=5.8, padding=-8, color="black" if causal else "white"
                 )
             panel.axhline(matmul(of), color="#D55E00", linestyle="--", linewidth=1, zorder=0)
             panel.set(title=f"head dim {dim}", ylim=(0, 900))
             panel.set_xticks(range(len(kernels)), kernels, rotation=40, ha="right", rotation_mode="anchor")
         panels[0].set_ylabel("TFLOP/s, 16,384 tokens, bfloat16")
         panels[0].text(
-            -0.4, matmul(of) + 12, f"matrix product of the run: {matmul(of):.0f}", color="#A34700", fontsize=8
+            -0.4, matmul(of) + 12, f"matrix product of the run: {matmul(of):.0f}", color="#A34700", fontsize=7.5
         )
         panels[0].legend(loc="upper left", bbox_to_anchor=(0, 0.84), fontsize=8)
         content = io.StringIO()
