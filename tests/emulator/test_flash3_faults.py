@@ -105,7 +105,7 @@ WAITS = [
     ),
     Fault(
         name="wait leaves a product too many", old="wgmma_wait<1>();  // S", new="wgmma_wait<2>();  // S",
-        sees="wait forgotten", at="softmax.risen(s)", other=QK, also=("race",),
+        sees="wait forgotten", at="\n          softmax.raise(", other=QK, also=("race",),
     ),
     Fault(
         name="O rescaled while its product runs", old="          wgmma_wait<0>();\n          settle(o);\n", new="",
