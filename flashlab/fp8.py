@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,12 +20,15 @@ from flashlab import bench, compiler, gpu, tma
 from flashlab.arrays import cupy
 from simulator import Problem, naive
 from simulator.config import Config, heads_that_share_the_l2
+from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import Unavailable, UsageError
 from simulator.problem import Tile, round_up
 from simulator.programs.flash3 import MBARRIERS, configure
 
-__all__ = ["KEYS", "Fp8Report", "Quantized", "accuracy", "attention", "quantize", "rotation", "run"]
+__all__ = [
+    "KEYS", "Fp8Report", "Launch", "Quantized", "accuracy", "attention", "launch", "problem_of", "quantize", "rotation", "run",
+]  # fmt: skip
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST = 448.0
@@ -103,64 +106,97 @@ def _quantized(x: Array, rows: int, blocks: bool) -> tuple[Array, Array]:
 def attention(x: Quantized, *, causal: bool = False, dtype: str = "float16") -> tuple[Any, Any]:
     """The kernel on one Hopper GPU: NumPy in, (out, lse) as NumPy out, `out` in `dtype`."""
     cp = cupy()
-    batch, heads, len_q, head_dim = x.q.shape
-    problem = Problem(
-        batch=batch, heads=heads, kv_heads=x.k.shape[1], len_q=len_q, len_kv=x.k.shape[2], head_dim=head_dim,
-        dtype=dtype, causal=causal,
-    )  # fmt: skip
+    problem = problem_of(x, causal=causal, dtype=dtype)
     given = {name: cp.asarray(np.ascontiguousarray(getattr(x, name)).view(np.uint8)) for name in "qkv"}
     given |= {name: cp.asarray(getattr(x, name)) for name in ("q_scale", "k_scale", "v_scale")}
-    out = cp.empty((batch, heads, len_q, head_dim), np.uint16)
-    lse = cp.empty((batch, heads, len_q), np.float32)
+    out, lse = cp.empty(x.q.shape, np.uint16), cp.empty(x.q.shape[:3], np.float32)
     pointers = {name: array.data.ptr for name, array in (given | {"out": out, "lse": lse}).items()}
     prepared(problem, pointers)()
     values = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
     return out.get().view(values), lse.get()
 
 
+def problem_of(x: Quantized, *, causal: bool = False, dtype: str = "float16") -> Problem:
+    """The problem whose inputs these are; `dtype` is the output's."""
+    batch, heads, len_q, head_dim = x.q.shape
+    return Problem(
+        batch=batch, heads=heads, kv_heads=x.k.shape[1], len_q=len_q, len_kv=x.k.shape[2], head_dim=head_dim,
+        dtype=dtype, causal=causal,
+    )  # fmt: skip
+
+
 def prepared(problem: Problem, pointers: dict[str, int]) -> Callable[[], None]:
     """The launch on contiguous arrays at these pointers, ready to be repeated."""
-    p, device = problem, gpu.current_device()
+    x = launch(problem, gpu.current_device())
+    kernel = gpu.kernel_of("flash3_fp8", "flash3_fp8", x.macros, "sm_90a", x.sram)
+    arguments = x.arguments(
+        pointers, lambda pointer, shape, strides, rows: tma.descriptor(pointer, shape, strides, "uint8", rows)
+    )
+    return lambda: kernel((x.blocks,), (x.threads,), arguments, shared_mem=x.sram)
+
+
+Describe = Callable[[int, tuple[int, ...], tuple[int, ...], int], Any]
+"""`describe(pointer, shape, strides, rows)`: TMA's descriptor of a 4-D array of bytes, for boxes of so many rows."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the kernel is launched on a problem, wherever it runs; `sram` in bytes a block, `boxes`: rows of a box of each input."""
+
+    problem: Problem
+    config: Config
+    macros: tuple[str, ...]
+    sram: int
+    blocks: int
+    boxes: Mapping[str, int]
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.config.warps
+
+    def arguments(self, pointers: Mapping[str, int], describe: Describe) -> tuple[Any, ...]:
+        """The kernel's parameters as NumPy scalars (and what `describe` makes), for contiguous arrays at these pointers."""
+        p = self.problem
+        shapes = {
+            "q": (p.batch, p.heads, p.len_q, p.head_dim), "k": (p.batch, p.num_kv_heads, p.kv_length, p.head_dim),
+            "v": (p.batch, p.num_kv_heads, p.head_dim, round_up(p.kv_length, 16)),
+        }  # fmt: skip
+        maps = [
+            describe(pointers[name], shape, tuple(math.prod(shape[i:]) for i in (1, 2, 3)), self.boxes[name])
+            for name, shape in shapes.items()
+        ]
+        scales = [np.uintp(pointers[name]) for name in ("q_scale", "k_scale", "v_scale")]
+        pitch = p.head_dim * 2
+        place = (pointers["out"], p.heads * p.len_q * pitch, p.len_q * pitch, pitch)
+        shape = gpu.shape_struct(p, self.config.heads_together)
+        return (*maps, *scales, np.array(place, gpu.TENSOR)[()], np.uintp(pointers["lse"]), shape)
+
+
+def launch(problem: Problem, device: Device) -> Launch:
+    """The launch on a problem, its dtype that of the output. Raises `UsageError` and `Unavailable` for what the kernel can't do.
+
+    >>> import flashlab as fl
+    >>> x = launch(Problem(batch=1, heads=2, len_q=300, head_dim=64, dtype="float16"), fl.DEVICES["h200"])
+    >>> x.blocks, x.threads, x.boxes
+    (6, 384, {'q': 128, 'k': 128, 'v': 128})
+    """
+    p = problem
     gpu.check_hopper("flash3_fp8", p, device)
     gpu.check_problem(p, device)
-    config = _config(p)
-    width, keys = round_up(p.head_dim, 16), round_up(p.kv_length, 16)
     if p.head_dim % 16:
         raise UsageError("head_dim", p.head_dim, "a multiple of 16, for rows of whole 16 bytes")
-    shapes = {
-        "q": (p.batch, p.heads, p.len_q, width), "k": (p.batch, p.num_kv_heads, p.kv_length, width),
-        "v": (p.batch, p.num_kv_heads, width, keys),
-    }  # fmt: skip
-    tile = config.tile
-    rows = {"q": tile.rows, "k": tile.cols, "v": _padded_dim(p)}
-    maps = [
-        tma.descriptor(pointers[name], shape, tuple(math.prod(shape[i:]) for i in (1, 2, 3)), "uint8", rows[name])
-        for name, shape in shapes.items()
-    ]
-    pitch = p.head_dim * 2
-    place = (pointers["out"], p.heads * p.len_q * pitch, p.len_q * pitch, pitch)
-    rest = [np.uintp(pointers[name]) for name in ("q_scale", "k_scale", "v_scale")]
-    arguments = (
-        *maps, *rest, np.array(place, gpu.TENSOR)[()], np.uintp(pointers["lse"]), gpu.shape_struct(p, config.heads_together),
-    )  # fmt: skip
-    macros = tuple(
-        x for x in compiler.defines(config, p.dtype, p.head_dim) if not x.startswith("-DHEAD_DIM")
-    ) + (f"-DHEAD_DIM={_padded_dim(p)}",)  # fmt: skip
-    dim, v_keys = _padded_dim(p), round_up(tile.cols, 128)  # V's panels are whole
-    sram = dim * (tile.rows + config.stages * (tile.cols + v_keys)) + 4 * MBARRIERS
-    kernel = gpu.kernel_of("flash3_fp8", "flash3_fp8", macros, "sm_90a", sram)
-    grid = (config.grid(p, device, p.batch * p.heads * p.row_tiles(tile)),)
-    return lambda: kernel(grid, (32 * config.warps,), arguments, shared_mem=sram)
-
-
-def _padded_dim(p: Problem) -> int:
-    return round_up(p.head_dim, 128)
-
-
-def _config(p: Problem) -> Config:
-    device, tile = gpu.current_device(), tile_of(p.head_dim, p.kv_length)
+    tile, dim = tile_of(p.head_dim, p.kv_length), round_up(p.head_dim, 128)
     config = configure(p, device, Tile(tile.rows, 64))  # as many keys as fit in 16 bit: the rest doesn't depend on them
-    return replace(config, tile=tile, heads_together=heads_that_share_the_l2(p, device))
+    config = replace(config, tile=tile, heads_together=heads_that_share_the_l2(p, device))
+    macros = tuple(x for x in compiler.defines(config, p.dtype, p.head_dim) if not x.startswith("-DHEAD_DIM"))
+    v_keys = round_up(tile.cols, 128)  # V's panels are whole
+    return Launch(
+        problem=p, config=config, macros=(*macros, f"-DHEAD_DIM={dim}"),
+        sram=dim * (tile.rows + config.stages * (tile.cols + v_keys)) + 4 * MBARRIERS,
+        blocks=config.grid(p, device, p.batch * p.heads * p.row_tiles(tile)),
+        boxes={"q": tile.rows, "k": tile.cols, "v": dim},
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -218,16 +254,21 @@ class Fp8Report:
         table("speed", ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio"), rows, left=2)
 
 
+WAYS = {"one scale": (False, False), "a scale a tile": (True, False), "a scale a tile, rotated": (True, True)}
+"""The ways of the paper's experiment, as `blocks` and `rotate` of `quantize`."""
+
+
+def outliers(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """N(0, 1), and one entry in a thousand plus N(0, 100), float64."""
+    return random.standard_normal(shape) + 10 * random.standard_normal(shape) * (random.random(shape) < 1e-3)
+
+
 def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: int = 0) -> tuple[str, list[Accuracy]]:
     """The paper's experiment on one problem; what was done, and the errors."""
     p = Problem(batch=1, heads=heads, len_q=length, head_dim=head_dim, dtype="float16")
     random = np.random.default_rng(seed)
     shape = (1, heads, length, head_dim)
-    q, k, v = (
-        random.standard_normal(shape) + 10 * random.standard_normal(shape) * (random.random(shape) < 1e-3)
-        for _ in "qkv"
-    )
-    half = [x.astype(np.float16) for x in (q, k, v)]
+    half = [outliers(random, shape).astype(np.float16) for _ in "qkv"]
     exact = naive(*half).out
 
     def error(out: Array) -> float:
@@ -235,8 +276,7 @@ def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: i
 
     cp = cupy()
     found = [Accuracy("flash3, float16", error(gpu.attention(*map(cp.asarray, half), algorithm="flash3").get()))]
-    ways = {"one scale": (False, False), "a scale a tile": (True, False), "a scale a tile, rotated": (True, True)}
-    for said, (blocks, rotate) in ways.items():
+    for said, (blocks, rotate) in WAYS.items():
         out, _ = attention(quantize(*half, blocks=blocks, rotate=rotate))
         found.append(Accuracy(f"flash3_fp8, {said}", error(out)))
     return f"{p.heads} heads × {length} × {head_dim}, N(0, 1) + N(0, 100) · Bernoulli(0.001)", found
@@ -261,13 +301,13 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
                 "v_scale": p.heads * p.batch}  # fmt: skip
         arrays = dict(zip("qkv", eight, strict=True)) | {name: torch.ones(n, device="cuda") for name, n in ones.items()}
         arrays |= {"out": torch.empty_like(plain[0]), "lse": torch.empty(shape[:3], device="cuda")}
-        launch = prepared(p, {name: x.data_ptr() for name, x in arrays.items()})
+        start = prepared(p, {name: x.data_ptr() for name, x in arrays.items()})
         stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())
         out = torch.empty_like(plain[0])
 
-        def ours(launch: Callable[[], None] = launch, stream: Any = stream) -> None:
+        def ours(start: Callable[[], None] = start, stream: Any = stream) -> None:
             with stream:
-                launch()
+                start()
 
         def bfloat16(plain: list[Any] = plain, out: Any = out, causal: bool = p.causal) -> Any:
             return gpu.attention(*plain, algorithm="flash3", causal=causal, out=out)

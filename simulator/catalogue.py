@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simulator.errors import unknown
+from simulator.errors import UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash3 as flash3_formula
@@ -97,6 +97,22 @@ VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_onli
 """The softmax of a vector, four ways: no heads, no masks, counted by `count(name, length=…, dtype=…)`."""
 
 
+_ELSEWHERE = {
+    "flash3_fp8": "an algorithm of 16- or 32-bit inputs (FP8: flashlab fp8, or flashlab.fp8.attention of flashlab.fp8.quantize)",
+}
+"""Kernels that don't take what the algorithms take, and how they are run."""
+
+
+def unknown_algorithm(argument: str, name: object, known: Iterable[str]) -> UsageError:
+    """The error for a name that isn't among `known`; of a kernel that is run otherwise it says how.
+
+    >>> str(unknown_algorithm("algorithm", "flash4", ["flash2", "flash3"]))
+    "algorithm = 'flash4': expected one of flash2, flash3 (did you mean flash3?)"
+    """
+    accepted = _ELSEWHERE.get(str(name))
+    return unknown(argument, name, known) if accepted is None else UsageError(argument, name, accepted)
+
+
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm, by name; one's own tile program makes a row of its own. Raises `UsageError`."""
     if isinstance(algorithm, Program):
@@ -104,5 +120,5 @@ def get(algorithm: str | Program) -> Algorithm:
             (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
         )
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise unknown("algorithm", algorithm, CATALOGUE)
+        raise unknown_algorithm("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

@@ -14,7 +14,7 @@ from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
-from simulator.catalogue import CATALOGUE
+from simulator.catalogue import CATALOGUE, unknown_algorithm
 from simulator.errors import SramOverflow, unknown
 
 Layout = Literal["bhsd", "bshd"]
@@ -307,7 +307,7 @@ def _keywords(fn: Callable[..., Any]) -> set[str]:
 
 def _known(algorithm: Any) -> Any:
     if isinstance(algorithm, str) and algorithm not in CATALOGUE:
-        raise unknown("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
+        raise unknown_algorithm("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
     return algorithm
 
 
