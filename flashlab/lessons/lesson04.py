@@ -55,7 +55,7 @@ EXERCISES = (
         name="04.1",
         title="FlashAttention-2",
         task="Queries outside, keys inside: one block for each tile of queries. m, ℓ and O live in registers, O is divided once at "
-        "the end, and the LSE, m + log ℓ, is stored beside it. (No mask here; 04.2 has one.)",
+        "the end, and the LSE, m + log ℓ, is stored beside it. (No causal mask here: 04.2 has one.)",
         cases=_full_cases,
         truth=attention_truth_with_lse,
         budget=_budget,
