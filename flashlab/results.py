@@ -36,7 +36,19 @@ __all__ = ["FOLDER", "KINDS", "SCHEMA", "Result", "device_name", "environment", 
 SCHEMA = 1
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = ("verify", "counters", "agreement", "sanitizers", "zoo", "bench", "ladder", "fp8", "overhead", "patterns")
+KINDS = (
+    "verify",
+    "counters",
+    "agreement",
+    "sanitizers",
+    "zoo",
+    "bench",
+    "ladder",
+    "fp8",
+    "overhead",
+    "patterns",
+    "emulator",
+)
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
 
@@ -339,6 +351,20 @@ def _table_overhead(data: Data) -> str:
     return _markdown_table(("algorithm", "arrays", "µs a call"), rows)
 
 
+def _headline_emulator(data: Data) -> str:
+    row = data["rows"][0]
+    return (f"the emulator on {data['cores']} cores: {row['algorithm']}, float16, 2 heads × {row['length']} × 64, "
+            f"in {row['seconds']:.3f} s")  # fmt: skip
+
+
+def _table_emulator(data: Data) -> str:
+    rows = [
+        (row["algorithm"], f"2 × {row['length']:,} × 64", "yes" if row["sanitize"] else "no", f"{row['seconds']:.3f}")
+        for row in data["rows"]
+    ]
+    return _markdown_table(("algorithm", "float16", "sanitised", "s"), rows)
+
+
 def _headline_patterns(data: Data) -> str:
     instructions = {row["kernel"] for row in data["rows"]}
     return (f"sectors and wavefronts of {len(data['rows'])} access patterns of a warp, over {len(instructions)} "
@@ -363,11 +389,12 @@ _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
     "bench": _headline_bench, "ladder": _headline_bench, "fp8": _headline_fp8, "patterns": _headline_patterns,
     "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
+    "emulator": _headline_emulator,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
     "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo, "agreement": _table_agreement,
-    "overhead": _table_overhead,
+    "overhead": _table_overhead, "emulator": _table_emulator,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import contextlib
 import doctest
 import importlib.util
 import io
+import json
 import os
 import pkgutil
 import re
@@ -164,3 +165,20 @@ def test_readme_claims_what_was_measured():
     spec.loader.exec_module(tool)
     text = tool.README.read_text(encoding="utf-8")
     assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"
+
+
+def test_the_emulators_times_are_those_measured():
+    spec = importlib.util.spec_from_file_location("bench_emulator", ROOT / "tools" / "bench_emulator.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    text = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.block()
+    assert text == tool.page_with(text, tool.block()), "run python tools/bench_emulator.py"
+    assert text != tool.page_with(text, tool.block().replace("0.", "9."))
+
+
+def test_flash3_is_as_fast_as_the_readme_says():
+    """README's first lines: faster than both in every cell."""
+    cells = json.loads((ROOT / "docs" / "results" / "bench_flash3_h200_2026-11-21.json").read_text(encoding="utf-8"))
+    assert len(cells) == 18
+    assert min(min(cell["ratio_fa4"], cell["ratio_cudnn"]) for cell in cells) > 1

@@ -38,6 +38,7 @@ KINDS = {
     "zoo": "Seeded faults: the emulator and compute-sanitizer",
     "agreement": "The emulator's counts and the hardware's",
     "overhead": "What a call costs before the GPU works",
+    "emulator": "How long the emulator takes",
     "patterns": "Access patterns of a warp",
 }
 """Headings of the kinds of results, in the order of the page."""
