@@ -37,6 +37,7 @@ from simulator import (
     Reference,
     Registers,
     Run,
+    Scales,
     Spec,
     SramOverflow,
     SramTile,
@@ -127,7 +128,7 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device",
     "Emulation", "EmulationError", "Empty", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "Reference", "Registers", "Report", "Run", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
+    "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
     "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
     "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
     "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",

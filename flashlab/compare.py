@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashlab import units
-from simulator.catalogue import CATALOGUE
+from simulator.catalogue import names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError
@@ -150,7 +150,8 @@ def compare(
     lse: bool = False,
     progress: Progress = iter,
 ) -> Comparison:
-    """Algorithms (all unless named) side by side: by formula on a problem, or by running them on arrays (q, k, v).
+    """Algorithms (unless named, all that take its dtype) side by side: by formula on a problem, or by running them on arrays
+    (q, k, v).
 
     Masks and scale go with arrays; a problem has its own, and inputs loaded by `flashlab` may say that they are causal.
     `progress` wraps the algorithms as `tqdm.tqdm` would.
@@ -164,13 +165,14 @@ def compare(
     """
     from simulator import count, simulate
 
-    targets = list(CATALOGUE) if algorithms is None else list(algorithms)
+    named = None if algorithms is None else list(algorithms)
     asked = None if tile is None else Tile.parse(tile)
     where = Device.named(device)
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
         if causal is not None or window is not None or scale is not None:
             raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem says them")
+        targets = names(what) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
     try:
@@ -183,7 +185,7 @@ def compare(
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, q, k, v)
     rows: list[Row] = []
-    for target in progress(targets):
+    for target in progress(names(problem) if named is None else named):
         run = simulate(target, q, k, v, **masks, **run_it)
         error = None if reference is None else error_of(run.out, run.lse, reference)
         rows.append(Row(target=target, counts=run.counts, error=error))

@@ -18,12 +18,13 @@ from flashlab import arrays, compiler, tma
 from flashlab.arrays import View, cupy
 from simulator import catalogue, count
 from simulator.config import Config
-from simulator.counts import Counts, Spec
+from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem
+from simulator.problem import FP8, ITEMSIZE, Problem, round_up
 from simulator.program import Program
-from simulator.simulate import TileLike, Window, problem_of
+from simulator.programs.flash3_fp8 import TILES as FP8_TILES
+from simulator.simulate import Scales, TileLike, Window, problem_of
 
 __all__ = [
     "ARCH", "SHAPE", "TENSOR", "Plan", "attention", "check_problem", "check_tile", "current_device", "plan", "shape_struct",
@@ -52,7 +53,7 @@ _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
     scale: float | None = None, lse: bool = False, out: Any = None, tile: TileLike = None, backend: str = "gpu",
-    device: Device | str | None = None,
+    device: Device | str | None = None, scales: Scales | None = None,
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -77,7 +78,7 @@ def attention(
 
         return emulated(
             q, k, v, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, out=out, tile=tile,
-            device=device,
+            device=device, scales=scales,
         )  # fmt: skip
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
@@ -233,13 +234,13 @@ class Plan:
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
         check_problem(problem, device)
-        if any(kernel.hopper for kernel in row.kernels):
+        if row.hopper:
             check_hopper(row.name, problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        check_tile(config)
+        check_tile(config, problem)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
@@ -253,11 +254,11 @@ class Plan:
                 kernel=kernel_of(
                     kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
                 ),
-                grid=(config.grid(problem, device, launch.blocks),),
+                grid=(blocks_of(kernel, self.counts, launch),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
-                boxes={name: getattr(config.tile, side) for name, side in kernel.boxes},
+                boxes=box_rows(kernel, self.counts),
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -342,19 +343,42 @@ def check_hopper(name: str, problem: Problem, device: Device) -> None:
     if device.compute_capability != (9, 0):
         capability = "{}.{}".format(*device.compute_capability)
         raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
-    if problem.itemsize != 2:
+    if problem.itemsize > 2:
         raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
 
 
-def check_tile(config: Config) -> None:
+def check_tile(config: Config, problem: Problem) -> None:
     """Refuses a tile that isn't made of whole fragments."""
     tile = config.tile
+    if problem.dtype == FP8 and tile not in FP8_TILES:
+        raise UsageError("tile", str(tile), f"one of {', '.join(map(str, FP8_TILES))} for {FP8}")
     if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
         raise UsageError(
             "tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
         )
     if tile.rows % 16 or tile.cols % 16:
         raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
+
+
+def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) -> int:
+    """The grid of a launch: of those that take TMA's boxes the blocks may be persistent."""
+    assert counts.config is not None
+    return counts.config.grid(counts.problem, counts.device, launch.blocks) if kernel.boxes else launch.blocks
+
+
+def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
+    """The arrays that a kernel gets TMA's descriptors of, and how many rows their boxes have."""
+    p, tile = counts.problem, counts.tile
+    sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
+    return {name: sides[side] for name, side in kernel.boxes}
+
+
+def unit_scales(counts: Counts) -> dict[str, Any]:
+    """Scales of 1 for the 8-bit inputs of a problem, NumPy; of other problems none."""
+    return {
+        spec.name: np.ones((spec.heads, spec.rows), np.float32)
+        for spec in counts.tensors.values() if spec.role == "input" and spec.vector
+    }  # fmt: skip
 
 
 def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashlab.files import replace_file
-from simulator.catalogue import CATALOGUE
+from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
@@ -113,7 +113,7 @@ def sweep(
     from simulator import count
 
     if algorithms is None:
-        algorithms = list(CATALOGUE)
+        algorithms = names(problem)
     targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)
     for name in axes:
         if name not in _PROBLEM:
@@ -136,7 +136,9 @@ def sweep(
         row = _row(target if isinstance(target, str) else target.name, posed, where, values["tile"])
         try:
             counts = count(target, posed, tile=values["tile"], device=where, lse=lse)
-        except SramOverflow as error:
+        except UsageError as error:
+            if not isinstance(error, SramOverflow) and get(target).takes(posed):
+                raise
             figures: dict[str, Any] = dict.fromkeys(_FIGURES + (_DRAM if dram else ()))
             rows.append({**row, **figures, "reason": str(error)})
         else:

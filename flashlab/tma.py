@@ -10,14 +10,15 @@ import numpy as np
 
 from flashlab.arrays import View
 from simulator.errors import Unavailable
+from simulator.problem import FP8, ITEMSIZE
 
-__all__ = ["DESCRIPTOR", "descriptor", "takes"]
+__all__ = ["DESCRIPTOR", "ROW_BYTES", "descriptor", "takes"]
 
 DESCRIPTOR = np.dtype({"names": ["words"], "formats": [("u8", (16,))], "itemsize": 128})
 """`struct TensorMap` of the kernels."""
 
-_ROW_BYTES = 128  # of a box: the reach of the swizzle
-_ITEMSIZE = {"float16": 2, "bfloat16": 2, "uint8": 1}
+ROW_BYTES = 128
+"""Of a row of a box: the reach of the swizzle."""
 _UNUSED = np.zeros((), DESCRIPTOR)[()]
 _MOST_STRIDE = 1 << 40
 
@@ -30,8 +31,8 @@ def takes(view: View) -> bool:
 def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
     """Descriptor of a (batch, head, row, column) array for boxes of `rows` rows and 128 bytes, as a NumPy scalar.
 
-    `strides` in bytes, multiples of 16, columns contiguous; float16, bfloat16 or uint8. An array without elements gets a
-    descriptor that must not be used.
+    `strides` in bytes, multiples of 16, columns contiguous; float16, bfloat16 or float8_e4m3fn. An array without elements
+    gets a descriptor that must not be used.
     """
     if 0 in shape:
         return _UNUSED
@@ -40,12 +41,12 @@ def descriptor(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], d
     # the stride of an axis of one element is never used, but checked
     reach = [stride if n > 1 else 16 for n, stride in zip(shape[:3], strides, strict=False)]
     status, encoded = driver.cuTensorMapEncodeTiled(
-        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{dtype.upper()}"),
+        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{'UINT8' if dtype == FP8 else dtype.upper()}"),
         4,
         pointer,
         [driver.cuuint64_t(n) for n in (columns, length, heads, batch)],
         [driver.cuuint64_t(stride) for stride in reversed(reach)],
-        [driver.cuuint32_t(n) for n in (_ROW_BYTES // _ITEMSIZE[dtype], rows, 1, 1)],
+        [driver.cuuint32_t(n) for n in (ROW_BYTES // ITEMSIZE[dtype], rows, 1, 1)],
         [driver.cuuint32_t(1)] * 4,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,

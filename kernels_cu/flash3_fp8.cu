@@ -26,6 +26,53 @@
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr bool TURNS = CONSUMERS == 3;  // two don't gain by it
+constexpr int TURNED_KEYS = 128;  // rows of V that a block transposes
+
+// V transposed, (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), its keys in round_p's order.
+extern "C" __global__ void __launch_bounds__(WARPGROUP)
+flash3_fp8_transpose(const Tensor v, const Tensor v_t, const Shape shape) {
+  const int tiles = ceil_div(shape.len_kv, TURNED_KEYS), flat_head = blockIdx.x / tiles;
+  const int batch = flat_head / shape.kv_heads, head = flat_head % shape.kv_heads;
+  const int first_key = blockIdx.x % tiles * TURNED_KEYS, columns = round_up(shape.head_dim, 16);
+  const unsigned turned = sram_base();
+  name_sram("turned", turned, TURNED_KEYS * columns);
+
+  for (int i = threadIdx.x; i < TURNED_KEYS * columns / CHUNK_BYTES; i += WARPGROUP) {
+    // step: fetch_v
+    lanes_meet();
+    const int key = i / (columns / CHUNK_BYTES), byte = i % (columns / CHUNK_BYTES) * CHUNK_BYTES;
+    uint4 chunk = make_uint4(0, 0, 0, 0);
+    if (first_key + key < shape.len_kv) chunk = load_global<uint4>(row_address(v, batch, head, first_key + key) + byte);
+
+    // step: transpose (in)
+    store_shared(turned + key * columns + byte, chunk);
+  }
+  barrier();
+
+  // a thread takes 16 keys of 4 columns; neighbours the next 16 keys, so that they fill a sector of 32 bytes
+  for (int i = threadIdx.x; i < TURNED_KEYS / 16 * columns / 4; i += WARPGROUP) {
+    lanes_meet();
+    const int pairs = i / 2 % (columns / 4), key = 16 * (i / 2 / (columns / 4) * 2 + i % 2), column = 4 * pairs;
+
+    // step: transpose
+    unsigned word[16];
+#pragma unroll
+    for (int k = 0; k < 16; ++k) word[k] = load_shared<unsigned>(turned + (key + k) * columns + column);
+
+    // step: store_v
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      auto four = [&](int quad) {  // places 4 quad .. 4 quad + 3: keys 2 quad, 2 quad + 1, and those 8 on
+        auto byte = [&](int k) { return word[k] >> 8 * c & 0xff; };
+        return byte(2 * quad) | byte(2 * quad + 1) << 8 | byte(2 * quad + 8) << 16 | byte(2 * quad + 9) << 24;
+      };
+      if (column + c < shape.head_dim && first_key + key < shape.len_kv)
+        store_global(row_address(v_t, batch, head, column + c) + first_key + key,
+                     make_uint4(four(0), four(1), four(2), four(3)));
+    }
+  }
+}
+
 // The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
 struct Agenda {
   const Shape& shape;

@@ -12,13 +12,13 @@ from simulator.naive import Reference, naive, naive_loop, random_inputs
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
-from simulator.simulate import Run
+from simulator.simulate import Run, Scales
 from simulator.time import Timeline, timeline
 from simulator.trace import Trace
 
 __all__ = [
     "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
-    "Program", "Reference", "Registers", "Run", "Spec", "SramOverflow", "SramTile", "Tile", "Timeline", "Trace", "Unavailable",
-    "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs", "shape_run",
-    "simulate", "softmax", "timeline",
+    "Program", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile", "Timeline", "Trace",
+    "Unavailable", "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs",
+    "shape_run", "simulate", "softmax", "timeline",
 ]  # fmt: skip

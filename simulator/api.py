@@ -13,19 +13,20 @@ from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.problem import Problem
 from simulator.program import Program
-from simulator.simulate import Run, TileLike, Window, problem_of, run_on_data, run_on_shapes
+from simulator.simulate import Run, Scales, TileLike, Window, problem_of, run_on_data, run_on_shapes
 
 
 def simulate(
     algorithm: str | Program, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None,
     tile: TileLike = None, device: Device | str = "h100", lse: bool = False, trace: bool | tuple[int, int] = False,
-    check_finite: bool = False,
+    check_finite: bool = False, scales: Scales | None = None,
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: NumPy, float32, float16 or bfloat16, all
-    of one dtype; never changed. `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and
-    inf. Raises `UsageError`, and `SramOverflow` for a tile that does not fit.
+    of one dtype (float8_e4m3fn for `flash3_fp8`, whose `scales` are 1 unless given); never changed. `trace=(batch, head)`
+    (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and `SramOverflow` for a
+    tile that does not fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -42,8 +43,8 @@ def simulate(
     head = (0, 0) if trace is True else trace or None
     if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
         raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
-    row = catalogue.get(algorithm)
-    return run_on_data(row.program, q, k, v, problem, tile=tile, device=Device.named(device), lse=lse, trace=head)
+    program, on = catalogue.get(algorithm).taking(problem).program, Device.named(device)
+    return run_on_data(program, q, k, v, problem, tile=tile, device=on, lse=lse, trace=head, scales=scales)
 
 
 def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
@@ -109,7 +110,7 @@ def count(
         raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
     if isinstance(algorithm, str) and algorithm in catalogue.VECTOR_PROGRAMS:
         raise UsageError("problem", problem, f"length=… and dtype=…: {algorithm} is the softmax of a vector")
-    row = catalogue.get(algorithm)
+    row = catalogue.get(algorithm).taking(problem)
     if row.formula is None:
         return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), lse=lse)
     return _evaluate(row.formula, row.program, problem, tile, Device.named(device), lse)
@@ -130,7 +131,8 @@ def shape_run(
     >>> fl.shape_run("flash2", p) == fl.count("flash2", p)
     True
     """
-    return run_on_shapes(catalogue.get(algorithm).program, problem, tile=tile, device=Device.named(device), lse=lse)
+    program = catalogue.get(algorithm).taking(problem).program
+    return run_on_shapes(program, problem, tile=tile, device=Device.named(device), lse=lse)
 
 
 def check_formula(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.errors import UsageError, unknown
@@ -12,9 +12,10 @@ from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_1 as flash3_1_formula
 from simulator.formulas import flash3_2 as flash3_2_formula
 from simulator.formulas import flash3_3 as flash3_3_formula
+from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
-from simulator.problem import ITEMSIZE
+from simulator.problem import DTYPES, FP8, Problem
 from simulator.program import Program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
@@ -22,6 +23,7 @@ from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
+from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 
@@ -32,8 +34,8 @@ Formula = Callable[..., None]
 @dataclass(frozen=True)
 class Kernel:
     """A launch on the GPU: the `.cu` file, its entry point, and the arrays it takes, in order; an array that the call
-    doesn't have (the LSE, unless asked for) is passed as NULL. Those in `boxes` are passed as TMA's descriptors, with the
-    side of the tile, "rows" or "cols", that their boxes have: such a kernel runs on Hopper only, in 16 bit."""
+    doesn't have (the LSE, unless asked for) is passed as NULL. Those in `boxes` are passed as TMA's descriptors, with how
+    many rows their boxes have ("rows" or "cols" of the tile, or "head_dim"): such a kernel runs on Hopper only, in 16 or 8 bit."""
 
     source: str
     entry: str
@@ -59,16 +61,33 @@ class Algorithm:
     program: Program
     formula: Formula | None = None
     kernels: tuple[Kernel, ...] = ()
+    dtypes: tuple[str, ...] = DTYPES
+    """What its kernels compute in."""
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
-        """What its kernels compute in."""
-        return tuple(ITEMSIZE)[1:] if any(kernel.hopper for kernel in self.kernels) else tuple(ITEMSIZE)
+    def hopper(self) -> bool:
+        """Does it need sm_90a?"""
+        return any(kernel.hopper for kernel in self.kernels)
+
+    def takes(self, problem: Problem) -> bool:
+        """Does it take the problem's dtype, of 8 bits or of more? One's own programs take any."""
+        return not self.kernels or (problem.dtype == FP8) == (FP8 in self.dtypes)
+
+    def taking(self, problem: Problem) -> Algorithm:
+        """Itself, if it takes the problem's dtype. Raises `UsageError`."""
+        if not self.takes(problem):
+            name = self.name
+            accepted = (
+                f"{FP8} for {name}" if FP8 in self.dtypes else f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]} for {name}"
+            )
+            raise UsageError("dtype", problem.dtype, accepted)
+        return self
 
 
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
+_HALVES = ("float16", "bfloat16")
 
 CATALOGUE = {
     row.name: row
@@ -82,13 +101,17 @@ CATALOGUE = {
         Algorithm("flash2", flash2, flash2_formula.flash2,
                   (Kernel("flash2", "flash2", ("q", "k", "v", "out", "lse")),)),
         Algorithm("flash3_1", flash3_1, flash3_1_formula.flash3_1,
-                  (Kernel("flash3_1", "flash3_1", ("q", "k", "v", "out", "lse"), _BOXES),)),
+                  (Kernel("flash3_1", "flash3_1", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
         Algorithm("flash3_2", flash3_2, flash3_2_formula.flash3_2,
-                  (Kernel("flash3_2", "flash3_2", ("q", "k", "v", "out", "lse"), _BOXES),)),
+                  (Kernel("flash3_2", "flash3_2", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
         Algorithm("flash3_3", flash3_3, flash3_3_formula.flash3_3,
-                  (Kernel("flash3_3", "flash3_3", ("q", "k", "v", "out", "lse"), _BOXES),)),
+                  (Kernel("flash3_3", "flash3_3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
         Algorithm("flash3", flash3, flash3_formula.flash3,
-                  (Kernel("flash3", "flash3", ("q", "k", "v", "out", "lse"), _BOXES),)),
+                  (Kernel("flash3", "flash3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
+        Algorithm("flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8,
+                  (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t")),
+                   Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
+                          (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")))), (FP8,)),
     )
 }  # fmt: skip
 """Every algorithm by name."""
@@ -97,20 +120,14 @@ VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_onli
 """The softmax of a vector, four ways: no heads, no masks, counted by `count(name, length=…, dtype=…)`."""
 
 
-_ELSEWHERE = {
-    "flash3_fp8": "an algorithm of 16- or 32-bit inputs (FP8: flashlab fp8, or flashlab.fp8.attention of flashlab.fp8.quantize)",
-}
-"""Kernels that don't take what the algorithms take, and how they are run."""
+def names(problem: Problem) -> list[str]:
+    """The algorithms that take a problem's dtype.
 
-
-def unknown_algorithm(argument: str, name: object, known: Iterable[str]) -> UsageError:
-    """The error for a name that isn't among `known`; of a kernel that is run otherwise it says how.
-
-    >>> str(unknown_algorithm("algorithm", "flash4", ["flash2", "flash3"]))
-    "algorithm = 'flash4': expected one of flash2, flash3 (did you mean flash3?)"
+    >>> import flashlab as fl
+    >>> names(fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float8_e4m3fn"))
+    ['flash3_fp8']
     """
-    accepted = _ELSEWHERE.get(str(name))
-    return unknown(argument, name, known) if accepted is None else UsageError(argument, name, accepted)
+    return [row.name for row in CATALOGUE.values() if row.takes(problem)]
 
 
 def get(algorithm: str | Program) -> Algorithm:
@@ -120,5 +137,5 @@ def get(algorithm: str | Program) -> Algorithm:
             (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
         )
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise unknown_algorithm("algorithm", algorithm, CATALOGUE)
+        raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

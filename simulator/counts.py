@@ -342,4 +342,4 @@ def io_tensors(problem: Problem) -> Iterator[Spec]:
         ("v", p.num_kv_heads, p.kv_length, p.value_dim, "input"),
         ("out", p.heads, p.len_q, p.value_dim, "output"),
     ):
-        yield Spec(name, p.batch * heads, rows, cols, p.dtype, role)
+        yield Spec(name, p.batch * heads, rows, cols, p.out_dtype if role == "output" else p.dtype, role)

@@ -10,11 +10,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype of a storage dtype; bfloat16 comes from ml_dtypes."""
-    if dtype == "bfloat16":
-        import ml_dtypes  # only for bfloat16: it costs import time
+    """NumPy's dtype of a storage dtype; bfloat16 and float8_e4m3fn come from ml_dtypes."""
+    if dtype in ("bfloat16", "float8_e4m3fn"):
+        import ml_dtypes  # only for these: it costs import time
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, dtype))
     return np.dtype(dtype)
 
 

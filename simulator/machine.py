@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal
 
@@ -58,12 +58,13 @@ class Block:
     4
     """
 
-    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int) -> None:
+    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int, heads: int) -> None:
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
+        self._heads = heads
         self._step = ""
         self._sram: dict[str, int] = {}
         self._filled: dict[str, tuple[int, int, int]] = {}
-        self.lockstep = machine.heads * (len(i) if isinstance(i, np.ndarray) else 1)
+        self.lockstep = heads * (len(i) if isinstance(i, np.ndarray) else 1)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -96,12 +97,12 @@ class Block:
         return tile
 
     def fetch(
-        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0
-    ) -> Registers:
-        """HBM to registers, past the SRAM: tile (i, j); `fill` stands outside the problem."""
+        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0, warps: int = 1
+    ) -> Registers:  # fmt: skip
+        """HBM to registers, past the SRAM: tile (i, j); `fill` stands outside the problem. `warps` that each ask for all of it."""
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, fill)
-        self._count(tensor.name, hbm_read=read)
+        self._count(tensor.name, hbm_read=warps * read)
         return Registers(self, rows, min(cols, tensor.cols - j * cols), data)
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
@@ -300,7 +301,7 @@ class Block:
         if self._m.recorder:
             self._m.recorder.range((first, last), (j * cols, min((j + 1) * cols, spec.cols)))
         # a tile that one number names is moved by every block, one that the block's own index names by that block alone
-        sharing = self.lockstep if isinstance(i, int | np.integer) else self._m.heads
+        sharing = self.lockstep if isinstance(i, int | np.integer) else self._heads
         return first, last, (last - first) * (stop - start) * sharing
 
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
@@ -338,7 +339,7 @@ class Machine:
     """
 
     def __init__(
-        self, name: str, problem: Problem, config: Config, device: Device, *, lse: bool, data: tuple[Array, Array, Array] | None,
+        self, name: str, problem: Problem, config: Config, device: Device, *, lse: bool, data: Mapping[str, Array] | None,
         recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
         self.problem, self.config, self.device, self.tile, self.lse = problem, config, device, config.tile, lse
@@ -347,8 +348,7 @@ class Machine:
         self.heads = problem.batch * problem.heads
         self._touched: defaultdict[tuple[str, str], set[tuple[int, int, int, int]]] = defaultdict(set)
         specs = {spec.name: self.book.tensor(spec) for spec in io_tensors(problem)}
-        arrays = dict(zip("qkv", data, strict=True)) if data else {}
-        self.values: dict[str, Array] = {name: self._grouped(x) for name, x in arrays.items()}
+        self.values: dict[str, Array] = {name: self._grouped(x) for name, x in (data or {}).items()}
         if recorder:
             for spec in specs.values():
                 recorder.tensor(spec)
@@ -369,26 +369,42 @@ class Machine:
         return self.outputs[name]
 
     def workspace(
-        self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False
-    ) -> HbmTensor:
-        """An array in HBM of `rows` (None: len_q) a query head, `cols` wide; a `vector` (cols = 1) lies unpadded."""
+        self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False,
+        of: HbmTensor | None = None,
+    ) -> HbmTensor:  # fmt: skip
+        """An array in HBM of `rows` (None: len_q) a query head, or a head of `of`, `cols` wide; a `vector` (cols = 1) lies
+        unpadded."""
         rows = self.problem.len_q if rows is None else rows
-        return self._new(Spec(name, self.heads, rows, cols, dtype, "workspace", vector=vector))
+        heads = of.spec.heads if of else self.heads
+        return self._new(Spec(name, heads, rows, cols, dtype, "workspace", vector=vector))
+
+    def scales(self, of: HbmTensor, rows: int) -> HbmTensor:
+        """What the values of an input are to be multiplied with, one float32 for every `rows` of its rows: `<name>_scale`.
+
+        The caller's, or 1.
+        """
+        spec = Spec(f"{of.name}_scale", of.spec.heads, -(-of.rows // rows), 1, "float32", "input", vector=True)
+        given = self.values.get(spec.name)
+        tensor = self._new(spec)
+        if self.data:
+            self.values[spec.name][...] = np.float32(1) if given is None else given
+        return tensor
 
     def launch(
         self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None,
-        readers: int | None = None,
+        readers: int | None = None, of: HbmTensor | None = None,
     ) -> Iterator[Block]:  # fmt: skip
-        """Launch `rows` x `cols` blocks for every batch and head, and run them in lockstep groups.
+        """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`), and run them in lockstep groups.
 
         `walk(i)` is the range that row block i loops over (the key tiles that the mask leaves, say): blocks with equal
         walks share a group. `readers` share the bytes of an operand: the warps, unless it is warpgroups that multiply. A
         problem without queries launches nothing.
         """
+        heads = of.spec.heads if of else self.heads
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
         rows = rows if self.problem.len_q else 0
-        self.book.launch(name, rows * cols * self.heads, warps, self.config.heads_together)
+        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together)
         self._touched.clear()
         walks = [walk(i) for i in range(rows)] if walk else [range(0)] * rows
         most = (
@@ -403,7 +419,7 @@ class Machine:
             while stop < rows and stop - start < most and walks[stop] == walks[start]:
                 stop += 1
             for j in range(cols):
-                block = Block(self, np.arange(start, stop), j, walks[start], warps, readers or warps)
+                block = Block(self, np.arange(start, stop), j, walks[start], warps, readers or warps, heads)
                 if self.recorder:
                     self.recorder.block(block)
                 yield block
@@ -441,7 +457,7 @@ class Machine:
         if self.recorder:
             self.recorder.tensor(spec)
         p = self.problem
-        shape = (p.batch, p.num_kv_heads, p.queries_per_kv, spec.rows, spec.cols)
+        shape = (p.batch, p.num_kv_heads, spec.heads // (p.batch * p.num_kv_heads), spec.rows, spec.cols)
         if self.data:  # NaN until written: a store that a program forgets shows
             self.values[spec.name] = np.full(shape, np.nan, numpy_dtype(spec.dtype))
         return HbmTensor(spec)

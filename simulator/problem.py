@@ -9,8 +9,12 @@ from typing import NamedTuple, Self
 
 from simulator.errors import UsageError, unknown
 
-ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
+FP8 = "float8_e4m3fn"
+"""Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
+DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
+"""What every other algorithm stores Q, K, V and its output in."""
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -142,6 +146,11 @@ class Problem:
     def itemsize(self) -> int:
         """Bytes of an element in the storage dtype."""
         return ITEMSIZE[self.dtype]
+
+    @property
+    def out_dtype(self) -> str:
+        """The output's dtype: the storage dtype, or bfloat16 where that has 8 bits only."""
+        return "bfloat16" if self.dtype == FP8 else self.dtype
 
     @property
     def offset(self) -> int:

@@ -65,6 +65,12 @@ class Registers:
     def __truediv__(self, other: Registers | float) -> Registers:
         return self._block.elementwise(np.divide, self, other)
 
+    @property
+    def T(self) -> Registers:
+        """The transpose: what was row is column. Nothing moves; who hands over values of other lanes goes through SRAM."""
+        data = None if self.values is None else self.values.swapaxes(-1, -2)
+        return Registers(self._block, self.cols, self.rows, data)
+
     def max(self) -> Registers:
         """The maximum of each row."""
         return self._reduce(np.maximum)

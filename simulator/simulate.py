@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.machine import HbmTensor, Machine
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import DTYPES, FP8, ITEMSIZE, Problem, Tile
 from simulator.program import Program
 from simulator.trace import Recorder, Trace
 
@@ -56,7 +57,7 @@ def problem_of(
     names = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
     for name, dtype in names.items():
         if dtype not in ITEMSIZE:
-            raise UsageError(f"{name}.dtype", dtype, f"one of {', '.join(ITEMSIZE)}")
+            raise UsageError(f"{name}.dtype", dtype, f"one of {', '.join(DTYPES)}, or {FP8} for flash3_fp8")
         if dtype != names["q"]:
             raise UsageError(f"{name}.dtype", dtype, f"{names['q']}, as q has")
     (batch, heads, len_q, dim), (kb, kv_heads, len_kv, kd), (vb, vh, vl, dim_v) = (tuple(x.shape) for x in (q, k, v))
@@ -72,9 +73,42 @@ def problem_of(
     )  # fmt: skip
 
 
+class Scales(NamedTuple):
+    """What 8-bit operands are to be multiplied with, float32, one for each of the kernel's tiles: q (batch, heads, row tiles),
+    k and v (batch, kv_heads, key tiles). `flashlab.fp8.quantize` makes them.
+
+    >>> import flashlab as fl, numpy as np
+    >>> fl.Scales(*(np.ones((1, 2, 1), np.float32) for _ in "qkv")).q.shape
+    (1, 2, 1)
+    """
+
+    q: Any
+    k: Any
+    v: Any
+
+    def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
+        """As the kernels' arguments are called. Raises `UsageError` for other shapes, dtypes, or a problem of other dtypes."""
+        p = problem
+        if p.dtype != FP8:
+            raise UsageError("scales", "given", f"None for {p.dtype}: only {FP8} has scales")
+        q_tiles, k_tiles = (p.batch, p.heads, p.row_tiles(tile)), (p.batch, p.num_kv_heads, p.key_tiles(tile))
+        for name, x, shape, side in (
+            ("q", self.q, q_tiles, tile.rows),
+            ("k", self.k, k_tiles, tile.cols),
+            ("v", self.v, k_tiles, tile.cols),
+        ):
+            if tuple(x.shape) != shape:
+                raise UsageError(
+                    f"scales.{name}.shape", tuple(x.shape), f"{shape}, one for every {side} rows of {name}"
+                )
+            if str(x.dtype).removeprefix("torch.") != "float32":
+                raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
+        return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
+
+
 def run_on_data(
     program: Program, q: Array, k: Array, v: Array, problem: Problem, *, tile: TileLike, device: Device, lse: bool,
-    trace: tuple[int, int] | None,
+    trace: tuple[int, int] | None, scales: Scales | None = None,
 ) -> Run:  # fmt: skip
     """Run a tile program on arrays, the heads or batches shared out among the cores.
 
@@ -84,17 +118,19 @@ def run_on_data(
     config = program.configure(problem, device, tile)
 
     def run(part: Part) -> tuple[Machine, HbmTensor, HbmTensor | None]:
-        machine = Machine(program.name, part.problem, config, device, lse=lse, data=(part.q, part.k, part.v))
+        machine = Machine(program.name, part.problem, config, device, lse=lse, data=part.arrays)
         return machine, *_returned(program(machine, *machine.inputs, part.problem, config.tile), program.name)
 
-    parts = _parts(q, k, v, problem)
+    given = {} if scales is None else scales.named(problem, config.tile)
+    arrays: dict[str, Array] = {"q": q, "k": k, "v": v, **{name: x[..., None] for name, x in given.items()}}
+    parts = _parts(arrays, problem)
     with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
             with ThreadPoolExecutor(len(parts)) as pool:
                 done = list(pool.map(run, parts))
-        recorded = None if trace is None else _record(program, q, k, v, problem, config, device, lse, trace)
+        recorded = None if trace is None else _record(program, arrays, problem, config, device, lse, trace)
     axis = 0 if problem.batch > 1 else 1
     out = np.concatenate([machine.result(out) for machine, out, _ in done], axis)
     rows = [machine.result(row_lse)[..., 0] for machine, _, row_lse in done if lse and row_lse]
@@ -103,31 +139,35 @@ def run_on_data(
 
 
 class Part(NamedTuple):
-    """Some of the heads or batches of a problem, and their arrays."""
+    """Some of the heads or batches of a problem, and their arrays by name."""
 
     problem: Problem
-    q: Array
-    k: Array
-    v: Array
+    arrays: Mapping[str, Array]
 
 
 _WORTH_A_THREAD = 1 << 20  # scores
 
 
-def _parts(q: Array, k: Array, v: Array, problem: Problem) -> list[Part]:
+def _parts(arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The problem cut along its batches, or if there is but one along its KV heads, into as many parts as there are cores."""
     p = problem
     pieces = p.batch if p.batch > 1 else p.num_kv_heads
     n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.kv_length // _WORTH_A_THREAD))
     cuts = [slice(i * pieces // n, (i + 1) * pieces // n) for i in range(n)]
     if p.batch > 1:
-        return [Part(p.replace(batch=c.stop - c.start), q[c], k[c], v[c]) for c in cuts]
+        return [Part(p.replace(batch=c.stop - c.start), {name: x[c] for name, x in arrays.items()}) for c in cuts]
     group, parts = p.queries_per_kv, list[Part]()
     for c in cuts:
         kv_heads = c.stop - c.start
         one = p.replace(heads=kv_heads * group, kv_heads=kv_heads if p.kv_heads is not None else None)
-        parts.append(Part(one, q[:, c.start * group : c.stop * group], k[:, c], v[:, c]))
+        parts.append(Part(one, {name: _heads(x, c, p) for name, x in arrays.items()}))
     return parts
+
+
+def _heads(x: Array, kv_heads: slice, problem: Problem) -> Array:
+    """Of an array with query or KV heads those that belong to some KV heads."""
+    each = x.shape[1] // problem.num_kv_heads
+    return x[:, kv_heads.start * each : kv_heads.stop * each]
 
 
 @cache
@@ -145,15 +185,14 @@ def run_on_shapes(program: Program, problem: Problem, *, tile: TileLike, device:
 
 
 def _record(
-    program: Program, q: Array, k: Array, v: Array, problem: Problem, config: Config, device: Device, lse: bool,
+    program: Program, arrays: Mapping[str, Array], problem: Problem, config: Config, device: Device, lse: bool,
     head: tuple[int, int],
 ) -> Trace:  # fmt: skip
     """Run one head alone, block by block, with a recorder listening."""
     b, h = head
-    kv = h // problem.queries_per_kv
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
-    data = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
+    data = {name: x[b : b + 1, h * x.shape[1] // problem.heads][:, None] for name, x in arrays.items()}
     machine = Machine(program.name, one, config, device, lse=lse, data=data, recorder=recorder)
     program(machine, *machine.inputs, one, config.tile)
     shape = {name: getattr(problem, name) for name in problem.__dataclass_fields__}

@@ -198,8 +198,7 @@ def counters(
         *(c for c in (hardware.l2_problems() if l2 else []) if c.algorithm in names),
     ]
     if not matrix and not l2:
-        posed = problem.problem()
-        cases = [Case(name, name, posed, options.tile(tile), lse) for name in names]
+        cases = [Case(name, name, problem.problem(name), options.tile(tile), lse) for name in names]
     report: Any
     if backend == "gpu":
         report = hardware.run(cases, progress=output.track("algorithms"))

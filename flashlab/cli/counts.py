@@ -112,20 +112,20 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
     return data
 
 
-def _random(problem: ProblemOptions, seed: int) -> Inputs:
+def _random(problem: ProblemOptions, seed: int, algorithm: str | None = None) -> Inputs:
     import flashlab as fl
     from flashlab.inputs import Inputs
 
     if seed < 0:
         raise UsageError("--seed", seed, "an integer of at least 0")
-    return Inputs(*fl.random_inputs(problem.problem(), seed=seed))
+    return Inputs(*fl.random_inputs(problem.problem(algorithm), seed=seed))
 
 
 def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: Json = False) -> None:
     """The bytes and FLOPs of one algorithm, from its formula, at any size."""
     import flashlab as fl
 
-    counted = fl.count(options.algorithm(algorithm), problem.problem(), **run.keywords())
+    counted = fl.count(options.algorithm(algorithm), problem.problem(algorithm), **run.keywords())
     if json:
         output.document(counted.to_dict())
     else:
@@ -147,7 +147,7 @@ def simulate(
     import flashlab as fl
     from flashlab.compare import error_of, reference_of
 
-    data = _data(problem, input, sample=False) or _random(problem, seed)
+    data = _data(problem, input, sample=False) or _random(problem, seed, algorithm)
     (batch, heads, queries, _), keys = data.q.shape, data.k.shape[2]
     scores = batch * heads * queries * keys
     if scores > _MANY_SCORES:
@@ -385,7 +385,7 @@ def trace(
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
-    data = _data(problem, input, sample=False) or _random(problem, seed)
+    data = _data(problem, input, sample=False) or _random(problem, seed, algorithm)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
     keywords: dict[str, Any] = {**problem.masks(data.causal), **run.keywords(), "trace": (which[0], which[1])}
     with output.busy("tracing"):

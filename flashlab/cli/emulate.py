@@ -123,7 +123,7 @@ def _run_algorithm(
 
     import flashlab as fl
 
-    p = problem.problem()
+    p = problem.problem(algorithm)
     arrays = fl.random_inputs(p, seed=0)
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
     options_of_run: dict[str, Any] = {

@@ -79,7 +79,9 @@ class ShapeOptions:
     len_kv: Annotated[int | None, _problem_option("Keys of a head; default as many as queries.")] = None
     head_dim: Annotated[int | None, _problem_option("Default 64.")] = None
     head_dim_v: Annotated[int | None, _problem_option("Head dim of the values; default the same.")] = None
-    dtype: Annotated[str | None, _problem_option("float32, float16 (default) or bfloat16.")] = None
+    dtype: Annotated[
+        str | None, _problem_option("float32, float16 (default) or bfloat16; of flash3_fp8 float8_e4m3fn.")
+    ] = None
 
     def shape(self) -> dict[str, Any]:
         """What was given of the shape, masks apart."""
@@ -96,11 +98,13 @@ class ShapeOptions:
 class ProblemOptions(MaskOptions, ShapeOptions):
     """The fields of `Problem`."""
 
-    def problem(self) -> Problem:
-        """What was given, and the defaults for the rest."""
-        from simulator import Problem
+    def problem(self, algorithm: str | None = None) -> Problem:
+        """What was given, and the defaults for the rest: of an algorithm that takes but one dtype, that."""
+        from simulator import CATALOGUE, Problem
 
-        return Problem(**{**DEFAULTS, **self.shape(), **self.masks()})
+        row = CATALOGUE.get(algorithm or "")
+        only = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
+        return Problem(**{**DEFAULTS, **only, **self.shape(), **self.masks()})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def time(
     import flashlab as fl
     from flashlab.files import replace_file
 
-    posed = problem.problem()
+    posed = problem.problem(algorithm)
     found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=device)
     if trace is not None:
         import json as text

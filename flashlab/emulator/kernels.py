@@ -21,9 +21,9 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import Problem, row_bytes
+from simulator.problem import FP8, Problem, row_bytes
 from simulator.program import Program
-from simulator.simulate import TileLike, Window, problem_of
+from simulator.simulate import Scales, TileLike, Window, problem_of
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
@@ -120,7 +120,7 @@ def emulate(
     q: Array, k: Array, v: Array, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
     scale: float | None = None, lse: bool = False, tile: TileLike = None, device: Device | str | None = None,
     sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
-    time_limit: float = 0,
+    time_limit: float = 0, scales: Scales | None = None,
 ) -> Emulation:  # fmt: skip
     """Run an algorithm's kernels on the CPU: NumPy arrays in, shapes and options as `flashlab.attention` has them.
 
@@ -144,13 +144,14 @@ def emulate(
         raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
     counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
     gpu.check_problem(problem, counts.device)
-    if any(kernel.hopper for kernel in row.kernels):
+    if row.hopper:
         gpu.check_hopper(row.name, problem, counts.device)
     config = counts.config
     assert config is not None
-    gpu.check_tile(config)
+    gpu.check_tile(config, problem)
     arena = Arena()
-    values = _arguments(arena, counts, {"q": q, "k": k, "v": v})
+    given = gpu.unit_scales(counts) if scales is None else scales.named(problem, config.tile)
+    values = _arguments(arena, counts, {"q": q, "k": k, "v": v, **given})
     shape = gpu.shape_struct(problem, config.heads_together).tobytes()
     macros = compiler.defines(config, problem.dtype, problem.head_dim)
     major, minor = counts.device.compute_capability
@@ -161,13 +162,13 @@ def emulate(
         path = kernels_cu.source(kernel.source) if source is None else Path(source)
         library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
         boxes = {
-            name: _tensor_map(arena, counts.tensors[name], problem, getattr(config.tile, side))
-            for name, side in kernel.boxes
+            name: _tensor_map(arena, counts.tensors[name], problem, rows)
+            for name, rows in gpu.box_rows(kernel, counts).items()
         }
-        given = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
+        passed = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-                kernel.entry, (config.grid(problem, counts.device, launch.blocks),), (32 * launch.warps,), [*given, shape],
+                kernel.entry, (gpu.blocks_of(kernel, counts, launch),), (32 * launch.warps,), [*passed, shape],
                 arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers, time_limit=time_limit,
             )
         )  # fmt: skip
@@ -183,7 +184,11 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
     values: dict[str | None, bytes] = {None: np.uint64(0).tobytes()}
     batch = counts.problem.batch
     for spec in counts.tensors.values():
-        if spec.name in inputs:
+        if spec.vector and spec.name in inputs:
+            arena.put(spec.name, np.asarray(inputs[spec.name], np.float32))
+            arena.buffers[spec.name].read_only = True
+            strides = gpu.strides_of(spec, batch)
+        elif spec.name in inputs:
             strides = _place(arena, spec.name, inputs[spec.name])
         else:
             arena.new(spec.name, spec.nbytes)
@@ -234,7 +239,7 @@ def _values(arena: Arena, spec: Spec, problem: Problem) -> Array:
 
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program, causal: bool, window: Window, scale: float | None, lse: bool,
-    out: Any, tile: TileLike, device: Device | str | None,
+    out: Any, tile: TileLike, device: Device | str | None, scales: Scales | None,
 ) -> Any:  # fmt: skip
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     given = {"q": q, "k": k, "v": v}
@@ -248,8 +253,9 @@ def attention(
     if target is not None:
         _check_out(target, views)
     run = emulate(
-        *views, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device
-    )
+        *views, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device,
+        scales=scales and Scales(*(to_numpy(f"scales.{name}", x) for name, x in zip("qkv", scales, strict=True))),
+    )  # fmt: skip
     if complaints := [
         *map(str, run.findings),
         *([] if not run.unwritten else [f"never written: {dict(run.unwritten)}"]),
@@ -269,8 +275,9 @@ def _check_out(out: Array, inputs: list[Array]) -> None:
     q = inputs[0]
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    if out.dtype != q.dtype:
-        raise UsageError("out.dtype", out.dtype.name, f"{q.dtype.name}, as q has")
+    wanted = "bfloat16" if q.dtype.name == FP8 else q.dtype.name
+    if out.dtype.name != wanted:
+        raise UsageError("out.dtype", out.dtype.name, f"{wanted}, for q of {q.dtype.name}")
     if not out.flags.writeable:
         raise UsageError("out", "read-only array", "one that can be written")
     if arrays.overlaps_itself(arrays.View(out.ctypes.data, out.shape, out.strides, out.dtype.name, 0, out)):
@@ -291,6 +298,8 @@ def to_numpy(name: str, x: Any) -> Array:
         plain = x.detach().cpu()
         if plain.dtype == sys.modules["torch"].bfloat16:
             return plain.view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
+        if plain.dtype == sys.modules["torch"].float8_e4m3fn:
+            return plain.view(sys.modules["torch"].uint8).numpy().view(numpy_dtype(FP8))
         return plain.numpy()
     if root == "cupy":
         return x.get()

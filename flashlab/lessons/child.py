@@ -59,7 +59,9 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     """Run a program on a case: `out`, the `lse` if it made one, and its counts as plain data."""
     problem, device = case.problem, Device.named(case.device)
     config = program.configure(problem, device, None if case.own_tile else case.tile)
-    machine = WatchedMachine(program.name, problem, config, device, lse=False, data=case.inputs())
+    machine = WatchedMachine(
+        program.name, problem, config, device, lse=False, data=dict(zip("qkv", case.inputs(), strict=True))
+    )
     result: Any = program(machine, *machine.inputs, problem, config.tile)
     out = cast(object, result[0] if type(result) is tuple and result else result)
     if not isinstance(out, HbmTensor) or out.name not in machine.outputs:

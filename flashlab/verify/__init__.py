@@ -53,7 +53,8 @@ def verify(
     `target` is an algorithm's name, a tile program, an outsider's name (`OUTSIDERS`), "package:function", an `Adapter` or
     a callable. Algorithms run on `backend`: "simulator", "gpu" or "emulator"; `device` and `tile` go there. `full` adds
     long and wide problems, and on a GPU those of over 2^31 elements. `checks` names some of `CHECKS` and "search"
-    (None: all); `examples` is how many random problems Hypothesis draws (0: none, and what fails isn't shrunk).
+    (None: all), `dtypes` the storage dtypes (None: all but float8_e4m3fn, or for `flash3_fp8` that alone); `examples` is how
+    many random problems Hypothesis draws (0: none, and what fails isn't shrunk).
     `framework` is that of the arrays: of a callable ("numpy" unless said), or for a GPU ("cupy" unless said). `on_row`
     hears of every row as it is done.
 
@@ -68,7 +69,8 @@ def verify(
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
-    kinds = tuple(ITEMSIZE) if dtypes is None else (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
+    kinds = wanted.dtypes if dtypes is None else (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     if examples is not None and examples < 0:
         raise UsageError("examples", examples, "an integer of at least 0")
     for dtype in kinds:
@@ -76,7 +78,6 @@ def verify(
             raise unknown("dtypes", dtype, ITEMSIZE)
     if not kinds:
         raise UsageError("dtypes", dtypes, f"at least one of {', '.join(ITEMSIZE)}")
-    wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
     bench = Bench(wanted, kinds, full, seed)
     begun, rows, failing = time.perf_counter(), list[Row](), None
     first: tuple[str, Trial] | None = None

@@ -14,8 +14,10 @@ from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
-from simulator.catalogue import CATALOGUE, unknown_algorithm
+from simulator.catalogue import CATALOGUE
 from simulator.errors import SramOverflow, unknown
+from simulator.problem import DTYPES, FP8
+from simulator.programs.flash3_fp8 import TILES as FP8_TILES
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
@@ -77,7 +79,8 @@ TileShape = tuple[int, int] | None
 class Target:
     """What the checks see: `call` takes arrays of its framework, (batch, heads, length, head_dim).
 
-    `own`: ours, or written for our machine. `bitwise`: is its result to be the same, bit by bit, in another batch?
+    `dtypes`: those that it is checked in unless others are asked for. `bitwise`: is its result to be the same, bit by bit, in
+    another batch?
     `takes_out`: can it write into an array of the caller's? A random search takes head dims, tiles and lengths from
     `head_dims`, `tiles`, `layouts`, `scales` and up to `longest`.
     """
@@ -85,6 +88,7 @@ class Target:
     name: str
     backend: str
     frame: Frame
+    dtypes: tuple[str, ...] = DTYPES
     align: Align = "bottom-right"
     lse: bool = True
     bitwise: bool = False
@@ -129,8 +133,15 @@ class SimulatorTarget(Target):
 
     def __init__(self, algorithm: Any, device: str, tile: TileShape) -> None:
         self.algorithm, self.device, self.tile = algorithm, device, tile
-        self.name = algorithm if isinstance(algorithm, str) else algorithm.name
-        self.frame = frame_named("numpy")
+        self.row = simulator.catalogue.get(algorithm)
+        self.name, self.frame = self.row.name, frame_named("numpy")
+        if FP8 in self.row.dtypes:
+            self.dtypes = self.row.dtypes
+
+    def refuses(self, problem: Problem) -> str | None:
+        if self.row.takes(problem):
+            return None
+        return f"{FP8} only" if FP8 in self.row.dtypes else f"{' and '.join(DTYPES)} only"
 
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
@@ -162,12 +173,14 @@ class AttentionTarget(Target):
         self.frame = frame_named(framework)
         self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
-        self.hopper = any(kernel.hopper for kernel in CATALOGUE[algorithm].kernels)
-        if self.hopper:  # 64 rows a warpgroup
+        self.row = CATALOGUE[algorithm]
+        if FP8 in self.row.dtypes:
+            self.dtypes, self.tiles = self.row.dtypes, (None, *FP8_TILES)
+        elif self.row.hopper:  # 64 rows a warpgroup
             self.tiles = (None, (64, 64), (128, 48), (128, 128), (192, 64))
 
     def refuses(self, problem: Problem) -> str | None:
-        return "float16 and bfloat16 only" if self.hopper and problem.itemsize != 2 else None
+        return None if problem.dtype in self.row.dtypes else f"{' and '.join(self.row.dtypes)} only"
 
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
@@ -307,7 +320,7 @@ def _keywords(fn: Callable[..., Any]) -> set[str]:
 
 def _known(algorithm: Any) -> Any:
     if isinstance(algorithm, str) and algorithm not in CATALOGUE:
-        raise unknown_algorithm("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
+        raise unknown("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
     return algorithm
 
 

@@ -75,7 +75,7 @@ class Bench:
         mine: Placed | None = None
         if out:
             shape = (problem.batch, problem.heads, problem.len_q, problem.value_dim)
-            mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.dtype)), layout, garbage)
+            mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
         got, lse = self.target.call(
             problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile
         )
@@ -105,7 +105,7 @@ class Bench:
     def check_oracles(self, problem: Problem, arrays: tuple[Array, Array, Array], expected: Expected) -> None:
         """The dense reference against the loop over queries."""
         loop = reference(problem, *arrays, align=self.target.align, loop=True)
-        close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE).max(initial=1.0))
+        close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE[problem.dtype]).max(initial=1.0))
         for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
             if not np.isclose(a, b, rtol=close, atol=close).all():
                 raise Failure(f"the oracles disagree about {name}: this is the verifier's own fault")

@@ -12,9 +12,12 @@ import numpy as np
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import unknown
+from simulator.problem import FP8
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
+
+LARGEST_FP8 = 448.0
 
 INPUTS = {
     "normal": "standard normal",
@@ -106,8 +109,12 @@ def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tupl
         v = v + 8.0
     elif inputs == "outliers":
         q, k, v = (x + 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3) for x in (q, k, v))
-    dtype = numpy_dtype(p.dtype)
-    return q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    return to_storage(q, p.dtype), to_storage(k, p.dtype), to_storage(v, p.dtype)
+
+
+def to_storage(x: Array, dtype: str) -> Array:
+    """Rounded to a storage dtype; what is beyond the largest of 8 bits becomes that, for it has no infinity."""
+    return (np.clip(x, -LARGEST_FP8, LARGEST_FP8) if dtype == FP8 else x).astype(numpy_dtype(dtype))
 
 
 def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, unknown
-from simulator.problem import round_up
+from simulator.problem import FP8, round_up
 
 GUARD = 512
 """Elements of garbage before and after an array: a multiple of every alignment that a kernel asks for."""
@@ -30,6 +30,7 @@ class Frame(Protocol):
     def put(self, flat: Array) -> Any: ...
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any: ...
     def get(self, x: Any) -> Array: ...
+    def pick(self, x: Any, heads: list[int]) -> Any: ...
     def litter(self, sizes: Iterable[int]) -> None: ...
 
 
@@ -44,6 +45,9 @@ class NumpyFrame:
 
     def get(self, x: Any) -> Array:
         return np.asarray(x)
+
+    def pick(self, x: Any, heads: list[int]) -> Any:
+        return x[:, heads]
 
     def litter(self, sizes: Iterable[int]) -> None:
         """Nothing: NumPy gives memory back to the system, where it cannot be left full of garbage."""
@@ -63,6 +67,8 @@ class TorchFrame:
     def put(self, flat: Array) -> Any:
         if flat.dtype == numpy_dtype("bfloat16"):
             return self.torch.from_numpy(flat.view(np.int16).copy()).to(self.device).view(self.torch.bfloat16)
+        if flat.dtype == numpy_dtype(FP8):
+            return self.torch.from_numpy(flat.view(np.uint8).copy()).to(self.device).view(self.torch.float8_e4m3fn)
         return self.torch.from_numpy(flat.copy()).to(self.device)
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
@@ -72,7 +78,12 @@ class TorchFrame:
         x = x.detach().contiguous()
         if x.dtype == self.torch.bfloat16:
             return x.view(self.torch.int16).cpu().numpy().view(numpy_dtype("bfloat16"))
+        if x.dtype == self.torch.float8_e4m3fn:
+            return x.view(self.torch.uint8).cpu().numpy().view(numpy_dtype(FP8))
         return x.cpu().numpy()
+
+    def pick(self, x: Any, heads: list[int]) -> Any:
+        return x.view(self.torch.uint8)[:, heads].view(x.dtype)  # float8 has few operations
 
     def litter(self, sizes: Iterable[int]) -> None:
         """Leave NaN in the memory that the caching allocator hands out next."""
@@ -93,7 +104,8 @@ class CupyFrame:
         self.cupy = cupy
 
     def put(self, flat: Array) -> Any:
-        return self.cupy.asarray(flat.view(np.uint8)).view(flat.dtype)
+        raw = self.cupy.asarray(flat.view(np.uint8))
+        return raw if flat.dtype == numpy_dtype(FP8) else raw.view(flat.dtype)  # CuPy has no float8
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         tight = tuple(s * buffer.itemsize for s in strides)
@@ -101,7 +113,11 @@ class CupyFrame:
 
     def get(self, x: Any) -> Array:
         dense = self.cupy.ascontiguousarray(x)
-        return self.cupy.asnumpy(dense.reshape(-1).view(self.cupy.uint8)).view(dense.dtype).reshape(dense.shape)
+        dtype = numpy_dtype(FP8) if dense.dtype == np.uint8 else dense.dtype
+        return self.cupy.asnumpy(dense.reshape(-1).view(self.cupy.uint8)).view(dtype).reshape(dense.shape)
+
+    def pick(self, x: Any, heads: list[int]) -> Any:
+        return x[:, heads]
 
     def litter(self, sizes: Iterable[int]) -> None:
         """Leave NaN in the memory that the pool hands out next."""
@@ -129,6 +145,9 @@ class JaxFrame:
 
     def get(self, x: Any) -> Array:
         return np.asarray(x)
+
+    def pick(self, x: Any, heads: list[int]) -> Any:
+        return x[:, np.array(heads)]
 
     def litter(self, sizes: Iterable[int]) -> None:
         """Nothing: the memory is JAX's."""
@@ -172,7 +191,8 @@ def place(frame: Frame, x: Array, layout: str, garbage: float) -> Placed:
     batch, heads, length, dim = x.shape
     step = 2 if layout == "strided" else 1
     # whole 16-byte units for every dtype, and at least one of garbage: still a layout that needs no copy
-    row = {"padded": round_up(dim, 8) + 8, "strided": 2 * dim}.get(layout, dim)
+    unit = max(8, 16 // x.itemsize)
+    row = {"padded": round_up(dim, unit) + unit, "strided": 2 * dim}.get(layout, dim)
     strides = (heads * length * row, length * row, row, step)
     if layout == "bshd":
         strides = (length * heads * row, row, heads * row, step)

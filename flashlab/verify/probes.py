@@ -11,10 +11,11 @@ import numpy as np
 import simulator
 from flashlab.verify.adapter import Refused, SimulatorTarget
 from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
-from flashlab.verify.cases import Case, edges, make_inputs
-from flashlab.verify.rule import judge
+from flashlab.verify.cases import LARGEST_FP8, Case, edges, make_inputs, to_storage
+from flashlab.verify.rule import SUMS, judge
 from simulator import Problem
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array
+from simulator.problem import FP8
 
 Check = Callable[[Bench], Iterator[Trial]]
 
@@ -92,10 +93,11 @@ def _hidden_keys(bench: Bench, p: Problem) -> None:
     plain, seen = bench.run(p, q, k, v), visible(p, bench.target)
     for row in sorted({0, p.len_q // 3, p.len_q - 1}):
         loud_k, loud_v = k.copy(), v.copy()
-        loud_k[:, :, ~seen[row]], loud_v[:, :, ~seen[row]] = 1e4, -1e4
-        loud = bench.run(p, q, loud_k, loud_v)
+        loud = min(1e4, LARGEST_FP8) if p.dtype == FP8 else 1e4
+        loud_k[:, :, ~seen[row]], loud_v[:, :, ~seen[row]] = loud, -loud
+        changed = bench.run(p, q, loud_k, loud_v)
         pick = (slice(None), slice(None), slice(row, row + 1))
-        part = [Result(r.out[pick], None if r.lse is None else r.lse[pick]) for r in (plain, loud)]
+        part = [Result(r.out[pick], None if r.lse is None else r.lse[pick]) for r in (plain, changed)]
         if not part[0].same_bits(part[1]):
             raise Failure(f"row {row} changes with keys and values that it cannot see")
 
@@ -263,6 +265,26 @@ def _determinism(bench: Bench, p: Problem) -> None:
             raise Failure(f"run {n} differs from run 1")
 
 
+def long_sums(bench: Bench) -> Iterator[Trial]:
+    """Where all values are 1, so is the output, however many keys there are: sums must not lose their small addends.
+
+    An accumulator of b bits stops growing after about 2^b keys, which inputs around 0 hide.
+    """
+    for dtype in bench.dtypes:
+        for word, q_size in (("equal weights", 0.0), ("normal weights", 1.0)):
+            p = _problem(dtype, heads=1, len_q=16, len_kv=65536 if bench.full else 8192)
+            yield Trial(word, p, lambda p=p, q_size=q_size: _long_sums(bench, p, q_size))
+
+
+def _long_sums(bench: Bench, p: Problem, q_size: float) -> float:
+    q, k, v = make_inputs(p, seed=bench.seed)
+    q, v = (q.astype(np.float32) * q_size).astype(q.dtype), np.ones_like(v)
+    off = float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) - 1).max()) / SUMS[p.dtype]
+    if not off <= 1:
+        raise Failure(f"the mean of ones over {p.kv_length:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g}")
+    return off
+
+
 def byte_counts(bench: Bench) -> Iterator[Trial]:
     """On the simulator: the run on data, the run on shapes and (where there is one) the formula count the same bytes."""
     target = bench.target
@@ -317,14 +339,13 @@ def huge(bench: Bench) -> Iterator[Trial]:
 
 
 def _huge(bench: Bench, p: Problem) -> float:
-    """Every head is one random head times a factor of its own, made on the device; what is judged is copied back."""
+    """The heads are a few random ones again and again, gathered on the device; what is judged is copied back."""
     frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
-    views, dtype = list[Any](), numpy_dtype(p.dtype)
+    views, different = list[Any](), 5
     for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length)):
-        one = rng.standard_normal((1, 1, length, p.head_dim)).astype(dtype)
-        factor = (1 - np.arange(heads) % 5 / 8).reshape(1, heads, 1, 1).astype(dtype)
+        few = to_storage(rng.standard_normal((1, min(heads, different), length, p.head_dim)), p.dtype)
         views.append(
-            frame.put(one.reshape(-1)).reshape(one.shape) * frame.put(factor.reshape(-1)).reshape(factor.shape)
+            frame.pick(frame.put(few.reshape(-1)).reshape(few.shape), [h % few.shape[1] for h in range(heads)])
         )
     out, lse = target.call(p, *views)
     worst = 0.0
@@ -363,6 +384,7 @@ CHECKS: dict[str, Check] = {
     "prefix": prefix,
     "batch": batch,
     "determinism": determinism,
+    "long_sums": long_sums,
     "byte_counts": byte_counts,
     "huge": huge,
     "misaligned": misaligned,

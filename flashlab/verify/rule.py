@@ -14,6 +14,12 @@ normalised; up to 1.4 u where it is rounded after, for when a row's weights are 
 exceed it by chance. The second term is what float32 scores may be off by, carried through the softmax; it matters to
 float32, and to logits of 1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|, because where large
 products cancel their errors stay. A tolerance such as 1e-2 is blind to a dropped key of a long row.
+
+With operands of 8 bits (float8_e4m3fn, the output bfloat16) u = 2^-4 is that of P, and weights below e4m3's smallest step
+vanish: 2^-10 max_j p_j * sqrt(sum_j |v_j|^2) is allowed besides. Hopper's tensor cores cut the products of a score to about
+14 bits: d = 2^-11 * max_j scale * sum_i |q_i k_ij| (the most seen on an H200: 2^-12.1, at head dim 256). So wide a rule sees
+little; keys that are dropped, shown or counted twice are for the LSE and the probes to find, and sums that lose their
+small addends for `long_sums`.
 """
 
 from __future__ import annotations
@@ -28,21 +34,27 @@ import numpy as np
 import simulator
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
+from simulator.problem import DTYPES, FP8
 
 Align = Literal["bottom-right", "top-left"]
 
-UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
-SCORE = 2e-6
-"""Error of a float32 score, relative to the sum of its products' sizes."""
+SCORE = dict.fromkeys(DTYPES, 2e-6) | {FP8: 2.0**-11}
+"""Error of a score, relative to the sum of its products' sizes."""
 ROUNDINGS = 1.5
 """How much of u a row may be off by."""
+LOST = 2.0**-10
+"""Half of e4m3's smallest step: what rounding may take from a P of at most 1, relative to the row's largest."""
+SUMS = {"float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-7, FP8: 2.0**-6}
+"""How far the mean of any number of ones may be from 1: a few units of the output, P's roundings averaged out; of 8 bits
+what a tensor core loses of the sum of a few hundred products."""
 LSE_FLOOR = 2e-5
 """LSEs closer than this are equal."""
 
 TEXT = (
     "per row: |out-ref| <= 1.5u*sqrt(|o|^2 + sum p^2|v|^2) + d*sqrt(sum p^2|v-o|^2), |LSE-ref| <= max(2e-5, d), "
-    "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, d = 2e-6*max(1, max scale*sum|q k|)"
+    "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, 2^-4 float8, d = 2e-6*max(1, max scale*sum|q k|), 2^-11 for float8"
 )
 
 
@@ -117,12 +129,16 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
     own = (out**2).sum(-1)
     spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
     around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
-    smallest = float(_finfo(p.dtype).smallest_subnormal) * math.sqrt(p.value_dim)
+    smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.value_dim)
+    score = SCORE[p.dtype]
     tolerance = (
-        ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread) + SCORE * np.maximum(1.0, top) * np.sqrt(around) + smallest
+        ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread) + score * np.maximum(1.0, top) * np.sqrt(around) + smallest
     )
+    if p.dtype == FP8:  # of a weight under P's smallest step nothing may be left
+        heaviest = weights.max(axis=-1, initial=0.0)
+        tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
     shape = (p.batch, p.heads, p.len_q)
-    return Expected(ref.out, ref.lse, tolerance.reshape(shape), np.maximum(LSE_FLOOR, SCORE * top).reshape(shape))
+    return Expected(ref.out, ref.lse, tolerance.reshape(shape), np.maximum(LSE_FLOOR, score * top).reshape(shape))
 
 
 def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
@@ -162,6 +178,6 @@ def _worst(ratios: Array) -> tuple[float, tuple[int, ...]]:
 
 def _finfo(dtype: str) -> Any:
     if dtype == "bfloat16":
-        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # only for bfloat16: it costs import time
+        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # only here: it costs import time
         return ml_dtypes.finfo(numpy_dtype(dtype))
     return np.finfo(numpy_dtype(dtype))

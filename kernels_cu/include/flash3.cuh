@@ -59,7 +59,7 @@ static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
-  name_sram("v", sram.v(0).base, STAGES * VTile::BYTES);
+  name_sram(E4M3 ? "v_t" : "v", sram.v(0).base, STAGES * VTile::BYTES);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -30,19 +31,22 @@ def choose_tile(problem: Problem) -> Tile:
 
 
 def configure_rung(
-    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, default: Tile, *, producers: int = 1
-) -> Config:
-    """The configuration of a rung: warpgroups of 64 rows, `producers` besides, a ring of two stages, of one where two don't fit."""
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, default: Tile, *, producers: int = 1,
+    sram: Callable[[Problem, Tile, int], int] | None = None,
+) -> Config:  # fmt: skip
+    """The configuration of a rung: warpgroups of 64 rows, `producers` besides, a ring of two stages, of one where two don't fit
+    (`sram` bytes a block; None: `sram_bytes`)."""
+    needs = sram or sram_bytes
     chosen = default if tile is None else Tile.parse(tile)
     # the last resort is for float32 and small GPUs, where the kernels don't run anyway
     candidates = [(chosen, 2), (chosen, 1), *([(Tile(64, 16), 1)] if tile is None else [])]
     for chosen, stages in candidates:
-        needed = sram_bytes(problem, chosen, stages)
+        needed = needs(problem, chosen, stages)
         if needed <= device.sram_per_block:
             break
     else:
         chosen, stages = candidates[-1]
-        needed = sram_bytes(problem, chosen, stages)
+        needed = needs(problem, chosen, stages)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
     consumers = max(1, chosen.rows // 64)
     return Config(
@@ -60,13 +64,13 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: tile by head dim and length, one block an SM unless the rows of a head are many."""
     rung = configure_rung(problem, device, tile, choose_tile(problem))
-    triangular, long = _triangular(problem), problem.row_tiles(rung.tile) > _LONG
-    return replace(
-        rung,
-        heads_together=heads_that_share_the_l2(problem, device),
-        persistent=not (triangular and long),
-        pairs=triangular and not long,
-    )
+    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+
+
+def order(problem: Problem, tile: Tile) -> dict[str, bool]:
+    """The order of work, `persistent` and `pairs` of a `Config`."""
+    triangular, long = _triangular(problem), problem.row_tiles(tile) > _LONG
+    return {"persistent": not (triangular and long), "pairs": triangular and not long}
 
 
 def _triangular(problem: Problem) -> bool:

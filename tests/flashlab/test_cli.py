@@ -139,7 +139,7 @@ def test_count_of_the_default_problem() -> None:
 @given(
     algorithm=st.sampled_from(sorted(fl.CATALOGUE)), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
     group=st.integers(1, 4), len_q=st.integers(0, 5000), len_kv=st.none() | st.integers(0, 5000),
-    head_dim=st.integers(1, 128), dtype=st.sampled_from(["float32", "float16", "bfloat16"]), causal=st.booleans(),
+    head_dim=st.integers(1, 128), dtype=st.sampled_from(["float32", "float16", "float8_e4m3fn"]), causal=st.booleans(),
     window=st.none() | st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
     tile=st.none() | st.sampled_from([(32, 64), (64, 64)]), device=st.sampled_from(["a100", "h100"]), lse=st.booleans(),
 )  # fmt: skip
@@ -170,10 +170,16 @@ def test_every_option_reaches_the_formula(
     )  # fmt: skip
     try:
         expected = fl.count(algorithm, problem, tile=tile, device=device, lse=lse)
-    except fl.SramOverflow as error:
+    except fl.UsageError as error:  # it doesn't fit, or the algorithm has another dtype
         assert str(error) in one_line("count", algorithm, *words)
         return
     assert document("count", algorithm, *words) == {"schema": 1, **plain(expected.to_dict())}
+
+
+def test_the_default_dtype_is_one_that_the_algorithm_takes() -> None:
+    found, eight = document("count", "flash3_fp8"), DEFAULT.replace(dtype="float8_e4m3fn")
+    assert found == {"schema": 1, **plain(fl.count("flash3_fp8", eight).to_dict())}
+    assert "expected float8_e4m3fn for flash3_fp8" in one_line("count", "flash3_fp8", "--dtype", "float16")
 
 
 def test_simulate_gives_numbers_and_counts() -> None:
@@ -204,7 +210,7 @@ def test_simulate_saves_out_and_lse(tmp_path: Path, dtype: str) -> None:
 
 def test_compare_by_formula_is_all_algorithms() -> None:
     rows = document("compare")["rows"]
-    assert [row["algorithm"] for row in rows] == list(fl.CATALOGUE)
+    assert [row["algorithm"] for row in rows] == fl.catalogue.names(DEFAULT)
     assert all(row["error"] is None for row in rows)
     assert rows[-1]["hbm"] == plain(fl.compare(DEFAULT).to_dict())["rows"][-1]["hbm"]
 

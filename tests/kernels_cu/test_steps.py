@@ -9,8 +9,7 @@ import pytest
 import kernels_cu
 from simulator import Problem, catalogue, random_inputs, simulate
 
-NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu") if path.stem != "flash3_fp8")
-"""FP8's kernel has no tile program: the simulator's problems have no 8-bit dtype."""
+NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
 ALLOWED = {"__global__", "__grid_constant__", "__launch_bounds__"}
 
@@ -22,7 +21,8 @@ def marks(text: str) -> list[str]:
 
 def program_steps(name: str) -> list[str]:
     """The steps of the launches that `<name>.cu` holds, in the order in which the tile program first takes them."""
-    problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float32", causal=True)
+    dtype = catalogue.get(name).dtypes[0]
+    problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype=dtype, causal=True)
     trace = simulate(name, *random_inputs(problem), causal=True, tile=(16, 16), lse=True, trace=True).trace
     assert trace is not None
     launches = dict.fromkeys(event.launch for event in trace.events)
@@ -57,7 +57,7 @@ def test_steps_are_the_tile_programs(name: str) -> None:
     assert len(re.findall(r"step:", text)) == len(MARK.findall(text)), "a mark that isn't well-formed"
 
 
-@pytest.mark.parametrize("name", [*NAMES, "flash3_fp8"])
+@pytest.mark.parametrize("name", NAMES)
 def test_memory_and_intrinsics_only_through_the_headers(name: str) -> None:
     assert trespasses(kernels_cu.source(name).read_text(encoding="utf-8")) == []
 

@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from simulator import DEVICES, Device, Problem, Tile
 
 DTYPES = ("float32", "float16", "bfloat16")
-ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2", "flash3_1", "flash3")
+ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2", "flash3_1", "flash3", "flash3_fp8")
+FP8 = "float8_e4m3fn"
+
+
+def taken_by(algorithm: str, problem: Problem) -> Problem:
+    """The problem in a dtype that an algorithm takes."""
+    return problem.replace(dtype=FP8) if algorithm == "flash3_fp8" else problem
+
 
 _side = st.none() | st.integers(0, 60)
 

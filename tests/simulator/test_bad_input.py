@@ -22,7 +22,10 @@ GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float
         ({"kv_heads": 3}, "kv_heads = 3: expected a divisor of heads = 4"),
         ({"len_q": -1}, "len_q = -1: expected an integer of at least 0"),
         ({"head_dim": "64"}, "head_dim = '64': expected an integer of at least 1"),
-        ({"dtype": "float17"}, "dtype = 'float17': expected one of float32, float16, bfloat16 (did you mean float16?)"),
+        (
+            {"dtype": "float17"},
+            "dtype = 'float17': expected one of float32, float16, bfloat16, float8_e4m3fn (did you mean float16?)",
+        ),
         ({"causal": 1}, "causal = 1: expected True or False"),
         ({"window": 5}, "window = 5: expected a pair (left, right), each None or an integer of at least 0"),
         ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),

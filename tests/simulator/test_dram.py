@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import flashlab as fl
 from simulator import Device, Problem, dram
-from tests.simulator.problems import ALGORITHMS, devices, problems
+from tests.simulator.problems import ALGORITHMS, devices, problems, taken_by
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 @settings(max_examples=60)
 @given(problem=problems(), device=devices)
 def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, problem: Problem, device: Device) -> None:
-    c = fl.count(algorithm, problem, device=device)
+    c = fl.count(algorithm, taken_by(algorithm, problem), device=device)
     assert c.compulsory_read == c.dram.low <= c.dram.estimate <= c.dram.high == c.hbm.read
     for launch in c.launches:
         each = dram.of_launch(c, launch)

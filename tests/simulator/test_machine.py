@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator import Device, Problem, SramOverflow, Trace, UsageError
-from tests.simulator.problems import ALGORITHMS
+from tests.simulator.problems import ALGORITHMS, taken_by
 
 P = Problem(batch=2, heads=4, kv_heads=2, len_q=70, head_dim=40, dtype="float16", causal=True)
 
@@ -125,7 +125,7 @@ def test_a_program_that_returns_something_else_is_told() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_trace_bytes_add_up_and_survive_json(algorithm: str, causal: bool, tmp_path: Path) -> None:
     """The trace of one head holds exactly that head's ledger, and JSON gives back the same trace."""
-    p = P.replace(causal=causal)
+    p = taken_by(algorithm, P.replace(causal=causal))
     q, k, v = fl.random_inputs(p)
     run = fl.simulate(algorithm, q, k, v, causal=causal, tile=(32, 16), lse=True, trace=(1, 3))
     assert run.trace is not None

@@ -1,0 +1,69 @@
+"""The counts of FlashAttention-3 in FP8 in closed form: V's transposition, and the launch of `flash3` on bytes."""
+
+from __future__ import annotations
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3_fp8 import KEYS, PANEL, sram_bytes
+
+
+def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """2Nd for the transposition and 2Nd Tr + 2Nd for the rest, a byte an element but in `out`; boxes count whole, rows outside
+    included, and each consumer warp asks for each scale. The LSE is written whether asked for or not.
+    """
+    del lse
+    p, t = problem, book.tensors
+    heads, kv_heads, rows, keys = p.batch * p.heads, p.batch * p.num_kv_heads, p.row_tiles(tile), p.key_tiles(tile)
+    book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
+    for name, owners, tiles in (("q", heads, rows), ("k", kv_heads, keys), ("v", kv_heads, keys)):
+        book.tensor(Spec(f"{name}_scale", owners, tiles, 1, "float32", "input", vector=True))
+    v_t = book.tensor(Spec("v_t", kv_heads, p.value_dim, round_up(p.kv_length, 16), p.dtype, "workspace"))
+
+    blocks = kv_heads * -(-p.kv_length // KEYS) if p.len_q else 0
+    turned = KEYS * padded(p.value_dim)
+    book.launch("flash3_fp8_transpose", blocks, 4, config.heads_together, turned)
+    if blocks:
+        book.add("fetch_v", "v", hbm_read=t["v"].nbytes)
+        book.add("transpose", "turned", sram_write=blocks * turned, sram_read=blocks * turned)
+        book.add("store_v", "v_t", hbm_write=v_t.nbytes)
+        book.distinct("v", "read", t["v"].nbytes)
+        book.distinct("v_t", "write", v_t.nbytes)
+
+    br, bc, panels = padded(tile.rows), padded(tile.cols), round_up(tile.cols, PANEL)
+    d, dv = round_up(p.head_dim, PANEL), round_up(p.value_dim, PANEL)
+    visited, readers = walk(p, tile), config.consumers
+    book.launch("flash3_fp8", rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
+    tiles, pairs = heads * rows, heads * visited.pairs
+    book.add("load_q", "q", hbm_read=tiles * tile.rows * d, sram_write=tiles * br * d)
+    book.add("load_q", "q_scale", hbm_read=tiles * 16 * readers)
+    book.add("load_k", "k", hbm_read=pairs * tile.cols * d, sram_write=pairs * bc * d)
+    book.add("load_k", "k_scale", hbm_read=pairs * 16 * readers)
+    book.add("scores", "q", sram_read=pairs * br * d)
+    book.add("scores", "k", sram_read=pairs * readers * bc * d)
+    book.add("load_v", "v_t", hbm_read=pairs * dv * panels, sram_write=pairs * dv * panels)
+    book.add("load_v", "v_scale", hbm_read=pairs * 16 * readers)
+    book.add("output", "v_t", sram_read=pairs * readers * dv * bc)
+    book.add("store_o", "out", hbm_write=t["out"].nbytes)
+    book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)
+
+    seen = -(-visited.distinct_keys // tile.cols)  # key tiles that any row sees
+    book.distinct("q", "read", t["q"].nbytes)
+    book.distinct("q_scale", "read", 4 * tiles)
+    book.distinct("k", "read", kv_heads * visited.distinct_keys * t["k"].row_bytes)
+    book.distinct("k_scale", "read", 4 * kv_heads * seen)
+    book.distinct(
+        "v_t", "read", kv_heads * p.value_dim * min(seen * tile.cols, v_t.cols - p.kv_length + visited.distinct_keys)
+    )
+    book.distinct("v_scale", "read", 4 * kv_heads * seen)
+    book.distinct("out", "write", t["out"].nbytes)
+    book.distinct("lse", "write", t["lse"].nbytes)
+
+    square, column, wide = tile.rows * tile.cols, tile.rows, tile.rows * dv
+    passes = 5 + (p.softmax_scale != 1.0)  # scale, the operands' scales, maximum, difference, sum, P's size
+    book.compute(
+        matmul=pairs * 2 * br * bc * (d + dv),
+        other=pairs * (passes * square + 4 * column + 3 * wide + 2) + tiles * (wide + 2 * column),
+        exp=pairs * (square + column),
+    )

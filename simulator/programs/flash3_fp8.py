@@ -1,0 +1,120 @@
+"""FlashAttention-3 in FP8, forward: V is transposed first; then as `flash3`, with P V of each key tile added up apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from simulator.config import Config, heads_that_share_the_l2
+from simulator.devices import Device
+from simulator.machine import HbmTensor, Machine
+from simulator.problem import Problem, Tile, round_up
+from simulator.program import program
+from simulator.programs.flash3 import MBARRIERS, configure_rung, order
+
+PANEL = 128
+"""Columns of a box: 128 bytes, the reach of TMA's swizzle."""
+KEYS = 128
+"""Rows of V that a block transposes."""
+TILES = (Tile(128, 128), Tile(192, 96), Tile(128, 64), Tile(64, 128), Tile(64, 64))
+"""What the kernel may be built for."""
+LARGEST_P = 16.0
+"""P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""
+
+
+def choose_tile(head_dim: int, length: int) -> Tile:
+    """The tile for `length` keys, and so the rows of Q and the keys that share a scale; see the kernel's header for what it was
+    measured against."""
+    return Tile(192, 96) if head_dim <= 128 and length > 4096 else Tile(128, 128)
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """Q, the ring of K and of transposed V in whole panels of keys, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    return rows * d + stages * (cols * d + dv * round_up(cols, PANEL)) + 4 * MBARRIERS
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """`flash3`'s, with other tiles."""
+    default = choose_tile(problem.head_dim, problem.kv_length)
+    rung = configure_rung(problem, device, tile, default, sram=sram_bytes)
+    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+
+
+def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
+    """V transposed, (batch, kv_heads, head_dim, len_kv padded to 16): the tensor cores take 8-bit operands along the summed
+    dimension only. Within 16 keys the kernel has the order in which P's accumulators lie; here they stay in theirs."""
+    d, n = problem.value_dim, problem.kv_length
+    v_t = m.workspace("v_t", round_up(n, 16), problem.dtype, rows=d, of=v)
+    for block in m.launch("flash3_fp8_transpose", cols=-(-n // KEYS), warps=4, of=v):
+        block.step("fetch_v")
+        rows = block.fetch(v, block.j, KEYS)
+        block.step("transpose")
+        turned = block.alloc("turned", KEYS, d, problem.dtype)
+        block.put(turned, rows)
+        columns = block.get(turned).T
+        block.step("store_v")
+        block.store(v_t, columns, block.i, d, block.j, KEYS)
+    return v_t
+
+
+@program(configure=configure)
+def flash3_fp8(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, HbmTensor]:
+    """Section 3.3 of FlashAttention-3 (arXiv 2407.08608): operands in e4m3, a scale for each tile of Q, K and V.
+
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d), all e4m3; scales float32; out like q, bfloat16; lse
+    (batch, heads, len_q) float32. The tensor cores keep about 14 bits of a sum of 8-bit products, so the products of each key
+    tile are added up by themselves, and then to O in float32.
+    """
+    c, warps = m.config, 4 * m.config.consumers
+    d = round_up(problem.value_dim, PANEL)
+    out, lse = m.output("out"), m.output("lse")
+    q_scale, k_scale, v_scale = m.scales(q, tile.rows), m.scales(k, tile.cols), m.scales(v, tile.cols)
+    v_t = transpose(m, v, problem)
+    visible = partial(problem.tiles_of_row, tile=tile)
+    for block in m.launch("flash3_fp8", rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
+        i = block.i
+        block.step("load_q")
+        block.alloc("k", tile.cols, k.cols, k.dtype, copies=c.stages, panel=PANEL)
+        block.alloc("v_t", d, tile.cols, v_t.dtype, copies=c.stages, panel=PANEL)
+        block.alloc("mbarriers", MBARRIERS)
+        q_i = block.load(q, i, tile.rows, panel=PANEL)
+        of_q = block.fetch(q_scale, i, 1, warps=warps)
+        m_i = block.full(tile.rows, 1, -inf)
+        l_i = block.full(tile.rows, 1, 0.0)
+        acc = block.full(tile.rows, d, 0.0)
+        for j in reversed(block.walk):
+            block.step("load_k")
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
+            of_k = block.fetch(k_scale, j, 1, warps=warps)
+            block.step("scores")
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = s * (of_q * of_k)
+            block.step("mask")
+            s = block.mask(s, i, j)
+            block.step("softmax")
+            m_new = block.maximum(m_i, s.max())
+            p = block.exp(s - m_new.finite())
+            block.step("rescale")
+            alpha = block.exp(m_i - m_new.finite())
+            l_i = l_i * alpha + p.sum()
+            acc = acc * alpha
+            m_i = m_new
+            block.step("load_v")
+            v_j = block.load(v_t, 0, d, j, tile.cols, stages=c.stages, panel=PANEL).columns(0, tile.cols)
+            of_v = block.fetch(v_scale, j, 1, warps=warps)
+            block.step("output")
+            products = block.matmul((p * LARGEST_P).round(problem.dtype), v_j.T, split=("rows", "none"))
+            acc = acc + products * (of_v / LARGEST_P)
+        block.step("normalize")
+        acc = acc / l_i.nonzero()
+        logsumexp = m_i + block.log(l_i)
+        block.step("store_o")
+        block.store(out, acc, i, tile.rows)
+        block.step("store_lse")
+        block.store(lse, logsumexp, i, tile.rows)
+    return out, lse
