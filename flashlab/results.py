@@ -226,17 +226,18 @@ def _headline_bench(data: Data) -> str:
 
 
 def _headline_blind(data: Data) -> str:
-    cells = {(row["dtype"], row["head_dim"], row["causal"], row["length"]) for row in data["rows"]}
-    algorithms = dict.fromkeys(row["algorithm"] for row in data["rows"])
-    return (f"times that had been predicted before ({data['prediction']}): {len(data['rows'])}, of {len(cells)} problems "
-            f"and {', '.join(algorithms)}")  # fmt: skip
+    errors: dict[str, list[float]] = {}
+    for row in data["rows"]:
+        errors.setdefault(row["algorithm"], []).append(abs(row["predicted"] / row["milliseconds"] - 1))
+    parts = ", ".join(f"{name} {statistics.fmean(found):.1%} ({len(found)} times)" for name, found in errors.items())
+    return f"mean error of the time model's predictions made before measuring: {parts}"
 
 
 def _table_blind(data: Data) -> str:
-    header = ("kernel", "dtype", "head dim", "mask", "length", "ms", "TFLOP/s")
+    header = ("kernel", "dtype", "head dim", "mask", "length", "ms", "predicted", "TFLOP/s")
     return _markdown_table(header, [
         (r["algorithm"], r["dtype"], str(r["head_dim"]), "causal" if r["causal"] else "full", str(r["length"]),
-         f"{r['milliseconds']:.3f}", f"{r['tflops']:.0f}")
+         f"{r['milliseconds']:.3f}", f"{r['predicted']:.3f}", f"{r['tflops']:.0f}")
         for r in data["rows"]
     ])  # fmt: skip
 

@@ -14,7 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ FP8 = "flash3_fp8"
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
-"""What is kept of a row of `flashlab bench`."""
+"""What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
 LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
 SET_ON = (
     "SUSTAINED and VECTOR: bench_flash2 (bfloat16, head dims 64 and 128) and bench_flash3 (all 18 cells); "
@@ -111,8 +111,7 @@ def beside() -> list[Beside]:
 def said(file: str | Path) -> dict[Cell, float]:
     """What a prediction file says: milliseconds by cell."""
     rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
-    names = Cell.__dataclass_fields__
-    return {Cell(**{name: row[name] for name in names}): row["milliseconds"] for row in rows}
+    return {_cell(row): row["milliseconds"] for row in rows}
 
 
 def blind_ladder() -> list[Beside]:
@@ -126,11 +125,11 @@ def blind_ladder() -> list[Beside]:
 
 def blind(result: results.Result) -> list[Beside]:
     """What `measure` measured, beside what had been predicted before."""
-    before, found = said(result.data["prediction"]), []
-    for row in result.data["rows"]:
-        cell = Cell(row["algorithm"], row["dtype"], row["head_dim"], row["causal"], row["length"])
-        found.append(Beside(cell, before[cell], row["milliseconds"], result.path.name))
-    return found
+    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.path.name) for row in result.data["rows"]]
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    return Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
 
 
 def mean_error(cells: Iterable[Beside]) -> float:
@@ -168,8 +167,9 @@ def predict(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def measure(file: str) -> Path:
     """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result."""
+    predicted = said(file)
     together: dict[bench.Cell, list[str]] = {}
-    for cell in said(file):
+    for cell in predicted:
         together.setdefault(bench.Cell(cell.dtype, cell.head_dim, cell.causal, cell.length), []).append(cell.algorithm)
     rows: list[dict[str, Any]] = []
     yardsticks: list[dict[str, Any]] = []
@@ -177,8 +177,9 @@ def measure(file: str) -> Path:
     for names in dict.fromkeys(map(tuple, together.values())):
         cells = [cell for cell, found in together.items() if tuple(found) == names]
         report = bench.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
-        rows += [{"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
-                 for row in report.rows]  # fmt: skip
+        for row in report.rows:
+            kept = {"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
+            rows.append({**kept, "predicted": predicted[_cell(kept)]})
         yardsticks += [asdict(yardstick) for yardstick in report.yardsticks]
         not_run += report.not_run
     data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}

@@ -102,7 +102,7 @@ def test_what_was_predicted_of_unmeasured_cells_was_measured_whole():
     """Every cell of the file, none picked; and the predictions are those of the file, not the model's of today."""
     result = results.latest("blind", ROOT / results.FOLDER, algorithm="standard", device="h200")
     assert result is not None and not result.data["not_run"]
-    said = time_model.said(result.data["prediction"])
+    said = time_model.said(result.data["prediction"])  # the file committed before
     blind = {c.cell: c for c in time_model.blind(result)}
     assert blind.keys() == said.keys() and {cell: c.predicted for cell, c in blind.items()} == said
     assert all(row["error"] <= 1 for row in result.data["rows"])  # right, not only fast
