@@ -168,6 +168,8 @@ class _TorchArrays(Framework):
         self._torch: Any = sys.modules["torch"]
         self._names = {getattr(self._torch, name): name for name in ITEMSIZE}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
+        # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
+        self._raw_stream: Any = self._torch._C._cuda_getCurrentRawStream
         self._runtime = cupy().cuda.runtime
 
     def view(self, name: str, x: Any) -> View:
@@ -190,9 +192,10 @@ class _TorchArrays(Framework):
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
-        pointer = self._torch.cuda.current_stream(device).cuda_stream
+        pointer = self._raw_stream(device)
         if self._runtime.getDevice() == device:
-            return _external_stream(pointer, device)
+            already = cupy().cuda.get_current_stream().ptr == pointer
+            return _ANYWHERE if already else _external_stream(pointer, device)
         stack = ExitStack()
         stack.enter_context(cupy().cuda.Device(device))
         stack.enter_context(_external_stream(pointer, device))

@@ -41,12 +41,14 @@ _INTS = ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "left", "r
 SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
 """`struct Shape` of the kernels."""
 
-_ARRAYS = ("q", "k", "v", "out")
+_INPUTS = ("q", "k", "v")
+_ARRAYS = (*_INPUTS, "out", "lse")
 _NULL = np.uintp(0)
 _UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
 _MOST_HEAD_DIM = 256
-_MOST_KEPT = 256  # sets of arguments that a plan keeps ready
+_MOST_CALLS = 1024  # kept with all that is decided for their arrays
+_MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -85,107 +87,123 @@ def attention(
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     framework = arrays.framework("q", q)
-    given = {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
     views: dict[str, View] = {}
-    for name, x in given.items():
+    for name, x in zip(_ARRAYS, (q, k, v) if out is None else (q, k, v, out), strict=False):
         if type(x) is not type(q) and arrays.framework(name, x) is not framework:
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-        views[name] = framework.view(name, x)
-        if views[name].device != views["q"].device:
-            raise UsageError(f"{name}.device", views[name].device, f"GPU {views['q'].device}, where q lies")
+        views[name] = view = framework.view(name, x)
+        if view.device != views["q"].device:
+            raise UsageError(f"{name}.device", view.device, f"GPU {views['q'].device}, where q lies")
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
     first = views["q"]
+    options = ARCH, algorithm, causal, window, scale, tile, lse
     with framework.stream(first.device):
-        layouts = tuple([(x.shape, x.strides, x.dtype, x.pointer & 15) for x in views.values()])
-        options = first.device, ARCH, algorithm, causal, window, scale, tile, lse
-        try:
-            planned = _cached_plan(layouts, *options)
-        except TypeError:  # a list, say, for a tile: the same without the cache
-            planned = _cached_plan.__wrapped__(layouts, *options)
         if out is None:
+            _kept(_cached_plan, _layouts(views), first.device, *options)  # raises before anything is allocated
             out = framework.empty(first.shape, first.dtype, first)
             views["out"] = arrays.framework("out", out).view("out", out)
-        else:
-            _check_apart(planned.reaches, views)
         logs = framework.empty(first.shape[:3], "float32", first) if lse else None
         if logs is not None:
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
-        _launch(planned, views)
+        call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
+        if call.ready is not None:
+            call.ready.launch()
+        else:
+            _launch_padded(call, views)
         out = framework.hand_back(out, first)
         return out if logs is None else (out, framework.hand_back(logs, first))
 
 
-class _Planned(NamedTuple):
-    """What is decided once for arrays of one layout: the plan, the inputs that must be copied, how far arrays reach."""
+# an array's pointer, shape, strides, dtype and device: a View without its owner
+_Place = tuple[int, tuple[int, ...], tuple[int, ...], str, int]
+_Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]
+
+
+class _Call(NamedTuple):
+    """What is decided once for arrays that lie where they lie: the plan, which arrays must go through padded buffers,
+    and the plan made ready for the arrays where none must."""
 
     plan: Plan
-    copied: tuple[str, ...]
-    reaches: tuple[tuple[int, int], ...]
+    padded: tuple[str, ...]
+    ready: Ready | None
 
 
-_Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]
+def _kept(cached: Any, *key: Any) -> Any:
+    """What a cached function has for a key; made anew for one that can't be kept (with a list, say, for a tile)."""
+    try:
+        return cached(*key)
+    except TypeError:
+        return cached.__wrapped__(*key)
+
+
+@functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
+def _cached_call(
+    places: tuple[_Place, ...], arch: str | None, algorithm: str | Program, causal: bool, window: Window,
+    scale: float | None, tile: TileLike, lse: bool,
+) -> _Call:  # fmt: skip
+    """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
+
+    `places` are those of q, k, v, out and perhaps lse.
+    """
+    views = {name: View(*place, None) for name, place in zip(_ARRAYS, places, strict=False)}
+    options = arch, algorithm, causal, window, scale, tile, lse
+    plan, padded = _kept(_cached_plan, _layouts(views), views["q"].device, *options)
+    _check_out(views)
+    out = views["out"]
+    # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
+    if out.shape[-1] * ITEMSIZE[out.dtype] % 16 or not arrays.is_aligned(out):
+        padded = (*padded, "out")
+    return _Call(plan, padded, None if padded else plan.ready(views))
+
+
+def _layouts(views: Mapping[str, View]) -> tuple[_Layout, ...]:
+    """Of q, k and v what a plan depends on: shape, strides, dtype, and where the base lies in a 16-byte chunk."""
+    return tuple([(x.shape, x.strides, x.dtype, x.pointer & 15) for x in (views[name] for name in _INPUTS)])
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _cached_plan(
     layouts: tuple[_Layout, ...], device: int, arch: str | None, algorithm: str | Program, causal: bool,
     window: Window, scale: float | None, tile: TileLike, lse: bool,
-) -> _Planned:  # fmt: skip
-    """`layouts` of q, k, v and perhaps out: shape, strides, dtype, and where the base lies in a 16-byte chunk."""
+) -> tuple[Plan, tuple[str, ...]]:  # fmt: skip
+    """The plan for inputs of these layouts on the current device, and those inputs that it can't take as they lie."""
     views = {
         name: View(base, shape, strides, dtype, device, None)
-        for name, (shape, strides, dtype, base) in zip(_ARRAYS, layouts, strict=False)
+        for name, (shape, strides, dtype, base) in zip(_INPUTS, layouts, strict=True)
     }
-    q, k, v = (SimpleNamespace(shape=view.shape, dtype=view.dtype) for view in list(views.values())[:3])
+    q, k, v = (SimpleNamespace(shape=view.shape, dtype=view.dtype) for view in views.values())
     problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
-    chosen = plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
-    if out := views.get("out"):
-        _check_out(out, views["q"])
     boxed = {name for kernel in catalogue.get(algorithm).kernels for name, _ in kernel.boxes}
-    copied = tuple(
-        name for name in ("q", "k", "v")
-        if not arrays.is_aligned(views[name]) or (name in boxed and not tma.takes(views[name]))
+    padded = tuple(
+        name for name, view in views.items()
+        if not arrays.is_aligned(view) or (name in boxed and not tma.takes(view))
     )  # fmt: skip
-    spans = [(view.span, view.pointer) for view in views.values()]
-    return _Planned(chosen, copied, tuple((low - base, high - base) for (low, high), base in spans))
+    return plan(algorithm, problem, tile=tile, lse=lse, arch=arch), padded
 
 
-def _launch(planned: _Planned, views: dict[str, View]) -> None:
+def _launch_padded(call: _Call, views: Mapping[str, View]) -> None:
     """Runs a plan on arrays of any layout: what a kernel can't take goes through padded buffers."""
-    for name in planned.copied:
-        source, views[name] = views[name], arrays.padded_like(views[name])
-        arrays.copy(source, views[name])
-    out = views["out"]
-    # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
-    direct = out.shape[-1] * ITEMSIZE[out.dtype] % 16 == 0 and arrays.is_aligned(out)
-    if not direct:
-        views["out"] = arrays.padded_like(out)
-    planned.plan.launch(views)
-    if not direct:
-        arrays.copy(views["out"], out)
+    passed = dict(views)
+    for name in call.padded:
+        passed[name] = arrays.padded_like(views[name])
+        if name != "out":
+            arrays.copy(views[name], passed[name])
+    call.plan.ready(passed).launch()
+    if "out" in call.padded:
+        arrays.copy(passed["out"], views["out"])
 
 
-def _check_out(out: View, q: View) -> None:
+def _check_out(views: Mapping[str, View]) -> None:
+    q, out = views["q"], views["out"]
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
     if out.dtype != q.dtype:
         raise UsageError("out.dtype", out.dtype, f"{q.dtype}, as q has")
     if arrays.overlaps_itself(out):
         raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
-
-
-def _check_apart(reaches: tuple[tuple[int, int], ...], views: Mapping[str, View]) -> None:
-    """Refuses an `out` that shares memory with an input; `reaches` is how far arrays extend from their pointers."""
-    *inputs, (before, behind) = reaches
-    out = views["out"]
-    for name, (low, high) in zip(_ARRAYS, inputs, strict=False):
-        x = views[name]
-        if (
-            x.pointer + low < out.pointer + behind
-            and out.pointer + before < x.pointer + high
-            and arrays.overlap(out, x)
-        ):
+    for name in _INPUTS:
+        if arrays.overlap(out, views[name]):
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
@@ -210,12 +228,44 @@ class _Launch:
     arguments: tuple[str | None, ...]
     boxes: Mapping[str, int]
 
-    def start(self, stream: int, arguments: _Packed) -> None:
-        """Queues it; by the driver, for CuPy takes as long to look at arguments of known types as all the rest."""
+    @functools.cached_property
+    def configuration(self) -> tuple[int, ...]:
+        """What the driver is told first: function, grid, block, SRAM."""
         (blocks,), (threads,) = self.grid, self.block
-        function = self.kernel.kernel.ptr
-        launch = cupy().cuda.driver.launchKernel
-        launch(function, blocks, 1, 1, threads, 1, 1, self.sram, stream, arguments.pointer, 0)
+        return self.kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, self.sram
+
+
+# an array's pointer and strides
+_At = tuple[int, tuple[int, ...]]
+
+
+class Ready:
+    """A plan for arrays that lie at known places (None for a workspace), in the order of `plan.tensors`: what is left is
+    to allocate the workspaces and to queue the kernels."""
+
+    def __init__(self, plan: Plan, places: tuple[_At | None, ...]) -> None:
+        self._plan, self._places = plan, places
+        self._workspaces = [nbytes for (_, nbytes, _), at in zip(plan.tensors, places, strict=True) if at is None]
+        self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
+
+    def launch(self) -> None:
+        """Launches the kernels on CuPy's current device and stream; the workspaces come from CuPy's pool."""
+        cuda = cupy().cuda
+        # held until the launches are queued; the pool hands memory on in the stream's order
+        held = [cuda.alloc(nbytes) for nbytes in self._workspaces]
+        stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
+        # by the driver, for CuPy takes as long to look at arguments of known types as all the rest
+        for configuration, arguments in self._queue(*[memory.ptr for memory in held]):
+            launch(*configuration, stream, arguments.pointer, 0)
+
+    def _queued(self, *workspaces: int) -> list[tuple[tuple[int, ...], _Packed]]:
+        """The launches and what each passes, when the workspaces lie at these pointers."""
+        left = iter(workspaces)
+        places = [
+            (next(left), strides) if at is None else at
+            for (_, _, strides), at in zip(self._plan.tensors, self._places, strict=True)
+        ]
+        return self._plan.launches_at(places)
 
 
 class Plan:
@@ -245,8 +295,8 @@ class Plan:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
-        self._tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
-        self._arguments: dict[tuple[Any, ...], list[_Packed]] = {}
+        self.tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
+        self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
@@ -265,44 +315,33 @@ class Plan:
         ]
 
     def launch(self, views: Mapping[str, View]) -> None:
-        """Launches the kernels on CuPy's current device and stream.
+        """Launches the kernels on CuPy's current device and stream; `views` as for `ready`."""
+        self.ready(views).launch()
 
-        `views` are q, k, v, out and what else the caller brings, by name; the rest of `counts.tensors` comes from
-        CuPy's pool. All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
+    def ready(self, views: Mapping[str, View]) -> Ready:
+        """The plan for arrays that lie where these do: q, k, v, out and what else the caller brings, by name.
+
+        All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
         """
-        alloc = cupy().cuda.alloc
-        held: list[Any] = []  # until the launches are queued; the pool hands memory on in the stream's order
-        places: list[tuple[int, tuple[int, ...]]] = []
-        for name, nbytes, strides in self._tensors:
-            if view := views.get(name):
-                places.append((view.pointer, view.strides))
-            else:
-                held.append(memory := alloc(nbytes))
-                places.append((memory.ptr, strides))
-        where = tuple(places)
-        if (arguments := self._arguments.get(where)) is None:
-            if len(self._arguments) >= _MOST_KEPT:
-                self._arguments.clear()
-            arguments = self._arguments[where] = self._arguments_at(where)
-        stream = cupy().cuda.get_current_stream().ptr
-        for each, passed in zip(self._launches, arguments, strict=True):
-            each.start(stream, passed)
+        return self._ready(
+            tuple([(x.pointer, x.strides) if (x := views.get(name)) else None for name, *_ in self.tensors])
+        )
 
-    def _arguments_at(self, places: Sequence[tuple[int, tuple[int, ...]]]) -> list[_Packed]:
-        """What each launch passes when the tensors lie at these pointers, with these strides."""
+    def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
+        """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
         problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
-        for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+        for (name, *_), (pointer, strides) in zip(self.tensors, places, strict=True):
             vector = self.counts.tensors[name].vector
             values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
-        found: list[_Packed] = []
+        found: list[tuple[tuple[int, ...], _Packed]] = []
         for each in self._launches:
             own = dict(values)
-            for (name, *_), (pointer, strides) in zip(self._tensors, places, strict=True):
+            for (name, *_), (pointer, strides) in zip(self.tensors, places, strict=True):
                 if rows := each.boxes.get(name):
                     spec = self.counts.tensors[name]
                     shape = problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
                     own[name] = tma.descriptor(pointer, shape, strides, spec.dtype, rows)
-            found.append(_Packed([*[own[name] for name in each.arguments], self._shape]))
+            found.append((each.configuration, _Packed([*[own[name] for name in each.arguments], self._shape])))
         return found
 
 
@@ -391,19 +430,8 @@ def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar."""
     p = problem
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
-    values = (
-        p.batch,
-        p.heads,
-        p.num_kv_heads,
-        p.len_q,
-        p.kv_length,
-        p.head_dim,
-        left,
-        right,
-        group,
-        p.softmax_scale,
-    )
-    return np.array(values, SHAPE)[()]
+    heads = p.batch, p.heads, p.num_kv_heads
+    return np.array((*heads, p.len_q, p.kv_length, p.head_dim, left, right, group, p.softmax_scale), SHAPE)[()]
 
 
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:

@@ -44,6 +44,7 @@ KINDS = (
     "zoo",
     "bench",
     "ladder",
+    "blind",
     "fp8",
     "overhead",
     "patterns",
@@ -224,6 +225,23 @@ def _headline_bench(data: Data) -> str:
     return f"speed of {data['algorithm']}: {'; '.join(parts) or 'no peer was run'}"
 
 
+def _headline_blind(data: Data) -> str:
+    errors: dict[str, list[float]] = {}
+    for row in data["rows"]:
+        errors.setdefault(row["algorithm"], []).append(abs(row["predicted"] / row["milliseconds"] - 1))
+    parts = ", ".join(f"{name} {statistics.fmean(found):.1%} ({len(found)} times)" for name, found in errors.items())
+    return f"mean error of the time model's predictions made before measuring: {parts}"
+
+
+def _table_blind(data: Data) -> str:
+    header = ("kernel", "dtype", "head dim", "mask", "length", "ms", "predicted", "TFLOP/s")
+    return _markdown_table(header, [
+        (r["algorithm"], r["dtype"], str(r["head_dim"]), "causal" if r["causal"] else "full", str(r["length"]),
+         f"{r['milliseconds']:.3f}", f"{r['predicted']:.3f}", f"{r['tflops']:.0f}")
+        for r in data["rows"]
+    ])  # fmt: skip
+
+
 def _headline_fp8(data: Data) -> str:
     ratios: dict[int, list[float]] = {}
     for row in data["speed"]:
@@ -387,14 +405,14 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
-    "bench": _headline_bench, "ladder": _headline_bench, "fp8": _headline_fp8, "patterns": _headline_patterns,
-    "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
+    "bench": _headline_bench, "ladder": _headline_bench, "blind": _headline_blind, "fp8": _headline_fp8,
+    "patterns": _headline_patterns, "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
     "emulator": _headline_emulator,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
-    "ladder": _table_bench, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo, "agreement": _table_agreement,
-    "overhead": _table_overhead, "emulator": _table_emulator,
+    "ladder": _table_bench, "blind": _table_blind, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
+    "agreement": _table_agreement, "overhead": _table_overhead, "emulator": _table_emulator,
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What a warm call of `fl.attention` costs in Python: `python tools/launch_overhead.py [--out docs/results] [--force]`.
 
 Small arrays (1 × 1 head × 128 × 128, float16) with `out=` given, plan and descriptors cached; the time until the call
-returns, the kernel still running: microseconds, median of many. Needs a Hopper GPU, CuPy and torch.
+returns, the kernel still running: microseconds, median of many. The floor is CuPy's bare call of the driver for a kernel
+without arguments. Needs a Hopper GPU, CuPy and torch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> floa
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each algorithm and kind of arrays."""
+    """The floor, and a row for each algorithm and kind of arrays."""
     cupy: Any = import_module("cupy")
     torch: Any = import_module("torch")
     arrays = {
@@ -41,7 +42,10 @@ def rows() -> list[dict[str, Any]]:
         "torch": [torch.ones((1, 1, 128, 128), dtype=torch.float16, device="cuda") for _ in range(4)],
     }
     wait = cupy.cuda.runtime.deviceSynchronize
-    return [
+    launch = cupy.cuda.driver.launchKernel
+    empty = cupy.RawKernel('extern "C" __global__ void empty() {}', "empty").kernel.ptr
+    floor = microseconds(lambda: launch(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0), wait)
+    return [{"algorithm": "an empty kernel", "framework": "the driver alone", "microseconds": floor}] + [
         {
             "algorithm": algorithm, "framework": framework,
             "microseconds": microseconds(lambda a=algorithm, x=x: fl.attention(*x[:3], algorithm=a, out=x[3]), wait),

@@ -33,6 +33,7 @@ KINDS = {
     "verify": "Numbers: against float64",
     "bench": "Speed: against peers",
     "ladder": "Speed: FlashAttention-3, rung by rung",
+    "blind": "Speed: what had been predicted",
     "fp8": "FP8: error and speed",
     "sanitizers": "Memory: compute-sanitizer",
     "zoo": "Seeded faults: the emulator and compute-sanitizer",

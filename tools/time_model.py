@@ -1,7 +1,8 @@
 """The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
 
-    python -m tools.time_model predict   # what isn't measured yet, into docs/predictions
-    python -m tools.time_model draw      # docs/pictures/time_*.png and the table of docs/time.md, from the files of docs/results
+    python -m tools.time_model predict        # what isn't measured yet, into docs/predictions
+    python -m tools.time_model measure FILE   # the cells of such a file, on a GPU, into docs/results
+    python -m tools.time_model draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
 
 Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048.
 """
@@ -13,13 +14,13 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import flashlab as fl
-from flashlab import results
+from flashlab import bench, results
 from flashlab.bench import HIDDEN, TOKENS
 from simulator.time import rates
 
@@ -27,10 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PREDICTIONS = ROOT / "docs" / "predictions"
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "time.md"
-BEGIN, END = "<!-- errors: begin (written by tools/time_model.py) -->\n", "<!-- errors: end -->"
+BEGIN, END = "<!-- {}: begin (written by tools/time_model.py) -->\n", "<!-- {}: end -->"
 DEVICE = "h200"
 
 FP8 = "flash3_fp8"
+SECONDS = 0.35
+"""Of a cell that `measure` times, as the ladder's were."""
+MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
+"""What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
 LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
 SET_ON = (
     "SUSTAINED and VECTOR: bench_flash2 (bfloat16, head dims 64 and 128) and bench_flash3 (all 18 cells); "
@@ -103,17 +108,28 @@ def beside() -> list[Beside]:
     return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
 
 
-def blind() -> list[Beside]:
+def said(file: str | Path) -> dict[Cell, float]:
+    """What a prediction file says: milliseconds by cell."""
+    rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
+    return {_cell(row): row["milliseconds"] for row in rows}
+
+
+def blind_ladder() -> list[Beside]:
     """The rungs as they were predicted before their measurement was looked at, beside it."""
-    file = json.loads((PREDICTIONS / "prediction_ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
-    said = {
-        Cell(r["algorithm"], r["dtype"], r["head_dim"], r["causal"], r["length"]): r["milliseconds"]
-        for r in file["rows"]
-    }
+    before = said("prediction_ladder_h200_2026-11-21.json")
     return [
-        Beside(cell, said[cell], time, source)
-        for cell, time, source in measured() if cell in said and source.startswith("ladder")
+        Beside(cell, before[cell], time, source)
+        for cell, time, source in measured() if cell in before and source.startswith("ladder")
     ]  # fmt: skip
+
+
+def blind(result: results.Result) -> list[Beside]:
+    """What `measure` measured, beside what had been predicted before."""
+    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.path.name) for row in result.data["rows"]]
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    return Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
 
 
 def mean_error(cells: Iterable[Beside]) -> float:
@@ -149,9 +165,36 @@ def predict(cells: Sequence[Cell]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def measure(file: str) -> Path:
+    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result."""
+    predicted = said(file)
+    together: dict[bench.Cell, list[str]] = {}
+    for cell in predicted:
+        together.setdefault(bench.Cell(cell.dtype, cell.head_dim, cell.causal, cell.length), []).append(cell.algorithm)
+    rows: list[dict[str, Any]] = []
+    yardsticks: list[dict[str, Any]] = []
+    not_run: list[str] = []
+    for names in dict.fromkeys(map(tuple, together.values())):
+        cells = [cell for cell, found in together.items() if tuple(found) == names]
+        report = bench.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
+        for row in report.rows:
+            kept = {"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
+            rows.append({**kept, "predicted": predicted[_cell(kept)]})
+        yardsticks += [asdict(yardstick) for yardstick in report.yardsticks]
+        not_run += report.not_run
+    data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}
+    return results.save("blind", list(dict.fromkeys(row["algorithm"] for row in rows)), data, replace=True)
+
+
+def _shown(cells: Iterable[bench.Cell]) -> Iterable[bench.Cell]:
+    for cell in cells:
+        print(datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), cell, file=sys.stderr, flush=True)
+        yield cell
+
+
 def table() -> str:
     """The errors by kernel and length, and how the blind predictions did."""
-    rows, first = beside(), blind()
+    rows, first = beside(), blind_ladder()
     lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
     groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER, FP8)}
     groups["the ladder"] = [r for name in LADDER for r in groups[name]]
@@ -163,6 +206,29 @@ def table() -> str:
         bias = statistics.fmean(r.error for r in group)
         lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
                      f"{f'{mean_error(before):.1%}' if before else ''} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def blind_tables() -> str:
+    """How the predictions of cells that nobody had measured did, a table a measurement."""
+    return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=DEVICE)))
+
+
+def _blind_table(result: results.Result) -> str:
+    rows = blind(result)
+    lengths = sorted({r.cell.length for r in rows})
+    sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
+    lines = [f"`{result.data['prediction']}`, measured by `{result.path.name}`:", "",
+             f"| kernel | cells | {sizes} | all | bias |", "|---|--:|" + len(lengths) * "--:|" + "--:|--:|"]  # fmt: skip
+    groups = {
+        name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
+    }
+    groups["the ladder"] = [r for name in LADDER for r in groups.get(name, [])]
+    for name, group in groups.items():
+        parts = [[r for r in group if r.cell.length == n] for n in lengths]
+        shown = [f"{mean_error(part):.1%}" if part else "" for part in (*parts, group)]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -191,8 +257,14 @@ def draw() -> Any:
     return figure
 
 
-def main(what: str) -> None:
-    if what == "predict":
+BLOCKS = {"errors": table, "blind": blind_tables}
+"""What of docs/time.md is drawn from data."""
+
+
+def main(what: str, *files: str) -> None:
+    if what == "measure" and len(files) == 1:
+        print(measure(files[0]))
+    elif what == "predict":
         content = predict(unmeasured())
         path = PREDICTIONS / f"prediction_unmeasured_{DEVICE}_{content['date'][:10]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,12 +276,15 @@ def main(what: str) -> None:
         save(draw(), PICTURES / "time_errors.png")
         shown = Cell("flash3", "bfloat16", 128, False, 4096)
         save(fl.timeline(shown.algorithm, shown.problem, device=DEVICE).plot(), PICTURES / "time_flash3.png")
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(before + BEGIN + table() + END + rest.partition(END)[2], encoding="utf-8")
-        print(table(), end="")
+        text = PAGE.read_text(encoding="utf-8")
+        for name, block in BLOCKS.items():
+            before, _, rest = text.partition(BEGIN.format(name))
+            text = before + BEGIN.format(name) + block() + END.format(name) + rest.partition(END.format(name))[2]
+        PAGE.write_text(text, encoding="utf-8")
+        print(table(), blind_tables(), sep="\n", end="")
     else:
-        sys.exit("usage: python -m tools.time_model predict|draw")
+        sys.exit("usage: python -m tools.time_model predict | measure FILE | draw")
 
 
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]))
+    main(*sys.argv[1:] or [""])

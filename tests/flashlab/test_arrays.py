@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import simulator
 from flashlab import arrays, gpu
@@ -227,7 +229,7 @@ class Kernel:
 def installed(module: Any) -> Iterator[Any]:
     """A `cupy` in place of the real one, or none, with nothing remembered of another."""
     caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, gpu._device,
-              gpu._compiled, gpu._cached_plan)  # fmt: skip
+              gpu._compiled, gpu._cached_plan, gpu._cached_call)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
         for cache in caches:
@@ -266,7 +268,7 @@ def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A torch whose current stream is the one of handle 1234."""
     module = SimpleNamespace(
         empty=lambda shape, dtype, device: Tensor(cupy.empty(shape, numpy_dtype(dtype.removeprefix("torch.")))),
-        is_grad_enabled=lambda: True, cuda=SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=1234)),
+        is_grad_enabled=lambda: True, _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
         **{name: f"torch.{name}" for name in DTYPES.values()},
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", module)
@@ -415,6 +417,17 @@ def test_arrays_through_dlpack(cupy: FakeCupy, head_dim: int) -> None:
         gpu.attention(q, k, v)
 
 
+def test_a_stream_that_is_current_already_is_not_entered(torch: Any, cupy: FakeCupy) -> None:
+    q, k, v = (Tensor(cupy.asarray(x)) for x in inputs())
+    cupy.Stream.entered.clear()
+    for handle in (0, 1234, 0):
+        torch._C._cuda_getCurrentRawStream = lambda _, handle=handle: handle
+        arrays._framework_named.cache_clear()
+        arrays._framework_of.cache_clear()
+        gpu.attention(q, k, v)
+    assert cupy.Stream.entered == [1234]
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values())
 def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
     q, k, v = (Tensor(cupy.asarray(x)) for x in inputs(dtype, head_dim=40))
@@ -455,9 +468,10 @@ def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
         gpu.attention(q, k, v, window=(2, 0), scale=0.1)
     assert gpu._cached_plan.cache_info().misses == 1
     gpu.attention(q, k, v, window=[2, 0], scale=0.1, tile=[64, 64])  # unhashable: no cache, the same result
-    gpu.attention(q, k, v, causal=True)
-    with pytest.raises(UsageError, match="causal = 1"):
-        gpu.attention(q, k, v, causal=1)  # pyright: ignore[reportArgumentType]
+    for out in (None, cupy.empty(q.shape, "f2")):
+        gpu.attention(q, k, v, causal=True, out=out)
+        with pytest.raises(UsageError, match="causal = 1"):
+            gpu.attention(q, k, v, causal=1, out=out)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) -> None:
@@ -465,6 +479,60 @@ def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) ->
     for q, k, v in (many, none, many):  # one kernel; without keys its blocks hold Q only
         gpu.attention(q, k, v, tile=(128, 128))
     assert [sram for *_, sram in cupy.launches] == [3 << 16, 1 << 16, 3 << 16]
+
+
+# 4-byte units from a pool's beginning to q, k, v and out: on 16-byte boundaries and off them, over each other and apart;
+# the dtypes of the inputs and of out; causal and scale, equal ones too that are not the same to the checks
+CALLS = st.tuples(
+    st.tuples(*map(st.sampled_from, ([0, 1], [256, 320], [512], [0, 319, 768, 769, 1024]))),
+    st.sampled_from([("f4", "f4"), ("f4", "f4"), ("f2", "f2"), ("f2", "f4")]),
+    st.sampled_from([True, True, True, 1]), st.sampled_from([0.5, 1, True]),
+)  # fmt: skip
+Call = tuple[tuple[int, ...], tuple[str, str], bool, float]
+
+
+def outcome(cupy: FakeCupy, pool: np.ndarray[Any, Any], call: Call) -> bytes | str:
+    """What a call comes to: the bytes of the whole pool afterwards, or the error's line."""
+    places, (dtype, dtype_out), causal, scale = call
+    pool[...] = np.random.default_rng(0).integers(0, 60, pool.size)  # finite in either dtype
+    *inputs, out = (
+        cupy.asarray(pool[4 * place :].view(kind)[:256].reshape(1, 2, 8, 16))
+        for place, kind in zip(places, [dtype] * 3 + [dtype_out], strict=True)
+    )
+    try:
+        gpu.attention(*inputs, out=out, causal=causal, scale=scale)
+    except UsageError as error:
+        return str(error)
+    return pool.tobytes()
+
+
+@settings(deadline=None)
+@given(st.lists(CALLS, min_size=2, max_size=6))
+def test_what_earlier_calls_left_ready_changes_nothing(calls: list[Call]) -> None:
+    """Each call of a sequence does what it does as the first one; twice, so that it finds itself warm."""
+    pool = np.zeros(1 << 14, np.uint8)
+    with installed(FakeCupy()) as warm:
+        found = [outcome(warm, pool, call) for call in calls * 2]
+    for i, call in enumerate(calls):
+        with installed(FakeCupy()) as cold:
+            assert found[i] == found[i + len(calls)] == outcome(cold, pool, call)
+
+
+def test_workspaces_are_passed_where_they_lie_now(cupy: FakeCupy) -> None:
+    """flash1's O, l and m from the pool: at other addresses in each call here, for the ones before are held."""
+    arrays_ = [cupy.asarray(x) for x in inputs()]
+    out, held, seen = cupy.empty(arrays_[0].shape, "f2"), [], []
+    taken = cupy.alloc
+    cupy.alloc = lambda nbytes: held.append(taken(nbytes)) or held[-1]  # type: ignore[method-assign]
+    cupy.launchKernel = lambda *given: seen.append(given[9])  # type: ignore[method-assign]
+    for _ in range(3):
+        gpu.attention(*arrays_, algorithm="flash1", out=out)
+    passed = [
+        {int(at(int(p), (1,), (8,), np.uintp)[0]) for p in at(arguments, (8,), (8,), np.uintp)} for arguments in seen
+    ]
+    each = len(held) // 3
+    for i, pointers in enumerate(passed):
+        assert pointers >= {memory.ptr for memory in held[i * each : (i + 1) * each]}
 
 
 def test_runs_where_the_arrays_lie(cupy: FakeCupy) -> None:

@@ -37,6 +37,7 @@ def _forget() -> None:
 
     gpu._compiled.cache_clear()
     gpu._cached_plan.cache_clear()
+    gpu._cached_call.cache_clear()
 
 
 @pytest.mark.nvrtc

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flashlab as fl
+from flashlab import bench, results
 from simulator.time import rates
 from tools import time_model
 
@@ -42,7 +43,7 @@ def test_each_kernel_is_predicted(algorithm: str, bound: float, cells: list[time
 def test_the_blind_predictions_are_what_was_committed_then():
     file = json.loads((time_model.PREDICTIONS / "prediction_ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
     assert (file["kind"], file["commit"]) == ("prediction", "ebed09a")
-    rungs = [c for c in time_model.blind() if c.cell.algorithm != "flash3"]
+    rungs = [c for c in time_model.blind_ladder() if c.cell.algorithm != "flash3"]
     assert len(rungs) == 3 * 18
     assert 0.10 < time_model.mean_error(rungs) < 0.12
 
@@ -93,7 +94,41 @@ def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatc
 
 def test_the_page_says_what_the_data_says():
     page = time_model.PAGE.read_text(encoding="utf-8")
-    assert time_model.BEGIN + time_model.table() + time_model.END in page
+    for name, block in time_model.BLOCKS.items():
+        assert time_model.BEGIN.format(name) + block() + time_model.END.format(name) in page
+
+
+def test_what_was_predicted_of_unmeasured_cells_was_measured_whole():
+    """Every cell of the file, none picked; and the predictions are those of the file, not the model's of today."""
+    result = results.latest("blind", ROOT / results.FOLDER, algorithm="standard", device="h200")
+    assert result is not None and not result.data["not_run"]
+    said = time_model.said(result.data["prediction"])  # the file committed before
+    blind = {c.cell: c for c in time_model.blind(result)}
+    assert blind.keys() == said.keys() and {cell: c.predicted for cell, c in blind.items()} == said
+    assert all(row["error"] <= 1 for row in result.data["rows"])  # right, not only fast
+    assert time_model.mean_error(c for c in blind.values() if c.cell.algorithm in time_model.LADDER) < 0.12
+
+
+def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Against a stand-in for the GPU: what is predicted of one problem is measured in one call."""
+    asked: list[tuple[str, bench.Cell]] = []
+
+    def run(algorithm: str, against: tuple[str, ...], cells: list[bench.Cell], **_: object) -> bench.BenchReport:
+        rows = [
+            bench.Row(**vars(cell), peer=name, milliseconds=1.0, tflops=1.0, of_matmul=None, ratio=None, quartiles=None,
+                      error=0.5, rounds=11)
+            for cell in cells for name in (None, *against)
+        ]  # fmt: skip
+        asked.extend(
+            (row.peer or algorithm, cell) for row in rows for cell in cells if vars(cell).items() <= vars(row).items()
+        )
+        return bench.BenchReport(algorithm, "NVIDIA H200", (), tuple(rows), ())
+
+    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.chdir(tmp_path)
+    written = results.load(time_model.measure("prediction_unmeasured_h200_2026-11-21.json"))
+    assert len(asked) == len(set(asked)) == len(written.data["rows"])
+    assert {c.cell for c in time_model.blind(written)} == set(time_model.said(written.data["prediction"]))
 
 
 def test_what_is_unmeasured_was_predicted_and_is_plausible():
