@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator.dtypes import numpy_dtype
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import ITEMSIZE, row_bytes
+from simulator.problem import FP8, ITEMSIZE, row_bytes
 
 __all__ = [
     "Framework",
@@ -251,7 +251,8 @@ def _kind(x: object) -> str:
 
 @functools.cache
 def _dtype_names() -> dict[Any, str]:
-    return {numpy_dtype(name): name for name in ITEMSIZE}
+    # CuPy has no float8: its bits come as uint8
+    return {numpy_dtype(name): name for name in ITEMSIZE} | {np.dtype(np.uint8): FP8}
 
 
 def _dtype_name(name: str, dtype: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from simulator.config import Config
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import FP8, ITEMSIZE, Problem, round_up
+from simulator.problem import FP8, ITEMSIZE, Problem, output_dtype, round_up
 from simulator.program import Program
 from simulator.programs.flash3_fp8 import TILES as FP8_TILES
 from simulator.simulate import Scales, TileLike, Window, problem_of
@@ -42,7 +43,8 @@ SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
 """`struct Shape` of the kernels."""
 
 _INPUTS = ("q", "k", "v")
-_ARRAYS = (*_INPUTS, "out", "lse")
+_ARRAYS = (*_INPUTS, "out")
+_SCALES = ("q_scale", "k_scale", "v_scale")
 _NULL = np.uintp(0)
 _UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
@@ -64,9 +66,12 @@ def attention(
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
-    logarithm. `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU,
-    head dim and dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
-    written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
+    logarithm. `flash3_fp8` takes float8_e4m3fn (of CuPy, which has no such dtype, arrays of uint8) and returns bfloat16;
+    `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1).
+
+    `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU, head dim and
+    dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is written in
+    place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
 
@@ -101,11 +106,13 @@ def attention(
     with framework.stream(first.device):
         if out is None:
             _kept(_cached_plan, _layouts(views), first.device, *options)  # raises before anything is allocated
-            out = framework.empty(first.shape, first.dtype, first)
+            out = framework.empty(first.shape, output_dtype(first.dtype), first)
             views["out"] = arrays.framework("out", out).view("out", out)
         logs = framework.empty(first.shape[:3], "float32", first) if lse else None
         if logs is not None:
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
+        if scales is not None:
+            views |= {name: framework.view(name, x) for name, x in zip(_SCALES, scales, strict=True)}
         call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
         if call.ready is not None:
             call.ready.launch()
@@ -144,12 +151,15 @@ def _cached_call(
 ) -> _Call:  # fmt: skip
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
-    `places` are those of q, k, v, out and perhaps lse.
+    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
     """
-    views = {name: View(*place, None) for name, place in zip(_ARRAYS, places, strict=False)}
+    names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
+    views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
     options = arch, algorithm, causal, window, scale, tile, lse
     plan, padded = _kept(_cached_plan, _layouts(views), views["q"].device, *options)
     _check_out(views)
+    if _SCALES[0] in views:
+        _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
     out = views["out"]
     # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
     if out.shape[-1] * ITEMSIZE[out.dtype] % 16 or not arrays.is_aligned(out):
@@ -198,13 +208,23 @@ def _check_out(views: Mapping[str, View]) -> None:
     q, out = views["q"], views["out"]
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    if out.dtype != q.dtype:
-        raise UsageError("out.dtype", out.dtype, f"{q.dtype}, as q has")
+    if out.dtype != output_dtype(q.dtype):
+        raise UsageError("out.dtype", out.dtype, f"{output_dtype(q.dtype)}, for q of {q.dtype}")
     if arrays.overlaps_itself(out):
         raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
     for name in _INPUTS:
         if arrays.overlap(out, views[name]):
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+
+
+def _check_scales(scales: Sequence[View], device: int, counts: Counts) -> None:
+    Scales(*scales).named(counts.problem, counts.tile)
+    for name, x in zip(_INPUTS, scales, strict=True):
+        if x.device != device:
+            raise UsageError(f"scales.{name}.device", x.device, f"GPU {device}, where q lies")
+        dense = [4 * math.prod(x.shape[i:]) for i in (1, 2, 3)]
+        if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
+            raise UsageError(f"scales.{name}.strides", x.strides, "a contiguous array")
 
 
 class _Packed:
@@ -319,13 +339,25 @@ class Plan:
         self.ready(views).launch()
 
     def ready(self, views: Mapping[str, View]) -> Ready:
-        """The plan for arrays that lie where these do: q, k, v, out and what else the caller brings, by name.
+        """The plan for arrays that lie where these do: q, k, v, out and what else the caller brings, by name. Scales that he
+        doesn't bring are 1.
 
         All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
         """
         return self._ready(
-            tuple([(x.pointer, x.strides) if (x := views.get(name)) else None for name, *_ in self.tensors])
-        )
+            tuple([
+                (x.pointer, x.strides) if (x := views.get(name)) else self._unit_scales.get(name)
+                for name, *_ in self.tensors
+            ])
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _unit_scales(self) -> dict[str, _At]:
+        """Where scales of 1 lie, for those that the plan's kernels take."""
+        self._ones = {name: cupy().asarray(x) for name, x in unit_scales(self.counts).items()}
+        if self._ones:
+            cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them written
+        return {name: (x.data.ptr, ()) for name, x in self._ones.items()}
 
     def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""

@@ -17,6 +17,11 @@ DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
 """What every other algorithm stores Q, K, V and its output in."""
 
 
+def output_dtype(dtype: str) -> str:
+    """The output's dtype for operands of a storage dtype: the same, or bfloat16 where that has 8 bits only."""
+    return "bfloat16" if dtype == FP8 else dtype
+
+
 def round_up(n: int, multiple: int) -> int:
     """The smallest multiple that is at least n: `round_up(40, 16) == 48`."""
     return -(-n // multiple) * multiple
@@ -150,7 +155,7 @@ class Problem:
     @property
     def out_dtype(self) -> str:
         """The output's dtype: the storage dtype, or bfloat16 where that has 8 bits only."""
-        return "bfloat16" if self.dtype == FP8 else self.dtype
+        return output_dtype(self.dtype)
 
     @property
     def offset(self) -> int:

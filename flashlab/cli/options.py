@@ -103,7 +103,7 @@ class ProblemOptions(MaskOptions, ShapeOptions):
         from simulator import CATALOGUE, Problem
 
         row = CATALOGUE.get(algorithm or "")
-        only = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
+        only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
         return Problem(**{**DEFAULTS, **only, **self.shape(), **self.masks()})
 
 

@@ -21,7 +21,7 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import FP8, Problem, row_bytes
+from simulator.problem import FP8, Problem, output_dtype, row_bytes
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike, Window, problem_of
 
@@ -275,7 +275,7 @@ def _check_out(out: Array, inputs: list[Array]) -> None:
     q = inputs[0]
     if out.shape != q.shape:
         raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    wanted = "bfloat16" if q.dtype.name == FP8 else q.dtype.name
+    wanted = output_dtype(q.dtype.name)
     if out.dtype.name != wanted:
         raise UsageError("out.dtype", out.dtype.name, f"{wanted}, for q of {q.dtype.name}")
     if not out.flags.writeable:

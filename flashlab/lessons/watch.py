@@ -59,14 +59,14 @@ class WatchedMachine(Machine):
 
     def launch(
         self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None,
-        readers: int | None = None,
+        readers: int | None = None, of: HbmTensor | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
             if _LIBRARY in Path(frame.f_code.co_filename).parents:
                 raise Shortcut(f"it calls the library's own program {Path(frame.f_code.co_filename).stem}")
             frame = frame.f_back
-        return self._watched(super().launch(name, warps=warps, rows=rows, cols=cols, walk=walk, readers=readers))
+        return self._watched(super().launch(name, warps=warps, rows=rows, cols=cols, walk=walk, readers=readers, of=of))
 
     def _watched(self, blocks: Iterator[Block]) -> Iterator[Block]:
         for block in blocks:

@@ -10,24 +10,23 @@ from pathlib import Path
 import pytest
 
 import kernels_cu
-from flashlab import compiler, fp8
+from flashlab import compiler
 from flashlab.compiler import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
 
 pytestmark = pytest.mark.nvrtc
 
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100", "sm_90a": "h200"}
-HOPPER = [name for name, row in CATALOGUE.items() if any(kernel.hopper for kernel in row.kernels)]
-DTYPES = ("float32", "float16", "bfloat16")
+HOPPER = [name for name, row in CATALOGUE.items() if row.hopper]
 HEAD_DIMS = (40, 64, 128, 256)
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
 """With other tiles: their defaults step aside."""
 MATRIX = [
     case
-    for case in itertools.product(CATALOGUE, DTYPES, HEAD_DIMS, DEVICES)
+    for name, row in CATALOGUE.items()
+    for case in itertools.product([name], row.dtypes, HEAD_DIMS, DEVICES)
     if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
     and (case[0] in HOPPER) == (case[3] == "sm_90a")
-    and not (case[0] in HOPPER and case[1] == "float32")
 ] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
 FLASH3_3, INCLUDE = kernels_cu.source("flash3_3"), kernels_cu.include_dir()
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
@@ -60,9 +59,10 @@ def test_compiles_without_spills_or_warnings(name: str, dtype: str, head_dim: in
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", HOPPER)
 def test_every_tile_of_hoppers_kernels(name: str, causal: bool, head_dim: int, length: int) -> None:
-    problem = Problem(batch=1, heads=8, len_q=length, head_dim=head_dim, dtype="bfloat16", causal=causal)
+    dtype = CATALOGUE[name].dtypes[-1]
+    problem = Problem(batch=1, heads=8, len_q=length, head_dim=head_dim, dtype=dtype, causal=causal)
     config = CATALOGUE[name].program.configure(problem, Device.named("h200"))
-    assert complaints(compile_kernel(name, defines(config, "bfloat16", head_dim), arch="sm_90a")) == []
+    assert complaints(compile_kernel(name, defines(config, dtype, head_dim), arch="sm_90a")) == []
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in HOPPER])
@@ -100,15 +100,6 @@ def test_a_spill_is_seen(own_sources: Path) -> None:
 def test_a_warning_is_seen(own_sources: Path) -> None:
     (own_sources / "tiny.cu").write_text('extern "C" __global__ void tiny(int* x) { int unused; *x = 1; }\n')
     assert any("unused" in line for line in complaints(compile_kernel("tiny", arch="sm_80")))
-
-
-@pytest.mark.parametrize(("head_dim", "length"), [(128, 1024), (128, 16384), (256, 16384)])
-@pytest.mark.parametrize("pairs", [False, True])
-def test_fp8_compiles_without_spills_or_warnings(pairs: bool, head_dim: int, length: int) -> None:
-    config = Config(tile=fp8.tile_of(head_dim, length), warps=12, stages=2, consumers=2, pairs=pairs)
-    compiled = compile_kernel("flash3_fp8", defines(config, "float16", head_dim), arch="sm_90a")
-    assert complaints(compiled) == []
-    assert set(compiled.resources) == {"flash3_fp8"}
 
 
 def test_a_remark_on_wgmma_is_seen(own_sources: Path) -> None:
