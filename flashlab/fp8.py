@@ -37,7 +37,7 @@ LARGEST = 448.0
 def tile_of(head_dim: int, length: int) -> Tile:
     """The kernel's tile for `length` keys: rows of Q and keys that share a scale. Up to head dim 128 the softmax binds, and three
     warpgroups a block get through more of it than two, if the sequence is long enough for their tile."""
-    return Tile(192, 96) if head_dim <= 128 and length > 4096 else Tile(128, 128)
+    return Tile(192, 128) if head_dim <= 128 and length > 4096 else Tile(128, 128)
 
 
 KEYS = np.array([2 * (slot // 4) + slot % 2 + 8 * (slot % 4 // 2) for slot in range(16)])
@@ -47,7 +47,7 @@ KEYS = np.array([2 * (slot // 4) + slot % 2 + 8 * (slot % 4 // 2) for slot in ra
 @dataclass(frozen=True)
 class Quantized:
     """What the kernel takes: q and k (batch, heads, length, head_dim), v (batch, kv_heads, head_dim, length padded to 16), all
-    e4m3, v's keys in the order of `KEYS`; scales float32 by (batch, head, tile), of v by (batch, head)."""
+    e4m3, v's keys in the order of `KEYS`; scales float32 by (batch, head, tile), of k and v by key tile."""
 
     q: Array
     k: Array
@@ -74,7 +74,7 @@ def rotation(head_dim: int, seed: int = 0) -> Array:
 
 
 def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool = False) -> Quantized:
-    """q, k, v (batch, heads, length, head_dim) in e4m3. `blocks`: a scale for each tile of Q and K, else one for all;
+    """q, k, v (batch, heads, length, head_dim) in e4m3. `blocks`: a scale for each tile of each, else one for all;
     `rotate`: Q and K times the same rotation first, which leaves Q Kᵀ as it is."""
     q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
     if rotate:
@@ -83,12 +83,12 @@ def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool 
     tile = tile_of(q.shape[-1], k.shape[2])
     q8, q_scale = _quantized(q, tile.rows, blocks)
     k8, k_scale = _quantized(k, tile.cols, blocks)
-    v8, v_scale = _quantized(v, max(1, v.shape[2]), blocks)
+    v8, v_scale = _quantized(v, tile.cols, blocks)
     length = v.shape[2]
     turned = np.zeros((*v.shape[:2], v.shape[3], round_up(length, 16)), E4M3)
     turned[..., :length] = v8.swapaxes(-1, -2)
     ordered = turned.reshape(*turned.shape[:3], -1, 16)[..., KEYS].reshape(turned.shape)
-    return Quantized(q8, k8, ordered, q_scale, k_scale, v_scale[..., 0])
+    return Quantized(q8, k8, ordered, q_scale, k_scale, v_scale)
 
 
 def _quantized(x: Array, rows: int, blocks: bool) -> tuple[Array, Array]:
@@ -297,9 +297,9 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
         eight = [x.to(torch.float8_e4m3fn) for x in full]
         eight[2] = eight[2].view(torch.uint8).transpose(-1, -2).contiguous()
         tile = tile_of(p.head_dim, p.kv_length)
-        ones = {"q_scale": p.row_tiles(tile) * p.heads * p.batch, "k_scale": p.key_tiles(tile) * p.heads * p.batch,
-                "v_scale": p.heads * p.batch}  # fmt: skip
-        arrays = dict(zip("qkv", eight, strict=True)) | {name: torch.ones(n, device="cuda") for name, n in ones.items()}
+        tiles = {"q_scale": p.row_tiles(tile), "k_scale": p.key_tiles(tile), "v_scale": p.key_tiles(tile)}
+        arrays = dict(zip("qkv", eight, strict=True))
+        arrays |= {name: torch.ones(p.batch * p.heads * n, device="cuda") for name, n in tiles.items()}
         arrays |= {"out": torch.empty_like(plain[0]), "lse": torch.empty(shape[:3], device="cuda")}
         start = prepared(p, {name: x.data_ptr() for name, x in arrays.items()})
         stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())

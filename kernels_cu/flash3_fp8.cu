@@ -2,14 +2,18 @@
 //
 //   q (batch, heads, len_q, head_dim)    k (batch, kv_heads, len_kv, head_dim)    e4m3
 //   v (batch, kv_heads, head_dim, len_kv padded to 16)    e4m3, transposed, keys in round_p's order
-//   q_scale (batch, heads, row tiles)    k_scale (batch, kv_heads, key tiles)    v_scale (batch, kv_heads)    float32
+//   q_scale (batch, heads, row tiles)    k_scale, v_scale (batch, kv_heads, key tiles)    float32
 //   out (batch, heads, len_q, head_dim) float16 or bfloat16    lse (batch, heads, len_q) float32
 //
-// The schedule is flash3's. What is another: the tensor cores do twice as much a clock, and take operands of 8 bits along the
-// summed dimension only. So V comes transposed from the quantisation (which FlashAttention-3 does in its producer), with its keys
-// in the order in which P's accumulators already lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may
-// grow by 2^4.8 before a rescale, for e4m3 ends at 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the
-// factor of the exponent.
+// The tensor cores do twice as much a clock, and take operands of 8 bits along the summed dimension only. So V comes transposed
+// from the quantisation (which FlashAttention-3 does in its producer), with its keys in the order in which P's accumulators already
+// lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may grow by 2^4.8 before a rescale, for e4m3 ends at
+// 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the factor of the exponent.
+//
+// Of 8-bit products the tensor cores keep some 14 bits of an accumulator, and cut each product to the last of them: where V has a
+// sign, a sum over many tiles loses a part of every one. So P V_j goes into registers of its own, T, 64 head dims at a time, and is
+// folded into O in float32, by an FMA with V_j's scale. T takes the place of S, which is P by then: so nothing of a warpgroup runs
+// beside its softmax, and the warpgroups fill each other's gaps.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
 // Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.34 times
@@ -25,7 +29,7 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr bool TURNS = CONSUMERS == 3;  // two don't gain by it
+constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;  // head dims of one T
 constexpr int TURNED_KEYS = 128;  // rows of V that a block transposes
 
 // V transposed, (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), its keys in round_p's order.
@@ -92,6 +96,14 @@ struct Agenda {
   }
 };
 
+// O += scale T, of the head dims from 8 first on.
+DEVICE void fold(float (&o)[O_FRAGMENTS][4], int first, const float (&t)[CHUNK / 8][4], float scale) {
+#pragma unroll
+  for (int n = 0; n < CHUNK / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) o[first + n][e] += scale * t[n][e];
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
            const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
@@ -138,7 +150,6 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
   Agenda agenda{shape};
   Work work;
   const int consumer = warpgroup_id() - 1;
-  const Turns turns(consumer);
   Softmax softmax(shape);
   const float scale = softmax.c;
   unsigned p[P_REGISTERS][4], q_parity = 0;
@@ -147,24 +158,27 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     const int last_row = min(work.first_row + BR, shape.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
     const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
-    float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
+    float o[O_FRAGMENTS][4] = {};
     softmax.begin();
     const int kv = work.batch * shape.kv_heads + kv_head(shape, work.head), key_tiles = ceil_div(shape.len_kv, BC);
     const int row_tile = (work.batch * shape.heads + work.head) * ceil_div(shape.len_q, BR) + work.first_row / BR;
-    const float c = scale * load_global<float>(q_scale + row_tile);
-    auto key_scale = [&](int j) { return load_global<float>(k_scale + kv * key_tiles + j); };
 
     // step: load_q
+    const float c = scale * load_global<float>(q_scale + row_tile);
     mbarrier_wait(sram.q_full(), q_parity);
     q_parity ^= 1;
 
-    if (work.tiles.first > work.tiles.last) {
-      release(sram.q_empty());
-    } else {
-      // step: load_k (first)
+    for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+      float s[S_FRAGMENTS][4], alpha[2], t[2][CHUNK / 8][4];
+
+      // step: load_v (its scale)
+      const float factor_v = load_global<float>(v_scale + kv * key_tiles + j);
+
+      // step: load_k
+      const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
-      // step: scores (first)
+      // step: scores
       settle(s);
       wgmma_fence();
       multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
@@ -172,81 +186,50 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
       settle(s);
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
-      if (work.tiles.first == work.tiles.last) release(sram.q_empty());
+      if (j == work.tiles.first) release(sram.q_empty());
 
-      // step: mask (first)
-      softmax.c = c * key_scale(work.tiles.last);
-      softmax.mask(s, shape, lane_row, work.tiles.last, full);
+      // step: mask
+      softmax.c = c * factor_k;
+      softmax.mask(s, shape, lane_row, j, full);
 
-      // step: softmax (first)
-      softmax.raise(s, alpha);
+      // step: softmax
+      if (any_lane(softmax.risen(s))) {
+        softmax.raise(s, alpha);
+
+        // step: rescale
+        rescale(o, alpha);
+      }
+
+      // step: softmax (P)
       softmax.exponentials(s);
       round_p(p, s);
 
-      for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
-        // step: load_k
-        const float next_scale = key_scale(j);
-        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
-        if constexpr (TURNS) turns.take();
-
-        // step: scores
-        settle(s);
-        settle(o);
-        settle(p);
-        wgmma_fence();
-        multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
-
-        // step: load_v (of the tile before)
-        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-
-        // step: output (of the tile before, in the background)
-        wgmma_fence();
-        multiply_pv(o, p, sram.v(v_ring.slot));
-        if constexpr (TURNS) turns.pass();
-        wgmma_wait<1>();  // S
-        settle(s);
-        release(sram.k_empty(k_ring.slot));
-        k_ring.advance();
-        if (j == work.tiles.first) release(sram.q_empty());
-
-        // step: mask
-        softmax.c = c * next_scale;
-        softmax.mask(s, shape, lane_row, j, full);
-
-        // step: softmax
-        if (any_lane(softmax.risen(s))) {
-          softmax.raise(s, alpha);
-          wgmma_wait<0>();
-          settle(o);
-
-          // step: rescale
-          rescale(o, alpha);
-        }
-
-        // step: output (of the tile before: done)
-        wgmma_wait<0>();
-        settle(o);
-        release(sram.v_empty(v_ring.slot));
-        v_ring.advance();
-
-        // step: softmax (P)
-        softmax.exponentials(s);
-        round_p(p, s);
-      }
-
       // step: load_v
+      const VTile v_tile = sram.v(v_ring.slot);
       mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
       // step: output
-      settle(o);
       settle(p);
+      settle(t[0]);
+      settle(t[1]);
       wgmma_fence();
-      multiply_pv(o, p, sram.v(v_ring.slot));
-      wgmma_wait<0>();
-      settle(o);
-      release(sram.v_empty(v_ring.slot));
+      multiply_pv(t[0], p, v_tile, 0);
+      multiply_pv(t[1], p, v_tile, CHUNK);
+#pragma unroll
+      for (int i = 0; i < CHUNKS; ++i) {
+        i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();
+        settle(t[i % 2]);
+        if (i + 1 == CHUNKS) release(sram.v_empty(v_ring.slot));
+        fold(o, i * CHUNK / 8, t[i % 2], factor_v);
+        if (i + 2 < CHUNKS) {
+          settle(t[i % 2]);
+          wgmma_fence();
+          multiply_pv(t[i % 2], p, v_tile, (i + 2) * CHUNK);
+        }
+      }
       v_ring.advance();
     }
+    if (work.tiles.first > work.tiles.last) release(sram.q_empty());
 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -255,7 +238,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 
       // step: normalize
       const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) * load_global<float>(v_scale + kv) : 0;
+      const float factor = sum > 0 ? reciprocal(sum) : 0;
 
       // step: store_o
       char* out_row = row_address(out, work.batch, work.head, row);

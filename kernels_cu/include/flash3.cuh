@@ -129,7 +129,8 @@ DEVICE Work work_in_order(const Shape& shape) {
   return work_of(shape, block / row_tiles, block % row_tiles);
 }
 
-// Issues S = Q K_jᵀ of this warpgroup's 64 rows, and O += P V_j; each is a group of its own.
+// Issues S = Q K_jᵀ of this warpgroup's 64 rows, and O += P V_j, or of e4m3 T = P V_j of the head dims from `dim` on; each is a
+// group of its own.
 DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
 #pragma unroll
   for (int d = 0; d < QTile::COLUMNS; d += 16) {
@@ -141,17 +142,20 @@ DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
   }
   wgmma_commit();
 }
-DEVICE void multiply_pv(float (&o)[O_FRAGMENTS][4], const unsigned (&p)[P_REGISTERS][4], VTile v) {
-#pragma unroll
-  for (int i = 0; i < P_REGISTERS; ++i) {
 #if E4M3
-    wgmma_e4m3_rs(o, p[i], rows_operand(v, 0, 16 * i));
-#else
-    wgmma_rs(o, p[i], columns_operand(v, 16 * i));
-#endif
-  }
+template <int N8>
+DEVICE void multiply_pv(float (&t)[N8][4], const unsigned (&p)[P_REGISTERS][4], VTile v, int dim) {
+#pragma unroll
+  for (int i = 0; i < P_REGISTERS; ++i) wgmma_e4m3_rs(t, p[i], rows_operand(v, dim, 16 * i), i > 0);
   wgmma_commit();
 }
+#else
+DEVICE void multiply_pv(float (&o)[O_FRAGMENTS][4], const unsigned (&p)[P_REGISTERS][4], VTile v) {
+#pragma unroll
+  for (int i = 0; i < P_REGISTERS; ++i) wgmma_rs(o, p[i], columns_operand(v, 16 * i));
+  wgmma_commit();
+}
+#endif
 
 // P in the storage dtype, as the operand of the second product.
 DEVICE void round_p(unsigned (&p)[P_REGISTERS][4], const float (&s)[S_FRAGMENTS][4]) {

@@ -107,7 +107,7 @@ DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long lo
 template <int N8>
 DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>
-DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b, int add = 1);
 
 #ifdef EMULATOR
 template <int N8>
@@ -123,8 +123,8 @@ DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long
   emu_wgmma_ss(&c[0][0], N8, a, b, add, false, EMU_E4M3);
 }
 template <int N8>
-DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
-  emu_wgmma_rs(&c[0][0], N8, a, b, true, false, EMU_E4M3);
+DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b, int add) {
+  emu_wgmma_rs(&c[0][0], N8, a, b, add, false, EMU_E4M3);
 }
 #else
 
@@ -202,7 +202,7 @@ WGMMA(224, 13, 112, 113, 114, 115, 116)
 WGMMA(240, 14, 120, 121, 122, 123, 124)
 WGMMA(256, 15, 128, 129, 130, 131, 132)
 
-#define WGMMA_E4M3(N, G, I0, I1, I2, I3, I4)                                                                        \
+#define WGMMA_E4M3(N, G, I0, I1, I2, I3, I4, I5)                                                                    \
   template <>                                                                                                       \
   DEVICE void wgmma_e4m3_ss<N / 8>(float (&c)[N / 8][4], unsigned long long a, unsigned long long b, int add) {      \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #I2 ", 0;\n"                                                      \
@@ -211,16 +211,17 @@ WGMMA(256, 15, 128, 129, 130, 131, 132)
                  : WGMMA_C##G : "l"(a), "l"(b), "r"(add));                                                           \
   }                                                                                                                 \
   template <>                                                                                                       \
-  DEVICE void wgmma_e4m3_rs<N / 8>(float (&c)[N / 8][4], const unsigned (&a)[4], unsigned long long b) {             \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_R##G "}, {%" #I0 ", %" #I1         \
-                 ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1;"                                                           \
-                 : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+  DEVICE void wgmma_e4m3_rs<N / 8>(float (&c)[N / 8][4], const unsigned (&a)[4], unsigned long long b, int add) {    \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #I5 ", 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" WGMMA_R##G "}, {%" #I0 ", %" #I1         \
+                 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1;}"                                                          \
+                 : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                        \
   }
 
-WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36)
-WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52)
-WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68)
-WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132)
+WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36, 37)
+WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52, 53)
+WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
+WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132, 133)
 
 #endif
 
