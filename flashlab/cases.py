@@ -19,6 +19,7 @@ import numpy as np
 from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.dtypes import numpy_dtype
+from simulator.problem import FP8
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
 
@@ -95,7 +96,8 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
         few = random.standard_normal(min(n, _FRESH), np.float32).astype(numpy_dtype(p.dtype))
         bits = cupy().asarray(few.view(f"u{few.itemsize}"))  # CuPy has no arithmetic on bfloat16, and needs none
         many = bits if n == few.size else cupy().tile(bits, -(-n // _FRESH))[:n]
-        return many.view(few.dtype).reshape(shape)
+        # nor has it 8-bit floats: their bits will do
+        return (many if p.dtype == FP8 else many.view(few.dtype)).reshape(shape)
 
     q, k, v = (array(shape) for shape in shapes)
     return q, k, v

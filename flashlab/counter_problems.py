@@ -8,6 +8,7 @@ from typing import Any
 
 from flashlab.cases import Case
 from simulator import CATALOGUE, Problem
+from simulator.problem import FP8
 
 __all__ = ["l2_problems", "matrix"]
 
@@ -23,17 +24,21 @@ def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", 
     }
     # the counters of TMA see whole sectors of 32 bytes: rows of so many, where it is used
     whole = {"ragged": {**shapes["ragged"], "head_dim": 48}}
+    # and of 8-bit operands both rows of a head dim and, for V lies transposed, of keys padded to 16
+    whole_of_bytes = {
+        "ragged": {**shapes["ragged"], "len_q": 250, "head_dim": 96},
+        "more-queries": {**shapes["more-queries"], "len_kv": 121},
+    }
+    own = {
+        name: whole_of_bytes if FP8 in row.dtypes else whole if row.hopper else {} for name, row in CATALOGUE.items()
+    }
     return [
         _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
         for algorithm in algorithms
         for dtype, causal, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (False, True), (shapes | (whole if _hopper(algorithm) else {})).items()
+            CATALOGUE[algorithm].dtypes, (False, True), (shapes | own[algorithm]).items()
         )
     ]  # fmt: skip
-
-
-def _hopper(algorithm: str) -> bool:
-    return any(kernel.hopper for kernel in CATALOGUE[algorithm].kernels)
 
 
 def l2_problems() -> list[Case]:

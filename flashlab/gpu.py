@@ -28,8 +28,8 @@ from simulator.programs.flash3_fp8 import TILES as FP8_TILES
 from simulator.simulate import Scales, TileLike, Window, problem_of
 
 __all__ = [
-    "ARCH", "SHAPE", "TENSOR", "Plan", "attention", "check_problem", "check_tile", "current_device", "plan", "shape_struct",
-    "strides_of",
+    "ARCH", "SHAPE", "TENSOR", "Plan", "Ready", "attention", "check_problem", "check_tile", "current_device", "plan",
+    "shape_struct", "strides_of",
 ]  # fmt: skip
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
@@ -268,14 +268,14 @@ class Ready:
         self._workspaces = [nbytes for (_, nbytes, _), at in zip(plan.tensors, places, strict=True) if at is None]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
-    def launch(self) -> None:
-        """Launches the kernels on CuPy's current device and stream; the workspaces come from CuPy's pool."""
+    def launch(self, first: int = 0) -> None:
+        """Launches the kernels, from the `first` on, on CuPy's current device and stream; the workspaces come from CuPy's pool."""
         cuda = cupy().cuda
         # held until the launches are queued; the pool hands memory on in the stream's order
         held = [cuda.alloc(nbytes) for nbytes in self._workspaces]
         stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
         # by the driver, for CuPy takes as long to look at arguments of known types as all the rest
-        for configuration, arguments in self._queue(*[memory.ptr for memory in held]):
+        for configuration, arguments in self._queue(*[memory.ptr for memory in held])[first:]:
             launch(*configuration, stream, arguments.pointer, 0)
 
     def _queued(self, *workspaces: int) -> list[tuple[tuple[int, ...], _Packed]]:

@@ -66,9 +66,10 @@ flash3_fp8_transpose(const Tensor v, const Tensor v_t, const Shape shape) {
     // step: store_v
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      auto four = [&](int quad) {  // places 4 quad .. 4 quad + 3: keys 2 quad, 2 quad + 1, and those 8 on
-        auto byte = [&](int k) { return word[k] >> 8 * c & 0xff; };
-        return byte(2 * quad) | byte(2 * quad + 1) << 8 | byte(2 * quad + 8) << 16 | byte(2 * quad + 9) << 24;
+      auto byte = [&](int k) { return word[k] >> 8 * c & 0xff; };
+      auto four = [&](int quad) {  // places 4 quad .. 4 quad + 3 are keys k, k + 1, and those 8 on
+        const int k = 2 * quad;
+        return byte(k) | byte(k + 1) << 8 | byte(k + 8) << 16 | byte(k + 9) << 24;
       };
       if (column + c < shape.head_dim && first_key + key < shape.len_kv)
         store_global(row_address(v_t, batch, head, column + c) + first_key + key,

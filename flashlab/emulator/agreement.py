@@ -16,6 +16,7 @@ from flashlab.emulator.kernels import Emulation
 from flashlab.verify.rule import expect
 from simulator import random_inputs
 from simulator.dtypes import Array, numpy_dtype
+from simulator.problem import FP8
 
 __all__ = ["Agreement", "Row", "distance", "run"]
 
@@ -152,11 +153,13 @@ def _apart(case: Case, done: Emulation) -> float:
     p = case.problem
     q, k, v = random_inputs(p, seed=0)
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
-    on_gpu = [cupy().asarray(x.view(f"u{x.itemsize}")).view(x.dtype) for x in (q, k, v)]
+    bits = [cupy().asarray(x.view(f"u{x.itemsize}")) for x in (q, k, v)]
+    on_gpu = bits if p.dtype == FP8 else [x.view(q.dtype) for x in bits]  # CuPy has no 8-bit floats
     out = attention(*on_gpu, algorithm=case.algorithm, **masks, tile=case.tile, lse=case.lse)
     out, lse = out if case.lse else (out, None)
-    bits = cupy().asnumpy(out.view(f"u{q.itemsize}")).view(numpy_dtype(p.dtype))
-    return distance(case, (q, k, v), (bits, None if lse is None else lse.get()), (done.out, done.lse))
+    dtype = numpy_dtype(p.out_dtype)
+    found = cupy().asnumpy(out.view(f"u{dtype.itemsize}")).view(dtype)
+    return distance(case, (q, k, v), (found, None if lse is None else lse.get()), (done.out, done.lse))
 
 
 def distance(

@@ -17,7 +17,7 @@ PANEL = 128
 """Columns of a box: 128 bytes, the reach of TMA's swizzle."""
 KEYS = 128
 """Rows of V that a block transposes."""
-TILES = (Tile(128, 128), Tile(192, 128), Tile(192, 96), Tile(128, 64), Tile(64, 128), Tile(64, 64))
+TILES = (Tile(128, 128), Tile(192, 128), Tile(128, 64), Tile(64, 64))
 """What the kernel may be built for."""
 LARGEST_P = 16.0
 """P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab import gpu
+from flashlab import fp8, gpu
 from flashlab.verify import rule
 from simulator.dtypes import numpy_dtype
 
@@ -352,7 +352,9 @@ def test_the_allocations_are_the_peak_that_is_counted(cupy: Any, algorithm: str,
     memory = Guarded(cupy)
     with memory.used():
         fl.attention(q, k, v, out=out, algorithm=algorithm)
-    brought = 0 if head_dim * p.itemsize % 16 else q.nbytes + k.nbytes + v.nbytes + out.nbytes  # all four had to be padded
+    brought = (
+        0 if head_dim * p.itemsize % 16 else q.nbytes + k.nbytes + v.nbytes + out.nbytes
+    )  # all four had to be padded
     assert sum(memory.sizes) == counts.hbm.peak - brought
 
 
