@@ -25,6 +25,7 @@ from simulator.catalogue import get
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
 from simulator.errors import Unavailable
+from simulator.problem import FP8
 
 __all__ = [
     "Check", "CountersReport", "DramCheck", "LaunchReport", "Measured", "ModelCheck", "compare", "l2_problems",
@@ -45,6 +46,7 @@ BYTES: dict[str, tuple[str, ...]] = {
 TENSOR_OPS = {
     "float16": ("sm__ops_path_tensor_src_fp16", "sm__ops_path_tensor_src_fp16_dst_fp32"),
     "bfloat16": ("sm__ops_path_tensor_src_bf16_dst_fp32",),
+    FP8: ("sm__ops_path_tensor_src_fp8",),
 }
 """Operations of the tensor cores, by the dtype of the operands; the first that the GPU has."""
 

@@ -322,7 +322,7 @@ class Plan:
         self._launches = [
             _Launch(
                 kernel=kernel_of(
-                    kernel.source, kernel.entry, macros, "sm_90a" if kernel.hopper else arch, launch.sram_peak
+                    kernel.source, kernel.entry, macros, "sm_90a" if row.hopper else arch, launch.sram_peak
                 ),
                 grid=(blocks_of(kernel, self.counts, launch),),
                 block=(32 * launch.warps,),
