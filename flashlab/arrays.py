@@ -166,7 +166,7 @@ class _DlpackArrays(_CupyArrays):
 class _TorchArrays(Framework):
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
-        self._names = {getattr(self._torch, name): name for name in ITEMSIZE}
+        self._names = {getattr(self._torch, name): name for name in ITEMSIZE if hasattr(self._torch, name)}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
         # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
         self._raw_stream: Any = self._torch._C._cuda_getCurrentRawStream

@@ -180,5 +180,5 @@ def test_distance_of_outputs_is_measured_by_the_rule() -> None:
 def test_verified(algorithm: str) -> None:
     """The verifier's own probes and edges on the emulator; the whole of it: `flashlab verify ... --backend emulator`."""
     checks = ["key_sets", "hidden_keys", "split", "gqa", "prefix", "batch", "misaligned"]
-    report = fl.verify(algorithm, backend="emulator", dtypes=["float16"], checks=checks)
+    report = fl.verify(algorithm, backend="emulator", dtypes=[native(algorithm, "float16")], checks=checks)
     assert report.verdict == "passed", report.failing
