@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,9 +89,9 @@ class Item:
 
 
 def chosen() -> list[Item]:
-    """All 18 cells of flash3, six of what it is held against, and the matrix product."""
+    """All 18 cells of flash3, five of what it is held against, and the matrix product."""
     every = cells(("bfloat16",), (64, 128, 256))
-    few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim < 256)]
+    few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim == 64)]
     others = ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn")
     return [*(Item("flash3", x) for x in every), *(Item(name, x) for name in others for x in few[::-1]),
             Item(MATMUL, Cell("bfloat16", 128, False, _N))]  # fmt: skip
@@ -174,16 +175,20 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
 
 def code(of: sass.Code, head_dim: int | None) -> dict[str, Any]:
     """The main loop of a kernel: one round of a warp, by pipe; and the samples of the warps that compute. `scores`: of a warp in
-    a round, from the FLOPs of its products (None for the matrix product)."""
+    a round, from the FLOPs of its products (None for the matrix product). `spent`: samples in the main loop, by the pipe of the
+    instruction that was next."""
     executed = of.executed()
     outside = of.computing - of.loop
     stalls = {name: dict(of.stalls(indices)) for name, indices in (("loop", of.loop), ("outside", outside))}
+    spent: Counter[str] = Counter()
+    for i in of.loop:
+        spent[sass.pipe_of(of.instructions[i].name)] += of.instructions[i].samples
     flops = of.flops(of.round)
     return {
         "instructions": len(of.instructions),
         "round": {"instructions": len(of.round), "pipes": dict(of.issued(of.round)), "flops": flops,
                   "scores": None if head_dim is None else flops / (4 * head_dim)},
-        "executed": dict(executed), "stalls": stalls,
+        "executed": dict(executed), "stalls": stalls, "spent": dict(spent),
     }  # fmt: skip
 
 
@@ -199,6 +204,40 @@ def clocks_of_a_round(found: Mapping[str, Any], lanes: Mapping[str, int] = RATES
 
 
 # -- under load -----------------------------------------------------------------------------------------------------
+
+
+STAMP = """
+extern "C" __global__ void stamp(unsigned long long* out) {
+  unsigned sm;
+  unsigned long long now;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  if (threadIdx.x == 0) out[2 * sm] = clock64(), out[2 * sm + 1] = now;
+}
+"""
+"""Writes, for each SM, its own clock count and the time in nanoseconds. What NVML calls the clock is what was asked for: under a
+power limit the SMs count fewer."""
+
+
+class Stamps:
+    """Two moments on the GPU, between which the SMs count their clocks."""
+
+    def __init__(self) -> None:
+        self._cupy: Any = importlib.import_module("cupy")
+        self._kernel = self._cupy.RawKernel(STAMP, "stamp")
+        self._sms = self._cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._taken = self._cupy.zeros((2, self._sms, 2), "u8")
+
+    def take(self, which: int) -> None:
+        """Queue the first (0) or second (1) on the null stream."""
+        with self._cupy.cuda.Stream.null:
+            self._kernel((8 * self._sms,), (32,), (self._taken[which],))
+
+    def mhz(self) -> float:
+        """The clock between the two, the median of the SMs."""
+        first, second = self._taken.get().astype("f8")
+        clocks, nanoseconds = (second - first).T
+        return float(statistics.median(1e3 * clocks / nanoseconds))
 
 
 class Gpu:
@@ -221,11 +260,11 @@ class Gpu:
         return self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def clock(self) -> int:
-        """Of the SMs, now, MHz."""
+        """Of the SMs, as the driver has set it, MHz."""
         return self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def watts(self) -> float:
-        """Drawn now, averaged over no second as nvidia-smi's first figure is."""
+        """Drawn now; what nvidia-smi shows first is the mean of a second."""
         return self._field(self._nvml.NVML_FI_DEV_POWER_INSTANT).uiVal / 1000
 
     def capped(self) -> float:
@@ -244,6 +283,9 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     """Call after call with no pause, `seconds` until clock and power have settled and `seconds` that are measured."""
     torch: Any = importlib.import_module("torch")
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stamps = Stamps()
+    for which in range(2):  # the first compiles
+        stamps.take(which)
     call()
     begun.record()
     for _ in range(10):
@@ -253,10 +295,12 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     calls = max(10, round(seconds / (begun.elapsed_time(ended) / 1e4)))
     for _ in range(calls):
         call()
+    stamps.take(0)
     begun.record()
     for _ in range(calls):
         call()
     ended.record()
+    stamps.take(1)
     while not begun.query():
         time.sleep(1e-3)
     started, capped = time.perf_counter(), gpu.capped()
@@ -269,7 +313,7 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     milliseconds = begun.elapsed_time(ended) / calls
     return {
         "calls": calls, "milliseconds": milliseconds, "tflops": flops / milliseconds / 1e9, "samples": len(samples),
-        "mhz": statistics.mean(clock), "watts": statistics.mean(watts), "capped": min(1.0, capped / took),
+        "mhz": stamps.mhz(), "mhz_set": statistics.mean(clock), "watts": statistics.mean(watts), "capped": min(1.0, capped / took),
         "reasons": {str(bits): reasons.count(bits) for bits in sorted(set(reasons))},
     }  # fmt: skip
 
@@ -287,7 +331,7 @@ def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
         row = {"kernel": item.kernel, **asdict(item.cell), "useful_flops": useful(item)}
         row |= {"counters": counters(counted), "code": code(listing, head_dim)}
         row["loaded"] = loaded(prepare(item), useful(item), gpu, seconds)
-        if item.kernel in ("flash3", MATMUL):
+        if item.kernel == MATMUL or (item.kernel == "flash3" and item.cell.length != 4096):
             row["zeros"] = loaded(prepare(item, zeros=True), useful(item), gpu, seconds)
         rows.append(row)
     return {
