@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashlab import ncu, peers, results
+from flashlab import fp8, ncu, peers, results
 from flashlab.bench import Cell, cells
 from flashlab.cli.output import track
 from tools import sass
 
-MATMUL = "matmul"
+MATMUL, FP8 = "matmul", "flash3_fp8"
 _N = 8192
 
 UNITS = {
@@ -56,7 +56,8 @@ SUMS = {
     "uniform": "sm__inst_executed_pipe_uniform", "all": "smsp__inst_executed",
 }  # fmt: skip
 """Warp instructions executed, by pipe: the machine code's opcodes are sorted into pipes, and held to these."""
-FLOPS = "sm__ops_path_tensor_src_bf16_dst_fp32"
+FLOPS = ("sm__ops_path_tensor_src_bf16_dst_fp32", "sm__ops_path_tensor_src_fp8")
+"""Of the tensor cores, by the operands' dtype: a kernel has one."""
 CLOCKS, ACTIVE, DURATION = "sm__cycles_elapsed.max", "sm__cycles_active.avg", "gpu__time_duration.sum"
 
 EXPECTED = {
@@ -76,25 +77,23 @@ EXPECTED = {
 
 RATES = {"exp": 16, "fma": 128, "alu": 64, "issue": 128}
 """Lanes a clock of an SM of Hopper (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
-TENSOR = 4096
-"""16-bit FLOPs a clock of an SM's tensor cores."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A kernel of ours, a peer of `flashlab bench`, or `MATMUL` (8192³), in a cell."""
+    """A kernel of ours, a peer of `flashlab bench`, or `MATMUL` (8192³), in a cell. The dtype of `FP8` is its output's."""
 
     kernel: str
     cell: Cell
 
 
 def chosen() -> list[Item]:
-    """All 18 cells of flash3, five of what it is held against, and the matrix product."""
+    """All 18 cells of flash3, five of what it is held against, four of FP8, and the matrix product."""
     every = cells(("bfloat16",), (64, 128, 256))
     few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim == 64)]
-    others = ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn")
-    return [*(Item("flash3", x) for x in every), *(Item(name, x) for name in others for x in few[::-1]),
-            Item(MATMUL, Cell("bfloat16", 128, False, _N))]  # fmt: skip
+    beside = [Item(name, x) for name in ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn") for x in few[::-1]]
+    eight = [Item(FP8, x) for x in every if x.length == 16384 and x.head_dim > 64]
+    return [*(Item("flash3", x) for x in every), *beside, *eight, Item(MATMUL, Cell("bfloat16", 128, False, _N))]
 
 
 def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
@@ -112,6 +111,8 @@ def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
         out = torch.empty_like(a)
         return lambda: torch.matmul(a, b, out=out)
     tensors = [array(p.batch, p.heads, p.len_q, p.head_dim) for _ in "qkv"]
+    if item.kernel == FP8:
+        return fp8.on_torch(p, *tensors)
     if peers.layout(item.kernel) == "bshd":
         tensors = [x.transpose(1, 2).contiguous() for x in tensors]
     return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.softmax_scale)
@@ -142,7 +143,7 @@ def launch(items: Iterable[Item]) -> None:
 def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Measured, sass.Code]]:
     """What ncu counted, and the machine code with its samples, of each item. Every call must be one launch."""
     metrics = [f"{name}.avg.pct_of_peak_sustained_elapsed" for name in UNITS.values()]
-    metrics += [f"{name}.sum" for name in (*SUMS.values(), FLOPS)] + [CLOCKS, ACTIVE, DURATION]
+    metrics += [f"{name}.sum" for name in (*SUMS.values(), *FLOPS)] + [CLOCKS, ACTIVE, DURATION]
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "items.json", Path(folder) / "report.ncu-rep"
         file.write_text(json.dumps([asdict(item) for item in items]), encoding="utf-8")
@@ -169,7 +170,7 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
         "entry": measured.kernel, "clocks": m[CLOCKS], "clocks_active": m[ACTIVE], "nanoseconds": m[DURATION],
         "busy": {name: m[f"{metric}.avg.pct_of_peak_sustained_elapsed"] / 100 for name, metric in UNITS.items()},
         "executed": {name: m[f"{metric}.sum"] for name, metric in SUMS.items()},
-        "flops": m.get(f"{FLOPS}.sum"),
+        "flops": measured.total(FLOPS),
     }  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def code(of: sass.Code, head_dim: int | None) -> dict[str, Any]:
     return {
         "instructions": len(of.instructions),
         "round": {"instructions": len(of.round), "pipes": dict(of.issued(of.round)), "flops": flops,
-                  "scores": None if head_dim is None else flops / (4 * head_dim)},
+                  "tensor_clocks": of.tensor_clocks(of.round), "scores": None if head_dim is None else flops / (4 * head_dim)},
         "executed": dict(executed), "stalls": stalls, "spent": dict(spent),
     }  # fmt: skip
 
@@ -196,11 +197,11 @@ def clocks_of_a_round(found: Mapping[str, Any], lanes: Mapping[str, int] = RATES
     """Clocks of an SM that one warp's round of the main loop occupies each unit for.
 
     >>> pipes = {"tensor": 16, "exp": 64, "fma": 141, "alu": 77, "uniform": 103, "other": 18}
-    >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "flops": 4 * 2048 * 128})
+    >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "tensor_clocks": 256.0})
     {'tensor': 256.0, 'exp': 128.0, 'fma': 35.25, 'alu': 38.5, 'issue': 104.75}
     """
     pipes = {**found["pipes"], "issue": found["instructions"]}
-    return {"tensor": found["flops"] / TENSOR, **{name: 32 * pipes.get(name, 0) / rate for name, rate in lanes.items()}}
+    return {"tensor": found["tensor_clocks"], **{name: 32 * pipes.get(name, 0) / rate for name, rate in lanes.items()}}
 
 
 # -- under load -----------------------------------------------------------------------------------------------------

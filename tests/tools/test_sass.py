@@ -101,7 +101,13 @@ def test_of_two_loops_the_one_with_more_products_is_the_main_one():
     outer = [f"FADD R{i}, R0, R1" for i in range(9)]
     code = plain(*outer, "HMMA.16816.F32 R4, R8, R12, R4", "@P0   BRA {9}", "@P1   BRA {0}", "EXIT")
     assert code.round == (9, 10)
-    assert code.flops(code.round) == 4096
+    assert (code.flops(code.round), code.tensor_clocks(code.round)) == (4096, 1)
+
+
+def test_operands_of_8_bits_take_half_the_clocks():
+    for opcode, clocks in (("HGMMA.64x128x16.F32.BF16", 16), ("QGMMA.64x128x32.F32.E4M3.E4M3", 16)):
+        code = plain(f"{opcode} R24, gdesc[UR40], R24", "@P0   BRA {0}", "EXIT")
+        assert code.tensor_clocks(code.round) == clocks, opcode
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=5))
