@@ -49,6 +49,7 @@ KINDS = (
     "fp8",
     "overhead",
     "patterns",
+    "accumulation",
     "emulator",
 )
 FOLDER = Path("docs/results")
@@ -422,6 +423,27 @@ def _table_patterns(data: Data) -> str:
     return _markdown_table(("kernel", "pattern", "lanes", *names), cells)
 
 
+def _headline_accumulation(data: Data) -> str:
+    rows = data["rows"]
+    by_rule: dict[str, list[str]] = {}
+    for row in rows:
+        rule = f"{row['together']} products at once, {row['kept']} bits below the largest and {row['mantissa']} of the sum"
+        by_rule.setdefault(rule, []).append(row["instruction"])
+    said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
+    return (f"tensor cores add {said}: the same in every bit in {sum(row['equal'] for row in rows):,} of "
+            f"{sum(row['cases'] for row in rows):,} cases")  # fmt: skip
+
+
+def _table_accumulation(data: Data) -> str:
+    rows = data["rows"]
+    header = ("rule", *(row["instruction"] for row in rows))
+    equal = [("as measured", *(f"{row['equal'] / row['cases']:.2%}" for row in rows))]
+    others = [
+        (name, *(f"{row['alternatives'][name] / row['cases']:.2%}" for row in rows)) for name in rows[0]["alternatives"]
+    ]
+    return _markdown_table(header, [("cases", *(f"{row['cases']:,}" for row in rows)), *equal, *others])
+
+
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -431,12 +453,14 @@ _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
     "bench": _headline_bench, "ladder": _headline_bench, "blind": _headline_blind, "fp8": _headline_fp8,
     "patterns": _headline_patterns, "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
+    "accumulation": _headline_accumulation,
     "emulator": _headline_emulator, "profile": _headline_profile,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
     "ladder": _table_bench, "blind": _table_blind, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
-    "agreement": _table_agreement, "overhead": _table_overhead, "emulator": _table_emulator, "profile": _table_profile,
+    "agreement": _table_agreement, "overhead": _table_overhead,
+    "accumulation": _table_accumulation, "emulator": _table_emulator, "profile": _table_profile,
 }  # fmt: skip
 
 

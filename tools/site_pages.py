@@ -42,6 +42,7 @@ KINDS = {
     "overhead": "What a call costs before the GPU works",
     "emulator": "How long the emulator takes",
     "patterns": "Access patterns of a warp",
+    "accumulation": "How tensor cores add",
 }
 """Headings of the kinds of results, in the order of the page."""
 
