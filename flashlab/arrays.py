@@ -168,8 +168,6 @@ class _TorchArrays(Framework):
         self._torch: Any = sys.modules["torch"]
         self._names = {getattr(self._torch, name): name for name in ITEMSIZE if hasattr(self._torch, name)}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
-        # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
-        self._raw_stream: Any = self._torch._C._cuda_getCurrentRawStream
         self._runtime = cupy().cuda.runtime
 
     def view(self, name: str, x: Any) -> View:
@@ -192,7 +190,8 @@ class _TorchArrays(Framework):
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
-        pointer = self._raw_stream(device)
+        # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
+        pointer = self._torch._C._cuda_getCurrentRawStream(device)
         if self._runtime.getDevice() == device:
             already = cupy().cuda.get_current_stream().ptr == pointer
             return _ANYWHERE if already else _external_stream(pointer, device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from simulator.errors import Unavailable, UsageError
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import choose_tile
 
-__all__ = ["Fp8Report", "Quantized", "accuracy", "attention", "quantize", "rotation", "run"]
+__all__ = ["Fp8Report", "Quantized", "accuracy", "attention", "on_torch", "quantize", "rotation", "run"]
 
 LARGEST = 448.0
 
@@ -196,6 +196,29 @@ def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: i
     return f"{p.heads} heads × {length} × {head_dim}, N(0, 1) + N(0, 100) · Bernoulli(0.001)", found
 
 
+def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
+    """The attention kernel alone, on torch tensors (batch, heads, length, head_dim) that are rounded to e4m3 with scales of 1,
+    ready to be repeated on torch's stream: V is transposed now. Nobody gets the output."""
+    torch: Any = importlib.import_module("torch")
+    p = problem.replace(dtype=FP8)
+    given = [*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), torch.empty_like(q, dtype=torch.bfloat16)]
+    plan, kind = gpu.plan("flash3_fp8", p), framework("q", given[0])
+    spec = plan.counts.tensors["v_t"]
+    v_t = torch.empty((p.batch, spec.heads // p.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda")
+    given.append(v_t.view(torch.float8_e4m3fn))
+    ready = plan.ready({name: kind.view(name, x) for name, x in zip(("q", "k", "v", "out", "v_t"), given, strict=True)})
+    stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())
+    with stream:
+        ready.launch()
+
+    def call(held: Any = given) -> None:
+        del held  # the kernel knows only their addresses
+        with stream:
+            ready.launch(first=1)
+
+    return call
+
+
 def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
     """FP8 beside bfloat16, calls interleaved; quantisation isn't timed."""
     try:
@@ -205,16 +228,8 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
     found: list[Speed] = []
     for cell in cells:
         p = cell.problem
-        shape = (p.batch, p.heads, p.len_q, p.head_dim)
-        plain = [torch.randn(shape, device="cuda").to(torch.bfloat16) for _ in "qkv"]
-        eight = [x.to(torch.float8_e4m3fn) for x in plain]
-        out = torch.empty_like(plain[0])
-        ready = _ready(torch, p.replace(dtype=FP8), [*eight, out])
-        stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())
-
-        def kernel(ready: gpu.Ready = ready, stream: Any = stream) -> None:
-            with stream:
-                ready.launch(first=1)
+        plain = [torch.randn((p.batch, p.heads, p.len_q, p.head_dim), device="cuda").to(torch.bfloat16) for _ in "qkv"]
+        eight, out = [x.to(torch.float8_e4m3fn) for x in plain], torch.empty_like(plain[0])
 
         def call(eight: list[Any] = eight, out: Any = out, causal: bool = p.causal) -> Any:
             return gpu.attention(*eight, algorithm="flash3_fp8", causal=causal, out=out)
@@ -222,26 +237,11 @@ def speed(cells: Sequence[bench.Cell], seconds: float = 0.5) -> list[Speed]:
         def bfloat16(plain: list[Any] = plain, out: Any = out, causal: bool = p.causal) -> Any:
             return gpu.attention(*plain, algorithm="flash3", causal=causal, out=out)
 
-        times = bench.interleaved(torch, [kernel, call, bfloat16], seconds)
+        times = bench.interleaved(torch, [on_torch(p, *plain), call, bfloat16], seconds)
         tflops = [cell.flops / statistics.median(t) / 1e9 for t in times]
         ratios = [statistics.median(b / a for a, b in zip(t, times[2], strict=True)) for t in times[:2]]
         found.append(Speed(p.head_dim, p.causal, p.len_q, tflops[0], tflops[2], ratios[0], ratios[1]))
     return found
-
-
-def _ready(torch: Any, problem: Problem, given: Sequence[Any]) -> gpu.Ready:
-    """The kernels made ready for q, k, v and out, with V's transpose in memory that stays: launched once."""
-    plan = gpu.plan("flash3_fp8", problem)
-    kind = framework("q", given[0])
-    views = {name: kind.view(name, x) for name, x in zip(("q", "k", "v", "out"), given, strict=True)}
-    spec = plan.counts.tensors["v_t"]
-    v_t = torch.empty(
-        (problem.batch, spec.heads // problem.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda"
-    )
-    ready = plan.ready(views | {"v_t": kind.view("v_t", v_t.view(torch.float8_e4m3fn))})
-    ready.launch()
-    torch.cuda.synchronize()
-    return ready
 
 
 def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int] = (128, 256)) -> Fp8Report:

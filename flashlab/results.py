@@ -45,9 +45,11 @@ KINDS = (
     "bench",
     "ladder",
     "blind",
+    "profile",
     "fp8",
     "overhead",
     "patterns",
+    "accumulation",
     "emulator",
 )
 FOLDER = Path("docs/results")
@@ -242,6 +244,29 @@ def _table_blind(data: Data) -> str:
     ])  # fmt: skip
 
 
+def _headline_profile(data: Data) -> str:
+    first = data["rows"][0]["kernel"]
+    mine = [row for row in data["rows"] if row["kernel"] == first]
+    tensor = [row["counters"]["busy"]["tensor"] for row in mine]
+    ghz = [row["loaded"]["mhz"] / 1000 for row in mine]
+    capped = sum(row["loaded"]["capped"] > 0.5 for row in mine)
+    return (f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks, at {min(ghz):.2f} to {max(ghz):.2f} "
+            f"GHz of {data['highest_mhz'] / 1000:.2f}; the power limit binds in {capped} of {len(mine)} cells")  # fmt: skip
+
+
+def _table_profile(data: Data) -> str:
+    units = ("tensor", "exp", "issue", "sram", "l2", "dram")
+    header = ("kernel", "head dim", "mask", "length", *units, "GHz", "W", "power-limited", "TFLOP/s", "on zeros")
+    rows = [
+        (r["kernel"], str(r["head_dim"]), "causal" if r["causal"] else "full", str(r["length"]),
+         *(f"{r['counters']['busy'][unit]:.0%}" for unit in units), f"{r['loaded']['mhz'] / 1000:.2f}",
+         f"{r['loaded']['watts']:.0f}", f"{r['loaded']['capped']:.0%}", f"{r['loaded']['tflops']:.0f}",
+         f"{r['zeros']['tflops']:.0f}" if "zeros" in r else "")
+        for r in data["rows"]
+    ]  # fmt: skip
+    return _markdown_table(header, rows)
+
+
 def _headline_fp8(data: Data) -> str:
     ratios: dict[int, list[float]] = {}
     for row in data["speed"]:
@@ -398,6 +423,29 @@ def _table_patterns(data: Data) -> str:
     return _markdown_table(("kernel", "pattern", "lanes", *names), cells)
 
 
+def _headline_accumulation(data: Data) -> str:
+    rows = data["rows"]
+    by_rule: dict[str, list[str]] = {}
+    for row in rows:
+        rule = (
+            f"{row['together']} products at once, {row['kept']} bits below the largest and {row['mantissa']} of the sum"
+        )
+        by_rule.setdefault(rule, []).append(row["instruction"])
+    said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
+    return (f"tensor cores add {said}: the same in every bit in {sum(row['equal'] for row in rows):,} of "
+            f"{sum(row['cases'] for row in rows):,} cases")  # fmt: skip
+
+
+def _table_accumulation(data: Data) -> str:
+    rows = data["rows"]
+    header = ("rule", *(row["instruction"] for row in rows))
+    equal = [("as measured", *(f"{row['equal'] / row['cases']:.2%}" for row in rows))]
+    others = [
+        (name, *(f"{row['alternatives'][name] / row['cases']:.2%}" for row in rows)) for name in rows[0]["alternatives"]
+    ]
+    return _markdown_table(header, [("cases", *(f"{row['cases']:,}" for row in rows)), *equal, *others])
+
+
 def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -407,12 +455,14 @@ _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
     "bench": _headline_bench, "ladder": _headline_bench, "blind": _headline_blind, "fp8": _headline_fp8,
     "patterns": _headline_patterns, "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
-    "emulator": _headline_emulator,
+    "accumulation": _headline_accumulation,
+    "emulator": _headline_emulator, "profile": _headline_profile,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
     "ladder": _table_bench, "blind": _table_blind, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
-    "agreement": _table_agreement, "overhead": _table_overhead, "emulator": _table_emulator,
+    "agreement": _table_agreement, "overhead": _table_overhead,
+    "accumulation": _table_accumulation, "emulator": _table_emulator, "profile": _table_profile,
 }  # fmt: skip
 
 

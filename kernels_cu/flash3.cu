@@ -114,11 +114,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
       // step: scores (first)
-      settle(s);
-      wgmma_fence();
-      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
-      wgmma_wait<0>();
-      settle(s);
+      multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
       if (work.tiles.first == work.tiles.last) release(sram.q_empty());
@@ -184,12 +180,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
       // step: output
-      settle(o);
-      settle(p);
-      wgmma_fence();
-      multiply_pv(o, p, sram.v(v_ring.slot));
-      wgmma_wait<0>();
-      settle(o);
+      multiply_pv_alone(o, p, sram.v(v_ring.slot));
       release(sram.v_empty(v_ring.slot));
       v_ring.advance();
     }
@@ -197,20 +188,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_row + 8 * half;
-      const bool inside = row < shape.len_q;
 
       // step: normalize
       const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
       const float factor = sum > 0 ? reciprocal(sum) : 0;
 
       // step: store_o
-      char* out_row = row_address(out, work.batch, work.head, row);
-      store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+      store_o(out, shape, work, row, o, half, factor);
 
       // step: store_lse
-      float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
-      if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
-        store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+      store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
   }
 }

@@ -100,19 +100,15 @@ flash3_1(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane_row + 8 * half;
-    const bool inside = row < shape.len_q;
 
     // step: normalize
     const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
     const float factor = sum > 0 ? reciprocal(sum) : 0;
 
     // step: store_o
-    char* out_row = row_address(out, work.batch, work.head, row);
-    store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+    store_o(out, shape, work, row, o, half, factor);
 
     // step: store_lse
-    float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
-    if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
-      store_global(row_lse, (softmax.m[half] + log2_approx(sum)) * LN2);
+    store_lse(lse, shape, work, row, softmax.m[half], sum);
   }
 }

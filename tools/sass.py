@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-__all__ = ["PIPES", "Code", "Instruction", "flops", "parse", "pipe_of"]
+__all__ = ["FLOPS_16_BIT", "FLOPS_8_BIT", "PIPES", "Code", "Instruction", "flops", "parse", "pipe_of"]
 
 PIPES: dict[str, tuple[str, ...]] = {
     "tensor": ("HGMMA", "QGMMA", "HMMA"),
@@ -23,6 +23,9 @@ PIPES: dict[str, tuple[str, ...]] = {
             "IADD3", "LEA", "SHF", "PRMT", "IABS", "MOV", "CS2R", "VOTE"),
 }  # fmt: skip
 """Opcodes by the pipe that executes them, on Hopper. The uniform data path's begin with U; the rest is "other"."""
+
+FLOPS_16_BIT, FLOPS_8_BIT = 4096, 8192
+"""Of the tensor cores of an SM of Hopper, in a clock."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,11 @@ class Code:
     def flops(self, indices: Iterable[int]) -> int:
         """FLOPs of the matrix products, a warp's part of them."""
         return sum(flops(self.instructions[i].opcode) for i in indices)
+
+    def tensor_clocks(self, indices: Iterable[int]) -> float:
+        """Clocks of an SM that its tensor cores take for a warp's part of these products, at wgmma's rate."""
+        opcodes = [self.instructions[i].opcode for i in indices]
+        return sum(flops(opcode) / (FLOPS_8_BIT if opcode.startswith("Q") else FLOPS_16_BIT) for opcode in opcodes)
 
 
 def pipe_of(name: str) -> str:

@@ -34,6 +34,7 @@ KINDS = {
     "bench": "Speed: against peers",
     "ladder": "Speed: FlashAttention-3, rung by rung",
     "blind": "Speed: what had been predicted",
+    "profile": "What binds: units, waits, clock and power",
     "fp8": "FP8: error and speed",
     "sanitizers": "Memory: compute-sanitizer",
     "zoo": "Seeded faults: the emulator and compute-sanitizer",
@@ -41,6 +42,7 @@ KINDS = {
     "overhead": "What a call costs before the GPU works",
     "emulator": "How long the emulator takes",
     "patterns": "Access patterns of a warp",
+    "accumulation": "How tensor cores add",
 }
 """Headings of the kinds of results, in the order of the page."""
 

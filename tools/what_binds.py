@@ -25,17 +25,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashlab import ncu, peers, results
+from flashlab import fp8, ncu, peers, results
 from flashlab.bench import Cell, cells
 from flashlab.cli.output import track
 from tools import sass
 
-MATMUL = "matmul"
+MATMUL, FP8 = "matmul", "flash3_fp8"
 _N = 8192
 
 UNITS = {
@@ -55,7 +56,8 @@ SUMS = {
     "uniform": "sm__inst_executed_pipe_uniform", "all": "smsp__inst_executed",
 }  # fmt: skip
 """Warp instructions executed, by pipe: the machine code's opcodes are sorted into pipes, and held to these."""
-FLOPS = "sm__ops_path_tensor_src_bf16_dst_fp32"
+FLOPS = ("sm__ops_path_tensor_src_bf16_dst_fp32", "sm__ops_path_tensor_src_fp8")
+"""Of the tensor cores, by the operands' dtype: a kernel has one."""
 CLOCKS, ACTIVE, DURATION = "sm__cycles_elapsed.max", "sm__cycles_active.avg", "gpu__time_duration.sum"
 
 EXPECTED = {
@@ -75,25 +77,23 @@ EXPECTED = {
 
 RATES = {"exp": 16, "fma": 128, "alu": 64, "issue": 128}
 """Lanes a clock of an SM of Hopper (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
-TENSOR = 4096
-"""16-bit FLOPs a clock of an SM's tensor cores."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A kernel of ours, a peer of `flashlab bench`, or `MATMUL` (8192³), in a cell."""
+    """A kernel of ours, a peer of `flashlab bench`, or `MATMUL` (8192³), in a cell. The dtype of `FP8` is its output's."""
 
     kernel: str
     cell: Cell
 
 
 def chosen() -> list[Item]:
-    """All 18 cells of flash3, six of what it is held against, and the matrix product."""
+    """All 18 cells of flash3, five of what it is held against, four of FP8, and the matrix product."""
     every = cells(("bfloat16",), (64, 128, 256))
-    few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim < 256)]
-    others = ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn")
-    return [*(Item("flash3", x) for x in every), *(Item(name, x) for name in others for x in few[::-1]),
-            Item(MATMUL, Cell("bfloat16", 128, False, _N))]  # fmt: skip
+    few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim == 64)]
+    beside = [Item(name, x) for name in ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn") for x in few[::-1]]
+    eight = [Item(FP8, x) for x in every if x.length == 16384 and x.head_dim > 64]
+    return [*(Item("flash3", x) for x in every), *beside, *eight, Item(MATMUL, Cell("bfloat16", 128, False, _N))]
 
 
 def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
@@ -111,6 +111,8 @@ def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
         out = torch.empty_like(a)
         return lambda: torch.matmul(a, b, out=out)
     tensors = [array(p.batch, p.heads, p.len_q, p.head_dim) for _ in "qkv"]
+    if item.kernel == FP8:
+        return fp8.on_torch(p, *tensors)
     if peers.layout(item.kernel) == "bshd":
         tensors = [x.transpose(1, 2).contiguous() for x in tensors]
     return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.softmax_scale)
@@ -141,7 +143,7 @@ def launch(items: Iterable[Item]) -> None:
 def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Measured, sass.Code]]:
     """What ncu counted, and the machine code with its samples, of each item. Every call must be one launch."""
     metrics = [f"{name}.avg.pct_of_peak_sustained_elapsed" for name in UNITS.values()]
-    metrics += [f"{name}.sum" for name in (*SUMS.values(), FLOPS)] + [CLOCKS, ACTIVE, DURATION]
+    metrics += [f"{name}.sum" for name in (*SUMS.values(), *FLOPS)] + [CLOCKS, ACTIVE, DURATION]
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "items.json", Path(folder) / "report.ncu-rep"
         file.write_text(json.dumps([asdict(item) for item in items]), encoding="utf-8")
@@ -168,22 +170,26 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
         "entry": measured.kernel, "clocks": m[CLOCKS], "clocks_active": m[ACTIVE], "nanoseconds": m[DURATION],
         "busy": {name: m[f"{metric}.avg.pct_of_peak_sustained_elapsed"] / 100 for name, metric in UNITS.items()},
         "executed": {name: m[f"{metric}.sum"] for name, metric in SUMS.items()},
-        "flops": m.get(f"{FLOPS}.sum"),
+        "flops": measured.total(FLOPS),
     }  # fmt: skip
 
 
 def code(of: sass.Code, head_dim: int | None) -> dict[str, Any]:
     """The main loop of a kernel: one round of a warp, by pipe; and the samples of the warps that compute. `scores`: of a warp in
-    a round, from the FLOPs of its products (None for the matrix product)."""
+    a round, from the FLOPs of its products (None for the matrix product). `spent`: samples in the main loop, by the pipe of the
+    instruction that was next."""
     executed = of.executed()
     outside = of.computing - of.loop
     stalls = {name: dict(of.stalls(indices)) for name, indices in (("loop", of.loop), ("outside", outside))}
+    spent: Counter[str] = Counter()
+    for i in of.loop:
+        spent[sass.pipe_of(of.instructions[i].name)] += of.instructions[i].samples
     flops = of.flops(of.round)
     return {
         "instructions": len(of.instructions),
         "round": {"instructions": len(of.round), "pipes": dict(of.issued(of.round)), "flops": flops,
-                  "scores": None if head_dim is None else flops / (4 * head_dim)},
-        "executed": dict(executed), "stalls": stalls,
+                  "tensor_clocks": of.tensor_clocks(of.round), "scores": None if head_dim is None else flops / (4 * head_dim)},
+        "executed": dict(executed), "stalls": stalls, "spent": dict(spent),
     }  # fmt: skip
 
 
@@ -191,14 +197,48 @@ def clocks_of_a_round(found: Mapping[str, Any], lanes: Mapping[str, int] = RATES
     """Clocks of an SM that one warp's round of the main loop occupies each unit for.
 
     >>> pipes = {"tensor": 16, "exp": 64, "fma": 141, "alu": 77, "uniform": 103, "other": 18}
-    >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "flops": 4 * 2048 * 128})
+    >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "tensor_clocks": 256.0})
     {'tensor': 256.0, 'exp': 128.0, 'fma': 35.25, 'alu': 38.5, 'issue': 104.75}
     """
     pipes = {**found["pipes"], "issue": found["instructions"]}
-    return {"tensor": found["flops"] / TENSOR, **{name: 32 * pipes.get(name, 0) / rate for name, rate in lanes.items()}}
+    return {"tensor": found["tensor_clocks"], **{name: 32 * pipes.get(name, 0) / rate for name, rate in lanes.items()}}
 
 
 # -- under load -----------------------------------------------------------------------------------------------------
+
+
+STAMP = """
+extern "C" __global__ void stamp(unsigned long long* out) {
+  unsigned sm;
+  unsigned long long now;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  if (threadIdx.x == 0) out[2 * sm] = clock64(), out[2 * sm + 1] = now;
+}
+"""
+"""Writes, for each SM, its own clock count and the time in nanoseconds. What NVML calls the clock is what was asked for: under a
+power limit the SMs count fewer."""
+
+
+class Stamps:
+    """Two moments on the GPU, between which the SMs count their clocks."""
+
+    def __init__(self) -> None:
+        self._cupy: Any = importlib.import_module("cupy")
+        self._kernel = self._cupy.RawKernel(STAMP, "stamp")
+        self._sms = self._cupy.cuda.Device().attributes["MultiProcessorCount"]
+        self._taken = self._cupy.zeros((2, self._sms, 2), "u8")
+
+    def take(self, which: int) -> None:
+        """Queue the first (0) or second (1) on the null stream."""
+        with self._cupy.cuda.Stream.null:
+            self._kernel((8 * self._sms,), (32,), (self._taken[which],))
+
+    def mhz(self) -> float:
+        """The clock between the two, the median of the SMs."""
+        first, second = self._taken.get().astype("f8")
+        clocks, nanoseconds = (second - first).T
+        return float(statistics.median(1e3 * clocks / nanoseconds))
 
 
 class Gpu:
@@ -221,11 +261,11 @@ class Gpu:
         return self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def clock(self) -> int:
-        """Of the SMs, now, MHz."""
+        """Of the SMs, as the driver has set it, MHz."""
         return self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def watts(self) -> float:
-        """Drawn now, averaged over no second as nvidia-smi's first figure is."""
+        """Drawn now; what nvidia-smi shows first is the mean of a second."""
         return self._field(self._nvml.NVML_FI_DEV_POWER_INSTANT).uiVal / 1000
 
     def capped(self) -> float:
@@ -244,6 +284,9 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     """Call after call with no pause, `seconds` until clock and power have settled and `seconds` that are measured."""
     torch: Any = importlib.import_module("torch")
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stamps = Stamps()
+    for which in range(2):  # the first compiles
+        stamps.take(which)
     call()
     begun.record()
     for _ in range(10):
@@ -253,10 +296,12 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     calls = max(10, round(seconds / (begun.elapsed_time(ended) / 1e4)))
     for _ in range(calls):
         call()
+    stamps.take(0)
     begun.record()
     for _ in range(calls):
         call()
     ended.record()
+    stamps.take(1)
     while not begun.query():
         time.sleep(1e-3)
     started, capped = time.perf_counter(), gpu.capped()
@@ -269,7 +314,7 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     milliseconds = begun.elapsed_time(ended) / calls
     return {
         "calls": calls, "milliseconds": milliseconds, "tflops": flops / milliseconds / 1e9, "samples": len(samples),
-        "mhz": statistics.mean(clock), "watts": statistics.mean(watts), "capped": min(1.0, capped / took),
+        "mhz": stamps.mhz(), "mhz_set": statistics.mean(clock), "watts": statistics.mean(watts), "capped": min(1.0, capped / took),
         "reasons": {str(bits): reasons.count(bits) for bits in sorted(set(reasons))},
     }  # fmt: skip
 
@@ -287,7 +332,7 @@ def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
         row = {"kernel": item.kernel, **asdict(item.cell), "useful_flops": useful(item)}
         row |= {"counters": counters(counted), "code": code(listing, head_dim)}
         row["loaded"] = loaded(prepare(item), useful(item), gpu, seconds)
-        if item.kernel in ("flash3", MATMUL):
+        if item.kernel == MATMUL or (item.kernel == "flash3" and item.cell.length != 4096):
             row["zeros"] = loaded(prepare(item, zeros=True), useful(item), gpu, seconds)
         rows.append(row)
     return {

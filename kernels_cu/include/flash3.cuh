@@ -157,6 +157,27 @@ DEVICE void multiply_pv(float (&o)[O_FRAGMENTS][4], const unsigned (&p)[P_REGIST
 }
 #endif
 
+// S = Q K_jᵀ, waited for: nothing of this warpgroup runs beside it.
+DEVICE void multiply_qk_alone(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
+  settle(s);
+  wgmma_fence();
+  multiply_qk(s, q, row, k);
+  wgmma_wait<0>();
+  settle(s);
+}
+
+#if !E4M3
+// O += P V_j, waited for.
+DEVICE void multiply_pv_alone(float (&o)[O_FRAGMENTS][4], unsigned (&p)[P_REGISTERS][4], VTile v) {
+  settle(o);
+  settle(p);
+  wgmma_fence();
+  multiply_pv(o, p, v);
+  wgmma_wait<0>();
+  settle(o);
+}
+#endif
+
 // P in the storage dtype, as the operand of the second product.
 DEVICE void round_p(unsigned (&p)[P_REGISTERS][4], const float (&s)[S_FRAGMENTS][4]) {
 #pragma unroll
@@ -259,6 +280,18 @@ DEVICE void rescale(float (&o)[N][4], const float (&alpha)[2]) {
   for (int n = 0; n < N; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[n][e] *= alpha[e / 2];
+}
+
+// A lane's part of a row of O, times `factor`: row `half` of its two. Nothing, if the row lies outside.
+DEVICE void store_o(const Tensor& out, const Shape& shape, const Work& work, int row, const float (&o)[O_FRAGMENTS][4], int half,
+                    float factor) {
+  store_row(row_address(out, work.batch, work.head, row), o, half, factor, row < shape.len_q ? padded_row_bytes(shape) : 0);
+}
+
+// A row's LSE: m + log(l), and -inf for a row without keys.
+DEVICE void store_lse(float* lse, const Shape& shape, const Work& work, int row, float m, float sum) {
+  float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+  if (row < shape.len_q && lane_id() % 4 == 0) store_global(row_lse, (m - LARGEST_P + log2_approx(sum)) * LN2);
 }
 
 // The consumers take turns at the tensor cores: one issues its products, then the next. Turns go round, the first to consumer 0.

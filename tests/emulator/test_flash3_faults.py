@@ -70,8 +70,8 @@ WAIT_S = "        wgmma_wait<1>();  // S\n        settle(s);\n"
 WAIT_O = "        wgmma_wait<0>();\n        settle(o);\n"
 EXPECT = "mbarrier_arrive_expect(full, TileT::BYTES)"
 LOAD_K, LOAD_V, LOAD_Q = "load_k(j - 1);", "load_tile(sram.v(v_ring.slot)", "load_tile(sram.q(), q,"
-QK_FIRST, QK = "\n      multiply_qk(", "\n        multiply_qk("
-PV, PV_LAST = "\n        multiply_pv(", "\n      multiply_pv("
+QK_FIRST, QK = "multiply_qk_alone(", "multiply_qk("
+PV, PV_LAST = "multiply_pv(", "multiply_pv_alone("
 
 WAITS = [
     Fault(
@@ -112,13 +112,13 @@ WAITS = [
         sees="wait forgotten", at="rescale(o, alpha);", other=PV,
     ),
     Fault(
-        name="product never committed", file=HEADER, old="  wgmma_commit();\n}\nDEVICE void multiply_pv",
-        new="}\nDEVICE void multiply_pv", sees="wait forgotten", at="softmax.raise(s, alpha);\n      softmax.exponentials",
+        name="product never committed", file=HEADER, old="#endif\n  }\n  wgmma_commit();\n", new="#endif\n  }\n",
+        sees="wait forgotten", at="softmax.raise(s, alpha);\n      softmax.exponentials",
         other=QK_FIRST, also=("race",),
     ),
     Fault(
-        name="fence removed before a product of registers", old="wgmma_fence();\n      multiply_pv", new="multiply_pv",
-        sees="fence forgotten", at=PV_LAST,
+        name="fence removed before a product of registers", file=HEADER, old="wgmma_fence();\n  multiply_pv",
+        new="multiply_pv", sees="fence forgotten", at=PV_LAST,
     ),
     Fault(
         name="fence removed before accumulators are used anew", old="wgmma_fence();\n        multiply_qk",
@@ -205,12 +205,12 @@ RESULTS = [
         sees="numbers",
     ),
     Fault(
-        name="LSE of the lane's upper row", old="* shape.len_q + row;", new="* shape.len_q + lane_row;",
-        sees="numbers", also=("unwritten",),
+        name="LSE of the lane's upper row", old="store_lse(lse, shape, work, row,", new="store_lse(lse, shape, work, lane_row,",
+        sees="numbers", also=("bytes", "unwritten"),
     ),
     Fault(
-        name="LSE a row too low", old="* shape.len_q + row;", new="* shape.len_q + row + 1;", sees="out of bounds",
-        at="store_global(row_lse",
+        name="LSE a row too low", file=HEADER, old="* shape.len_q + row;", new="* shape.len_q + row + 1;",
+        sees="out of bounds", at="store_lse(lse",
     ),
     Fault(
         name="agenda drops the last unit", old="unit >= units * all_heads)", new="unit >= units * all_heads - 1)",
@@ -222,7 +222,7 @@ RESULTS = [
     ),
     Fault(
         name="last tile of a head in every pair", old="back = row_tiles - 1 - front;", new="back = row_tiles - 1;",
-        sees="race between blocks", at="store_row(out_row, o",
+        sees="race between blocks", at="store_o(out",
     ),
 ]  # fmt: skip
 """What is loaded, computed and stored: by whom, and which."""

@@ -422,8 +422,6 @@ def test_a_stream_that_is_current_already_is_not_entered(torch: Any, cupy: FakeC
     cupy.Stream.entered.clear()
     for handle in (0, 1234, 0):
         torch._C._cuda_getCurrentRawStream = lambda _, handle=handle: handle
-        arrays._framework_named.cache_clear()
-        arrays._framework_of.cache_clear()
         gpu.attention(q, k, v)
     assert cupy.Stream.entered == [1234]
 
@@ -444,6 +442,9 @@ def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
     torch.is_grad_enabled = lambda: False
     assert close(gpu.attention(q, k, v, scale=0.25).x, expected.out)
     k.is_cuda, k.device = False, "cpu"
+    del torch._C  # what a torch that was built without CUDA lacks
+    arrays._framework_named.cache_clear()
+    arrays._framework_of.cache_clear()
     with pytest.raises(UsageError, match="k = torch tensor on cpu: expected a CuPy, torch or JAX array in GPU memory"):
         gpu.attention(q, k, v)
     with pytest.raises(UsageError, match=r"k = 'ndarray': expected an array of the same kind as q \(Tensor\)"):
