@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from simulator.errors import UsageError, unknown
+from simulator.problem import FP8
 
 KB, MB = 1024, 1024 * 1024
 
@@ -63,8 +64,9 @@ class Device:
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def flops(self, dtype: str) -> float:
-        """Peak FLOPs per second for the matrix products of a storage dtype (float32 without TF32)."""
-        return self.fp32_flops if dtype == "float32" else self.tensor_flops
+        """Peak FLOPs per second for the matrix products of a storage dtype (float32 without TF32; 8 bits at twice the 16-bit
+        rate, as the tensor cores of Ada, Hopper and Blackwell have it)."""
+        return self.fp32_flops if dtype == "float32" else self.tensor_flops * (2 if dtype == FP8 else 1)
 
     def ridge(self, dtype: str) -> float:
         """The roofline's ridge point, FLOPs per byte of DRAM traffic: below it a kernel waits for memory."""
