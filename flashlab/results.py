@@ -427,9 +427,7 @@ def _headline_accumulation(data: Data) -> str:
     rows = data["rows"]
     by_rule: dict[str, list[str]] = {}
     for row in rows:
-        rule = (
-            f"{row['together']} products at once, {row['kept']} bits below the largest and {row['mantissa']} of the sum"
-        )
+        rule = f"{row['together']} products at once, {row['kept']} bits below the largest and {row['mantissa']} of the sum"
         by_rule.setdefault(rule, []).append(row["instruction"])
     said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
     return (f"tensor cores add {said}: the same in every bit in {sum(row['equal'] for row in rows):,} of "
