@@ -250,8 +250,8 @@ def _headline_profile(data: Data) -> str:
     tensor = [row["counters"]["busy"]["tensor"] for row in mine]
     ghz = [row["loaded"]["mhz"] / 1000 for row in mine]
     capped = sum(row["loaded"]["capped"] > 0.5 for row in mine)
-    return (f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks, at {min(ghz):.2f} to {max(ghz):.2f} "
-            f"GHz of {data['highest_mhz'] / 1000:.2f}; the power limit binds in {capped} of {len(mine)} cells")  # fmt: skip
+    return (f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; called without pauses, at "
+            f"{min(ghz):.2f} to {max(ghz):.2f} GHz, for power limits the clock in {capped} of {len(mine)} cells")  # fmt: skip
 
 
 def _table_profile(data: Data) -> str:

@@ -20,9 +20,13 @@
 //     longest first in turns, there and back: 13 to 40 % less, for the lengths of the groups of heads resonate with the turns.
 //   - at 1k causal, D = 64: 128 rows a tile, 13 % more than 192, of which too much is hidden; at 4k 192 rows have 7 % more.
 //   - D = 256: 64 keys a tile rather than 80: 5 % at 1k causal, else 1 %.
-// What binds: at D = 128 and 256 the power limit (the ratio to the matrix product of the same run is about 1); at D = 64 the
-// exponentials (two thirds of the special function units' rate); at 1k the first scores and the last output of each tile, beside
-// which nothing runs in that warpgroup.
+//   - lost: the operands' descriptors by one addition each, which takes 8 to 17 % of the main loop's instructions: nothing, at 1k
+//     causal with D = 64 3 % less.
+// What binds (profile_flash3-..._h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
+// without a pause; on zeros, which take less power, it is 1.16 to 1.38 times as fast. Of the clocks: at D = 128 and 256 the tensor
+// cores; at D = 64 no unit, for they and the exponential units are busy two thirds of the time each, and warps wait for the latency of
+// their own instructions or queue for exponentials; at 1k the first scores and the last output of each tile, beside which nothing
+// runs in that warpgroup.
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;

@@ -1,16 +1,17 @@
-"""What docs/flash3.md shows: its tables and lists, and docs/pictures/flash3_ladder.svg, from the files of docs/results and the
-header comments of the kernels.
+"""What docs/flash3.md shows: its tables and lists, and docs/pictures/flash3_*.svg, from the files of docs/results and the
+header comments of the kernels. What binds is in `tools.climb_binds`.
 
 `python -m tools.climb` writes them; a test holds the page to them.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from matplotlib.figure import Figure
 import kernels_cu
 from flashlab import results
 from flashlab.files import replace_file
+from tools import climb_binds
 from tools.site_figures import STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / results.FOLDER
 PAGE = ROOT / "docs" / "flash3.md"
-PICTURE = ROOT / "docs" / "pictures" / "flash3_ladder.svg"
+PICTURES = ROOT / "docs" / "pictures"
 DEVICE = "h200"
 
 BELOW = {"flash3_1": "flash2", "flash3_2": "flash3_1", "flash3_3": "flash3_2", "flash3": "flash3_3"}
@@ -149,8 +151,35 @@ def verified() -> str:
     return "".join(f"- {results.headline(each)}: {link(each)}\n" for each in found)
 
 
+def profile() -> climb_binds.Profile:
+    """What binds, measured."""
+    return climb_binds.Profile(result("profile", "flash3"), cells())
+
+
+BINDS: dict[str, Callable[[climb_binds.Profile], str]] = {
+    "rounds": lambda x: climb_binds.rounds(x, table) + source(x.of),
+    "rung_2": climb_binds.rung_2,
+    "busy": climb_binds.half_rate,
+    "load": lambda x: climb_binds.load(x, table),
+    "energy": lambda x: climb_binds.energy(x, table),
+    "units": lambda x: climb_binds.units(x, table, source(x.of)),
+    "waits": lambda x: climb_binds.waits(x, table),
+    "bursts": climb_binds.bursts,
+    "ends": climb_binds.ends,
+    "fp8_units": climb_binds.fp8,
+    "expected": lambda x: climb_binds.expected(x, table),
+}
+"""Those of the page's blocks that tell what binds."""
+
+
+def bound(name: str) -> str:
+    """One of these."""
+    return BINDS[name](profile())
+
+
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "fp8": fp8, "verified": verified}  # fmt: skip
+          "peers": peers, "fp8": fp8, "verified": verified,
+          **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """By the name that the page's marks give."""
 
 
@@ -208,7 +237,7 @@ def page_with(text: str, blocks: Mapping[str, str]) -> str:
 # -- the picture ----------------------------------------------------------------------------------------------------
 
 
-def picture() -> str:
+def ladder_picture() -> str:
     """The ladder at 16k tokens, as SVG on white: a panel for each head dim, a pair of bars for each kernel."""
     of = result("ladder", "flash3")
     found, kernels = speeds(of), (*CLIMB, "cudnn")
@@ -238,6 +267,10 @@ def picture() -> str:
     return content.getvalue()
 
 
+DRAWN = {"flash3_ladder.svg": ladder_picture, "flash3_units.svg": lambda: climb_binds.picture(profile())}
+"""The page's pictures, by their files."""
+
 if __name__ == "__main__":
     replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in BLOCKS.items()}))
-    replace_file(PICTURE, picture())
+    for name, draw in DRAWN.items():
+        replace_file(PICTURES / name, draw())

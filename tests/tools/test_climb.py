@@ -37,10 +37,18 @@ def test_every_block_of_the_page_is_written():
         climb.page_with(TEXT.replace("<!-- ladder: end -->", ""), blocks())
 
 
-def test_the_picture_is_what_the_data_say():
-    found = texts(climb.picture())
-    assert texts(climb.PICTURE.read_text(encoding="utf-8")) == found, "run python -m tools.climb"
-    assert len([word for word in found if re.fullmatch(r"\d{3}", word)]) >= 2 * len(climb.DIMS) * (len(climb.CLIMB) + 1)
+@pytest.mark.parametrize("name", climb.DRAWN)
+def test_a_picture_is_what_the_data_say(name: str):
+    found = texts(climb.DRAWN[name]())
+    assert texts((climb.PICTURES / name).read_text(encoding="utf-8")) == found, "run python -m tools.climb"
+
+
+def test_the_pictures_have_every_kernel():
+    ladder, units = (texts(draw()) for draw in climb.DRAWN.values())
+    assert len([word for word in ladder if re.fullmatch(r"\d{3}", word)]) >= 2 * len(climb.DIMS) * (
+        len(climb.CLIMB) + 1
+    )
+    assert len([word for word in units if re.fullmatch(r"\d\.\d\d", word)]) == len(climb.DIMS) * (len(climb.CLIMB) + 1)
 
 
 def test_no_measured_figure_is_typed():
@@ -62,12 +70,12 @@ def test_a_block_follows_the_data(monkeypatch: pytest.MonkeyPatch):
         ]
         return results.Result(of.path, {**of.content, "data": {**of.data, "rows": rows}})
 
-    drawn = climb.picture()
+    drawn = climb.ladder_picture()
     before = blocks()
     monkeypatch.setattr(climb, "result", slower)
     after = blocks()
     assert {name for name in before if before[name] != after[name]} == {"ladder", "flash3_2", "flash3_3"}
-    assert texts(climb.picture()) != texts(drawn)
+    assert texts(climb.ladder_picture()) != texts(drawn)
 
 
 def test_a_rung_says_what_its_source_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
