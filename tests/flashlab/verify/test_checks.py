@@ -81,6 +81,18 @@ def forgets_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return np.where(np.isneginf(lse)[..., None], np.nan, out).astype(out.dtype), lse
 
 
+def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    """Right but for the accumulator, which from 2,048 on can't count by ones."""
+    out, lse = attention(q, k, v, **options)
+    if k.shape[2] < 2048:
+        return out, lse
+    weights = np.exp(options["scale"] * (q @ k.swapaxes(-1, -2)).astype(np.float32) - lse[..., None]) * k.shape[2]
+    acc = np.zeros_like(out)
+    for key in range(k.shape[2]):
+        acc += weights[..., key : key + 1].astype(q.dtype) * v[:, :, key : key + 1]
+    return (acc.astype(np.float32) / k.shape[2]).astype(q.dtype), lse
+
+
 @pytest.mark.parametrize(
     ("fn", "check"),
     [
@@ -98,6 +110,7 @@ def forgets_empty_rows(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
         (sees_one_key_too_many, "hidden_keys"),
         (forgets_empty_rows, "rule"),
         (forgets_empty_rows, "search"),
+        (adds_up_in_16_bits, "long_sums"),
     ],
 )
 def test_each_check_fails_under_its_bug(fn: Attention, check: str) -> None:
