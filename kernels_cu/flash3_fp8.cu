@@ -172,17 +172,21 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     for (int j = work.tiles.last; j >= work.tiles.first; --j) {
       float s[S_FRAGMENTS][4], alpha[2], t[2][CHUNK / 8][4];
 
-      // step: load_v (its scale)
-      const float factor_v = load_global<float>(v_scale + kv * key_tiles + j);
-
       // step: load_k
-      const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
       // step: scores
       settle(s);
       wgmma_fence();
       multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+      // step: load_k (its scale, meanwhile)
+      const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
+
+      // step: load_v (its scale)
+      const float factor_v = load_global<float>(v_scale + kv * key_tiles + j);
+
+      // step: scores (done)
       wgmma_wait<0>();
       settle(s);
       release(sram.k_empty(k_ring.slot));
@@ -235,20 +239,15 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_row + 8 * half;
-      const bool inside = row < shape.len_q;
 
       // step: normalize
-      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      const float sum = quad_sum(softmax.l[half]), factor = sum > 0 ? reciprocal(sum) : 0;  // a row without keys gets 0
 
       // step: store_o
-      char* out_row = row_address(out, work.batch, work.head, row);
-      store_row(out_row, o, half, factor, inside ? padded_row_bytes(shape) : 0);
+      store_o(out, shape, work, row, o, half, factor);
 
       // step: store_lse
-      float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
-      if (inside && lane_id() % 4 == 0)  // m + log(l), -inf for a row without keys
-        store_global(row_lse, (softmax.m[half] - LARGEST_P + log2_approx(sum)) * LN2);
+      store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
   }
 }

@@ -132,10 +132,13 @@ DEVICE Work work_in_order(const Shape& shape) {
 // Issues S = Q K_jᵀ of this warpgroup's 64 rows, and O += P V_j, or of e4m3 T = P V_j of the head dims from `dim` on; each is a
 // group of its own.
 DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
+#if E4M3
+  const unsigned long long rows = rows_operand(QTile{q.base + row * 128}, 0, 0), keys = rows_operand(k, 0, 0);
+#endif
 #pragma unroll
   for (int d = 0; d < QTile::COLUMNS; d += 16) {
 #if E4M3
-    wgmma_e4m3_ss(s, rows_operand(q, row, d), rows_operand(k, 0, d), d > 0);
+    wgmma_e4m3_ss(s, rows + operand_step<QTile>(0, d), keys + operand_step<KTile>(0, d), d > 0);
 #else
     wgmma_ss(s, rows_operand(q, row, d), rows_operand(k, 0, d), d > 0);
 #endif
@@ -145,8 +148,9 @@ DEVICE void multiply_qk(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
 #if E4M3
 template <int N8>
 DEVICE void multiply_pv(float (&t)[N8][4], const unsigned (&p)[P_REGISTERS][4], VTile v, int dim) {
+  const unsigned long long values = rows_operand(v, 0, 0);
 #pragma unroll
-  for (int i = 0; i < P_REGISTERS; ++i) wgmma_e4m3_rs(t, p[i], rows_operand(v, dim, 16 * i), i > 0);
+  for (int i = 0; i < P_REGISTERS; ++i) wgmma_e4m3_rs(t, p[i], values + operand_step<VTile>(dim, 16 * i), i > 0);
   wgmma_commit();
 }
 #else

@@ -176,7 +176,7 @@ def test_a_neighbours_scale_is_seen(name: str) -> None:
 FAULTS = {
     "offset forgotten in P": ("flash3.cuh", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
     "no offset at all": ("flash3.cuh", "LARGEST_P = 4;", "LARGEST_P = 0;", {"out"}),
-    "offset forgotten in the LSE": ("flash3_fp8.cu", "softmax.m[half] - LARGEST_P +", "softmax.m[half] +", {"lse"}),
+    "offset forgotten in the LSE": ("flash3.cuh", "(m - LARGEST_P + log2", "(m + log2", {"lse"}),
 }
 """Of P: file, text, what takes its place, what is off then."""
 MORE_FAULTS = {
