@@ -139,7 +139,7 @@ def bench(
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
     from flashlab import bench as speed
 
-    hopper = any(kernel.hopper for kernel in get(algorithm).kernels)
+    hopper = get(algorithm).hopper
     problems = speed.cells(
         options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
         options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),

@@ -27,7 +27,7 @@ from simulator.simulate import problem_of
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 UNBOUNDED = 1 << 30
 # TMA's descriptors are made by a real driver
-ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not any(kernel.hopper for kernel in row.kernels)]
+ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not row.hopper]
 
 
 def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
