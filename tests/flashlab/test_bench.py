@@ -79,5 +79,5 @@ def test_a_small_benchmark_runs_and_an_absent_peer_is_one_line(monkeypatch: pyte
 
 
 def test_8_bits_have_a_command_of_their_own() -> None:
-    with pytest.raises(fl.UsageError, match="^algorithm = 'flash3_fp8'.*flashlab fp8"):
+    with pytest.raises(UsageError, match="^algorithm = 'flash3_fp8'.*flashlab fp8"):
         bench.run("flash3_fp8")
