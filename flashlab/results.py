@@ -45,6 +45,7 @@ KINDS = (
     "bench",
     "ladder",
     "blind",
+    "rates",
     "profile",
     "fp8",
     "overhead",
@@ -242,6 +243,17 @@ def _table_blind(data: Data) -> str:
          f"{r['milliseconds']:.3f}", f"{r['predicted']:.3f}", f"{r['tflops']:.0f}")
         for r in data["rows"]
     ])  # fmt: skip
+
+
+def _headline_rates(data: Data) -> str:
+    ghz = [row["gigahertz"] for row in data["clocks"]]
+    return (f"{len(data['rows'])} rates and latencies of an SM; its clock while attention kernels run: {min(ghz):.2f} to "
+            f"{max(ghz):.2f} GHz (median {statistics.median(ghz):.2f})")  # fmt: skip
+
+
+def _table_rates(data: Data) -> str:
+    rows = [(r["what"], str(r.get("warps", "")), f"{r['value']:,.1f}", r["unit"]) for r in data["rows"]]
+    return _markdown_table(("what", "warps", "", "unit"), rows)
 
 
 def _headline_profile(data: Data) -> str:
@@ -451,15 +463,15 @@ def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 _HEADLINES: dict[str, Callable[[Data], str]] = {
     "verify": _headline_verify, "counters": _headline_counters, "sanitizers": _headline_sanitizers,
-    "bench": _headline_bench, "ladder": _headline_bench, "blind": _headline_blind, "fp8": _headline_fp8,
+    "bench": _headline_bench, "ladder": _headline_bench, "blind": _headline_blind, "rates": _headline_rates, "fp8": _headline_fp8,
     "patterns": _headline_patterns, "zoo": _headline_zoo, "agreement": _headline_agreement, "overhead": _headline_overhead,
     "accumulation": _headline_accumulation,
     "emulator": _headline_emulator, "profile": _headline_profile,
 }  # fmt: skip
 _TABLES: dict[str, Callable[[Data], str]] = {
     "verify": _table_verify, "counters": _table_counters, "sanitizers": _table_sanitizers, "bench": _table_bench,
-    "ladder": _table_bench, "blind": _table_blind, "fp8": _table_fp8, "patterns": _table_patterns, "zoo": _table_zoo,
-    "agreement": _table_agreement, "overhead": _table_overhead,
+    "ladder": _table_bench, "blind": _table_blind, "rates": _table_rates, "fp8": _table_fp8,
+    "patterns": _table_patterns, "zoo": _table_zoo, "agreement": _table_agreement, "overhead": _table_overhead,
     "accumulation": _table_accumulation, "emulator": _table_emulator, "profile": _table_profile,
 }  # fmt: skip
 

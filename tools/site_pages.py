@@ -34,6 +34,7 @@ KINDS = {
     "bench": "Speed: against peers",
     "ladder": "Speed: FlashAttention-3, rung by rung",
     "blind": "Speed: what had been predicted",
+    "rates": "What an SM does in a clock",
     "profile": "What binds: units, waits, clock and power",
     "fp8": "FP8: error and speed",
     "sanitizers": "Memory: compute-sanitizer",

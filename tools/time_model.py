@@ -1,6 +1,6 @@
 """The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
 
-    python -m tools.time_model predict        # what isn't measured yet, into docs/predictions
+    python -m tools.time_model predict SET    # cells that aren't measured yet, into docs/predictions: lengths, fp8
     python -m tools.time_model measure FILE   # the cells of such a file, on a GPU, into docs/results
     python -m tools.time_model draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
 
@@ -14,14 +14,13 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import flashlab as fl
 from flashlab import bench, results
-from flashlab.bench import HIDDEN, TOKENS
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,9 +36,10 @@ SECONDS = 0.35
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
 """What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
 LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
+CONSTANTS = ("AT_REST", "DRAWN")
 SET_ON = (
-    "SUSTAINED and VECTOR: bench_flash2 (bfloat16, head dims 64 and 128) and bench_flash3 (all 18 cells); "
-    "START, and SUSTAINED a second time: ladder_flash3, mostly rungs 2 and 3 at 1k and 4k, after all rungs had been predicted"
+    "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates_machine, clocks), no kernel's time; the "
+    "mechanisms that the model has were chosen with an eye on ladder_flash3, bench_flash2 and what prediction_unmeasured met"
 )
 
 
@@ -55,15 +55,16 @@ class Cell:
 
     @property
     def problem(self) -> fl.Problem:
-        return fl.Problem(
-            batch=TOKENS // self.length, heads=HIDDEN // self.head_dim, len_q=self.length, head_dim=self.head_dim,
-            dtype=self.dtype, causal=self.causal,
-        )  # fmt: skip
+        return self._cell.problem
 
     @property
     def tera(self) -> float:
         """TFLOPs by the convention of published tables."""
-        return 4 * self.length * TOKENS * HIDDEN / (2 if self.causal else 1) / 1e12
+        return self._cell.flops / 1e12
+
+    @property
+    def _cell(self) -> bench.Cell:
+        return bench.Cell(self.dtype, self.head_dim, self.causal, self.length)
 
     def predicted(self) -> float:
         """Milliseconds."""
@@ -137,36 +138,50 @@ def mean_error(cells: Iterable[Beside]) -> float:
     return statistics.fmean(abs(cell.error) for cell in cells)
 
 
-def unmeasured() -> list[Cell]:
-    """Cells that no file of docs/results holds: other lengths, float16 rungs, and the algorithms that nobody benchmarks."""
-    known = {cell for cell, _, _ in measured()}
-    cells = [
+def lengths() -> list[Cell]:
+    """Lengths that nothing was measured at when the model got the mechanisms that it has."""
+    return [
         Cell(name, dtype, dim, causal, length)
-        for name in ("flash2", *LADDER) for dtype in ("bfloat16", "float16") for dim in (64, 128, 256)
-        for causal in (False, True) for length in (512, 1024, 2048, 4096, 8192, 16384)
-    ] + [
-        Cell(name, "float16", dim, causal, length)
-        for name in ("standard", "online_softmax", "flash1") for dim in (64, 128) for causal in (False, True)
-        for length in (1024, 4096)
+        for dtype, dims, found, names in (
+            ("bfloat16", (64, 128, 256), (256, 768, 1536, 3072, 6144, 12288, 32768), ("flash2", *LADDER)),
+            ("float16", (64, 128, 256), (3072,), ("flash2", *LADDER)),
+            ("bfloat16", (64, 128), (2048,), ("standard", "online_softmax", "flash1")),
+        )
+        for dim in dims for causal in (False, True) for length in found for name in names
     ]  # fmt: skip
-    return [cell for cell in cells if cell not in known]
 
 
-def predict(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The prediction file's content."""
+def eight() -> list[Cell]:
+    """flash3_fp8 where `flashlab fp8` times it, and at head dim 64."""
+    return [
+        Cell(FP8, "bfloat16", dim, causal, length)
+        for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)
+    ]  # fmt: skip
+
+
+SETS = {"lengths": lengths, "fp8": eight}
+"""What `predict` can be asked for."""
+
+
+def predict(name: str) -> dict[str, Any]:
+    """The content of a set's prediction file."""
     model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
     commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
         "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "command": "python -m tools.time_model predict",
-        "constants": {name: getattr(rates, name) for name in ("SUSTAINED", "VECTOR", "START")}, "set_on": SET_ON,
-        "rows": [{**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3} for cell in cells],
+        "command": f"python -m tools.time_model predict {name}",
+        "constants": {constant: getattr(rates, constant) for constant in CONSTANTS}, "set_on": SET_ON,
+        "rows": [
+            {**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3}
+            for cell in SETS[name]()
+        ],
     }  # fmt: skip
 
 
 def measure(file: str) -> Path:
-    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result."""
+    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, in
+    a folder of the set's name."""
     predicted = said(file)
     together: dict[bench.Cell, list[str]] = {}
     for cell in predicted:
@@ -183,7 +198,8 @@ def measure(file: str) -> Path:
         yardsticks += [asdict(yardstick) for yardstick in report.yardsticks]
         not_run += report.not_run
     data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}
-    return results.save("blind", list(dict.fromkeys(row["algorithm"] for row in rows)), data, replace=True)
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    return results.save("blind", algorithms, data, folder=results.FOLDER / Path(file).name.split("_")[1], replace=True)
 
 
 def _shown(cells: Iterable[bench.Cell]) -> Iterable[bench.Cell]:
@@ -264,9 +280,9 @@ BLOCKS = {"errors": table, "blind": blind_tables}
 def main(what: str, *files: str) -> None:
     if what == "measure" and len(files) == 1:
         print(measure(files[0]))
-    elif what == "predict":
-        content = predict(unmeasured())
-        path = PREDICTIONS / f"prediction_unmeasured_{DEVICE}_{content['date'][:10]}.json"
+    elif what == "predict" and len(files) == 1 and files[0] in SETS:
+        content = predict(files[0])
+        path = PREDICTIONS / f"prediction_{files[0]}_{DEVICE}_{content['date'][:10]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(path.relative_to(ROOT))
@@ -283,7 +299,7 @@ def main(what: str, *files: str) -> None:
         PAGE.write_text(text, encoding="utf-8")
         print(table(), blind_tables(), sep="\n", end="")
     else:
-        sys.exit("usage: python -m tools.time_model predict | measure FILE | draw")
+        sys.exit(f"usage: python -m tools.time_model predict {' | '.join(SETS)}; measure FILE; draw")
 
 
 if __name__ == "__main__":

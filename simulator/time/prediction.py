@@ -23,7 +23,7 @@ from simulator.time import kernels
 from simulator.time.costs import LONGEST_WALK, Costs, run
 from simulator.time.engine import UNITS, Event
 from simulator.time.launch import Launch, Unit, Work
-from simulator.time.rates import START, Rates
+from simulator.time.rates import LAUNCH, TURNOVER, Rates
 from simulator.time.schedule import deal, finish
 
 UNIT_NAMES = {
@@ -164,7 +164,7 @@ def timeline(
         ]
     times = tuple(_time(launch, rates) for launch in launches)
     slowest = max(range(len(times)), key=lambda i: times[i].seconds)
-    events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms, rates.start))
+    events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms))
     return Timeline(name, problem, config.tile, on, times, events, rates.clock)
 
 
@@ -181,7 +181,7 @@ def _described(algorithm: str | Program) -> tuple[str, Any]:
 def _time(launch: Launch, rates: Rates) -> LaunchTime:
     sms, order = rates.device.sms, launch.order
     slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
-    costs = Costs(launch, slots, rates.start)
+    costs = Costs(launch, slots, TURNOVER)
     runs = [(costs.of(unit), n) for unit, n in order]
     work = sum(cost.cycles * n for cost, n in runs)
     busy = sum((cost.busy * n for cost, n in runs), np.zeros(len(UNITS)))
@@ -190,10 +190,10 @@ def _time(launch: Launch, rates: Rates) -> LaunchTime:
         cycles = deal(each, slots * sms) + (runs[0][0].fill if runs else 0.0)
     else:
         cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
-    on_sms, dram = cycles / rates.clock, (launch.moved or 0) / rates.device.bandwidth
-    seconds = max(on_sms, dram, START)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
+    on_sms, dram = cycles / rates.loaded(utilisation["tensor"]), (launch.moved or 0) / rates.bandwidth
+    seconds = LAUNCH + max(on_sms, dram)
     balance = work / (slots * sms * cycles) if cycles else 0.0
     bound = _bound(seconds, on_sms, dram, utilisation, balance)
     return LaunchTime(launch.name, seconds, on_sms, dram, utilisation, balance, slots, bound)
@@ -223,13 +223,13 @@ def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, fl
     return f"waiting: no unit is busy all the time, most of all {UNIT_NAMES[unit]}, {share}; warps wait for each other's results"
 
 
-def _first_blocks(launch: Launch, slots: int, sms: int, start: float) -> list[Event]:
+def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
     """What runs on the first SM until its first blocks are done; of a persistent block, its first two units."""
     units = [unit for unit, n in launch.order for _ in range(min(n, 2 * slots * sms))][: 2 * slots * sms]
     shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
     if not launch.persistent:
         shown = [agenda[:1] for agenda in shown]
-    return sorted(run(launch, shown, start, record=True).events, key=lambda event: (event.start, event.end))
+    return sorted(run(launch, shown, TURNOVER, record=True).events, key=lambda event: (event.start, event.end))
 
 
 def _shortened(unit: Unit) -> Unit:

@@ -1,9 +1,7 @@
-"""What an operation takes on a unit of the SM, in cycles, from the device's figures; and the three measured constants.
+"""What an operation takes on a unit of the SM, in clocks, from figures of the device; and the three measured constants.
 
-Sources. Lanes and MUFU results a clock: CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions". 128 bytes
-a clock of shared memory: the same, "Shared Memory". L2: 5,120 bytes a clock of the A100 whitepaper, shared by its SMs, taken for
-Hopper too; elsewhere the 64 bytes of an SM's port. `mma.sync` at 62.9 % of Hopper's peak, latencies of L2 and DRAM: Luo et al.
-2024 (arXiv 2402.13499).
+Figures without another source were measured on an H200 by `python -m tools.machine_rates` (docs/results/rates_machine_h200_…),
+rounded. They stand for other devices, too, where none is named.
 """
 
 from __future__ import annotations
@@ -13,20 +11,34 @@ from math import log2
 
 from simulator.devices import Device
 
-SUSTAINED = 0.78
-"""Share of the boost clock that the power limit leaves while attention kernels run one after the other. Measured (H200, 700 W)."""
-VECTOR = 0.75
-"""Share of the exponential and FMA/ALU rates that the softmax's dependent instructions keep up. Measured."""
-START = 1.3e-6
-"""Seconds from a free place on an SM, or from the launch, to the first load of the block that takes it. Measured."""
+AT_REST, DRAWN = 0.95, 0.17
+"""Share of the boost clock at which an SM runs whose tensor cores have nothing to do, and what of it they cost if they are busy all
+the time: the power limit. A line through the clocks of 180 kernels (`clocks` of the same file). Measured."""
 
-SRAM_BYTES = 128.0
+LAUNCH = 2.8e-6
+"""Seconds of a launch that does nothing, as events have it."""
+TURNOVER = 370.0
+"""Clocks from the last instruction of a block to the first of the next one in its place."""
+VECTOR, ALONE = 0.71, 0.94
+"""Share of the exponential and FMA/ALU rates that a softmax reaches, beside products and without."""
+PRODUCTS = 1.15
+"""How much longer products take beside exponentials."""
+DEPENDENT = 4.0
+"""Clocks from an instruction to the next one that wants its result."""
+TURN = 33.0
+"""Clocks in which a named barrier hands over from one warpgroup to the next."""
+SRAM_BYTES, SRAM_LATENCY = 128.0, 23.0
 EXP = 16.0
-L2_LATENCY, SRAM_LATENCY = 270.0, 30.0
-DRAM_LATENCY = 480.0
+L2_LATENCY, DRAM_LATENCY = 280.0, 670.0
+BOX_L2_LATENCY, BOX_DRAM_LATENCY = 330.0, 980.0
+"""Of the copy engine, beside the time that a box takes to pass."""
+SS_LATENCY, RS_LATENCY = 64.0, 88.0
+"""Of a chain of wgmma, beside its products, with A in SRAM or in registers."""
+DRAM_SHARE = 0.886
+"""Of DRAM's bandwidth that a copy within it reaches (the yardstick of `flashlab bench`)."""
 _LANES = {(7, 5): 64, (8, 0): 64}
-_L2_BYTES = 5120.0
-_MMA_SHARE = {9: 0.629}
+_L2_BYTES = {(8, 0): 5120.0, (9, 0): 4700.0}
+_MMA_SHARE = {9: 0.646}
 
 
 @dataclass(frozen=True)
@@ -54,18 +66,17 @@ class Rates:
 
     @property
     def clock(self) -> float:
-        """Hertz under load."""
-        return SUSTAINED * self.boost
+        """Hertz under load, with idle tensor cores."""
+        return AT_REST * self.boost
+
+    def loaded(self, tensor: float) -> float:
+        """Hertz with tensor cores that are busy for a share of the time."""
+        return (AT_REST - DRAWN * tensor) * self.boost
 
     @property
     def tensor(self) -> float:
         """16-bit tensor-core FLOPs a clock: a power of two, of which datasheets quote the rate at a clock of their own."""
         return 2.0 ** round(log2(self.device.tensor_flops / (self.device.sms * self.boost)))
-
-    @property
-    def start(self) -> float:
-        """Cycles that starting a block takes."""
-        return START * self.clock
 
     def warpgroup_matmul(self, flops: float) -> float:
         """Products by wgmma, operands in SRAM."""
@@ -76,11 +87,11 @@ class Rates:
         return flops / (self.tensor * _MMA_SHARE.get(self.device.compute_capability[0], 1.0))
 
     def exp(self, elements: float) -> float:
-        return elements / (EXP * VECTOR)
+        return elements / EXP
 
     def alu(self, operations: float) -> float:
         """Operations of one lane each; what runs at half rate counts twice."""
-        return operations / (self.lanes * VECTOR)
+        return operations / self.lanes
 
     def fma(self, flops: float) -> float:
         """float32 products on the FMA lanes."""
@@ -90,7 +101,12 @@ class Rates:
         return nbytes / SRAM_BYTES
 
     def copy(self, nbytes: float, dram: float = 0.0) -> float:
-        """Between the L2 and the SM; a share `dram` of it goes on to DRAM, of whose bandwidth an SM has its part."""
-        share = _L2_BYTES / self.device.sms if self.device.compute_capability in ((8, 0), (9, 0)) else 64.0
-        l2 = min(64.0, share)
-        return nbytes * ((1 - dram) / l2 + dram / min(l2, self.device.bandwidth / (self.device.sms * self.clock)))
+        """Between the L2, whose clock stays at boost, and the SM; a share `dram` of it goes on to DRAM, of whose bandwidth an SM
+        has its part."""
+        l2 = min(64.0, _L2_BYTES.get(self.device.compute_capability, 1e9) / self.device.sms / AT_REST)
+        return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * self.clock)))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second of DRAM."""
+        return DRAM_SHARE * self.device.bandwidth

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from simulator.config import Config, padded
 from simulator.problem import Problem
 from simulator.programs.flash1 import CHUNK
+from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor
 from simulator.time.launch import Launch, Work, resident
-from simulator.time.rates import L2_LATENCY, SRAM_LATENCY, Rates
+from simulator.time.rates import DEPENDENT, L2_LATENCY, SRAM_LATENCY, Rates
 
 VECTOR_WORK = 9  # ALU operations an element of S: scale, mask, maximum, difference, sum
 UPDATE_WORK = 6  # of O: the warps' parts added, rescaled, converted
+UPDATE_BATCH = 8  # rows of O that a warp asks for before it waits
+ROW_INSTRUCTIONS = 70  # that a row takes then, by the compiled code: addresses, bounds, sums, the way back
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -25,22 +28,38 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     load, o = rates.copy(br * d * es), rates.copy(br * dv * 4)
     scores, output = matmul(2 * br * bc * d), matmul(2 * br * bc * dv)
     reads = rates.sram((w * br + bc) * d * es), rates.sram(bc * dv * es)
-    partial_o, vector = rates.sram(w * br * dv * 4), rates.alu(VECTOR_WORK * br * bc)
+    partial_o, statistics = rates.sram(w * br * dv * 4), rates.alu(VECTOR_WORK * br * bc)
     exp, update = rates.exp(br * bc), rates.alu(UPDATE_WORK * br * dv)
+    chunks, columns = -(-dv // CHUNK), min(dv, CHUNK) // 16
+    batches = -(-br // (w * UPDATE_BATCH))
+    fragments, rows = chunks * columns, chunks * batches
+
+    def both(sm: SM, name: str, read: float, product: float) -> float:
+        """A fragment is read, then multiplied; other warps' reads run beside."""
+        return max(sm.use("sram", read, name), sm.use(unit, product, name)) + 2 * SRAM_LATENCY
 
     def warps(sm: SM, walk: Sequence[Work]) -> Actor:
+        """Whatever is loaded, from HBM or SRAM, is waited for."""
         for _ in range(walk[0].tiles):
             sm.use("copy", keys, "load_k, load_v")
             yield sm.use("copy", load, "load_q") + L2_LATENCY + SRAM_LATENCY
-            yield max(sm.use("sram", reads[0], "scores"), sm.use(unit, scores, "scores")) + SRAM_LATENCY
-            yield sm.use("alu", vector, "row_max, row_sum") + 4 * SRAM_LATENCY  # two barriers and what is exchanged
-            yield sm.use("exp", exp, "exp")
+            for _ in range(d // 16):
+                yield both(sm, "scores", reads[0] / (d // 16), scores / (d // 16))
+            yield from vector(sm, "row_max, row_sum", alu=statistics)
+            yield sm.now + 4 * SRAM_LATENCY  # two barriers and what is exchanged
+            yield from vector(sm, "exp", exp=exp)
             yield sm.now + L2_LATENCY  # stats: l and m of the rows
-            yield max(sm.use("sram", reads[1], "output"), sm.use(unit, output, "output")) + SRAM_LATENCY
-            sm.use("sram", partial_o, "output")
-            yield sm.use("copy", o, "update_o") + L2_LATENCY
-            yield max(sm.use("sram", partial_o, "update_o"), sm.use("alu", update, "update_o")) + 2 * SRAM_LATENCY
-            sm.use("copy", o, "update_o")
+            for _ in range(chunks):
+                for _ in range(columns):
+                    yield both(sm, "output", reads[1] / fragments, output / fragments)
+                    yield sm.use("sram", partial_o / fragments, "output")
+                for _ in range(batches):
+                    yield sm.use("copy", o / rows, "update_o") + L2_LATENCY
+                    sm.use("alu", update / rows, "update_o")
+                    yield sm.use("sram", partial_o / rows, "update_o") + SRAM_LATENCY
+                    # a warp is alone on its scheduler, and most instructions want the result of the one before
+                    yield sm.now + UPDATE_BATCH * ROW_INSTRUCTIONS * DEPENDENT
+                    sm.use("copy", o / rows, "update_o")
 
     def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
         return [("warps", warps(sm, walk))]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from simulator.config import Config, padded
 from simulator.problem import Problem
+from simulator.time.beside import products, vector
 from simulator.time.engine import SM, Actor
 from simulator.time.launch import Launch, Work, first_touch, resident, works
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
@@ -94,23 +95,28 @@ def _single_buffered(sm: SM, c: _Cycles, work: Work) -> Actor:
 def _scores(sm: SM, c: _Cycles) -> Actor:
     for _ in range(c.d_steps):
         yield sm.use("sram", c.k_read, "scores") + SRAM_LATENCY
-        yield sm.use(c.unit, c.scores, "scores")
+        yield _multiply(sm, c, c.scores, "scores")
+
+
+def _multiply(sm: SM, c: _Cycles, cycles: float, name: str) -> float:
+    return products(sm, cycles, name) if c.unit == "tensor" else sm.use(c.unit, cycles, name)
 
 
 def _softmax(sm: SM, c: _Cycles, masked: bool) -> Actor:
     if masked:
-        yield sm.use("alu", c.mask, "mask")
-    yield sm.use("alu", c.maximum, "softmax") + 2 * SRAM_LATENCY  # two shuffles
-    yield sm.use("alu", c.rescale, "rescale")
+        yield from vector(sm, "mask", alu=c.mask)
+    yield from vector(sm, "softmax", alu=c.maximum)
+    yield sm.now + 4 * SRAM_LATENCY  # as flash3_2
+    yield from vector(sm, "rescale", alu=c.rescale)
 
 
 def _output(sm: SM, c: _Cycles) -> Actor:
     for _ in range(c.key_steps):
-        yield max(sm.use("exp", c.exp, "softmax"), sm.use("alu", c.exp_alu, "softmax"))
+        yield from vector(sm, "softmax", pieces=1, exp=c.exp, alu=c.exp_alu)
         yield sm.use("sram", c.v_read, "output") + SRAM_LATENCY
-        yield sm.use(c.unit, c.output, "output")
+        yield _multiply(sm, c, c.output, "output")
 
 
 def _store(sm: SM, c: _Cycles) -> Actor:
-    yield sm.use("alu", c.normalize, "normalize")
+    yield from vector(sm, "normalize", alu=c.normalize)
     sm.use("copy", c.out, "store_o")

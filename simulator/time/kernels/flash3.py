@@ -9,9 +9,18 @@ from functools import partial
 
 from simulator.config import Config
 from simulator.problem import Problem, round_up
-from simulator.time.engine import SM, Actor, Barrier, Waiting
+from simulator.time.beside import products, vector
+from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.launch import Launch, Work, first_touch, works
-from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
+from simulator.time.rates import (
+    BOX_DRAM_LATENCY,
+    BOX_L2_LATENCY,
+    RS_LATENCY,
+    SRAM_LATENCY,
+    SS_LATENCY,
+    TURN,
+    Rates,
+)
 
 ROWS = 64
 """Of a warpgroup."""
@@ -71,15 +80,17 @@ class Ring:
         self.full = [sm.barrier() for _ in range(c.stages)]
         self.empty = [sm.barrier(c.consumers) for _ in range(c.stages)]
 
-    def load(self, n: int, latency: float = L2_LATENCY) -> Actor:
+    def load(self, n: int, latency: float = BOX_L2_LATENCY) -> Actor:
         """The n-th tile that passes, when its slot is free."""
         slot, turn = n % self.stages, n // self.stages
         if turn:
             yield self.empty[slot].opening(turn - 1)
         self.full[slot].arrive_at(self.sm.use("copy", self.cycles, self.name) + latency)
 
-    def ready(self, n: int) -> Waiting:
-        return self.full[n % self.stages].opening(n // self.stages)
+    def ready(self, n: int) -> Actor:
+        """Until the n-th tile has come, and who waits for it has seen that."""
+        yield self.full[n % self.stages].opening(n // self.stages)
+        yield self.sm.now + SRAM_LATENCY
 
     def release(self, n: int) -> None:
         self.empty[n % self.stages].arrive()
@@ -106,13 +117,13 @@ def producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
     """K first, then Q, then V a tile behind K, each as soon as its slot is free."""
     k = v = 0
     for n, work in enumerate(walk):
-        latency = DRAM_LATENCY if n == 0 else L2_LATENCY
+        latency = BOX_DRAM_LATENCY if n == 0 else BOX_L2_LATENCY
         if work.tiles:
             yield from shared.k.load(k, latency)
             k += 1
         if n:
             yield shared.q_empty.opening(n - 1)
-        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + DRAM_LATENCY)
+        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + BOX_DRAM_LATENCY)
         for j in range(work.tiles):
             if j + 1 < work.tiles:
                 yield from shared.k.load(k, latency)
@@ -122,38 +133,37 @@ def producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
 
 
 def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -> Actor:
-    """S of a tile is issued before P V of the tile before; while that runs, the maxima are looked for."""
+    """S of a tile is asked for before P V of the tile before; while that runs, the maxima are looked for."""
     k_ring, v_ring, following = shared.k, shared.v, shared.turn[(w + 1) % c.consumers]
+    scores, output = sm.barrier(), sm.barrier()
     k = v = turns = 0
     for n, work in enumerate(walk):
         yield shared.q_full.opening(n)
         for j in range(work.tiles):
-            yield k_ring.ready(k)
-            pv = 0.0
+            yield from k_ring.ready(k)
             if j:
                 yield shared.turn[w].opening(turns)
+                yield sm.now + TURN
                 turns += 1
-            qk = sm.use("tensor", c.scores, "scores")
-            if j:
-                yield v_ring.ready(v)
-                pv = sm.use("tensor", c.output, "output")
-                following.arrive()
-            yield qk + SRAM_LATENCY
+            sm.start(sm.actor, _asked(sm, c, scores, v_ring.ready(v) if j else None, output, following))
+            yield scores.opening(k)
+            yield sm.now + SS_LATENCY
             k_ring.release(k)
             k += 1
             if j == work.tiles - 1:
                 shared.q_empty.arrive()
             if j < work.masked:
-                yield sm.use("alu", c.mask, "mask")
-            yield sm.use("alu", c.risen if j else c.maximum, "softmax")
+                yield from vector(sm, "mask", alu=c.mask)
+            yield from vector(sm, "softmax", alu=c.risen if j else c.maximum)
             if j:
-                yield pv + SRAM_LATENCY
+                yield output.opening(turns - 1)
+                yield sm.now + RS_LATENCY
                 v_ring.release(v)
                 v += 1
             yield from exponentials(sm, c)
         if work.tiles:
-            yield v_ring.ready(v)
-            yield sm.use("tensor", c.output, "output") + SRAM_LATENCY
+            yield from v_ring.ready(v)
+            yield from multiply(sm, c.output, c.key_steps, "output", RS_LATENCY)
             v_ring.release(v)
             v += 1
         else:
@@ -162,11 +172,33 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -
         sm.work_ends(n)
 
 
+def _asked(sm: SM, c: Cycles, scores: Barrier, v: Actor | None, output: Barrier, following: Barrier) -> Actor:
+    """What a consumer has the tensor cores do: S and, with `v`, P V. They do it instruction by instruction, another's in between;
+    the turn is passed on when the last begins."""
+    yield from multiply(sm, c.scores, c.d_steps, "scores", 0.0)
+    scores.arrive()
+    if v is None:
+        return
+    yield from v
+    for step in range(c.key_steps):
+        if step == c.key_steps - 1:
+            following.arrive()
+        yield products(sm, c.output / c.key_steps, "output")
+    output.arrive()
+
+
+def multiply(sm: SM, cycles: float, steps: int, name: str, latency: float) -> Actor:
+    """Products, instruction by instruction, until they are there."""
+    for _ in range(steps):
+        yield products(sm, cycles / steps, name)
+    yield sm.now + latency
+
+
 def exponentials(sm: SM, c: Cycles) -> Actor:
     """One FMA, one exp2 and one addition an element, and the conversion to the storage dtype."""
-    yield max(sm.use("exp", c.exp, "softmax"), sm.use("alu", c.exp_alu, "softmax"))
+    yield from vector(sm, "softmax", exp=c.exp, alu=c.exp_alu)
 
 
 def store(sm: SM, c: Cycles) -> Actor:
-    yield sm.use("alu", c.normalize, "normalize")
+    yield from vector(sm, "normalize", alu=c.normalize)
     sm.use("copy", c.out, "store_o")

@@ -8,10 +8,10 @@ from functools import partial
 from simulator.config import Config
 from simulator.problem import Problem
 from simulator.time.engine import SM, Actor, Barrier
-from simulator.time.kernels.flash3 import Cycles, Shared, store
-from simulator.time.kernels.flash3_2 import multiply, softmax
+from simulator.time.kernels.flash3 import Cycles, Shared, multiply, store
+from simulator.time.kernels.flash3_2 import softmax
 from simulator.time.launch import Launch, Work, resident, works
-from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, Rates
+from simulator.time.rates import BOX_DRAM_LATENCY, BOX_L2_LATENCY, RS_LATENCY, SS_LATENCY, Rates
 
 OTHER_REGISTERS = (
     40  # of a lane, beside S, P and O: about; no limit is set, so two blocks share an SM where it allows that
@@ -32,20 +32,20 @@ def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
 
 def _warpgroup(sm: SM, work: Work, c: Cycles, shared: Shared, done: Barrier, loader: bool) -> Actor:
     if loader:
-        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + DRAM_LATENCY)
+        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + BOX_DRAM_LATENCY)
         for j in range(min(c.stages, work.tiles)):
-            load_both(sm, c, shared, j, DRAM_LATENCY)
+            load_both(sm, c, shared, j, BOX_DRAM_LATENCY)
     yield shared.q_full.opening(0)
     for j in range(work.tiles):
-        yield shared.k.ready(j)
-        yield from multiply(sm, c.scores, c.d_steps, "scores")
+        yield from shared.k.ready(j)
+        yield from multiply(sm, c.scores, c.d_steps, "scores", SS_LATENCY)
         yield from softmax(sm, c, j < work.masked)
-        yield shared.v.ready(j)
-        yield from multiply(sm, c.output, c.key_steps, "output")
+        yield from shared.v.ready(j)
+        yield from multiply(sm, c.output, c.key_steps, "output", RS_LATENCY)
         done.arrive()
         yield done.opening(j)
         if loader and j + c.stages < work.tiles:
-            load_both(sm, c, shared, j + c.stages, L2_LATENCY)
+            load_both(sm, c, shared, j + c.stages, BOX_L2_LATENCY)
     yield from store(sm, c)
 
 

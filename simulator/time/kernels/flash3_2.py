@@ -7,10 +7,11 @@ from functools import partial
 
 from simulator.config import Config
 from simulator.problem import Problem
+from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor
-from simulator.time.kernels.flash3 import Cycles, Shared, exponentials, producer, store
+from simulator.time.kernels.flash3 import Cycles, Shared, exponentials, multiply, producer, store
 from simulator.time.launch import Launch, Work, works
-from simulator.time.rates import SRAM_LATENCY, Rates
+from simulator.time.rates import RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -27,26 +28,22 @@ def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
 def _consumer(sm: SM, work: Work, c: Cycles, shared: Shared) -> Actor:
     yield shared.q_full.opening(0)
     for j in range(work.tiles):
-        yield shared.k.ready(j)
-        yield from multiply(sm, c.scores, c.d_steps, "scores")
+        yield from shared.k.ready(j)
+        yield from multiply(sm, c.scores, c.d_steps, "scores", SS_LATENCY)
         shared.k.release(j)
         yield from softmax(sm, c, j < work.masked)
-        yield shared.v.ready(j)
-        yield from multiply(sm, c.output, c.key_steps, "output")
+        yield from shared.v.ready(j)
+        yield from multiply(sm, c.output, c.key_steps, "output", RS_LATENCY)
         shared.v.release(j)
     yield from store(sm, c)
 
 
-def multiply(sm: SM, cycles: float, steps: int, name: str) -> Actor:
-    """A product, instruction by instruction: nobody arranges whose the tensor cores take next."""
-    for _ in range(steps):
-        yield sm.use("tensor", cycles / steps, name)
-    yield sm.now + SRAM_LATENCY
-
-
 def softmax(sm: SM, c: Cycles, masked: bool) -> Actor:
     if masked:
-        yield sm.use("alu", c.mask, "mask")
-    yield sm.use("alu", c.maximum, "softmax") + 2 * SRAM_LATENCY  # two shuffles
+        yield from vector(sm, "mask", alu=c.mask)
+    yield from vector(sm, "softmax", alu=c.maximum)
+    yield (
+        sm.now + 4 * SRAM_LATENCY
+    )  # two shuffles, the exponential of the maximum before, and what goes from one to the next
     yield from exponentials(sm, c)
-    yield sm.use("alu", c.rescale, "rescale")
+    yield from vector(sm, "rescale", alu=c.rescale)
