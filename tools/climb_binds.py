@@ -239,12 +239,13 @@ def ends(profile: Profile) -> str:
     row, long = profile.rows["flash3", 128, False, SHORT], profile.long("flash3", 128)
     share, first = outside(row), 1 / 8
     pace = (first / share) / ((1 - first) / (1 - share))
-    masked = profile.rows["flash3", 128, True, SHORT]
+    masked, narrow = profile.rows["flash3", 128, True, SHORT], profile.rows["flash3", 64, False, SHORT]
     return (
         "At head dim 128 and 1k tokens without a mask an eighth of a row tile's products is its first scores and its last\n"
         f"output; they take {share:.0%} of the computing warps' time. So the main loop gets on {1 / pace:.1f} times as fast. The\n"
         f"tensor cores are busy {busy(row, 'tensor'):.0%} of the clocks instead of {busy(long, 'tensor'):.0%} at 16k. Under a\n"
-        f"causal mask {outside(masked):.0%} of the time passes there.\n"
+        f"causal mask {outside(masked):.0%} of the time passes there. At head dim 64 the tile of 192 rows adds that it doesn't\n"
+        f"divide 1,024: {padding(narrow) - 1:.0%} more products are executed than count.\n"
     )
 
 
