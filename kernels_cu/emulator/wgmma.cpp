@@ -4,6 +4,7 @@
 // It is computed when a warp waits for it, and the accumulators are written back to a thread at that thread's own wait.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "floats.h"
@@ -101,11 +102,66 @@ void check_product(Warpgroup& group, const Product& product, std::uint64_t numbe
 }
 
 typedef float Eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef std::int32_t EightInts __attribute__((vector_size(32), aligned(4), may_alias));
+typedef std::int16_t EightShorts __attribute__((vector_size(16), aligned(2), may_alias));
+
+struct Operands { float a[ROWS][OPERAND_BYTES], b[OPERAND_BYTES][256]; };
+
+// Added in float32, one product after the other. (The tensor cores add 16 of 16 bits at once, aligned and cut off as those of
+// e4m3, but 25 bits below the largest: that differs in float32's last bits.)
+void add_in_float32(const Operands& x, float* values, int columns, int depth) {
+  for (int row = 0; row < ROWS; ++row)
+    for (int n = 0; n < columns; n += 8) {
+      auto* c = reinterpret_cast<Eight*>(values + row * columns + n);
+      Eight sum = *c;
+      for (int k = 0; k < depth; ++k) sum += x.a[row][k] * *reinterpret_cast<const Eight*>(&x.b[k][n]);
+      *c = sum;
+    }
+}
+
+// Of an e4m3; a subnormal one has that of the smallest normal number, 0 less than any.
+std::int16_t exponent_of_e4m3(float x) { return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(-6, std::ilogb(x))); }
+
+// Products of e4m3, added as an H200 adds them, to the last bit (found and checked by tools/fp8_accumulation): each one, and the
+// accumulator, is cut off 13 bits below the largest one's leading bit, which for a product is where its factors' exponents
+// put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain.
+void add_e4m3(const Operands& x, float* values, int columns) {
+  static thread_local std::int16_t a_exponent[ROWS][OPERAND_BYTES], b_exponent[OPERAND_BYTES][256];
+  float a_nan[ROWS] = {}, b_nan[256] = {};  // 0, or NaN if there is one among the operands
+  for (int row = 0; row < ROWS; ++row)
+    for (int k = 0; k < OPERAND_BYTES; ++k) a_exponent[row][k] = exponent_of_e4m3(x.a[row][k]), a_nan[row] += 0 * x.a[row][k];
+  for (int k = 0; k < OPERAND_BYTES; ++k)
+    for (int n = 0; n < columns; ++n) b_exponent[k][n] = exponent_of_e4m3(x.b[k][n]), b_nan[n] += 0 * x.b[k][n];
+
+  constexpr std::int32_t KEPT = 13, BIAS = 127, FIRST = ~0u << (23 - KEPT);
+  for (int row = 0; row < ROWS; ++row)
+    for (int n = 0; n < columns; n += 8) {
+      auto* at = reinterpret_cast<Eight*>(values + row * columns + n);
+      const Eight c = *at, nan = a_nan[row] + *reinterpret_cast<const Eight*>(&b_nan[n]);
+      EightShorts largest = EightShorts{} - 1000;  // of the products' exponents
+      for (int k = 0; k < OPERAND_BYTES; ++k) {
+        const EightShorts exponent = a_exponent[row][k] + *reinterpret_cast<const EightShorts*>(&b_exponent[k][n]);
+        largest = largest > exponent ? largest : exponent;
+      }
+      const EightInts c_top = (reinterpret_cast<EightInts>(c) >> 23 & 255) - BIAS;
+      const EightInts products_top = __builtin_convertvector(largest, EightInts), top = products_top > c_top ? products_top : c_top;
+      const Eight unit = reinterpret_cast<Eight>((top - KEPT + BIAS) << 23);  // 2^(top - 13)
+      const Eight scale = reinterpret_cast<Eight>((KEPT - top + BIAS) << 23);
+      EightInts units = __builtin_convertvector(c * scale, EightInts);  // cuts off, as the others do
+      for (int k = 0; k < OPERAND_BYTES; ++k)
+        units += __builtin_convertvector(x.a[row][k] * scale * *reinterpret_cast<const Eight*>(&x.b[k][n]), EightInts);
+      Eight sum = __builtin_convertvector(units, Eight) * unit;  // exact
+      sum = products_top > -100 ? sum : c;                       // if not all of them are 0
+      sum = reinterpret_cast<Eight>(reinterpret_cast<EightInts>(sum) & FIRST) + 0.f;
+      *at = c - c == 0 && nan == 0 ? sum : c + nan;
+    }
+}
 
 void compute(const Sram& sram, const Product& product) {
   const int columns = 8 * product.fragments, depth = depth_of(product), bytes = bytes_of(product), type = product.element;
   const int piece = static_cast<int>(CHUNK) / bytes;  // elements of one
-  static thread_local float a[ROWS][OPERAND_BYTES], b[OPERAND_BYTES][256];
+  static thread_local Operands operands;
+  auto& [a, b] = operands;
   if (product.a_in_registers) {
     const int each = 4 / bytes;  // elements of a register
     for (int thread = 0; thread < WARPS * WARP; ++thread)
@@ -128,13 +184,8 @@ void compute(const Sram& sram, const Product& product) {
     }
   float* values = product.c->values.data();
   if (!product.add) std::fill(product.c->values.begin(), product.c->values.end(), 0.f);
-  for (int row = 0; row < ROWS; ++row)
-    for (int n = 0; n < columns; n += 8) {
-      auto* c = reinterpret_cast<Eight*>(values + row * columns + n);
-      Eight sum = *c;
-      for (int k = 0; k < depth; ++k) sum += a[row][k] * *reinterpret_cast<const Eight*>(&b[k][n]);
-      *c = sum;
-    }
+  if (type == EMU_E4M3) add_e4m3(operands, values, columns);
+  else add_in_float32(operands, values, columns, depth);
 }
 
 // Calls each(register, its value in `values`) for the accumulators of one thread.
