@@ -80,7 +80,7 @@ class Code:
         if not self.round:
             return frozenset()
         head, last = self.round[0], self.round[-1]
-        return _reached([last], lambda i: [] if i == head else self._before.get(i, [])) | {head}
+        return _reached([last], lambda i: [] if i == head else self._before.get(i, []))
 
     @cached_property
     def computing(self) -> frozenset[int]:

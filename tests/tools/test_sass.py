@@ -97,11 +97,17 @@ def test_what_may_follow(branch: str, ends: bool):
     assert (2 in code.after(1)) is not ends
 
 
-def test_of_two_loops_the_one_with_more_products_is_the_main_one():
+def test_of_two_loops_round_one_product_the_shorter_is_the_main_one():
     outer = [f"FADD R{i}, R0, R1" for i in range(9)]
     code = plain(*outer, "HMMA.16816.F32 R4, R8, R12, R4", "@P0   BRA {9}", "@P1   BRA {0}", "EXIT")
     assert code.round == (9, 10)
     assert (code.flops(code.round), code.tensor_clocks(code.round)) == (4096, 1)
+
+
+def test_the_main_loop_is_the_densest_not_the_longest():
+    products = ["HMMA.16816.F32 R4, R8, R12, R4"] * 2
+    code = plain(*products, "FADD R0, R0, R1", "FADD R0, R0, R1", products[0], "@P0   BRA {4}", "@P1   BRA {0}", "EXIT")
+    assert code.round == (4, 5)
 
 
 def test_operands_of_8_bits_take_half_the_clocks():
