@@ -553,6 +553,17 @@ def no_error_left(cupy: Any) -> Iterator[None]:
 # -- 8 bits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("keys", [1024, 4096, 16384, 65536])
+def test_8_bit_products_add_up(keys: int, head_dim: int) -> None:
+    """V = 1, so out is 1, within 0.5 % and half a step of bfloat16: the tensor cores' own sums would lose half of it."""
+    skip_what_cannot_run("flash3_fp8")
+    p = problem(FP8, batch=1, heads=1, len_q=200, len_kv=keys, head_dim=head_dim)
+    q, k, v = fl.random_inputs(p.replace(dtype="float32"), seed=12)
+    out = fp8.attention(fp8.quantize(q, k, np.ones_like(v))).astype(np.float64)
+    assert np.abs(out - 1).max() < 0.005 + 2.0**-8
+
+
 @pytest.mark.parametrize("kind", ["cupy", "torch"])
 def test_scales_of_8_bit_operands(kind: str) -> None:
     """Those of the caller, whatever framework they are from; of another shape they are refused."""
