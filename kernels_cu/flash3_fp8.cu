@@ -16,15 +16,21 @@
 // beside its softmax, and the warpgroups fill each other's gaps.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
-// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.34 times
-// bfloat16 and 1.73. At D = 128 the exponentials alone take as long as the products.
-//   - P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 times bfloat16 at D = 128 full 16k and 1.56 at 256,
-//     where 2^4 and room for 2^4.8 had 1.22 and 1.74; the error is 1 % larger (8.52e-3, 8.61e-3, rotated).
-//   - three warpgroups of 192 x 96 rather than two of 128 x 128: 1.30 where those had 1.23 (D = 128, 16k), with turns 1.35; at 4k
-//     causal it loses a tenth. Two warpgroups do 1 to 4 % better without turns. 192 x 64: 1.21. Three stages: nothing.
-//   - lost: part of the exponentials by a polynomial (ptxas finds too few registers and serialises the products, C7511: a quarter
-//     less); S of the next tile in a second set of registers, so that a warpgroup never waits for its scores (ptxas serialises
-//     it, C7515; not timed).
+// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.20 times
+// bfloat16, 1.22 causal, and at D = 256 1.44 and 1.47. One accumulator for all key tiles had 1.35 and 1.76, and lost 43 % of V = 1.
+// What binds: at D = 256 the tensor cores and the power limit. At D = 128 nothing alone: tensor cores, exp units and issue slots
+// are each busy half of the time, and the power limit holds the clock down. Leaving one out would give (D = 128, 16k, 1.21 with
+// all): the exponentials 1.46, the maximum 1.31, the sums of P 1.29, the folds 1.28, the rounding of P nothing.
+//   - three warpgroups of 192 x 128: 1.25 where two of 128 x 128 had 1.07 (D = 128, full 16k); at 4k causal two are 4 % ahead.
+//     192 x 96: 1.09 where 192 x 128 had 1.23; 192 x 160 spills and is no faster. T of 128 head dims: 1.18 where 64 had 1.23.
+//   - descriptors that are a base and a step, scales loaded while Q K^T runs: an eighth fewer instructions; 1.35 became 1.43 at
+//     D = 256, 1.22 became 1.23 at 128. Turns at the tensor cores: nothing at 128, at 256 they lose up to 5 %.
+//   - lost, at D = 128: O in SRAM, to which the accumulators are added every 192 keys: 1.02 where this had 1.23. One warpgroup at a
+//     time at its exponentials: 1.16 where 1.24. Q K^T of the next tile between the folds: 1.12 where 1.25. Softmax and products by
+//     halves of a tile, one beside the other: 1.20 where 1.25. No maximum, but a tile done again if P turns out too large: 1.20
+//     where 1.22.
+//   - with one accumulator: P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 where 2^4 and room for 2^4.8 had
+//     1.22 (D = 256: 1.56, 1.74); the error is 1 % larger. Part of the exponentials by a polynomial: a quarter less.
 #define E4M3 1
 #include "flash3.cuh"
 

@@ -558,7 +558,7 @@ def no_error_left(cupy: Any) -> Iterator[None]:
 def test_8_bit_products_add_up(keys: int, head_dim: int) -> None:
     """V = 1, so out is 1, within 0.5 % and half a step of bfloat16: the tensor cores' own sums would lose half of it."""
     skip_what_cannot_run("flash3_fp8")
-    p = problem(FP8, batch=1, heads=1, len_q=200, len_kv=keys, head_dim=head_dim)
+    p = problem(FP8, batch=1, heads=1, kv_heads=1, len_q=200, len_kv=keys, head_dim=head_dim)
     q, k, v = fl.random_inputs(p.replace(dtype="float32"), seed=12)
     out = fp8.attention(fp8.quantize(q, k, np.ones_like(v))).astype(np.float64)
     assert np.abs(out - 1).max() < 0.005 + 2.0**-8
