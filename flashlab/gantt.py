@@ -38,7 +38,7 @@ def draw(timeline: Timeline) -> Figure:
     for event in events:
         span = [(event.start * scale, (event.end - event.start) * scale)]
         for row in (rows["unit", event.unit], rows["actor", event.actor]):
-            ax.broken_barh(span, (row - 0.38, 0.76), facecolors=colours[event.name], edgecolor="white", linewidth=0.3)
+            ax.broken_barh(span, (row - 0.38, 0.76), facecolors=colours[event.name], linewidth=0)
     ax.set_yticks(list(rows.values()), [*(UNIT_NAMES[unit] for unit in units), *actors])
     ax.invert_yaxis()
     ax.set_xlabel("microseconds from the start of the SM's first block")

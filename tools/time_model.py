@@ -1,6 +1,6 @@
 """The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
 
-    python -m tools.time_model predict SET    # cells that aren't measured yet, into docs/predictions: lengths, fp8
+    python -m tools.time_model predict SET    # cells that aren't measured yet, into docs/predictions: lengths, rungs, fp8
     python -m tools.time_model measure FILE   # the cells of such a file, on a GPU, into docs/results
     python -m tools.time_model draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
 
@@ -15,9 +15,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import flashlab as fl
 from flashlab import bench, results
@@ -30,7 +32,7 @@ PAGE = ROOT / "docs" / "time.md"
 BEGIN, END = "<!-- {}: begin (written by tools/time_model.py) -->\n", "<!-- {}: end -->"
 DEVICE = "h200"
 
-FP8 = "flash3_fp8"
+FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -39,7 +41,8 @@ LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
 CONSTANTS = ("AT_REST", "DRAWN")
 SET_ON = (
     "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates_machine, clocks), no kernel's time; the "
-    "mechanisms that the model has were chosen with an eye on ladder_flash3, bench_flash2 and what prediction_unmeasured met"
+    "mechanisms that the model has were chosen with an eye on ladder_flash3, bench_flash2, fp8_flash3_fp8 and what "
+    "prediction_unmeasured and prediction_lengths met"
 )
 
 
@@ -67,8 +70,9 @@ class Cell:
         return bench.Cell(self.dtype, self.head_dim, self.causal, self.length)
 
     def predicted(self) -> float:
-        """Milliseconds."""
-        return fl.timeline(self.algorithm, self.problem, device=DEVICE).seconds * 1e3
+        """Milliseconds; of flash3_fp8 without the transposition of V, as `flashlab fp8` has it."""
+        t = fl.timeline(self.algorithm, self.problem, device=DEVICE)
+        return (t.launches[-1].seconds if self.algorithm == FP8 else t.seconds) * 1e3
 
 
 @dataclass(frozen=True)
@@ -89,19 +93,26 @@ class Beside:
 def measured() -> list[tuple[Cell, float, str]]:
     """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by file."""
     found: list[tuple[Cell, float, str]] = []
-    for kind, algorithm in (("bench", "flash2"), ("ladder", "flash3")):
-        result = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=DEVICE)
-        assert result is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
+    for result in _benchmarks():
         for row in result.data["rows"]:
-            name = row["peer"] or algorithm
+            name = row["peer"] or result.data["algorithm"]
             if name in fl.CATALOGUE:
                 cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
                 found.append((cell, row["milliseconds"], result.path.name))
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
     for row in eight.data["speed"] if eight else []:
-        cell = Cell(FP8, "bfloat16", row["head_dim"], row["causal"], row["length"])
+        cell = Cell(FP8, EIGHT, row["head_dim"], row["causal"], row["length"])
         found.append((cell, cell.tera / row["tflops"] * 1e3, eight.path.name))
     return found
+
+
+def _benchmarks() -> list[results.Result]:
+    found = [
+        results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=DEVICE)
+        for kind, algorithm in (("bench", "flash2"), ("ladder", "flash3"))
+    ]
+    assert None not in found, f"flash2's benchmark or the ladder isn't in {results.FOLDER}"
+    return [result for result in found if result is not None]
 
 
 def beside() -> list[Beside]:
@@ -116,11 +127,11 @@ def said(file: str | Path) -> dict[Cell, float]:
 
 
 def blind_ladder() -> list[Beside]:
-    """The rungs as they were predicted before their measurement was looked at, beside it."""
-    before = said("prediction_ladder_h200_2026-11-21.json")
+    """The rungs, and flash3_fp8 with two-level sums, as they were predicted before their measurement was looked at, beside it."""
+    before = {**said("prediction_ladder_h200_2026-11-21.json"), **said("prediction_fp8_h200_2026-11-21.json")}
     return [
         Beside(cell, before[cell], time, source)
-        for cell, time, source in measured() if cell in before and source.startswith("ladder")
+        for cell, time, source in measured() if cell in before and not source.startswith("bench")
     ]  # fmt: skip
 
 
@@ -130,7 +141,8 @@ def blind(result: results.Result) -> list[Beside]:
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
+    found = Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
+    return replace(found, dtype=EIGHT) if found.algorithm == FP8 else found  # a file may name that of its output
 
 
 def mean_error(cells: Iterable[Beside]) -> float:
@@ -151,15 +163,23 @@ def lengths() -> list[Cell]:
     ]  # fmt: skip
 
 
+def rungs() -> list[Cell]:
+    """The ladder at lengths that nothing was measured at when its warpgroups were let fall in step."""
+    return [
+        Cell(name, "bfloat16", dim, causal, length)
+        for dim in (64, 128, 256) for causal in (False, True) for length in (640, 1280, 2560, 5120, 10240, 20480) for name in LADDER
+    ]  # fmt: skip
+
+
 def eight() -> list[Cell]:
     """flash3_fp8 where `flashlab fp8` times it, and at head dim 64."""
     return [
-        Cell(FP8, "bfloat16", dim, causal, length)
+        Cell(FP8, EIGHT, dim, causal, length)
         for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)
     ]  # fmt: skip
 
 
-SETS = {"lengths": lengths, "fp8": eight}
+SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight}
 """What `predict` can be asked for."""
 
 
@@ -215,8 +235,8 @@ def table() -> str:
     groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER, FP8)}
     groups["the ladder"] = [r for name in LADDER for r in groups[name]]
     for name, group in groups.items():
-        before = [r for r in first if r in first and (name == "the ladder" or r.cell.algorithm == name)]
-        before = [r for r in before if r.cell.algorithm in ("flash3_1", "flash3_2", "flash3_3")]
+        members = LADDER if name == "the ladder" else (name,)
+        before = [r for r in first if r.cell.algorithm in members]
         parts = [mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
         shown = [f"{x:.1%}" for x in (*parts, mean_error(group))]
         bias = statistics.fmean(r.error for r in group)
@@ -248,6 +268,59 @@ def _blind_table(result: results.Result) -> str:
     return "\n".join(lines) + "\n"
 
 
+def figures() -> dict[str, float]:
+    """What the constants of simulator/time/rates.py were measured to be, by name."""
+    machine = results.latest("rates", ROOT / results.FOLDER, device=DEVICE)
+    assert machine is not None, f"no rates in {results.FOLDER}"
+    rows, peak = machine.data["rows"], 4096.0
+
+    def of(what: str, key: str = "value", warps: int | None = None) -> float:
+        return next(row[key] for row in rows if row["what"] == what and row.get("warps") == warps)
+
+    box, eight = 128 * 128 / of("boxes_of_one"), 8 * 2 * 64 * 128 * 16 / peak
+    ss, rs = (of(f"products_128_{where}", "clocks", 4) - eight for where in ("sram", "registers"))
+    beside, products = [], []
+    for what, clocks, latency in (
+        ("128_sram", eight, ss),
+        ("64_registers", eight / 2, rs),
+        ("128_registers", eight, rs),
+    ):
+        for warps in (4, 8):
+            name = f"exponentials_beside_{what}"
+            beside.append(128 * warps / of(name, warps=warps))
+            products.append((of(name, "products", warps) - latency) / clocks)
+    clocks = machine.data["clocks"]
+    boost = rates.Rates(fl.DEVICES[DEVICE], "bfloat16").boost / 1e9
+    line = np.polyfit([_tensor_load(row) for row in clocks], [row["gigahertz"] / boost for row in clocks], 1)
+    return {
+        "AT_REST": line[1], "DRAWN": -line[0], "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
+        "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
+        "SRAM_BYTES": of("shared_bandwidth"), "SRAM_LATENCY": of("shared_latency"), "EXP": of("exponential"),
+        "L2_LATENCY": of("l2_latency"), "DRAM_LATENCY": of("dram_latency"),
+        "L2_BYTES": statistics.fmean((of("l2_bandwidth_of_all"), of("boxes_of_all"))),
+        "BOX_L2_LATENCY": of("box_latency") - box, "BOX_DRAM_LATENCY": of("box_latency_dram") - box,
+        "SS_LATENCY": ss, "RS_LATENCY": rs, "MMA_SHARE": of("warp_products", warps=8) / peak,
+        "DRAM_SHARE": statistics.fmean(y["copy"] for r in _benchmarks() for y in r.data["yardsticks"]) * 1e9
+        / fl.DEVICES[DEVICE].bandwidth,
+    }  # fmt: skip
+
+
+def _tensor_load(row: Mapping[str, Any]) -> float:
+    """How busy the tensor cores were at that clock; mma.sync keeps them busy longer for the same products."""
+    cell = _cell(row)
+    flops = cell.tera * 1e12 / (row["milliseconds"] * 1e-3) / (fl.DEVICES[DEVICE].sms * row["gigahertz"] * 1e9)
+    return flops / 4096 / (rates.MMA_SHARE[9] if cell.algorithm == "flash2" else 1)
+
+
+def constants() -> str:
+    """A table of them, and what the model has."""
+    shown = {**vars(rates), "MMA_SHARE": rates.MMA_SHARE[9]}
+    lines = ["| constant | measured | in the model |", "|---|--:|--:|"]
+    lines += [f"| `{name}` | {value:.3g} | {shown[name]:g} |" for name, value in figures().items()]
+    return "\n".join(lines) + "\n"
+
+
 def draw() -> Any:
     """Prediction against measurement, a panel a kernel, TFLOP/s."""
     from flashlab.plots import Picture
@@ -273,7 +346,7 @@ def draw() -> Any:
     return figure
 
 
-BLOCKS = {"errors": table, "blind": blind_tables}
+BLOCKS = {"errors": table, "blind": blind_tables, "constants": constants}
 """What of docs/time.md is drawn from data."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,11 +59,21 @@ class Costs:
         return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
 
     def _simulated(self, unit: Unit) -> Cost:
-        sm = run(self.launch, [[unit] * _IN_A_ROW] * self.slots, self.start)
-        ends = sm.works_ended[len(unit) - 1 :: len(unit)] if self.launch.persistent else sm.blocks_ended
-        busy = np.array([sm.busy[name] for name in UNITS]) / (_IN_A_ROW * self.slots)
+        """Warpgroups whose products and exponentials nobody brings in turn are in step or not, as it happens: the mean of both."""
+        apart = self._run(unit, self.launch, self.slots)
+        if self.launch.in_step is None:
+            return apart
+        step = self._run(unit, replace(self.launch, block=self.launch.in_step(self.slots)), 1)
+        chance = self.launch.chance
+        cycles, fill = ((1 - chance) * a + chance * b for a, b in zip(apart[:2], step[:2], strict=True))
+        return Cost(cycles, fill, apart.busy)
+
+    def _run(self, unit: Unit, launch: Launch, slots: int) -> Cost:
+        sm = run(launch, [[unit] * _IN_A_ROW] * slots, self.start)
+        ends = sm.works_ended[len(unit) - 1 :: len(unit)] if launch.persistent else sm.blocks_ended
+        busy = np.array([sm.busy[name] for name in UNITS]) / (_IN_A_ROW * slots)
         # no less than its share of the busiest unit, which may have worked ahead
-        cycles = max((ends[-1] - ends[0]) / (_IN_A_ROW - 1), float(busy.max()) * self.slots)
+        cycles = max((ends[-1] - ends[0]) / (_IN_A_ROW - 1), float(busy.max()) * slots)
         return Cost(cycles, max(0.0, ends[0] - cycles), busy)
 
 

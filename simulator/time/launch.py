@@ -30,7 +30,9 @@ work n ends."""
 class Launch:
     """`order`: runs of equal units in the order in which blocks take them. `slots`: blocks that an SM has room for. `persistent`:
     one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit. `moved`:
-    distinct bytes read and written, where no formula says."""
+    distinct bytes read and written, where no formula says.
+
+    `in_step`, of the blocks of an SM that do the same at the same time, as one; `chance`: how often, where nothing arranges it."""
 
     name: str
     block: Block
@@ -38,6 +40,8 @@ class Launch:
     slots: int = 1
     persistent: bool = False
     moved: int | None = None
+    in_step: Callable[[int], Block] | None = None
+    chance: float = 0.0
 
 
 def works(problem: Problem, tile: Tile) -> list[Work]:

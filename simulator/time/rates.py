@@ -23,7 +23,7 @@ VECTOR, ALONE = 0.71, 0.94
 """Share of the exponential and FMA/ALU rates that a softmax reaches, beside products and without."""
 PRODUCTS = 1.15
 """How much longer products take beside exponentials."""
-DEPENDENT = 4.0
+DEPENDENT = 4.5
 """Clocks from an instruction to the next one that wants its result."""
 TURN = 33.0
 """Clocks in which a named barrier hands over from one warpgroup to the next."""
@@ -36,9 +36,10 @@ SS_LATENCY, RS_LATENCY = 64.0, 88.0
 """Of a chain of wgmma, beside its products, with A in SRAM or in registers."""
 DRAM_SHARE = 0.886
 """Of DRAM's bandwidth that a copy within it reaches (the yardstick of `flashlab bench`)."""
-_LANES = {(7, 5): 64, (8, 0): 64}
-_L2_BYTES = {(8, 0): 5120.0, (9, 0): 4700.0}
-_MMA_SHARE = {9: 0.646}
+L2_BYTES = 36.0
+"""A clock and SM, while all SMs ask."""
+_LANES = {(7, 5): 64, (8, 0): 64}  # as datasheets' float32 rates and boost clocks have it
+MMA_SHARE = {9: 0.646}  # of wgmma's rate; before that, mma.sync is what datasheets quote
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Rates:
 
     def warp_matmul(self, flops: float) -> float:
         """Products by mma.sync, operands in registers."""
-        return flops / (self.tensor * _MMA_SHARE.get(self.device.compute_capability[0], 1.0))
+        return flops / (self.tensor * MMA_SHARE.get(self.device.compute_capability[0], 1.0))
 
     def exp(self, elements: float) -> float:
         return elements / EXP
@@ -103,7 +104,7 @@ class Rates:
     def copy(self, nbytes: float, dram: float = 0.0) -> float:
         """Between the L2, whose clock stays at boost, and the SM; a share `dram` of it goes on to DRAM, of whose bandwidth an SM
         has its part."""
-        l2 = min(64.0, _L2_BYTES.get(self.device.compute_capability, 1e9) / self.device.sms / AT_REST)
+        l2 = L2_BYTES / AT_REST
         return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * self.clock)))
 
     @property

@@ -306,7 +306,11 @@ def test_what_binds_is_said():
 
 def test_operands_of_a_byte_take_less_time_and_no_unit_more_than_all():
     for head_dim in (128, 256):
-        full, half = (fl.timeline(name, cell(4096, head_dim), device="h200") for name in ("flash3", "flash3_fp8"))
+        full, half = (
+            fl.timeline(name, cell(4096, head_dim).replace(dtype=dtype), device="h200")
+            for name, dtype in (("flash3", "bfloat16"), ("flash3_fp8", "float8_e4m3fn"))
+        )
+        assert breaks(half) is None and [x.name for x in half.launches] == ["flash3_fp8_transpose", "flash3_fp8"]
         assert full.seconds / 2 < half.seconds < full.seconds
         assert max(half.utilisation.values()) <= 1
     with pytest.raises(fl.UsageError, match="dtype"):

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
+from typing import Self
 
 from simulator.config import Config
 from simulator.problem import Problem, round_up
@@ -52,6 +54,8 @@ def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
 class Cycles:
     """What each operation of a warpgroup takes; loads are the block's."""
 
+    computed = ("scores", "output", "risen", "maximum", "mask", "exp", "exp_alu", "rescale", "normalize")
+
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         d, dv, es, bc = (
             round_up(problem.head_dim, 64),
@@ -70,6 +74,16 @@ class Cycles:
         self.accumulators = (3 * bc // 2 + dv) // 2  # registers of a lane: S in float32, P in half of that, O
         self.sram = (config.tile.rows * d + config.stages * bc * (d + dv)) * es
         self.rescale = self.normalize = rates.alu(ROWS * dv)
+
+    def in_step(self, blocks: int) -> Self:
+        """Of all consumers of so many blocks, as one."""
+        one = copy(self)
+        for name in ("q", "k", "v"):
+            setattr(one, name, getattr(self, name) * blocks)
+        for name in ("out", *self.computed):
+            setattr(one, name, getattr(self, name) * blocks * self.consumers)
+        one.consumers = 1
+        return one
 
 
 class Ring:

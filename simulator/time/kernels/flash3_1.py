@@ -10,7 +10,7 @@ from simulator.problem import Problem
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.kernels.flash3 import Cycles, Shared, multiply, store
 from simulator.time.kernels.flash3_2 import softmax
-from simulator.time.launch import Launch, Work, resident, works
+from simulator.time.launch import Block, Launch, Work, resident, works
 from simulator.time.rates import BOX_DRAM_LATENCY, BOX_L2_LATENCY, RS_LATENCY, SS_LATENCY, Rates
 
 OTHER_REGISTERS = (
@@ -22,7 +22,12 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
     c = Cycles(problem, config, rates)
     slots = resident(config, rates.device, c.sram, registers=c.accumulators + OTHER_REGISTERS)
-    return [Launch("flash3_1", partial(_block, c=c), order, slots)]
+
+    def in_step(blocks: int) -> Block:
+        return partial(_block, c=c.in_step(blocks))
+
+    # a block's warpgroups are in step: they meet after each tile
+    return [Launch("flash3_1", partial(_block, c=c), order, slots, in_step=in_step, chance=1 / slots)]
 
 
 def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:

@@ -10,13 +10,18 @@ from simulator.problem import Problem
 from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor
 from simulator.time.kernels.flash3 import Cycles, Shared, exponentials, multiply, producer, store
-from simulator.time.launch import Launch, Work, works
+from simulator.time.launch import Block, Launch, Work, works
 from simulator.time.rates import RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
-    return [Launch("flash3_2", partial(_block, c=Cycles(problem, config, rates)), order)]
+    c = Cycles(problem, config, rates)
+
+    def in_step(blocks: int) -> Block:
+        return partial(_block, c=c.in_step(blocks))
+
+    return [Launch("flash3_2", partial(_block, c=c), order, in_step=in_step, chance=1 / c.consumers)]
 
 
 def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:

@@ -1,8 +1,6 @@
 """flash3_fp8: flash3's blocks and producer with operands of a byte: half the bytes in, twice the products a clock, as many
 exponentials. A consumer waits for what it asked for, as flash3_2's do; P V comes CHUNK head dims at a time into registers of
 its own, and is added to O by FMAs while the next of them is multiplied.
-
-No row of the catalogue, as a `Problem` has no 8-bit dtype: its `dtype` is the output's here. Quantisation isn't timed.
 """
 
 from __future__ import annotations
@@ -11,56 +9,65 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from simulator.config import Config, heads_that_share_the_l2
-from simulator.devices import Device
-from simulator.errors import UsageError
-from simulator.problem import Problem, Tile, round_up
-from simulator.programs import flash3 as program
+from simulator.config import Config
+from simulator.problem import Problem, round_up
+from simulator.programs.flash3_fp8 import KEYS, PANEL
 from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.kernels import flash3
 from simulator.time.kernels.flash3 import ROWS, Cycles, Shared, exponentials, multiply, producer, store
-from simulator.time.launch import Launch, Work
-from simulator.time.rates import RS_LATENCY, SS_LATENCY, Rates
+from simulator.time.launch import Block, Launch, Work, resident
+from simulator.time.rates import DRAM_LATENCY, RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
 
 CHUNK = 64
 """Head dims of P V that are summed up on their own."""
-
-
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As the kernel's launch does: three warpgroups up to head dim 128 where the sequence is long enough for their tile."""
-    if problem.itemsize != 2:
-        raise UsageError("dtype", problem.dtype, "float16 or bfloat16, of the output of flash3_fp8")
-    long = problem.head_dim <= 128 and problem.kv_length > 4096
-    chosen = Tile(192, 128) if long else Tile(128, 128)
-    if tile is not None:
-        chosen = Tile.parse(tile)
-    config = program.configure(problem, device, Tile(chosen.rows, chosen.cols // 2))
-    return replace(config, tile=chosen, heads_together=heads_that_share_the_l2(problem, device))
+TURN_WORK = 8
+"""ALU operations that turning an element of V takes: bytes out of words and into others."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    """flash3's launch, and the distinct bytes that it moves."""
-    p = problem
-    moved = (p.batch * p.heads * p.len_q * (p.head_dim + 2 * p.value_dim + 4)
-             + p.batch * p.num_kv_heads * p.kv_length * (p.head_dim + p.value_dim))  # fmt: skip
+    """V is transposed first."""
     c = _Cycles(problem, config, rates)
     launch = flash3.launch("flash3_fp8", problem, config, c)
-    return [replace(launch, block=partial(_block, c=c), moved=moved)]
+
+    def in_step(blocks: int) -> Block:
+        return partial(_block, c=c.in_step(blocks))
+
+    launch = replace(launch, block=partial(_block, c=c), in_step=in_step, chance=1 / c.consumers)
+    return [_transpose(problem, config, rates), launch]
+
+
+def _transpose(problem: Problem, config: Config, rates: Rates) -> Launch:
+    """A block turns KEYS rows of V."""
+    elements = KEYS * round_up(problem.value_dim, 16)
+    moved, turned, work = rates.copy(elements, dram=1), rates.sram(elements), rates.alu(TURN_WORK * elements)
+
+    def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
+        def warps() -> Actor:
+            yield sm.use("copy", moved, "fetch_v") + DRAM_LATENCY
+            yield sm.use("sram", turned, "transpose") + SRAM_LATENCY
+            yield sm.use("sram", turned, "transpose") + SRAM_LATENCY
+            yield from vector(sm, "transpose", alu=work)
+            sm.use("copy", moved, "store_v")
+
+        return [("warps", warps())]
+
+    blocks = problem.batch * problem.num_kv_heads * -(-problem.kv_length // KEYS)
+    slots = resident(replace(config, warps=4, blocks_per_sm=16), rates.device, elements)
+    return Launch("flash3_fp8_transpose", block, [((Work(1),), blocks)], slots)
 
 
 class _Cycles(Cycles):
+    computed = (*Cycles.computed, "fold")
+
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
-        super().__init__(problem, config, rates)
-        cols = config.tile.cols
-        self.q, self.k, self.v = (
-            self.q / 2,
-            self.k / 2,
-            self.v / 2 * round_up(cols, 128) / cols,
-        )  # V in whole panels of keys
+        d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL), config.tile.cols
+        super().__init__(problem.replace(head_dim=d, head_dim_v=dv), config, rates)
+        self.v *= round_up(cols, PANEL) / cols  # whole panels of keys
+        self.out *= 2 * problem.value_dim / dv  # in 16 bits
         self.scores, self.output = self.scores / 2, self.output / 2
-        self.d_steps, self.key_steps = self.d_steps // 2, self.key_steps // 2
-        self.chunks = round_up(problem.value_dim, CHUNK) // CHUNK
+        self.d_steps, self.key_steps = d // 32, cols // 32
+        self.chunks = dv // CHUNK
         self.fold = rates.alu(ROWS * CHUNK)
 
 
