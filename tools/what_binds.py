@@ -153,9 +153,21 @@ def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Meas
         )  # fmt: skip
         counted = ncu.parse(_page(report, "raw"))
         codes = sass.parse(_page(report, "source", "--print-source", "sass"))
-    if not len(counted) == len(codes) == len(items):
-        raise RuntimeError(f"ncu saw {len(counted)} launches ({len(codes)} listings) of {len(items)} calls")
-    return list(zip(counted, codes, strict=True))
+    if len(counted) != len(items):
+        raise RuntimeError(f"ncu saw {len(counted)} launches of {len(items)} calls")
+    return list(zip(counted, listings(counted, codes), strict=True))
+
+
+def listings(counted: Iterable[ncu.Measured], codes: Iterable[sass.Code]) -> list[sass.Code]:
+    """The listing of each launch: the source page shows a file's other kernels, too, which nobody executed."""
+    left = iter(codes)
+    found = [
+        next((x for x in left if x.kernel.partition("(")[0] == launch.kernel and sum(x.executed().values())), None)
+        for launch in counted
+    ]
+    if None in found:
+        raise RuntimeError(f"the listing of launch {found.index(None) + 1} isn't there")
+    return [x for x in found if x is not None]
 
 
 def _page(report: Path, page: str, *options: str) -> str:

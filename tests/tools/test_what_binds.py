@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from flashlab import results
+from flashlab.ncu import Measured
 from tools import climb, sass
 from tools.climb_binds import Profile, busy, found, outside, span
-from tools.what_binds import FP8, MATMUL, chosen, clocks_of_a_round
+from tools.what_binds import FP8, MATMUL, chosen, clocks_of_a_round, listings
 
 PROFILE = climb.profile()
 ROWS = [row for row in PROFILE.rows.values() if row["kernel"] != MATMUL]
@@ -104,6 +105,19 @@ def test_the_blocks_follow_the_data(monkeypatch: pytest.MonkeyPatch):
     assert outside(profile.rows["flash3", 128, True, 1024]) == 0
     monkeypatch.setattr(climb, "profile", lambda: profile)
     assert {block for block in before if climb.bound(block) != before[block]} == {"units", "ends"}
+
+
+def test_each_launch_gets_its_listing():
+    """A file's other kernels are listed, too; what wasn't executed isn't a launch's."""
+
+    def code(kernel: str, executed: int) -> sass.Code:
+        return sass.Code(kernel, (sass.Instruction("NOP", None, True, executed, {}),))
+
+    launches = [Measured(kernel, {}) for kernel in ("a", "b", "b")]
+    listed = [code("a", 1), code("other", 0), code("b", 0), code("b(int)", 2), code("b", 3), code("other", 0)]
+    assert listings(launches, listed) == [listed[0], listed[3], listed[4]]
+    with pytest.raises(RuntimeError, match="launch 3 isn't there"):
+        listings(launches, listed[:4])
 
 
 def test_a_span_of_values():
