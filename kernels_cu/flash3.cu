@@ -23,7 +23,7 @@
 //   - lost: the operands' descriptors by one addition each, which takes 8 to 17 % of the main loop's instructions: nothing, at 1k
 //     causal with D = 64 3 % less.
 // What binds (profile_flash3-..._h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
-// without a pause; on zeros, which take less power, it is 1.16 to 1.38 times as fast. Of the clocks: at D = 128 and 256 the tensor
+// without a pause; on zeros, which take less power, it is 1.12 to 1.34 times as fast. Of the clocks: at D = 128 and 256 the tensor
 // cores; at D = 64 no unit, for they and the exponential units are busy two thirds of the time each, and warps wait for the latency of
 // their own instructions or queue for exponentials; at 1k the first scores and the last output of each tile, beside which nothing
 // runs in that warpgroup.

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+import kernels_cu
 from flashlab import results
 from flashlab.ncu import Measured
 from tools import climb, sass
-from tools.climb_binds import Profile, busy, found, outside, span
+from tools.climb_binds import Profile, busy, faster_on_zeros, found, outside, span
 from tools.what_binds import FP8, MATMUL, chosen, clocks_of_a_round, listings
 
 PROFILE = climb.profile()
 ROWS = [row for row in PROFILE.rows.values() if row["kernel"] != MATMUL]
+LISTED = [row for row in ROWS if row["code"]]
 WGMMA = [row for row in ROWS if row["kernel"] != "flash2"]
 
 
@@ -45,7 +47,7 @@ def test_time_is_clocks_over_the_clock(row: Mapping[str, Any]):
     assert row["loaded"]["milliseconds"] == pytest.approx(expected, rel=0.05 if row["length"] > 1024 else 0.07)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name)
+@pytest.mark.parametrize("row", LISTED, ids=name)
 def test_the_machine_code_and_the_counters_tell_of_the_same_instructions(row: Mapping[str, Any]):
     listed, counted = row["code"]["executed"], row["counters"]["executed"]
     assert sum(listed.values()) == pytest.approx(counted["all"], rel=0.02)
@@ -53,7 +55,7 @@ def test_the_machine_code_and_the_counters_tell_of_the_same_instructions(row: Ma
     assert listed["fma"] == pytest.approx(counted["fma"], rel=0.04 if row["kernel"] != "flash2" else 0.15)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=name)
+@pytest.mark.parametrize("row", LISTED, ids=name)
 def test_a_round_of_the_main_loop_is_whole(row: Mapping[str, Any]):
     """It takes each score of its tile through one exponential."""
     found = row["code"]["round"]
@@ -107,17 +109,28 @@ def test_the_blocks_follow_the_data(monkeypatch: pytest.MonkeyPatch):
     assert {block for block in before if climb.bound(block) != before[block]} == {"units", "ends"}
 
 
+def test_the_kernel_s_head_says_what_was_measured():
+    """flash3.cu names the file and how much faster zeros are."""
+    head = " ".join(kernels_cu.source("flash3").read_text(encoding="utf-8").partition("#include")[0].split("\n// "))
+    zeros = span((faster_on_zeros(row) for row in PROFILE.mine() if "zeros" in row), "{:.2f}")
+    assert f"it is {zeros} times as fast" in head
+    assert "profile_flash3-" in head
+
+
 def test_each_launch_gets_its_listing():
-    """A file's other kernels are listed, too; what wasn't executed isn't a launch's."""
+    """A file's other kernels are listed, too, and a launch's own may be twice."""
 
     def code(kernel: str, executed: int) -> sass.Code:
         return sass.Code(kernel, (sass.Instruction("NOP", None, True, executed, {}),))
 
-    launches = [Measured(kernel, {}) for kernel in ("a", "b", "b")]
-    listed = [code("a", 1), code("other", 0), code("b", 0), code("b(int)", 2), code("b", 3), code("other", 0)]
-    assert listings(launches, listed) == [listed[0], listed[3], listed[4]]
-    with pytest.raises(RuntimeError, match="launch 3 isn't there"):
-        listings(launches, listed[:4])
+    def launch(kernel: str, executed: float) -> Measured:
+        return Measured(kernel, {"smsp__inst_executed.sum": executed})
+
+    launches = [launch("a", 100), launch("b", 200), launch("b", 300)]
+    listed = [code("a", 101), code("other", 200), code("b", 0), code("b(int)", 200), code("b", 200), code("b", 299)]
+    assert listings(launches, listed) == [listed[0], listed[3], listed[5]]
+    with pytest.raises(RuntimeError, match="launch 3, b, isn't there"):
+        listings(launches, listed[:5])
 
 
 def test_a_span_of_values():
