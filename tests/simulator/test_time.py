@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections import defaultdict
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from simulator.time import UNITS, costs, engine, prediction, rates, schedule
+from simulator.time import UNITS, beside, costs, engine, prediction, rates, schedule
 from simulator.time.engine import SM
 from simulator.time.kernels import flash2
 from simulator.time.launch import Work, works
@@ -209,6 +210,40 @@ def a_tile(problem: fl.Problem, stages: int) -> float:
     launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], problem.dtype))[0]
     known = costs.Costs(launch, 1, 2000.0)
     return (known.of((Work(12),)).cycles - known.of((Work(6),)).cycles) / 6
+
+
+def test_exponentials_and_products_slow_each_other_down():
+    """Alone, beside a product that lasts, and the other way round."""
+
+    def took(products: float) -> float:
+        sm = SM()
+        if products:
+            beside.products(sm, products, "scores")
+        sm.start("", beside.vector(sm, "softmax", exp=512.0))
+        return sm.run() if products < 512 else max(sm.run() - products, sm.free["exp"])
+
+    assert took(0) == pytest.approx(512 / rates.ALONE)
+    assert took(1e4) == pytest.approx(512 / rates.VECTOR)
+    sm = SM()
+    sm.use("exp", 100.0, "softmax")
+    assert beside.products(sm, 50.0, "output") == pytest.approx(50 * rates.PRODUCTS)
+
+
+@pytest.mark.parametrize("algorithm", ["flash3_1", "flash3_2", "flash3_fp8"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int):
+    """And by chance, in between."""
+    dtype = "float8_e4m3fn" if algorithm == "flash3_fp8" else "bfloat16"
+    problem = cell(4096, head_dim).replace(dtype=dtype)
+    module = importlib.import_module(f"simulator.time.kernels.{algorithm}")
+    config = fl.CATALOGUE[algorithm].program.configure(problem, fl.DEVICES["h200"], None)
+    launch = module.launches(problem, config, rates.Rates(fl.DEVICES["h200"], dtype))[-1]
+    apart, chance, step = (
+        costs.Costs(replace(launch, chance=p), launch.slots, 370.0).of((Work(12),)).cycles
+        for p in (0.0, launch.chance, 1.0)
+    )
+    assert apart < step and chance == pytest.approx(apart + launch.chance * (step - apart))
+    assert 0 < launch.chance <= 1
 
 
 def test_a_long_walk_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):

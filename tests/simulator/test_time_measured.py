@@ -35,7 +35,14 @@ def test_the_ladder_is_predicted(cells: list[time_model.Beside]):
 
 @pytest.mark.parametrize(
     ("algorithm", "bound"),
-    [("flash2", 0.08), ("flash3_1", 0.1), ("flash3_2", 0.1), ("flash3_3", 0.05), ("flash3", 0.08)],
+    [
+        ("flash2", 0.06),
+        ("flash3_1", 0.09),
+        ("flash3_2", 0.08),
+        ("flash3_3", 0.05),
+        ("flash3", 0.06),
+        ("flash3_fp8", 0.12),
+    ],
 )
 def test_each_kernel_is_predicted(algorithm: str, bound: float, cells: list[time_model.Beside]):
     assert time_model.mean_error(c for c in cells if c.cell.algorithm == algorithm) < bound
@@ -109,6 +116,7 @@ def test_a_constant_is_what_was_measured(name: str):
     assert value == pytest.approx(time_model.figures()[name], rel=0.06 if name == "DRAWN" else 0.03)
 
 
+BLIND_LADDER = 0.08  # the latest is under 5 %
 BLIND = results.find(ROOT / results.FOLDER, kind="blind", device="h200")
 
 
@@ -120,7 +128,7 @@ def test_what_was_predicted_of_unmeasured_cells_was_measured_whole(result: resul
     blind = {c.cell: c for c in time_model.blind(result)}
     assert blind.keys() == said.keys() and {cell: c.predicted for cell, c in blind.items()} == said
     assert all(row["error"] <= 1 for row in result.data["rows"])  # right, not only fast
-    assert time_model.mean_error(c for c in blind.values() if c.cell.algorithm in time_model.LADDER) < 0.12
+    assert time_model.mean_error(c for c in blind.values() if c.cell.algorithm in time_model.LADDER) < BLIND_LADDER
 
 
 def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
