@@ -1,12 +1,12 @@
 // FlashAttention-3 with operands in FP8 (e4m3), forward: section 3.3 of Shah et al. 2024 (arXiv 2407.08608).
 //
-//   q (batch, heads, len_q, head_dim)    k (batch, kv_heads, len_kv, head_dim)    e4m3
-//   v (batch, kv_heads, head_dim, len_kv padded to 16)    e4m3, transposed, keys in round_p's order
+//   q (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    e4m3
 //   q_scale (batch, heads, row tiles)    k_scale, v_scale (batch, kv_heads, key tiles)    float32
-//   out (batch, heads, len_q, head_dim) float16 or bfloat16    lse (batch, heads, len_q) float32
+//   v_t (batch, kv_heads, head_dim, len_kv padded to 16)    e4m3, the workspace between the two launches
+//   out (batch, heads, len_q, head_dim) bfloat16    lse (batch, heads, len_q) float32
 //
-// The tensor cores do twice as much a clock, and take operands of 8 bits along the summed dimension only. So V comes transposed
-// from the quantisation (which FlashAttention-3 does in its producer), with its keys in the order in which P's accumulators already
+// The tensor cores do twice as much a clock, and take operands of 8 bits along the summed dimension only. So a launch of its own
+// transposes V first (which FlashAttention-3 does in its producer), with its keys in the order in which P's accumulators already
 // lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may grow by 2^4.8 before a rescale, for e4m3 ends at
 // 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the factor of the exponent.
 //

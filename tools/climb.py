@@ -137,8 +137,10 @@ def fp8() -> str:
     rows = [
         [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
         for dim in (128, 256)
-        for what, key, shown in (("TFLOP/s", "tflops", "{:.0f}"), ("× bfloat16", "ratio", "{:.2f}"))
-    ]
+        for what, key, shown in (
+            ("TFLOP/s", "tflops", "{:.0f}"), ("× bfloat16", "ratio", "{:.2f}"), ("with V's launch", "ratio_of_calls", "{:.2f}"),
+        )
+    ]  # fmt: skip
     inputs = f"Inputs: {of.data['inputs']}.\n\n"
     return (inputs + table(["kernel", "RMSE against float64"], errors) + "\n"
             + table(["head dim", "", *COLUMNS], rows, left=2) + source(of) + "\n" + said("flash3_fp8"))  # fmt: skip
@@ -146,8 +148,8 @@ def fp8() -> str:
 
 def verified() -> str:
     """What the checks said of the rungs, a line a file."""
-    found = [result("verify", name) for name in BELOW]
-    found += [result(kind, "flash3") for kind in ("counters", "agreement", "sanitizers")]
+    found = [result("verify", name) for name in (*BELOW, "flash3_fp8")]
+    found += [result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")]
     return "".join(f"- {results.headline(each)}: {link(each)}\n" for each in found)
 
 
