@@ -66,7 +66,7 @@ class _Cycles(Cycles):
         self.v *= round_up(cols, PANEL) / cols  # whole panels of keys
         self.out *= 2 * problem.value_dim / dv  # in 16 bits
         self.scores, self.output = self.scores / 2, self.output / 2
-        self.d_steps, self.key_steps = d // 32, cols // 32
+        self.d_steps, self.key_steps = d // 32, max(1, cols // 32)
         self.chunks = dv // CHUNK
         self.fold = rates.alu(ROWS * CHUNK)
 
