@@ -126,7 +126,7 @@ def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "f
         "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
     }
     # rows of whole 16 bytes: the padding of others is read, not used, and nobody's to write
-    whole = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
+    whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
         for algorithm in algorithms

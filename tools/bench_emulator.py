@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import flashlab as fl
-from flashlab import results
+from flashlab import claims, results
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "emulator.md"
@@ -56,7 +56,7 @@ def page_with(text: str, block: str) -> str:
 def block() -> str:
     """The newest measurement as the page shows it."""
     newest = results.latest("emulator", ROOT / results.FOLDER)
-    return "" if newest is None else results.markdown(newest) + "\n"
+    return "" if newest is None else claims.markdown(newest) + "\n"
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 import kernels_cu
-from flashlab import results
+from flashlab import claims, results
 from flashlab.files import replace_file
 from tools import climb_binds
 from tools.site_figures import STYLE
@@ -149,8 +149,10 @@ def fp8() -> str:
 def verified() -> str:
     """What the checks said of the rungs, a line a file."""
     found = [result("verify", name) for name in (*BELOW, "flash3_fp8")]
-    found += [result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")]
-    return "".join(f"- {results.headline(each)}: {link(each)}\n" for each in found)
+    found += [
+        result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")
+    ]
+    return "".join(f"- {claims.headline(each)}: {link(each)}\n" for each in found)
 
 
 def profile() -> climb_binds.Profile:

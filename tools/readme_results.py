@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashlab import results
+from flashlab.claims import headline
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -20,7 +21,7 @@ def claims() -> str:
     found = results.find(ROOT / results.FOLDER)
     newest = {(result.path.parent.as_posix(), result.path.stem.rsplit("_", 1)[0]): result for result in found}
     lines = [
-        f"- {results.headline(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
+        f"- {headline(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
         for _, result in sorted(newest.items())
     ]
     return "\n".join(lines or ["No measurement on a GPU has been recorded yet."]) + "\n"

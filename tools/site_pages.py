@@ -21,7 +21,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
-from flashlab import Player, results
+from flashlab import Player, claims, results
 from flashlab.lessons.show import TABLE
 from tools import site_figures
 
@@ -159,7 +159,7 @@ def measured() -> Iterator[tuple[str, str]]:
         for name, result in found.items():
             if result.kind == kind:
                 shown = site_figures.of(result)
-                parts.append(f"- **[{label(result)}]({name})**: {results.headline(result)}")
+                parts.append(f"- **[{label(result)}]({name})**: {claims.headline(result)}")
                 parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
     pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind)
     yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
@@ -193,5 +193,5 @@ def page(result: results.Result) -> str:
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     shown = site_figures.of(result)
     drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
-    said, _, tables = results.markdown(result).partition("\n\n")
+    said, _, tables = claims.markdown(result).partition("\n\n")
     return f"# {result.kind}: {label(result)}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

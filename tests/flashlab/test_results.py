@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashlab import results
+from flashlab import claims, results
 from simulator.errors import UsageError
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sms": 132, "memory": 150 << 30, "l2": 60 << 20}
@@ -113,10 +113,8 @@ def test_the_newest_that_matches(tmp_path: Path) -> None:
 
 def test_a_headline_and_tables_come_from_the_data(tmp_path: Path) -> None:
     read = results.load(results.save("bench", ["flash2"], BENCH, folder=tmp_path, about=about()))
-    assert (
-        results.headline(read) == "speed of flash2: 1.10 to 1.30 × sdpa-flash (median 1.20) (NVIDIA H200, 2026-11-21)"
-    )
-    assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in results.markdown(read)
+    assert claims.headline(read) == "speed of flash2: 1.10 to 1.30 × sdpa-flash (median 1.20) (NVIDIA H200, 2026-11-21)"
+    assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in claims.markdown(read)
 
 
 VERIFY = {
@@ -186,8 +184,8 @@ def test_every_kind_has_a_headline_and_a_table(
     kind: str, data: dict[str, Any], headline: str, table: str, tmp_path: Path
 ) -> None:
     read = results.load(results.save(kind, ["flash2"], data, folder=tmp_path, about=about()))
-    assert headline in results.headline(read)
-    assert table in results.markdown(read)
+    assert headline in claims.headline(read)
+    assert table in claims.markdown(read)
 
 
 def test_the_environment_is_found_without_a_gpu_too() -> None:
@@ -200,5 +198,5 @@ def test_every_result_in_the_repository_can_be_read() -> None:
     for result in results.find(Path(__file__).parents[2] / "docs" / "results"):
         name = f"{result.kind}_{'-'.join(result.algorithms)}_"
         assert result.path.name.startswith(name)
-        assert results.headline(result)
-        assert results.markdown(result)
+        assert claims.headline(result)
+        assert claims.markdown(result)

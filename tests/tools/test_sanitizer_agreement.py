@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashlab import compiler, results
+from flashlab import claims, compiler, results
 from tests.emulator.mutant import Mutant
 from tests.emulator.zoo import ZOO
 
@@ -90,9 +90,9 @@ def test_the_file_has_a_headline_and_a_table(tmp_path: Path) -> None:
     read = results.load(results.save("zoo", ["flash2"], data, folder=tmp_path, about=about))
     assert (
         "of 1 seeded faults that a GPU can show, the emulator found 1, compute-sanitizer 1 (1 of 1"
-        in results.headline(read)
+        in claims.headline(read)
     )
-    assert "| racecheck | both | warp_sums.cu:13, warp_sums.cu:14 |" in results.markdown(read)
+    assert "| racecheck | both | warp_sums.cu:13, warp_sums.cu:14 |" in claims.markdown(read)
 
 
 def test_what_hangs_comes_last_and_every_tool_has_mutants() -> None:
