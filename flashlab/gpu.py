@@ -15,40 +15,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kernels_cu
-from flashlab import arrays, compiler, tma
+from flashlab import arrays, compiler, launching, tma
 from flashlab.arrays import View, cupy
 from simulator import catalogue, count
-from simulator.config import Config
-from simulator.counts import Counts, LaunchCounts, Spec
+from simulator.counts import Counts
 from simulator.devices import DEVICES, Device
-from simulator.errors import Unavailable, UsageError, unknown
-from simulator.problem import FP8, ITEMSIZE, Problem, output_dtype, round_up
+from simulator.errors import UsageError, unknown
+from simulator.problem import ITEMSIZE, Problem, output_dtype
 from simulator.program import Program
-from simulator.programs.flash3_fp8 import TILES as FP8_TILES
 from simulator.simulate import Scales, TileLike, Window, problem_of
 
-__all__ = [
-    "ARCH", "SHAPE", "TENSOR", "Plan", "Ready", "attention", "check_problem", "check_tile", "current_device", "plan",
-    "shape_struct", "strides_of",
-]  # fmt: skip
+__all__ = ["ARCH", "Plan", "Ready", "attention", "current_device", "plan"]
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
-
-TENSOR = np.dtype([("data", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
-"""`struct Tensor` of the kernels."""
-
-_INTS = ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "left", "right", "group")
-SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
-"""`struct Shape` of the kernels."""
 
 _INPUTS = ("q", "k", "v")
 _ARRAYS = (*_INPUTS, "out")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _NULL = np.uintp(0)
-_UNBOUNDED = 1 << 30  # the kernels' "no bound" of a window; lengths go no further, so that sums fit an int
 _MOST_BLOCKS = (1 << 31) - 1
-_MOST_HEAD_DIM = 256
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
@@ -303,32 +289,34 @@ class Plan:
         row = catalogue.get(algorithm)
         if not row.kernels:
             raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
-        check_problem(problem, device)
+        launching.check_problem(problem, device)
         if row.hopper:
-            check_hopper(row.name, problem, device)
+            launching.check_hopper(row.name, problem, device)
         self.device = device
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        check_tile(config, problem)
+        launching.check_tile(config, problem)
         for launch in self.counts.launches:
             if launch.blocks > _MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
-        self.tensors = [(x.name, x.nbytes, strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
+        self.tensors = [
+            (x.name, x.nbytes, launching.strides_of(x, problem.batch)) for x in self.counts.tensors.values()
+        ]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
-        self._shape = shape_struct(problem, config.heads_together)
+        self._shape = launching.shape_struct(problem, config.heads_together)
         macros = compiler.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
                 kernel=kernel_of(
                     kernel.source, kernel.entry, macros, "sm_90a" if row.hopper else arch, launch.sram_peak
                 ),
-                grid=(blocks_of(kernel, self.counts, launch),),
+                grid=(launching.blocks_of(kernel, self.counts, launch),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
                 arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
-                boxes=box_rows(kernel, self.counts),
+                boxes=launching.box_rows(kernel, self.counts),
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
@@ -354,7 +342,7 @@ class Plan:
     @functools.cached_property
     def _unit_scales(self) -> dict[str, _At]:
         """Where scales of 1 lie, for those that the plan's kernels take."""
-        self._ones = {name: cupy().asarray(x) for name, x in unit_scales(self.counts).items()}
+        self._ones = {name: cupy().asarray(x) for name, x in launching.unit_scales(self.counts).items()}
         if self._ones:
             cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them written
         return {name: (x.data.ptr, ()) for name, x in self._ones.items()}
@@ -364,7 +352,7 @@ class Plan:
         problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
         for (name, *_), (pointer, strides) in zip(self.tensors, places, strict=True):
             vector = self.counts.tensors[name].vector
-            values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
+            values[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), launching.TENSOR)[()]
         found: list[tuple[tuple[int, ...], _Packed]] = []
         for each in self._launches:
             own = dict(values)
@@ -386,84 +374,6 @@ def plan(
     """
     arch = arch or ARCH
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
-
-
-def check_problem(problem: Problem, device: Device) -> None:
-    """Refuses what the kernels can't do, or a GPU can't."""
-    if problem.value_dim != problem.head_dim:
-        raise UsageError(
-            "head_dim of v", problem.value_dim, f"{problem.head_dim}, as q and k have: the kernels know one"
-        )
-    if problem.head_dim > _MOST_HEAD_DIM:
-        raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} for a kernel")
-    for name, length in (("len_q", problem.len_q), ("len_kv", problem.kv_length)):
-        if length > _UNBOUNDED:
-            raise UsageError(name, length, f"at most {_UNBOUNDED:,} for a kernel")
-    title, capability = device.title or device.name, "{}.{}".format(*device.compute_capability)
-    if device.compute_capability < (7, 5):
-        raise Unavailable(f"{title} has compute capability {capability}: the kernels need a GPU of 7.5 or higher")
-    if problem.dtype == "bfloat16" and device.compute_capability < (8, 0):
-        raise UsageError(
-            "dtype", "bfloat16", f"float32 or float16: {title} has compute capability {capability}, not 8.0"
-        )
-
-
-def check_hopper(name: str, problem: Problem, device: Device) -> None:
-    """Refuses what a kernel made for Hopper can't do."""
-    title = device.title or device.name
-    if device.compute_capability != (9, 0):
-        capability = "{}.{}".format(*device.compute_capability)
-        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
-    if problem.itemsize > 2:
-        raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
-
-
-def check_tile(config: Config, problem: Problem) -> None:
-    """Refuses a tile that isn't made of whole fragments."""
-    tile = config.tile
-    if problem.dtype == FP8 and tile not in FP8_TILES:
-        raise UsageError("tile", str(tile), f"one of {', '.join(map(str, FP8_TILES))} for {FP8}")
-    if config.consumers and (tile.rows not in (64, 128, 192) or tile.cols % 16 or tile.cols > 256):
-        raise UsageError(
-            "tile", str(tile), "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
-        )
-    if tile.rows % 16 or tile.cols % 16:
-        raise UsageError("tile", str(tile), "multiples of 16, the fragment of a kernel's matrix products")
-
-
-def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) -> int:
-    """The grid of a launch: of those that take TMA's boxes the blocks may be persistent."""
-    assert counts.config is not None
-    return counts.config.grid(counts.problem, counts.device, launch.blocks) if kernel.boxes else launch.blocks
-
-
-def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
-    """The arrays that a kernel gets TMA's descriptors of, and how many rows their boxes have."""
-    p, tile = counts.problem, counts.tile
-    sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
-    return {name: sides[side] for name, side in kernel.boxes}
-
-
-def unit_scales(counts: Counts) -> dict[str, Any]:
-    """Scales of 1 for the 8-bit inputs of a problem, NumPy; of other problems none."""
-    return {
-        spec.name: np.ones((spec.heads, spec.rows), np.float32)
-        for spec in counts.tensors.values() if spec.role == "input" and spec.vector
-    }  # fmt: skip
-
-
-def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
-    """Bytes from one batch, head and row to the next, as `Spec` lays an array out."""
-    head = spec.rows * spec.row_bytes
-    return spec.heads // batch * head, head, spec.row_bytes
-
-
-def shape_struct(problem: Problem, group: int) -> Any:
-    """`struct Shape`, as a NumPy scalar."""
-    p = problem
-    left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
-    heads = p.batch, p.heads, p.num_kv_heads
-    return np.array((*heads, p.len_q, p.kv_length, p.head_dim, left, right, group, p.softmax_scale), SHAPE)[()]
 
 
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 import kernels_cu
-from flashlab import arrays, compiler, gpu
+from flashlab import arrays, compiler, launching
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
 from flashlab.emulator.maps import UNUSED, tensor_map
@@ -143,16 +143,16 @@ def emulate(
     if not row.kernels:
         raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
     counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
-    gpu.check_problem(problem, counts.device)
+    launching.check_problem(problem, counts.device)
     if row.hopper:
-        gpu.check_hopper(row.name, problem, counts.device)
+        launching.check_hopper(row.name, problem, counts.device)
     config = counts.config
     assert config is not None
-    gpu.check_tile(config, problem)
+    launching.check_tile(config, problem)
     arena = Arena()
-    given = gpu.unit_scales(counts) if scales is None else scales.named(problem, config.tile)
+    given = launching.unit_scales(counts) if scales is None else scales.named(problem, config.tile)
     values = _arguments(arena, counts, {"q": q, "k": k, "v": v, **given})
-    shape = gpu.shape_struct(problem, config.heads_together).tobytes()
+    shape = launching.shape_struct(problem, config.heads_together).tobytes()
     macros = compiler.defines(config, problem.dtype, problem.head_dim)
     major, minor = counts.device.compute_capability
     launches: list[Launched] = []
@@ -163,12 +163,12 @@ def emulate(
         library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
         boxes = {
             name: _tensor_map(arena, counts.tensors[name], problem, rows)
-            for name, rows in gpu.box_rows(kernel, counts).items()
+            for name, rows in launching.box_rows(kernel, counts).items()
         }
         passed = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-                kernel.entry, (gpu.blocks_of(kernel, counts, launch),), (32 * launch.warps,), [*passed, shape],
+                kernel.entry, (launching.blocks_of(kernel, counts, launch),), (32 * launch.warps,), [*passed, shape],
                 arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers, time_limit=time_limit,
             )
         )  # fmt: skip
@@ -187,15 +187,15 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
         if spec.vector and spec.name in inputs:
             arena.put(spec.name, np.asarray(inputs[spec.name], np.float32))
             arena.buffers[spec.name].read_only = True
-            strides = gpu.strides_of(spec, batch)
+            strides = launching.strides_of(spec, batch)
         elif spec.name in inputs:
             strides = _place(arena, spec.name, inputs[spec.name])
         else:
             arena.new(spec.name, spec.nbytes)
-            strides = gpu.strides_of(spec, batch)
+            strides = launching.strides_of(spec, batch)
         arena.buffers[spec.name].strides = strides if spec.vector else (*strides, spec.itemsize)
         pointer = arena.pointer(spec.name)
-        tensor = np.array((pointer, *strides), gpu.TENSOR)
+        tensor = np.array((pointer, *strides), launching.TENSOR)
         values[spec.name] = np.uint64(pointer).tobytes() if spec.vector else tensor.tobytes()
     return values
 

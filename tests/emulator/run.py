@@ -11,7 +11,7 @@ import numpy as np
 
 import flashlab as fl
 import kernels_cu
-from flashlab import compiler, emulator, gpu
+from flashlab import compiler, emulator, launching
 from simulator.catalogue import get
 from simulator.counts import Counts, Spec
 from simulator.devices import DEVICES
@@ -27,7 +27,7 @@ class Pointer:
 
     def at(self, address: int) -> np.generic:
         """The argument, of an array that lies at `address`."""
-        return np.uintp(address) if self.strides is None else np.array((address, *self.strides), gpu.TENSOR)[()]
+        return np.uintp(address) if self.strides is None else np.array((address, *self.strides), launching.TENSOR)[()]
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,10 @@ def attention_job(
         for s in counts.tensors.values()
     ]  # fmt: skip
     pointers: dict[str, Pointer] = {
-        s.name: Pointer(s.name, None if s.vector else gpu.strides_of(s, problem.batch)) for s in counts.tensors.values()
+        s.name: Pointer(s.name, None if s.vector else launching.strides_of(s, problem.batch))
+        for s in counts.tensors.values()
     }
-    shape = gpu.shape_struct(problem, config.heads_together)
+    shape = launching.shape_struct(problem, config.heads_together)
     macros = compiler.defines(config, problem.dtype, problem.head_dim)
     launches = tuple(
         Launch(

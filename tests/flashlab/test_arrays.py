@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simulator
-from flashlab import arrays, gpu
+from flashlab import arrays, gpu, launching
 from simulator import Problem, SramOverflow, Unavailable, UsageError
 from simulator.dtypes import numpy_dtype
 from simulator.simulate import problem_of
@@ -193,13 +193,13 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[gpu.TENSOR] * 4, np.dtype(np.uintp), gpu.SHAPE]
+            kinds = [*[launching.TENSOR] * 4, np.dtype(np.uintp), launching.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
     def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
-        assert [x.dtype for x in (q, k, v, out)] == [gpu.TENSOR] * 4 and shape.dtype == gpu.SHAPE
-        b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in gpu.SHAPE.names[:6])
+        assert [x.dtype for x in (q, k, v, out)] == [launching.TENSOR] * 4 and shape.dtype == launching.SHAPE
+        b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in launching.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
         q, k, v = (
             self.load(x, (b, h, n, dim))
@@ -221,7 +221,7 @@ class Kernel:
 
     @staticmethod
     def place(x: Any, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        assert not any(int(x[field]) % 16 for field in gpu.TENSOR.names)
+        assert not any(int(x[field]) % 16 for field in launching.TENSOR.names)
         return int(x["data"]), shape, (int(x["batch"]), int(x["head"]), int(x["row"]), 1)
 
 
@@ -639,6 +639,6 @@ def test_the_architecture_can_be_chosen(cupy: FakeCupy) -> None:
 
 
 def test_structs_lie_as_in_c() -> None:
-    assert gpu.TENSOR.itemsize == 32
-    assert [gpu.TENSOR.fields[name][1] for name in gpu.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
-    assert gpu.SHAPE.itemsize == 40
+    assert launching.TENSOR.itemsize == 32
+    assert [launching.TENSOR.fields[name][1] for name in launching.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
+    assert launching.SHAPE.itemsize == 40
