@@ -120,6 +120,7 @@ def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder as Python started there does: its modules can be imported."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another page's, or another test's
 
 
 def run_page(page: Path, *have: str) -> None:
