@@ -22,6 +22,7 @@ from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import choose_tile
+from simulator.simulate import problem_of
 
 __all__ = ["Fp8Report", "Quantized", "accuracy", "attention", "on_torch", "quantize", "rotation", "run"]
 
@@ -75,8 +76,13 @@ def rotation(head_dim: int, seed: int = 0) -> Array:
 
 def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool = False) -> Quantized:
     """q, k, v (batch, heads, length, head_dim) in e4m3. `blocks`: a scale for each tile of each, else one for all;
-    `rotate`: Q and K times the same rotation first, which leaves Q Kᵀ as it is."""
+    `rotate`: Q and K times the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
+    problem, NaN and inf."""
     q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+    problem_of(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not np.isfinite(x).all():
+            raise UsageError(name, "NaN or inf", "finite values")
     if rotate:
         turn = rotation(q.shape[-1]).astype(np.float32)
         q, k = q @ turn, k @ turn

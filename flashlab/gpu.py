@@ -98,7 +98,7 @@ def attention(
         if logs is not None:
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
         if scales is not None:
-            views |= {name: framework.view(name, x) for name, x in zip(_SCALES, scales, strict=True)}
+            views |= {name: framework.view(name, x) for name, x in zip(_SCALES, Scales.of(scales), strict=True)}
         call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
         if call.ready is not None:
             call.ready.launch()

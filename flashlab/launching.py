@@ -56,7 +56,8 @@ def check_hopper(name: str, problem: Problem, device: Device) -> None:
     title = device.title or device.name
     if device.compute_capability != (9, 0):
         capability = "{}.{}".format(*device.compute_capability)
-        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use flash2")
+        instead = "flash2 in 16 bits" if problem.dtype == FP8 else "flash2"
+        raise Unavailable(f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use {instead}")
     if problem.itemsize > 2:
         raise UsageError("dtype", problem.dtype, f"float16 or bfloat16 for {name}: use flash2")
 

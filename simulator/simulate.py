@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]
@@ -86,6 +86,18 @@ class Scales(NamedTuple):
     k: Any
     v: Any
 
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """Three arrays as scales. Raises `UsageError` for anything else."""
+        try:
+            q, k, v = given
+        except (TypeError, ValueError):
+            raise UsageError("scales", type(given).__name__, "fl.Scales(q, k, v), or three arrays") from None
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not hasattr(x, "shape"):
+                raise UsageError(f"scales.{name}", type(x).__name__, "an array, float32")
+        return cls(q, k, v)
+
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
         """As the kernels' arguments are called. Raises `UsageError` for other shapes, dtypes, or a problem of other dtypes."""
         p = problem
@@ -121,7 +133,7 @@ def run_on_data(
         machine = Machine(program.name, part.problem, config, device, lse=lse, data=part.arrays)
         return machine, *_returned(program(machine, *machine.inputs, part.problem, config.tile), program.name)
 
-    given = {} if scales is None else scales.named(problem, config.tile)
+    given = {} if scales is None else Scales.of(scales).named(problem, config.tile)
     arrays: dict[str, Array] = {"q": q, "k": k, "v": v, **{name: x[..., None] for name, x in given.items()}}
     parts = _parts(arrays, problem)
     with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]

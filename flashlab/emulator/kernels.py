@@ -28,6 +28,9 @@ from simulator.simulate import Scales, TileLike, Window, problem_of
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
 
+_SCALES = ("scales.q", "scales.k", "scales.v")
+
+
 class EmulationError(RuntimeError):
     """A kernel misused the machine; the message has a line for each finding.
 
@@ -150,7 +153,7 @@ def emulate(
     assert config is not None
     launching.check_tile(config, problem)
     arena = Arena()
-    given = launching.unit_scales(counts) if scales is None else scales.named(problem, config.tile)
+    given = launching.unit_scales(counts) if scales is None else Scales.of(scales).named(problem, config.tile)
     values = _arguments(arena, counts, {"q": q, "k": k, "v": v, **given})
     shape = launching.shape_struct(problem, config.heads_together).tobytes()
     macros = compiler.defines(config, problem.dtype, problem.head_dim)
@@ -254,7 +257,7 @@ def attention(
         _check_out(target, views)
     run = emulate(
         *views, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device,
-        scales=scales and Scales(*(to_numpy(f"scales.{name}", x) for name, x in zip("qkv", scales, strict=True))),
+        scales=None if scales is None else Scales(*map(to_numpy, _SCALES, Scales.of(scales))),
     )  # fmt: skip
     if complaints := [
         *map(str, run.findings),

@@ -14,10 +14,11 @@ float32 by itself.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -272,3 +273,32 @@ def test_accuracy_is_in_the_papers_order() -> None:
         for blocks, rotate in fp8.WAYS.values()
     )
     assert plain > blocks > rotated
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "lengths", "rotation"])
+def test_what_cant_be_quantised_is_refused(wrong: str) -> None:
+    q, k, v = inputs(SINK)
+    if wrong == "NaN":
+        k[0, 0, 3, 5] = np.nan
+    if wrong == "lengths":
+        v = v[:, :, 1:]
+    if wrong == "rotation":
+        q, k, v = (x[..., :48] for x in (q, k, v))
+    with pytest.raises(
+        fl.UsageError, match={"NaN": "^k = 'NaN", "lengths": "^v.shape", "rotation": "^head_dim"}[wrong]
+    ):
+        fp8.quantize(q, k, v, rotate=True)
+
+
+@pytest.mark.parametrize("scales", [(1, 2, 3), 7, (np.ones(3, np.float32),) * 2, (np.ones((1, 1, 1)),) * 3])
+def test_scales_that_are_none_are_refused(scales: Any) -> None:
+    """In one line, wherever they are given."""
+    x = fp8.quantize(*inputs(SINK))
+    for run in (
+        functools.partial(fl.simulate, "flash3_fp8"),
+        functools.partial(fl.attention, algorithm="flash3_fp8", backend="emulator"),
+    ):
+        with pytest.raises(fl.UsageError, match="^scales"):
+            run(x.q, x.k, x.v, scales=scales)
+    good = fp8.quantize(*inputs(SINK)).scales
+    run(x.q, x.k, x.v, scales=tuple(good))
