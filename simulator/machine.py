@@ -372,11 +372,9 @@ class Machine:
         self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False,
         of: HbmTensor | None = None,
     ) -> HbmTensor:  # fmt: skip
-        """An array in HBM of `rows` (None: len_q) a query head, or a head of `of`, `cols` wide; a `vector` (cols = 1) lies
-        unpadded."""
+        """An array in HBM, `cols` wide, `rows` (None: len_q) a head, of the queries or of `of`; a `vector` lies unpadded."""
         rows = self.problem.len_q if rows is None else rows
-        heads = of.spec.heads if of else self.heads
-        return self._new(Spec(name, heads, rows, cols, dtype, "workspace", vector=vector))
+        return self._new(Spec(name, of.spec.heads if of else self.heads, rows, cols, dtype, "workspace", vector=vector))
 
     def scales(self, of: HbmTensor, rows: int) -> HbmTensor:
         """What the values of an input are to be multiplied with, one float32 for every `rows` of its rows: `<name>_scale`.
