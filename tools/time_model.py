@@ -254,7 +254,8 @@ def _blind_table(result: results.Result) -> str:
     rows = blind(result)
     lengths = sorted({r.cell.length for r in rows})
     sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
-    lines = [f"`{result.data['prediction']}`, measured by `{result.path.name}`:", "",
+    file = result.path.relative_to(ROOT / results.FOLDER)  # one name in several folders
+    lines = [f"`{result.data['prediction']}`, measured by `{file}`:", "",
              f"| kernel | cells | {sizes} | all | bias |", "|---|--:|" + len(lengths) * "--:|" + "--:|--:|"]  # fmt: skip
     groups = {
         name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
