@@ -10,7 +10,7 @@
 // lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may grow by 2^4.8 before a rescale, for e4m3 ends at
 // 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the factor of the exponent.
 //
-// Of 8-bit products the tensor cores keep some 14 bits of an accumulator, and cut each product to the last of them: where V has a
+// Of 8-bit products the tensor cores keep some 14 bits of an accumulator, and cut each product to the last of them: where V keeps its
 // sign, a sum over many tiles loses a part of every one. So P V_j goes into registers of its own, T, 64 head dims at a time, and is
 // folded into O in float32, by an FMA with V_j's scale. T takes the place of S, which is P by then: so nothing of a warpgroup runs
 // beside its softmax, and the warpgroups fill each other's gaps.
@@ -18,9 +18,9 @@
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
 // Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.20 times
 // bfloat16, 1.22 causal, and at D = 256 1.44 and 1.47. One accumulator for all key tiles had 1.35 and 1.76, and lost 43 % of V = 1.
-// What binds: at D = 256 the tensor cores and the power limit. At D = 128 nothing alone: tensor cores, exp units and issue slots
-// are each busy half of the time, and the power limit holds the clock down. Leaving one out would give (D = 128, 16k, 1.21 with
-// all): the exponentials 1.46, the maximum 1.31, the sums of P 1.29, the folds 1.28, the rounding of P nothing.
+// What binds: at D = 256 first the tensor cores, busy 71 % of the clocks. At D = 128 nothing alone: tensor cores, exp units and issue
+// slots are each busy half of the time. In both the power limit holds the clock down. Leaving one out would give (D = 128, 16k,
+// 1.21 with all): the exponentials 1.46, the maximum 1.31, the sums of P 1.29, the folds 1.28, the rounding of P nothing.
 //   - three warpgroups of 192 x 128: 1.25 where two of 128 x 128 had 1.07 (D = 128, full 16k); at 4k causal two are 4 % ahead.
 //     192 x 96: 1.09 where 192 x 128 had 1.23; 192 x 160 spills and is no faster. T of 128 head dims: 1.18 where 64 had 1.23.
 //   - descriptors that are a base and a step, scales loaded while Q K^T runs: an eighth fewer instructions; 1.35 became 1.43 at
@@ -29,8 +29,9 @@
 //     time at its exponentials: 1.16 where 1.24. Q K^T of the next tile between the folds: 1.12 where 1.25. Softmax and products by
 //     halves of a tile, one beside the other: 1.20 where 1.25. No maximum, but a tile done again if P turns out too large: 1.20
 //     where 1.22.
-//   - with one accumulator: P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 where 2^4 and room for 2^4.8 had
-//     1.22 (D = 256: 1.56, 1.74); the error is 1 % larger. Part of the exponentials by a polynomial: a quarter less.
+//   - with one accumulator and two warpgroups: P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 where 2^4 and
+//     room for 2^4.8 had 1.22 (D = 256: 1.56, 1.74); the error is 1 % larger. Part of the exponentials by a polynomial: a quarter
+//     less.
 #define E4M3 1
 #include "flash3.cuh"
 

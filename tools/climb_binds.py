@@ -117,7 +117,8 @@ def rounds(profile: Profile, table: Table) -> str:
             per_score = f"{32 * found['instructions'] / found['scores']:.1f}"
             uniform = f"{found['pipes'].get('uniform', 0) / found['instructions']:.0%}"
             rows.append([str(dim), kernel, per_score, uniform, *shares])
-    header = ["head dim", "kernel", "instructions a score", "of them uniform", "exponentials", "slots", "ALU", "FMA"]
+    header = ["head dim", "kernel", "instructions a score", "of them uniform",
+              "exponentials", "issue slots", "ALU", "FMA"]  # fmt: skip
     return table(header, rows, left=2)
 
 
@@ -144,7 +145,8 @@ def units(profile: Profile, table: Table, source: str) -> str:
          f"{outside(row):.0%}"]
         for row in profile.mine() if row["length"] != 4096
     ]  # fmt: skip
-    header = ["head dim", "cell", "tensor cores", "exponential", "slots", "SRAM", "L2", "DRAM", "outside of the loop"]
+    header = ["head dim", "cell", "tensor cores", "exponential", "issue slots",
+              "SRAM", "L2", "DRAM", "outside of the loop"]  # fmt: skip
     return table(header, rows, left=2) + source
 
 
@@ -167,8 +169,9 @@ def load(profile: Profile, table: Table) -> str:
     watts, highest = f"{d['limit_watts']:.0f}", f"{d['highest_mhz'] / 1e3:.2f}"
     text = (
         f"\nThe limit is {watts} W. The driver names it as what lowers the clock {span(capped)} of the time, in each of the\n"
-        f"{len(capped)} cells. On zeros, where it doesn't, the SMs count {span(free, '{:.2f}')} GHz, and NVML says {highest}.\n"
-        f"In {len(cooler)} cells it names the limit on zeros, too, though the board draws {span(cooler, '{:.0f}')} W then:\n"
+        f"{len(capped)} cells. On zeros it doesn't in {len(free)} of {len(free) + len(cooler)}: there the SMs count "
+        f"{span(free, '{:.2f}')} GHz, and NVML says {highest}.\n"
+        f"In the other {len(cooler)} it names the limit on zeros, too, though the board draws {span(cooler, '{:.0f}')} W then:\n"
         "something else is limited there, and we don't know what.\n"
     )
     return table(header, rows, left=2) + text
@@ -221,16 +224,17 @@ def fp8(profile: Profile) -> str:
     """FP8's kernel, in a sentence."""
     rows = [profile.long("flash3_fp8", dim) for dim in (128, 256)]
     parts = [
-        f"{busy(row, 'tensor'):.0%} tensor cores, {busy(row, 'exp'):.0%} exponential units, {busy(row, 'issue'):.0%} slots"
+        f"{busy(row, 'tensor'):.0%} tensor cores, {busy(row, 'exp'):.0%} exponential units, {busy(row, 'issue'):.0%} issue slots"
         for row in rows
     ]
+    capped = [row["loaded"]["capped"] for row in rows]
     round_ = [profile.long(name, 128)["code"]["round"] for name in ("flash3_fp8", "flash3")]
     each = [32 * x["instructions"] / x["scores"] for x in round_]
     return (
         f"Busy at 16k without a mask: {parts[0]} at head dim 128; {parts[1]} at 256.\n"
         f"A score takes {each[0]:.1f} instructions at head dim 128, {each[1]:.1f} in bfloat16. Under load: "
         f"{rows[0]['loaded']['tflops']:.0f} and {rows[1]['loaded']['tflops']:.0f} TFLOP/s, at\n"
-        f"{ghz(rows[0]):.2f} and {ghz(rows[1]):.2f} GHz.\n"
+        f"{ghz(rows[0]):.2f} and {ghz(rows[1]):.2f} GHz; the power limit is named {span(capped)} of the time.\n"
     )
 
 
@@ -307,7 +311,7 @@ def picture(profile: Profile) -> str:
     looks = {
         "tensor": ("#0072B2", "tensor cores"),
         "exp": ("#D55E00", "exponential units"),
-        "issue": ("#BDBDBD", "slots"),
+        "issue": ("#BDBDBD", "issue slots"),
     }
     with matplotlib.rc_context(STYLE):  # pyright: ignore[reportUnknownMemberType]
         figure: Any = Figure(figsize=(8.2, 3.6), layout="constrained")
