@@ -188,7 +188,7 @@ DEVICE void round_p(unsigned (&p)[P_REGISTERS][4], const float (&s)[S_FRAGMENTS]
   for (int i = 0; i < P_REGISTERS; ++i) {
 #if E4M3
     // a lane's accumulators are columns 2t, 2t + 1 of four fragments, its operand is k 4t..4t+3 of two halves: so k stands
-    // for other keys than it says, and V's keys come in that order (flashlab/fp8.py)
+    // for other keys than it says, and V's keys come in that order (flash3_fp8_transpose)
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const float (&a)[4] = s[4 * i + r / 2 * 2], (&b)[4] = s[4 * i + r / 2 * 2 + 1];
