@@ -59,7 +59,7 @@ class Empty:
 class FileRun:
     """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
 
-    `unwritten`: bytes of `Empty` arrays that no thread wrote.
+    `unwritten`: bytes of `Empty` arrays that no thread wrote, in a launch that wasn't stopped.
 
     >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
@@ -141,7 +141,8 @@ def emulate_file(
         value = cast("Array | Empty", arguments[key])
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
-        if isinstance(value, Empty) and sanitize and (missing := int((buffer.written == 0).sum())):
+        judged = isinstance(value, Empty) and sanitize and not launched.stopped
+        if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
     return FileRun(left, launched, unwritten)
 

@@ -45,7 +45,8 @@ class EmulationError(RuntimeError):
 class Emulation:
     """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
 
-    `unwritten`: bytes of the outputs that no thread wrote, by tensor.
+    `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
+    its bytes are judged.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
@@ -71,8 +72,10 @@ class Emulation:
         """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each."""
         formula = [launch for launch in self.counts.launches if launch.blocks]
         return [
-            line for launch, expected in zip(self.launches, formula, strict=True) for line in _compare(launch, expected)
-        ]
+            line
+            for launch, expected in zip(self.launches, formula, strict=True) if not launch.stopped
+            for line in _compare(launch, expected)
+        ]  # fmt: skip
 
     @property
     def passed(self) -> bool:
@@ -176,7 +179,8 @@ def emulate(
             )
         )  # fmt: skip
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
-    unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if sanitize else {}
+    judged = sanitize and not any(launched.stopped for launched in launches)
+    unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
     found = {spec.name: _values(arena, spec, problem) for spec in outputs}
     logs = found["lse"] if lse else None
     return Emulation(found["out"], logs, counts, tuple(launches), {name: n for name, n in unwritten.items() if n})

@@ -101,7 +101,8 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class Launched:
-    """What one launch did. `plain` accesses came through the compiler's instrumentation, not through the primitives."""
+    """What one launch did. `plain` accesses came through the compiler's instrumentation, not through the primitives.
+    `stopped`: a finding ended it; how far the other blocks had come by then is an accident."""
 
     kernel: str
     moved: tuple[Moved, ...]
@@ -110,6 +111,7 @@ class Launched:
     plain: int
     flops: int
     exp: int
+    stopped: bool = False
 
     def total(self, what: str, quantity: str = "bytes") -> int:
         """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
@@ -120,7 +122,7 @@ class Launched:
         return {
             "kernel": self.kernel, "moved": [asdict(row) | {"what": row.what} for row in self.moved],
             "findings": [asdict(x) | {"text": str(x)} for x in self.findings], "dropped": self.dropped,
-            "plain": self.plain, "flops": self.flops, "exp": self.exp,
+            "plain": self.plain, "flops": self.flops, "exp": self.exp, "stopped": self.stopped,
         }  # fmt: skip
 
     @property
@@ -268,7 +270,7 @@ class Library:
         return Launched(
             kernel=entry, moved=tuple(_in_order([Moved(**row) for row in report["moved"]])),
             findings=tuple(self._finding(x, arena) for x in report["findings"]), dropped=report["dropped"],
-            plain=report["plain"], flops=report["flops"], exp=report["exp"],
+            plain=report["plain"], flops=report["flops"], exp=report["exp"], stopped=bool(report["stopped"]),
         )  # fmt: skip
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:

@@ -92,9 +92,10 @@ struct Writer {
 
 const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
 
-std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters) {
+std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool stopped) {
   Writer out;
   out.text = "{";
+  out.field("stopped", static_cast<std::uint64_t>(stopped));
   out.field("dropped", findings.dropped);
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
@@ -211,7 +212,7 @@ char* emu_launch(const EmuLaunch* given) {
   for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
   for (auto& thread : threads) thread.join();
   std::fflush(stdout);  // what kernels printed
-  return strdup(report(findings, ledger, counters).c_str());
+  return strdup(report(findings, ledger, counters, launch.stop).c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

@@ -128,3 +128,15 @@ def test_an_instance_that_is_none(tmp_path: Path) -> None:
     path = source(tmp_path, "template <class T> __global__ void k(T* a) {}")
     with pytest.raises(BuildError, match="Nothing"):
         fl.emulate_file(path, {"a": np.zeros(1)}, kernel="k<Nothing>", grid=1, block=1)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_launch_that_was_stopped_is_not_judged_for_what_it_left(tmp_path: Path, workers: int) -> None:
+    """How far the other blocks had come is an accident: what they left unwritten is nobody's mistake."""
+    text = "__global__ void k(const float* x, float* y) { int i = blockIdx.x * 32 + threadIdx.x; y[i] = x[i]; }"
+    x = np.zeros(40, np.float32)
+    ran = fl.emulate_file(source(tmp_path, text), {"x": x, "y": fl.Empty((256,))}, grid=8, block=32, workers=workers)
+    assert ran.launched.stopped and not ran.passed and ran.unwritten == {}
+    assert all("out of bounds" in line for line in ran.complaints())
+    ran = fl.emulate_file(source(tmp_path, text), {"x": x, "y": fl.Empty((256,))}, grid=1, block=32, workers=workers)
+    assert not ran.launched.stopped and ran.unwritten == {"y": 4 * 224}
