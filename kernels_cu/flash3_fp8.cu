@@ -17,7 +17,8 @@
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
 // Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.20 times
-// bfloat16, 1.22 causal, and at D = 256 1.44 and 1.47. One accumulator for all key tiles had 1.35 and 1.76, and lost 43 % of V = 1.
+// bfloat16, 1.22 causal, and at D = 256 1.44 and 1.47. One accumulator for all key tiles had 1.35 and 1.76 (that file as it
+// stood before, at db7a0fe), and lost 43 % of V = 1.
 // What binds: at D = 256 first the tensor cores, busy 71 % of the clocks. At D = 128 nothing alone: tensor cores, exp units and issue
 // slots are each busy half of the time. In both the power limit holds the clock down. Leaving one out would give (D = 128, 16k,
 // 1.21 with all): the exponentials 1.46, the maximum 1.31, the sums of P 1.29, the folds 1.28, the rounding of P nothing.

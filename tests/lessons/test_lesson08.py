@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +16,7 @@ import flashlab as fl
 from flashlab import results
 from flashlab.lessons import hopper
 from flashlab.lessons.lesson08 import WIDEST, finish, ring_tile
+from tools.fp8_accumulation.cases import INSTRUCTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,3 +82,19 @@ def test_errors_and_ratios_of_fp8_are_those_of_the_newest_file():
     assert newest is not None
     shown = hopper.measured("fp8")
     assert shown["accuracy"] == newest.data["accuracy"] and shown["speed"] == newest.data["speed"]
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.003, 1.0, 30.0]), st.integers(1, 4))
+def test_the_lessons_sum_of_8_bit_products_is_what_was_measured(seed: int, size: float, instructions: int):
+    """The cell's functions against the rule that the H200's sums follow in every bit, chains and subnormal operands too."""
+    text = (ROOT / "notebooks" / "source" / "08_hopper.md").read_text(encoding="utf-8")
+    cell = re.search(r"```python\n(def leading.*?)\ndraw = ", text, re.DOTALL)
+    assert cell
+    names: dict[str, Any] = {"np": np}
+    exec(cell[1], names)
+    rule = next(x.rule for x in INSTRUCTIONS.values() if x.dtype.itemsize == 1)
+    a, b = (size * np.random.default_rng(seed).standard_normal((2, 1, 32 * instructions))).astype(
+        ml_dtypes.float8_e4m3fn
+    )
+    exact = rule.added(a, b, np.zeros(1, np.float32))
+    assert names["added"](a[0].astype(float), b[0].astype(float), 32 * instructions) == exact[0]
