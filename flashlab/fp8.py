@@ -21,7 +21,7 @@ from simulator import Problem, Scales, naive
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
 from simulator.problem import FP8
-from simulator.programs.flash3_fp8 import choose_tile
+from simulator.programs.flash3_fp8 import TILE
 from simulator.simulate import problem_of
 
 __all__ = ["Fp8Report", "Quantized", "accuracy", "attention", "on_torch", "quantize", "rotation", "run"]
@@ -48,11 +48,10 @@ class Quantized:
         >>> bool((np.abs(quantize(q, k, v).values()[1] - k) <= np.abs(k) / 16 + 0.002).all())
         True
         """
-        tile = choose_tile(self.q.shape[-1], self.k.shape[2])
         q, k, v = (
             x.astype(np.float64) * np.repeat(scale, rows, axis=-1)[:, :, : x.shape[2], None]
             for x, scale, rows in zip(
-                (self.q, self.k, self.v), self.scales, (tile.rows, tile.cols, tile.cols), strict=True
+                (self.q, self.k, self.v), self.scales, (TILE.rows, TILE.cols, TILE.cols), strict=True
             )
         )
         return q, k, v
@@ -86,9 +85,8 @@ def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool 
     if rotate:
         turn = rotation(q.shape[-1]).astype(np.float32)
         q, k = q @ turn, k @ turn
-    tile = choose_tile(q.shape[-1], k.shape[2])
     (q8, of_q), (k8, of_k), (v8, of_v) = (
-        _quantized(x, rows, blocks) for x, rows in ((q, tile.rows), (k, tile.cols), (v, tile.cols))
+        _quantized(x, rows, blocks) for x, rows in ((q, TILE.rows), (k, TILE.cols), (v, TILE.cols))
     )
     return Quantized(q8, k8, v8, Scales(of_q, of_k, of_v))
 

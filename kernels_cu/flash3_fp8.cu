@@ -37,8 +37,10 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;  // head dims of one T
-constexpr int TURNED_KEYS = 128;  // rows of V that a block transposes
+constexpr int TURNED_KEYS = 128;                      // rows of V that a block transposes
+constexpr bool OVERLAPPED = HEAD_DIM <= 128;           // there is room for T beside S
+constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;  // else so many head dims at a time take the place of S
+constexpr unsigned ONES = 0x38383838;                   // four e4m3
 
 // V transposed, (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), its keys in round_p's order.
 extern "C" __global__ void __launch_bounds__(WARPGROUP)
@@ -105,10 +107,53 @@ struct Agenda {
   }
 };
 
-// O += scale T, of the head dims from 8 first on.
-DEVICE void fold(float (&o)[O_FRAGMENTS][4], int first, const float (&t)[CHUNK / 8][4], float scale) {
+// The ones behind each slot of V, which nothing overwrites; all threads call it, open() follows.
+DEVICE void write_ones(const Sram& sram) {
+  for (int i = threadIdx.x; i < STAGES * ONES_BYTES / CHUNK_BYTES; i += THREADS) {
+    const int slot = i / (ONES_BYTES / CHUNK_BYTES), byte = i % (ONES_BYTES / CHUNK_BYTES) * CHUNK_BYTES;
+    store_shared(sram.v(slot).base + VTile::BYTES + byte, make_uint4(ONES, ONES, ONES, ONES));
+  }
+  fence_async();
+}
+
+// The softmax of 8 bits: of l, the sum of the rounded P, a lane has the whole.
+struct RoundedSoftmax : Softmax {
+  using Softmax::Softmax;
+
+  // As Softmax's, with a product where that divides: below 0, where integers have another order than floats, yes.
+  DEVICE bool risen(const float (&s)[S_FRAGMENTS][4]) const {
+    bool any = false;
 #pragma unroll
-  for (int n = 0; n < CHUNK / 8; ++n)
+    for (int half = 0; half < 2; ++half) {
+      int a = bits(s[0][2 * half]), b = bits(s[0][2 * half + 1]);
+#pragma unroll
+      for (int n = 1; n < S_FRAGMENTS; n += 2) {
+        a = max(max(a, bits(s[n][2 * half])), bits(s[n][2 * half + 1]));
+        if (n + 1 < S_FRAGMENTS) b = max(max(b, bits(s[n + 1][2 * half])), bits(s[n + 1][2 * half + 1]));
+      }
+      const int top = max(a, b);
+      any |= top < 0 || !(c * float_of(top) - m[half] <= TAU);
+    }
+    return any;
+  }
+
+  // l grows by the sums of a tile's P, the product with the ones: all columns of it alike.
+  DEVICE void add(const float (&sums)[4]) { l[0] += sums[0], l[1] += sums[2]; }
+
+  // S becomes P = exp2(c S - m).
+  DEVICE void exponentials(float (&s)[S_FRAGMENTS][4]) const {
+#pragma unroll
+    for (int n = 0; n < S_FRAGMENTS; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - (m[e / 2] - LARGEST_P));
+  }
+};
+
+// O += scale T, of T's first `count` fragments, into those of O from `first` on.
+template <int N>
+DEVICE void fold(float (&o)[O_FRAGMENTS][4], int first, const float (&t)[N][4], int count, float scale) {
+#pragma unroll
+  for (int n = 0; n < count; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) o[first + n][e] += scale * t[n][e];
 }
@@ -117,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
            const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
   const Sram sram;
+  write_ones(sram);
   open(sram);
   if (warpgroup_id() == 0) {
     become_producer();
@@ -159,15 +205,16 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
   Agenda agenda{shape};
   Work work;
   const int consumer = warpgroup_id() - 1;
-  Softmax softmax(shape);
+  RoundedSoftmax softmax(shape);
   const float scale = softmax.c;
   unsigned p[P_REGISTERS][4], q_parity = 0;
   Ring k_ring, v_ring;
   while (agenda.next(work)) {
     const int last_row = min(work.first_row + BR, shape.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
-    const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
-    float o[O_FRAGMENTS][4] = {};
+    Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+    if (softmax.sign != 1) full = {1, 0};                         // nor a change of sign
+    float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
     softmax.begin();
     const int kv = work.batch * shape.kv_heads + kv_head(shape, work.head), key_tiles = ceil_div(shape.len_kv, BC);
     const int row_tile = (work.batch * shape.heads + work.head) * ceil_div(shape.len_q, BR) + work.first_row / BR;
@@ -177,79 +224,188 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     mbarrier_wait(sram.q_full(), q_parity);
     q_parity ^= 1;
 
-    for (int j = work.tiles.last; j >= work.tiles.first; --j) {
-      float s[S_FRAGMENTS][4], alpha[2], t[2][CHUNK / 8][4];
+    if constexpr (OVERLAPPED) {
+      if (work.tiles.first > work.tiles.last) {
+        release(sram.q_empty());
+      } else {
+        float t[O_FRAGMENTS + 1][4];
 
-      // step: load_k
-      mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+        // step: load_k (first)
+        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
-      // step: scores
-      settle(s);
-      wgmma_fence();
-      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+        // step: scores (first)
+        multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+        release(sram.k_empty(k_ring.slot));
+        k_ring.advance();
+        if (work.tiles.first == work.tiles.last) release(sram.q_empty());
 
-      // step: load_k (its scale, meanwhile)
-      const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
+        // step: load_k (its scale, first)
+        softmax.c = c * load_global<float>(k_scale + kv * key_tiles + work.tiles.last);
 
-      // step: load_v (its scale)
-      const float factor_v = load_global<float>(v_scale + kv * key_tiles + j);
+        // step: load_v (its scale, first)
+        float factor_v = load_global<float>(v_scale + kv * key_tiles + work.tiles.last);
 
-      // step: scores (done)
-      wgmma_wait<0>();
-      settle(s);
-      release(sram.k_empty(k_ring.slot));
-      k_ring.advance();
-      if (j == work.tiles.first) release(sram.q_empty());
+        // step: mask (first)
+        softmax.mask(s, shape, lane_row, work.tiles.last, full);
 
-      // step: mask
-      softmax.c = c * factor_k;
-      softmax.mask(s, shape, lane_row, j, full);
-
-      // step: softmax
-      if (any_lane(softmax.risen(s))) {
+        // step: softmax (first)
         softmax.raise(s, alpha);
+        softmax.exponentials(s);
+        round_p(p, s);
 
-        // step: rescale
-        rescale(o, alpha);
-      }
+        for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+          // step: load_k
+          mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
-      // step: softmax (P)
-      softmax.exponentials(s);
-      round_p(p, s);
-
-      // step: load_v
-      const VTile v_tile = sram.v(v_ring.slot);
-      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-
-      // step: output
-      settle(p);
-      settle(t[0]);
-      settle(t[1]);
-      wgmma_fence();
-      multiply_pv(t[0], p, v_tile, 0);
-      multiply_pv(t[1], p, v_tile, CHUNK);
-#pragma unroll
-      for (int i = 0; i < CHUNKS; ++i) {
-        i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();
-        settle(t[i % 2]);
-        if (i + 1 == CHUNKS) release(sram.v_empty(v_ring.slot));
-        fold(o, i * CHUNK / 8, t[i % 2], factor_v);
-        if (i + 2 < CHUNKS) {
-          settle(t[i % 2]);
+          // step: scores
+          settle(s);
+          settle(t);
+          settle(p);
           wgmma_fence();
-          multiply_pv(t[i % 2], p, v_tile, (i + 2) * CHUNK);
+          multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+          // step: load_v (of the tile before)
+          mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+          // step: output (of the tile before, in the background)
+          wgmma_fence();
+          multiply_pv(t, p, sram.v(v_ring.slot), 0);
+
+          // step: load_k (its scale, meanwhile)
+          const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
+
+          // step: load_v (its scale)
+          const float next_v = load_global<float>(v_scale + kv * key_tiles + j);
+
+          // step: scores (done)
+          wgmma_wait<1>();
+          settle(s);
+          release(sram.k_empty(k_ring.slot));
+          k_ring.advance();
+          if (j == work.tiles.first) release(sram.q_empty());
+
+          // step: mask
+          softmax.c = c * factor_k;
+          if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
+
+          // step: softmax
+          if (any_lane(softmax.risen(s))) {
+            softmax.raise(s, alpha);
+            wgmma_wait<0>();
+            settle(t);
+
+            // step: rescale
+            rescale(o, alpha);
+            rescale(t, alpha);
+          }
+
+          // step: output (of the tile before: done)
+          wgmma_wait<0>();
+          settle(t);
+          release(sram.v_empty(v_ring.slot));
+          v_ring.advance();
+          softmax.add(t[O_FRAGMENTS]);
+          fold(o, 0, t, O_FRAGMENTS, factor_v);
+          factor_v = next_v;
+
+          // step: softmax (P)
+          softmax.exponentials(s);
+          round_p(p, s);
         }
+
+        // step: load_v
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+        // step: output
+        settle(p);
+        settle(t);
+        wgmma_fence();
+        multiply_pv(t, p, sram.v(v_ring.slot), 0);
+        wgmma_wait<0>();
+        settle(t);
+        release(sram.v_empty(v_ring.slot));
+        v_ring.advance();
+        softmax.add(t[O_FRAGMENTS]);
+        fold(o, 0, t, O_FRAGMENTS, factor_v);
       }
-      v_ring.advance();
+    } else {
+      for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+        float t[2][CHUNK / 8][4], sums[1][4];
+
+        // step: load_k (in turn)
+        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+        // step: scores (in turn)
+        settle(s);
+        wgmma_fence();
+        multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+        // step: load_k (in turn: its scale, meanwhile)
+        const float factor_k = load_global<float>(k_scale + kv * key_tiles + j);
+
+        // step: load_v (in turn: its scale)
+        const float factor_v = load_global<float>(v_scale + kv * key_tiles + j);
+
+        // step: scores (in turn: done)
+        wgmma_wait<0>();
+        settle(s);
+        release(sram.k_empty(k_ring.slot));
+        k_ring.advance();
+
+        // step: mask (in turn)
+        softmax.c = c * factor_k;
+        if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
+
+        // step: softmax (in turn)
+        if (any_lane(softmax.risen(s))) {
+          softmax.raise(s, alpha);
+
+          // step: rescale (in turn)
+          rescale(o, alpha);
+        }
+
+        // step: softmax (in turn: P)
+        softmax.exponentials(s);
+        round_p(p, s);
+
+        // step: load_v (in turn)
+        const VTile v_tile = sram.v(v_ring.slot);
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+        // step: output (in turn)
+        settle(p);
+        settle(sums);
+        settle(t[0]);
+        settle(t[1]);
+        wgmma_fence();
+        multiply_pv(sums, p, v_tile, HEAD_DIM);
+        multiply_pv(t[0], p, v_tile, 0);
+        multiply_pv(t[1], p, v_tile, CHUNK);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) {
+          i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();
+          settle(t[i % 2]);
+          if (i + 1 == CHUNKS) release(sram.v_empty(v_ring.slot));
+          fold(o, i * CHUNK / 8, t[i % 2], CHUNK / 8, factor_v);
+          if (i + 2 < CHUNKS) {
+            settle(t[i % 2]);
+            wgmma_fence();
+            multiply_pv(t[i % 2], p, v_tile, (i + 2) * CHUNK);
+          }
+        }
+        settle(sums);
+        softmax.add(sums[0]);
+        v_ring.advance();
+      }
+      release(sram.q_empty());
     }
-    if (work.tiles.first > work.tiles.last) release(sram.q_empty());
 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_row + 8 * half;
 
       // step: normalize
-      const float sum = quad_sum(softmax.l[half]), factor = sum > 0 ? reciprocal(sum) : 0;  // a row without keys gets 0
+      const float sum = softmax.l[half], factor = sum > 0 ? reciprocal(sum) : 0;  // a row without keys gets 0
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);

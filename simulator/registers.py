@@ -71,6 +71,11 @@ class Registers:
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         return Registers(self._block, self.cols, self.rows, data)
 
+    def columns(self, start: int, width: int) -> Registers:
+        """`width` columns from `start` on: nothing moves."""
+        data = None if self.values is None else self.values[..., start : start + width]
+        return Registers(self._block, self.rows, width, data)
+
     def max(self) -> Registers:
         """The maximum of each row."""
         return self._reduce(np.maximum)

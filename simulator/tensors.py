@@ -63,6 +63,16 @@ class SramTile:
         data = None if self.values is None else self.values[..., start : start + cols]
         return SramTile(self.name, self.rows, cols, self.dtype, data)
 
+    def with_ones(self, rows: int) -> SramTile:
+        """The tile with so many rows of ones behind its own, which the block keeps there: a product with the transpose has the sums
+        of the other operand's rows besides."""
+        data = self.values
+        if data is not None:
+            data = np.concatenate([data, np.ones((*data.shape[:-2], rows, data.shape[-1]), data.dtype)], axis=-2)
+        tile = SramTile(self.name, self.rows + rows, self.cols, self.dtype, data)
+        tile.padded_shape = self.padded_shape[0] + rows, self.padded_shape[1]
+        return tile
+
     def scaled(self, scale: float) -> Array:
         """The values times a scale: S = (scale Q) K^T in float32; kept, because Q_i meets many K_j."""
         if self._scaled is None or self._scaled[0] != scale:

@@ -23,26 +23,27 @@ static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 64 == 0, "64 rows a war
 using QTile = PanelTile<BR, HEAD_DIM / 2>;
 using KTile = PanelTile<BC, HEAD_DIM / 2>;
 using VTile = PanelTile<HEAD_DIM, round_up(BC, 128) / 2>;  // what a panel has beyond BC keys is loaded, not used
-constexpr int P_REGISTERS = BC / 32;
-constexpr float TAU = 4.8f, LARGEST_P = 4;  // exp2(4.8 + 4) is just within e4m3's 448
+constexpr int P_REGISTERS = BC / 32, ONES_BYTES = 8 * 128;  // behind each tile of V 8 rows of ones
+static_assert(BC <= 128, "one panel of V, so that they are its next rows");
+constexpr float TAU = 3.8f, LARGEST_P = 5;  // exp2(3.8 + 5) is just within e4m3's 448
 #else
 using QTile = PanelTile<BR, HEAD_DIM>;
 using KTile = PanelTile<BC, HEAD_DIM>;
 using VTile = PanelTile<BC, HEAD_DIM>;
-constexpr int P_REGISTERS = BC / 16;
+constexpr int P_REGISTERS = BC / 16, ONES_BYTES = 0;
 constexpr float TAU = 8, LARGEST_P = 0;
 #endif
 
 // SRAM: Q | STAGES x K | STAGES x V | mbarriers.
 struct Sram {
-  static constexpr int MBARRIERS = 16;
-  static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + VTile::BYTES) + MBARRIERS * MBARRIER_BYTES;
+  static constexpr int MBARRIERS = 16, V_BYTES = VTile::BYTES + ONES_BYTES;
+  static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + V_BYTES) + MBARRIERS * MBARRIER_BYTES;
 
   unsigned base = sram_base();
 
   DEVICE QTile q() const { return {base}; }
   DEVICE KTile k(int slot) const { return {base + QTile::BYTES + slot * KTile::BYTES}; }
-  DEVICE VTile v(int slot) const { return {k(STAGES).base + slot * VTile::BYTES}; }
+  DEVICE VTile v(int slot) const { return {k(STAGES).base + slot * V_BYTES}; }
   DEVICE unsigned mbarrier(int i) const { return v(STAGES).base + i * MBARRIER_BYTES; }
 
   // "Full" counts the bytes of a tile that has come, "empty" the consumer warps that are done with it.
@@ -59,7 +60,7 @@ static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
-  name_sram(E4M3 ? "v_t" : "v", sram.v(0).base, STAGES * VTile::BYTES);
+  name_sram(E4M3 ? "v_t" : "v", sram.v(0).base, STAGES * Sram::V_BYTES);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);

@@ -21,6 +21,15 @@ DEVICE void name_sram(const char* name, unsigned address, unsigned bytes) {
 // Waits for every thread of the block, and makes their SRAM and HBM writes visible to each other.
 DEVICE void barrier() { __syncthreads(); }
 
+// What this thread wrote to SRAM is visible to the copy engine and the tensor cores, once a barrier has passed.
+DEVICE void fence_async() {
+#ifdef EMULATOR
+  emu_fence_async();
+#else
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 // T from HBM: float, float2, float4, unsigned, uint2 or uint4 (4, 8 or 16 bytes, aligned to its size).
 template <class T>
 DEVICE T load_global(const void* address) {

@@ -24,6 +24,7 @@ DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
 // The bits of a float. Of two that aren't negative, the larger has the larger bits.
 DEVICE int bits(float x) { return __builtin_bit_cast(int, x); }
+DEVICE float float_of(int bits) { return __builtin_bit_cast(float, bits); }
 
 // x, but the compiler may not know that: it can neither compute ahead what follows from x nor compute x again.
 template <class T>

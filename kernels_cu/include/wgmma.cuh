@@ -157,6 +157,9 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
 #define WGMMA_R14 WGMMA_R13 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define WGMMA_R15 WGMMA_R14 ", %120, %121, %122, %123, %124, %125, %126, %127"
 
+#define WGMMA_RN "%0, %1, %2, %3"
+#define WGMMA_R7_4 WGMMA_R7 ", %64, %65, %66, %67"
+
 #define WGMMA_C(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define WGMMA_C0 WGMMA_C(0), WGMMA_C(1)
 #define WGMMA_C1 WGMMA_C0, WGMMA_C(2), WGMMA_C(3)
@@ -174,6 +177,8 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
 #define WGMMA_C13 WGMMA_C12, WGMMA_C(26), WGMMA_C(27)
 #define WGMMA_C14 WGMMA_C13, WGMMA_C(28), WGMMA_C(29)
 #define WGMMA_C15 WGMMA_C14, WGMMA_C(30), WGMMA_C(31)
+#define WGMMA_CN WGMMA_C(0)
+#define WGMMA_C7_4 WGMMA_C7, WGMMA_C(16)
 
 // N, then R and C of that many registers, then the numbers of the operands after the N / 2 accumulators.
 #define WGMMA(N, G, I0, I1, I2, I3, I4)                                                                             \
@@ -224,9 +229,11 @@ WGMMA(256, 15, 128, 129, 130, 131, 132)
                  : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                        \
   }
 
+WGMMA_E4M3(8, N, 4, 5, 6, 7, 8, 9)
 WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36, 37)
 WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52, 53)
 WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
+WGMMA_E4M3(136, 7_4, 68, 69, 70, 71, 72, 73)
 WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132, 133)
 
 #endif

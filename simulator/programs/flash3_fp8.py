@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, log
 
 from simulator.config import Config, heads_that_share_the_l2
 from simulator.devices import Device
@@ -17,29 +17,26 @@ PANEL = 128
 """Columns of a box: 128 bytes, the reach of TMA's swizzle."""
 KEYS = 128
 """Rows of V that a block transposes."""
-TILES = (Tile(128, 128), Tile(192, 128), Tile(128, 64), Tile(64, 64))
+TILE = Tile(128, 128)
+"""The rows of Q and the keys that share a scale, unless told otherwise."""
+TILES = (TILE, Tile(128, 64), Tile(64, 64))
 """What the kernel may be built for."""
-LARGEST_P = 16.0
+ONES = 8
+"""Rows of ones behind each tile of transposed V: the narrowest that the tensor cores multiply with."""
+LARGEST_P = 32.0
 """P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""
 
 
-def choose_tile(head_dim: int, length: int) -> Tile:
-    """The tile for `length` keys, and so the rows of Q and the keys that share a scale; see the kernel's header for what it was
-    measured against."""
-    return Tile(192, 128) if head_dim <= 128 and length > 4096 else Tile(128, 128)
-
-
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
-    """Q, the ring of K and of transposed V in whole panels of keys, the mbarriers."""
+    """Q, the ring of K and of transposed V in whole panels of keys, V with its ones, the mbarriers."""
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
-    return rows * d + stages * (cols * d + dv * round_up(cols, PANEL)) + 4 * MBARRIERS
+    return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """`flash3`'s, with other tiles."""
-    default = choose_tile(problem.head_dim, problem.kv_length)
-    rung = configure_rung(problem, device, tile, default, sram=sram_bytes)
+    """`flash3`'s, with a tile for all."""
+    rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
     return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
 
 
@@ -68,7 +65,8 @@ def flash3_fp8(
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d), all e4m3; scales float32; out like q, bfloat16; lse
     (batch, heads, len_q) float32. The tensor cores keep about 14 bits of a sum of 8-bit products, so the products of each key
-    tile are added up by themselves, and then to O in float32.
+    tile are added up by themselves, and then to O in float32. They add up l as well, a product with ones: so l is the sum of the
+    rounded P, as the weights in `out` are.
     """
     c, warps = m.config, 4 * m.config.consumers
     d = round_up(problem.value_dim, PANEL)
@@ -81,6 +79,7 @@ def flash3_fp8(
         block.step("load_q")
         block.alloc("k", tile.cols, k.cols, k.dtype, copies=c.stages, panel=PANEL)
         block.alloc("v_t", d, tile.cols, v_t.dtype, copies=c.stages, panel=PANEL)
+        block.alloc("ones", c.stages * ONES * round_up(tile.cols, PANEL) // 4)
         block.alloc("mbarriers", MBARRIERS)
         q_i = block.load(q, i, tile.rows, panel=PANEL)
         of_q = block.fetch(q_scale, i, 1, warps=warps)
@@ -98,21 +97,22 @@ def flash3_fp8(
             s = block.mask(s, i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
-            p = block.exp(s - m_new.finite())
+            p = block.exp(s - (m_new.finite() - log(LARGEST_P)))
             block.step("rescale")
             alpha = block.exp(m_i - m_new.finite())
-            l_i = l_i * alpha + p.sum()
+            l_i = l_i * alpha
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
-            v_j = block.load(v_t, 0, d, j, tile.cols, stages=c.stages, panel=PANEL).columns(0, tile.cols)
+            v_j = block.load(v_t, 0, d, j, tile.cols, stages=c.stages, panel=PANEL).columns(0, tile.cols).with_ones(ONES)
             of_v = block.fetch(v_scale, j, 1, warps=warps)
             block.step("output")
-            products = block.matmul((p * LARGEST_P).round(problem.dtype), v_j.T, split=("rows", "none"))
-            acc = acc + products * (of_v / LARGEST_P)
+            products = block.matmul(p.round(problem.dtype), v_j.T, split=("rows", "none"))
+            l_i = l_i + products.columns(d, 1)
+            acc = acc + products.columns(0, d) * of_v
         block.step("normalize")
         acc = acc / l_i.nonzero()
-        logsumexp = m_i + block.log(l_i)
+        logsumexp = m_i - log(LARGEST_P) + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)
         block.step("store_lse")

@@ -28,7 +28,7 @@ import kernels_cu
 from flashlab import fp8
 from simulator import naive
 from simulator.dtypes import Array
-from simulator.programs.flash3_fp8 import choose_tile
+from simulator.programs.flash3_fp8 import TILE
 from tests.emulator.mutant import kept
 
 pytestmark = pytest.mark.compiler
@@ -73,8 +73,7 @@ def inputs(p: fl.Problem, seed: int = 0) -> tuple[Array, Array, Array]:
         random.standard_normal((p.batch, heads, length, p.head_dim))
         for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length))
     )
-    tile = choose_tile(p.head_dim, p.kv_length)
-    q_size, k_size = (1 + np.arange(n) // side % 3 / 2 for n, side in ((p.len_q, tile.rows), (p.kv_length, tile.cols)))
+    q_size, k_size = (1 + np.arange(n) // side % 3 / 2 for n, side in ((p.len_q, TILE.rows), (p.kv_length, TILE.cols)))
     return q * q_size[:, None], k * k_size[:, None], v * k_size[::-1, None]
 
 
@@ -102,7 +101,7 @@ def expect(q: Array, k: Array, v: Array, p: fl.Problem) -> Expected:
     with np.errstate(divide="ignore"):
         lse = (np.where(np.isfinite(top), top, 0.0) + np.log(total))[..., 0]
     out = weights @ v * share
-    cols = choose_tile(p.head_dim, p.kv_length).cols
+    cols = TILE.cols
     instructions = (cols - key % cols + 31) // 32  # from a key's own to the last of its tile
     lost = FLOAT32 + 34 * CUT * instructions
     most = np.where(weights > 0, np.maximum(2.0**-4 * weights, 2.0**-14), 0.0)
