@@ -40,7 +40,6 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int TURNED_KEYS = 128;                      // rows of V that a block transposes
 constexpr bool OVERLAPPED = HEAD_DIM <= 128;           // there is room for T beside S
 constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;  // else so many head dims at a time take the place of S
-constexpr unsigned ONES = 0x38383838;                   // four e4m3
 
 // V transposed, (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), its keys in round_p's order.
 extern "C" __global__ void __launch_bounds__(WARPGROUP)
@@ -107,15 +106,6 @@ struct Agenda {
   }
 };
 
-// The ones behind each slot of V, which nothing overwrites; all threads call it, open() follows.
-DEVICE void write_ones(const Sram& sram) {
-  for (int i = threadIdx.x; i < STAGES * ONES_BYTES / CHUNK_BYTES; i += THREADS) {
-    const int slot = i / (ONES_BYTES / CHUNK_BYTES), byte = i % (ONES_BYTES / CHUNK_BYTES) * CHUNK_BYTES;
-    store_shared(sram.v(slot).base + VTile::BYTES + byte, make_uint4(ONES, ONES, ONES, ONES));
-  }
-  fence_async();
-}
-
 // The softmax of 8 bits: of l, the sum of the rounded P, a lane has the whole.
 struct RoundedSoftmax : Softmax {
   using Softmax::Softmax;
@@ -162,7 +152,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
            const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
   const Sram sram;
-  write_ones(sram);
   open(sram);
   if (warpgroup_id() == 0) {
     become_producer();
@@ -213,7 +202,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     const int last_row = min(work.first_row + BR, shape.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
     Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
-    if (softmax.sign != 1) full = {1, 0};                         // nor a change of sign
+    if (softmax.sign != 1) full = {work.tiles.last + 1, -1};      // nor a change of sign
     float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
     softmax.begin();
     const int kv = work.batch * shape.kv_heads + kv_head(shape, work.head), key_tiles = ceil_div(shape.len_kv, BC);

@@ -12,7 +12,7 @@ import simulator
 from flashlab.verify.adapter import Refused, SimulatorTarget
 from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
 from flashlab.verify.cases import LARGEST_FP8, Case, edges, make_inputs, to_storage
-from flashlab.verify.rule import SUMS, judge
+from flashlab.verify.rule import SUMS, judge, reference
 from simulator import Problem
 from simulator.dtypes import Array
 from simulator.problem import FP8
@@ -266,22 +266,30 @@ def _determinism(bench: Bench, p: Problem) -> None:
 
 
 def long_sums(bench: Bench) -> Iterator[Trial]:
-    """Where all values are 1, so is the output, however many keys there are: sums must not lose their small addends.
+    """Where all values are 1, so is the output, however many keys there are; where half of them are, it is their share of the
+    weights: sums must not lose their small addends.
 
-    An accumulator of b bits stops growing after about 2^b keys, which inputs around 0 hide.
+    An accumulator of b bits stops growing after about 2^b keys, which inputs around 0 hide. Values that are all alike hide it
+    where the sum of the weights loses as much; then the half that comes last counts for less than its share.
     """
     for dtype in bench.dtypes:
-        for word, q_size in (("equal weights", 0.0), ("normal weights", 1.0)):
+        for word, q_size, part in (("equal weights", 0.0, 1), ("normal weights", 1.0, 1), ("half of V", 1.0, 2)):
             p = _problem(dtype, heads=1, len_q=16, len_kv=65536 if bench.full else 8192)
-            yield Trial(word, p, lambda p=p, q_size=q_size: _long_sums(bench, p, q_size))
+            yield Trial(word, p, lambda p=p, q_size=q_size, part=part: _long_sums(bench, p, q_size, part))
 
 
-def _long_sums(bench: Bench, p: Problem, q_size: float) -> float:
+def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
     q, k, v = make_inputs(p, seed=bench.seed)
-    q, v = (q.astype(np.float32) * q_size).astype(q.dtype), np.ones_like(v)
-    off = float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) - 1).max()) / SUMS[p.dtype]
+    q, keys, off = (q.astype(np.float32) * q_size).astype(q.dtype), p.kv_length // part, 0.0
+    for first in range(0, p.kv_length, keys):
+        v[:] = 0
+        v[:, :, first : first + keys] = 1
+        share = reference(p, q, k, v).out
+        off = max(off, float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) / share - 1).max()) / SUMS[p.dtype])
     if not off <= 1:
-        raise Failure(f"the mean of ones over {p.kv_length:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g}")
+        raise Failure(
+            f"the sum over {keys:,} of {p.kv_length:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g} of itself"
+        )
     return off
 
 

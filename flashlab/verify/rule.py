@@ -17,9 +17,10 @@ products cancel their errors stay. A tolerance such as 1e-2 is blind to a droppe
 
 With operands of 8 bits (float8_e4m3fn, the output bfloat16) u = 2^-4 is that of P, and weights below e4m3's smallest step
 vanish: 2^-10 max_j p_j * sqrt(sum_j |v_j|^2) is allowed besides. Hopper's tensor cores cut the products of a score to about
-14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). So wide a rule sees
-little; keys that are dropped, shown or counted twice are for the LSE and the probes to find, and sums that lose their
-small addends for `long_sums`.
+14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). The LSE may be that of
+the rounded weights, for `out` is the better for it: log(1 + u + 2^-15 n max_j p_j) more, n being the number of keys that the row
+sees; 2^-15 is half a step of a P that is taken times 2^5. So wide a rule sees little; keys that are dropped, shown or counted
+twice are for the probes to find, and sums that lose their small addends for `long_sums`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ ROUNDINGS = 1.5
 """How much of u a row may be off by."""
 LOST = 2.0**-10
 """Half of e4m3's smallest step: what rounding may take from a P of at most 1, relative to the row's largest."""
+LOST_SUMS = 2.0**-15
+"""The same of each addend of the sum of P, where P is taken times 2^5 first."""
 SUMS = {"float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-7, FP8: 2.0**-6}
 """How far the mean of any number of ones may be from 1: a few units of the output, P's roundings averaged out; of 8 bits
 what a tensor core loses of the sum of a few hundred products."""
@@ -140,11 +143,14 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
     tolerance = (
         ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread) + score * np.maximum(1.0, top) * np.sqrt(around) + smallest
     )
+    heaviest = weights.max(axis=-1, initial=0.0)
     if p.dtype == FP8:  # of a weight under P's smallest step nothing may be left
-        heaviest = weights.max(axis=-1, initial=0.0)
         tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
+    lse_tolerance = np.maximum(LSE_FLOOR, score * top)
+    if p.dtype == FP8:
+        lse_tolerance += np.log1p(UNIT[FP8] + LOST_SUMS * heaviest * visible.sum(axis=-1))
     shape = (p.batch, p.heads, p.len_q)
-    return Expected(ref.out, ref.lse, tolerance.reshape(shape), np.maximum(LSE_FLOOR, score * top).reshape(shape))
+    return Expected(ref.out, ref.lse, tolerance.reshape(shape), lse_tolerance.reshape(shape))
 
 
 def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:

@@ -56,11 +56,25 @@ struct Sram {
 };
 static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
 
-// Makes the block's mbarriers ready; all threads call it.
+#if E4M3
+// The ones behind each slot of V, which nothing overwrites.
+DEVICE void write_ones(const Sram& sram) {
+  constexpr int CHUNKS = ONES_BYTES / CHUNK_BYTES;
+  constexpr unsigned FOUR = 0x38383838;
+  for (int i = threadIdx.x; i < STAGES * CHUNKS; i += (CONSUMERS + 1) * WARPGROUP)
+    store_shared(sram.v(i / CHUNKS).base + VTile::BYTES + i % CHUNKS * CHUNK_BYTES, make_uint4(FOUR, FOUR, FOUR, FOUR));
+  fence_async();
+}
+#endif
+
+// Makes the block's mbarriers ready, and what else is written once; all threads call it.
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
   name_sram(E4M3 ? "v_t" : "v", sram.v(0).base, STAGES * Sram::V_BYTES);
+#if E4M3
+  write_ones(sram);
+#endif
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);

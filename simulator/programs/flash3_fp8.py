@@ -104,7 +104,9 @@ def flash3_fp8(
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
-            v_j = block.load(v_t, 0, d, j, tile.cols, stages=c.stages, panel=PANEL).columns(0, tile.cols).with_ones(ONES)
+            v_j = (
+                block.load(v_t, 0, d, j, tile.cols, stages=c.stages, panel=PANEL).columns(0, tile.cols).with_ones(ONES)
+            )
             of_v = block.fetch(v_scale, j, 1, warps=warps)
             block.step("output")
             products = block.matmul(p.round(problem.dtype), v_j.T, split=("rows", "none"))

@@ -15,6 +15,8 @@ from simulator.dtypes import round_to
 from tests.simulator.problems import ALGORITHMS, FP8, ROOMY, kernel_tiles, problems, taken_by, tiles
 
 U = {"float32": 2e-6, "float16": 2**-11, "bfloat16": 2**-8, FP8: 2**-4}
+ROUNDED_SUM = -np.log(1 - U[FP8])
+"""How far an LSE may be off that is the sum of P in 8 bits."""
 
 
 def masks(p: Problem) -> dict[str, Any]:
@@ -54,7 +56,9 @@ def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed
     empty = np.isneginf(ref.lse)
     assert (np.isneginf(run.lse) == empty).all()
     assert (run.out[empty] == 0).all()
-    np.testing.assert_allclose(run.lse[~empty], ref.lse[~empty], atol=3e-5)
+    # scores of 50 are off by a few units of float32, 4e-6 each; of 8 bits the sum is that of the rounded P
+    atol = ROUNDED_SUM if problem.dtype == FP8 else 3e-5
+    np.testing.assert_allclose(run.lse[~empty], ref.lse[~empty], atol=atol, rtol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "flash3_fp8"])
@@ -137,7 +141,7 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
     assert (error <= U[FP8] * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()
     seen = ~np.isneginf(ref.lse)
     assert run.lse is not None
-    np.testing.assert_allclose(run.lse[seen], ref.lse[seen], atol=1e-4)
+    np.testing.assert_allclose(run.lse[seen], ref.lse[seen], atol=ROUNDED_SUM)
 
 
 @pytest.mark.parametrize("wrong", [{"tiles": 3}, {"dtype": "float64"}, {"problem": "float16"}])
