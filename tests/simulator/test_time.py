@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from simulator.time import UNITS, beside, costs, engine, prediction, rates, schedule
 from simulator.time.engine import SM
-from simulator.time.kernels import flash2
+from simulator.time.kernels import flash2, flash3_fp8
 from simulator.time.launch import Work, works
 
 ALGORITHMS = sorted(name for name in fl.CATALOGUE if name != "flash3_fp8")
@@ -103,6 +103,12 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
 
 
 @settings(max_examples=30, deadline=None)
+@given(problems)
+def test_no_prediction_of_fp8_undercuts_the_hardware(problem: fl.Problem):
+    assert breaks(fl.timeline("flash3_fp8", problem.replace(dtype="float8_e4m3fn"), device="h200")) is None
+
+
+@settings(max_examples=30, deadline=None)
 @given(algorithms, problems)
 def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
     first, second = (
@@ -172,6 +178,56 @@ def test_every_key_tile_is_loaded_multiplied_and_exponentiated():
         ("copy", "load_q"): 2, ("copy", "load_k"): 16, ("copy", "load_v"): 16, ("copy", "store_o"): 4,
         ("tensor", "scores"): 8 * 32, ("tensor", "output"): 8 * 32, ("exp", "softmax"): 8 * 32,
     }  # fmt: skip
+
+
+def eight(length: int = 1024, head_dim: int = 128) -> fl.Problem:
+    return cell(length, head_dim, causal=False).replace(dtype="float8_e4m3fn")
+
+
+def events_of(problem: fl.Problem, actor: str) -> dict[tuple[str, str], list[engine.Event]]:
+    """What flash3_fp8's actor did, by unit and name, in order."""
+    found: dict[tuple[str, str], list[engine.Event]] = defaultdict(list)
+    for event in fl.timeline("flash3_fp8", problem, device="h200").events:
+        if event.actor == actor:
+            found[event.unit, event.name].append(event)
+    return {key: sorted(events, key=lambda e: e.start) for key, events in found.items()}
+
+
+@pytest.mark.parametrize("consumer", ["consumer 0", "consumer 1"])
+def test_fp8_multiplies_beside_its_softmax_and_then_folds(consumer: str):
+    """To head dim 128, of each of two row tiles with eight key tiles: S of the next goes before P V of one, the maximum is looked
+    for beside P V, and P V is there before the exponentials, beside which it is added to O."""
+    tiles, steps, pieces = 8, 4, 8
+    found = events_of(eight(), consumer)
+    scores, output = found["tensor", "scores"], found["tensor", "output"]
+    exponentials = found["exp", "softmax"]
+    softmax = found["alu", "softmax"]  # of each key tile, pieces for the maximum, then for the exponentials
+    assert len(scores) == len(output) == 2 * tiles * steps
+    assert len(exponentials) == len(softmax) // 2 == 2 * tiles * pieces
+    for j in (*range(1, tiles), *range(tiles + 1, 2 * tiles)):
+        before = output[(j - 1) * steps : j * steps]
+        assert scores[(j + 1) * steps - 1].end <= before[0].start and before[-1].end <= exponentials[j * pieces].start
+        assert softmax[2 * j * pieces].start < before[-1].end
+    assert len(found["alu", "output"]) == 2 * pieces  # the last key tile's have nothing beside them
+
+
+def test_fp8_beyond_head_dim_128_has_registers_for_two_parts_of_p_v():
+    """Nothing of a consumer runs beside its softmax, and no part of P V begins before that two before is added to O."""
+    parts, steps, pieces = 4, 4, 8
+    found = events_of(eight(1024, 256), "consumer 0")
+    output, folds = found["tensor", "output"], found["alu", "output"]
+    assert len(output) // (parts * steps) == len(folds) // (parts * pieces) > 0
+    for i in range(len(output) // steps):
+        if i % parts > 1:
+            assert output[steps * i].start >= folds[pieces * (i - 1) - 1].end
+    products = found["tensor", "scores"] + output
+    assert not any(a.start < b.end and b.start < a.end for a in products for b in found["exp", "softmax"])
+
+
+def test_fp8_without_overlap_takes_longer(monkeypatch: pytest.MonkeyPatch):
+    overlapped = fl.timeline("flash3_fp8", eight(16384), device="h200").seconds
+    monkeypatch.setattr(flash3_fp8, "OVERLAPPED", 0)
+    assert fl.timeline("flash3_fp8", eight(16384), device="h200").seconds > 1.05 * overlapped
 
 
 def test_actors_wait_for_units_and_barriers():
