@@ -278,21 +278,22 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
 
           // step: softmax
-          if (any_lane(softmax.risen(s))) {
-            softmax.raise(s, alpha);
-            wgmma_wait<0>();
-            settle(t);
-
-            // step: rescale
-            rescale(o, alpha);
-            rescale(t, alpha);
-          }
+          const bool risen = any_lane(softmax.risen(s));
+          if (risen) softmax.raise(s, alpha);
 
           // step: output (of the tile before: done)
           wgmma_wait<0>();
           settle(t);
           release(sram.v_empty(v_ring.slot));
           v_ring.advance();
+
+          // step: rescale
+          if (risen) {
+            rescale(o, alpha);
+            rescale(t, alpha);
+          }
+
+          // step: output (of the tile before: folded)
           softmax.add(t[O_FRAGMENTS]);
           fold(o, 0, t, O_FRAGMENTS, factor_v);
           factor_v = next_v;

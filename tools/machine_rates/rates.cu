@@ -30,31 +30,94 @@ DEVICE void timed(long long* clocks, Body body) {
   if (threadIdx.x == 0) clocks[blockIdx.x] = now() - begun;
 }
 
+// The first warpgroup, a warp on each sub-partition, takes turn after turn until the second has multiplied `products` times in
+// batches, or for `rounds` turns at most. The next batch is issued while PENDING others still run: with 0 the tensor cores wait for it,
+// with 1 they never stop. A block finds: turns, their clocks, the clocks of the products.
+constexpr int BATCH = 8;  // products, 64 x 128 x 16
+template <int PENDING, class Turn>
+DEVICE void beside_products(long long* found, int rounds, int products, float* sink, Turn turn) {
+  const unsigned done = sram_base() + 48 * 1024;
+  for (int i = threadIdx.x; i < 16384; i += blockDim.x) store_shared(sram_base() + 4 * i, 0u);
+  asm volatile("fence.proxy.async;" ::: "memory");
+  __syncthreads();
+  const long long begun = now();
+  if (warpgroup_id() == 0) {
+    unsigned ended = 0;
+    int turns = 0;
+    for (; turns < rounds && !ended; ++turns) {
+      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(ended) : "r"(done) : "memory");  // on its way during the turn
+      turn();
+    }
+    if (threadIdx.x == 0) found[3 * blockIdx.x] = turns, found[3 * blockIdx.x + 1] = now() - begun;
+  } else {
+    float c[16][4] = {};
+    const unsigned long long q = wgmma_descriptor(sram_base(), 16, 1024), k = wgmma_descriptor(sram_base() + 16384, 16, 1024);
+    settle(c);
+#pragma unroll 1
+    for (int n = 0; n < products; n += BATCH) {
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i) wgmma_ss(c, q, k, 1);
+      wgmma_commit();
+      wgmma_wait<PENDING>();
+    }
+    wgmma_wait<0>();
+    settle(c);
+    if (threadIdx.x == WARPGROUP) {
+      found[3 * blockIdx.x + 2] = now() - begun;
+      if (products > 0) store_shared(done, 1u);
+    }
+    if (c[0][0] == 12345) *sink = c[0][0];
+  }
+}
+
+// STATEMENT takes x and the i-th of N independent results a[].
 #define CHAINED(NAME, T, STATEMENT)                                          \
   __global__ void NAME(long long* clocks, int rounds, T x, T* sink) {        \
-    T a[CHAINS];                                                             \
-    for (int i = 0; i < CHAINS; ++i) a[i] = x * T(threadIdx.x + i);          \
+    constexpr int N = CHAINS;                                                \
+    T a[N];                                                                  \
+    for (int i = 0; i < N; ++i) a[i] = x * T(threadIdx.x + i);               \
     timed(clocks, [&] {                                                      \
       for (int n = 0; n < rounds; ++n)                                       \
-        _Pragma("unroll") for (int i = 0; i < CHAINS; ++i) { STATEMENT; }    \
+        _Pragma("unroll") for (int i = 0; i < N; ++i) { STATEMENT; }         \
     });                                                                      \
-    for (int i = 0; i < CHAINS; ++i) if (a[i] == T(12345)) *sink = a[i];     \
+    for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = a[i];          \
   }
+
+#define CHAINED_BESIDE(NAME, PENDING, T, STATEMENT)                                           \
+  __global__ void NAME(long long* found, int rounds, T x, float* sink, int products) {        \
+    constexpr int N = 64;                                                                     \
+    T a[N];                                                                                   \
+    for (int i = 0; i < N; ++i) a[i] = x * T(threadIdx.x + i);                                \
+    beside_products<PENDING>(found, rounds, products, sink, [&] {                             \
+      _Pragma("unroll") for (int n = 0; n < STATEMENTS; ++n) {                                \
+        const int i = n % N;                                                                  \
+        STATEMENT;                                                                            \
+      }                                                                                       \
+    });                                                                                       \
+    for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = 1;                              \
+  }
+constexpr int STATEMENTS = 256;  // of a turn
+
+#define INSTRUCTION(NAME, T, STATEMENT)                     \
+  CHAINED(NAME, T, STATEMENT)                               \
+  CHAINED_BESIDE(NAME##_beside_batches, 0, T, STATEMENT)    \
+  CHAINED_BESIDE(NAME##_beside_products, 1, T, STATEMENT)
 
 extern "C" {
 
-CHAINED(multiply_add, float, asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(a[i]) : "f"(x)))
-CHAINED(add, float, asm volatile("add.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(x)))
-CHAINED(maximum, float, asm volatile("max.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(x)))
-CHAINED(exponential, float, asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(a[i])))
-CHAINED(convert_pair, unsigned,
-        asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(a[i]) : "f"(__uint_as_float(a[i])), "f"(__uint_as_float(x))))
-CHAINED(convert_two_pairs_e4m3, unsigned,
-        asm volatile("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %1, %2; cvt.rn.satfinite.e4m3x2.f32 h, %2, %1;"
-                     "mov.b32 %0, {l, h};}" : "=r"(a[i]) : "f"(__uint_as_float(a[i])), "f"(__uint_as_float(x))))
-CHAINED(maximum_of_three, int, a[i] = max(max(a[i], a[(i + 1) % CHAINS]), a[(i + 3) % CHAINS]))
+INSTRUCTION(multiply_add, float, asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(a[i]) : "f"(x)))
+INSTRUCTION(add, float, asm volatile("add.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(x)))
+INSTRUCTION(maximum, float, asm volatile("max.f32 %0, %0, %1;" : "+f"(a[i]) : "f"(x)))
+INSTRUCTION(exponential, float, asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(a[i])))
+INSTRUCTION(convert_pair, unsigned,
+            asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(a[i]) : "f"(__uint_as_float(a[i])), "f"(__uint_as_float(x))))
+INSTRUCTION(convert_two_pairs_e4m3, unsigned,
+            asm volatile("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %1, %2; cvt.rn.satfinite.e4m3x2.f32 h, %2, %1;"
+                         "mov.b32 %0, {l, h};}" : "=r"(a[i]) : "f"(__uint_as_float(a[i])), "f"(__uint_as_float(x))))
+INSTRUCTION(maximum_of_three, int, a[i] = max(max(a[i], a[(i + 1) % N]), a[(i + 3) % N]))
 CHAINED(compare_and_select, float,
-        asm volatile("{.reg .pred p; setp.lt.f32 p, %0, %1; selp.f32 %0, %1, %2, p;}" : "+f"(a[i]) : "f"(x), "f"(a[7 - i])))
+        asm volatile("{.reg .pred p; setp.lt.f32 p, %0, %1; selp.f32 %0, %1, %2, p;}" : "+f"(a[i]) : "f"(x), "f"(a[N - 1 - i])))
 
 __global__ void dependent(long long* clocks, int rounds, float x, float* sink) {
   float a = x;
