@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import kernels_cu
 from flashlab import bench, peers, results, tma
 from flashlab.arrays import cupy
@@ -23,6 +25,14 @@ MACROS = ("-DFL_DTYPE=2", "-DHEAD_DIM=128", "-DBR=128", "-DBC=128", "-DSTAGES=2"
 """As flash3 is compiled for head dim 128 in bfloat16."""
 MB = 1 << 20
 LANES = 1024  # threads that keep an SM's units busy
+INSTRUCTIONS: dict[str, tuple[type[np.generic], int]] = {
+    "multiply_add": (np.float32, 1), "add": (np.float32, 1), "maximum": (np.float32, 1), "maximum_of_three": (np.int32, 1),
+    "exponential": (np.float32, 1), "convert_pair": (np.uint32, 1), "convert_two_pairs_e4m3": (np.uint32, 2),
+}  # fmt: skip
+"""INSTRUCTION of rates.cu: the type of its argument, and machine instructions of a statement."""
+STATEMENTS = 256  # of a turn in rates.cu
+PRODUCT = 64
+"""Clocks of a product, 64 x 128 x 16, at the tensor cores' full rate."""
 WATCHED = ("flash3", "flash3_3", "flash3_2", "flash3_1", "flash2")
 SECONDS = 0.35
 Row = dict[str, Any]
@@ -58,11 +68,7 @@ class Machine:
 def throughputs(m: Machine) -> list[Row]:
     """Results of an instruction a clock and SM."""
     cp, rows = m.cp, []
-    for name, kind, results_each in (
-        ("multiply_add", cp.float32, 1), ("add", cp.float32, 1), ("maximum", cp.float32, 1), ("maximum_of_three", cp.int32, 1),
-        ("compare_and_select", cp.float32, 1), ("exponential", cp.float32, 1), ("convert_pair", cp.uint32, 1),
-        ("convert_two_pairs_e4m3", cp.uint32, 2),
-    ):  # fmt: skip
+    for name, (kind, results_each) in {**INSTRUCTIONS, "compare_and_select": (np.float32, 1)}.items():
         clocks = m.clocks(name, 512, kind(1), m.sink)
         rows.append(
             {
@@ -182,6 +188,31 @@ def softmax(m: Machine) -> list[Row]:
     return rows
 
 
+def instructions_beside_products(m: Machine) -> list[Row]:
+    """Instructions of one kind that a warp issues in a clock of its sub-partition, and the share of their full rate that the tensor
+    cores reach: each alone, and while a warpgroup does the one and another the other. Products follow each other without end
+    (`_beside_products`), or in batches of eight that are waited for before the next are issued (`_beside_batches`)."""
+    cp, sram, many, never = m.cp, 64 * 1024, 1 << 15, 1 << 20  # so many turns aren't over before the products are
+
+    def rates(name: str, kind: type[np.generic], each: int, rounds: int, count: int) -> tuple[float, float]:
+        found, function = cp.zeros((m.sms, 3), "i8"), m.function(name, sram)
+        for _ in range(2):
+            function((m.sms,), (256,), (found, cp.int32(rounds), kind(1), m.sink, cp.int32(count)), shared_mem=sram)
+        turns, clocks, of_products = found.T
+        return float(cp.median(STATEMENTS * each * turns / clocks)), float(cp.median(PRODUCT * count / of_products))
+
+    rows: list[Row] = []
+    for how in ("products", "batches"):
+        for instruction, (kind, each) in INSTRUCTIONS.items():
+            name = f"{instruction}_beside_{how}"
+            value, share = rates(name, kind, each, never, many)
+            alone, _ = rates(name, kind, each, 4096, 0)
+            _, share_alone = rates(name, kind, each, 0, many)
+            rows.append({"what": name, "unit": "instructions of a warp / clock of a sub-partition", "value": value,
+                         "tensor_share": share, "alone": alone, "tensor_share_alone": share_alone})  # fmt: skip
+    return rows
+
+
 def turnover(m: Machine) -> list[Row]:
     """Clocks from a block's last instruction to the first of the next that takes its place, for blocks that fill an SM; and
     microseconds of a launch that does nothing, as events have it."""
@@ -258,7 +289,8 @@ def clocks(m: Machine, cells: Sequence[bench.Cell]) -> list[Row]:
 
 def main() -> None:
     m = Machine()
-    rows = [row for part in (throughputs, latencies, bandwidths, products, softmax, turnover) for row in part(m)]
+    parts = (throughputs, latencies, bandwidths, products, softmax, instructions_beside_products, turnover)
+    rows = [row for part in parts for row in part(m)]
     for row in rows:
         print(row)
     cells = bench.cells(("bfloat16", "float16"), (64, 128, 256), (False, True), (1024, 4096, 16384))

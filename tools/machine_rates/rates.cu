@@ -30,13 +30,14 @@ DEVICE void timed(long long* clocks, Body body) {
   if (threadIdx.x == 0) clocks[blockIdx.x] = now() - begun;
 }
 
-// The first warpgroup, a warp on each sub-partition, takes turn after turn until the second has multiplied `products` times in
-// batches, or for `rounds` turns at most. The next batch is issued while PENDING others still run: with 0 the tensor cores wait for it,
-// with 1 they never stop. A block finds: turns, their clocks, the clocks of the products.
-constexpr int BATCH = 8;  // products, 64 x 128 x 16
+// The first warpgroup, a warp on each sub-partition, takes turns until the second has multiplied `products` times, in batches; at
+// most `rounds`, so that it ends in any case. A batch is issued while PENDING others may still run: with 0 each is waited for, with 1
+// the tensor cores always have one to go on with. Of a block: turns, their clocks, the clocks of the products. How often the second
+// goes round is fixed ahead: its warps must leave together.
+constexpr int BATCH = 8;
 template <int PENDING, class Turn>
 DEVICE void beside_products(long long* found, int rounds, int products, float* sink, Turn turn) {
-  const unsigned done = sram_base() + 48 * 1024;
+  const unsigned done = opaque(sram_base() + 48 * 1024);
   for (int i = threadIdx.x; i < 16384; i += blockDim.x) store_shared(sram_base() + 4 * i, 0u);
   asm volatile("fence.proxy.async;" ::: "memory");
   __syncthreads();
@@ -84,20 +85,21 @@ DEVICE void beside_products(long long* found, int rounds, int products, float* s
     for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = a[i];          \
   }
 
-#define CHAINED_BESIDE(NAME, PENDING, T, STATEMENT)                                           \
-  __global__ void NAME(long long* found, int rounds, T x, float* sink, int products) {        \
-    constexpr int N = 64;                                                                     \
-    T a[N];                                                                                   \
-    for (int i = 0; i < N; ++i) a[i] = x * T(threadIdx.x + i);                                \
-    beside_products<PENDING>(found, rounds, products, sink, [&] {                             \
-      _Pragma("unroll") for (int n = 0; n < STATEMENTS; ++n) {                                \
-        const int i = n % N;                                                                  \
-        STATEMENT;                                                                            \
-      }                                                                                       \
-    });                                                                                       \
-    for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = 1;                              \
+constexpr int STATEMENTS = 256;  // of a turn: of so many the loop's own five are few
+#define CHAINED_BESIDE(NAME, PENDING, T, STATEMENT)                                                 \
+  __global__ void NAME(long long* found, int rounds, T x, float* sink, int products) {              \
+    constexpr int N = 32;                                                                           \
+    T a[N];                                                                                         \
+    for (int i = 0; i < N; ++i) a[i] = x * T(threadIdx.x + i);                                      \
+    x += T(threadIdx.x); /* lies in a register, as operands of kernels do, not in a uniform one */  \
+    beside_products<PENDING>(found, rounds, products, sink, [&] {                                   \
+      _Pragma("unroll") for (int n = 0; n < STATEMENTS; ++n) {                                      \
+        const int i = n % N;                                                                        \
+        STATEMENT;                                                                                  \
+      }                                                                                             \
+    });                                                                                             \
+    for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = 1;                                    \
   }
-constexpr int STATEMENTS = 256;  // of a turn
 
 #define INSTRUCTION(NAME, T, STATEMENT)                     \
   CHAINED(NAME, T, STATEMENT)                               \
