@@ -76,7 +76,10 @@ def _headline_rates(data: Data) -> str:
 
 
 def _table_rates(data: Data) -> str:
-    rows = [(r["what"], str(r.get("warps", "")), f"{r['value']:,.1f}", r["unit"]) for r in data["rows"]]
+    rows = [
+        (r["what"], str(r.get("warps", "")), f"{r['value']:,.{1 if r['value'] >= 1 else 2}f}", r["unit"])
+        for r in data["rows"]
+    ]
     return _markdown_table(("what", "warps", "", "unit"), rows)
 
 

@@ -58,7 +58,7 @@ def test_a_turn_beside_products_is_of_one_instruction(compiled: compiler.Compile
     asked = STATEMENTS * INSTRUCTIONS[instruction][1]
     (_, found), (_, second) = opcodes.most_common(2)
     assert asked <= found <= asked + 64
-    assert second <= asked / 3
+    assert second <= asked / 5  # of the lines before the loop, mostly
     assert compiled.resources[f"{instruction}_beside_{how}"].registers >= 64 + 32  # accumulators and results
 
 
