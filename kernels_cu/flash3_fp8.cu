@@ -127,6 +127,14 @@ struct RoundedSoftmax : Softmax {
     return any;
   }
 
+  // As Softmax's, but l waits for rescale, as O does.
+  DEVICE void raise(const float (&s)[S_FRAGMENTS][4], float (&alpha)[2]) {
+    const float before[2] = {l[0], l[1]};
+    Softmax::raise(s, alpha);
+    l[0] = before[0], l[1] = before[1];
+  }
+  DEVICE void rescale(const float (&alpha)[2]) { l[0] *= alpha[0], l[1] *= alpha[1]; }
+
   // l grows by the sums of a tile's P, the product with the ones: all columns of it alike.
   DEVICE void add(const float (&sums)[4]) { l[0] += sums[0], l[1] += sums[2]; }
 
@@ -242,6 +250,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         softmax.exponentials(s);
         round_p(p, s);
 
+        bool risen = false;
         for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
           // step: load_k
           mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
@@ -266,6 +275,12 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           // step: load_v (its scale)
           const float next_v = load_global<float>(v_scale + kv * key_tiles + j);
 
+          // step: rescale (by the maximum of the tile before, while the products run)
+          if (risen) {
+            rescale(o, alpha);
+            softmax.rescale(alpha);
+          }
+
           // step: scores (done)
           wgmma_wait<1>();
           settle(s);
@@ -278,22 +293,14 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
 
           // step: softmax
-          const bool risen = any_lane(softmax.risen(s));
+          risen = any_lane(softmax.risen(s));
           if (risen) softmax.raise(s, alpha);
 
-          // step: output (of the tile before: done)
+          // step: output (of the tile before: done, and folded, as it is by the m before)
           wgmma_wait<0>();
           settle(t);
           release(sram.v_empty(v_ring.slot));
           v_ring.advance();
-
-          // step: rescale
-          if (risen) {
-            rescale(o, alpha);
-            rescale(t, alpha);
-          }
-
-          // step: output (of the tile before: folded)
           softmax.add(t[O_FRAGMENTS]);
           fold(o, 0, t, O_FRAGMENTS, factor_v);
           factor_v = next_v;
@@ -301,6 +308,12 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           // step: softmax (P)
           softmax.exponentials(s);
           round_p(p, s);
+        }
+
+        // step: rescale
+        if (risen) {
+          rescale(o, alpha);
+          softmax.rescale(alpha);
         }
 
         // step: load_v
@@ -352,6 +365,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 
           // step: rescale (in turn)
           rescale(o, alpha);
+          softmax.rescale(alpha);
         }
 
         // step: softmax (in turn: P)

@@ -191,8 +191,19 @@ FAULTS = {
 MORE_FAULTS = {
     "no mask": ("flash3.cuh", "hide_scores<true>(s, shape, row, key);", "", {"out", "lse"}),
     "no scale of V": ("flash3_fp8.cu", "+= scale * t[n][e];", "+= t[n][e];", {"out"}),
-    "no rescale": ("flash3_fp8.cu", "rescale(o, alpha);\n            rescale(t, alpha);", "", {"out", "lse"}),
-    "T not rescaled": ("flash3_fp8.cu", "rescale(t, alpha);", "", {"out", "lse"}),
+    "no rescale of O": (
+        "flash3_fp8.cu",
+        "            rescale(o, alpha);\n            softmax.rescale",
+        "            softmax.rescale",
+        {"out"},
+    ),
+    "no rescale of O at the end": (
+        "flash3_fp8.cu",
+        "\n          rescale(o, alpha);\n          softmax.rescale(alpha);\n        }\n\n        // step: load_v",
+        "\n        }\n\n        // step: load_v",
+        {"out", "lse"},
+    ),
+    "no rescale of l": ("flash3_fp8.cu", "l[0] *= alpha[0], l[1] *= alpha[1];", "", {"out", "lse"}),
     "no ones": ("flash3.cuh", "FOUR = 0x38383838;", "FOUR = 0;", {"out", "lse"}),
     "a half for a one": ("flash3.cuh", "FOUR = 0x38383838;", "FOUR = 0x30383838;", {"out", "lse"}),
     "the sums of other rows": (
@@ -214,7 +225,7 @@ MORE_FAULTS = {
 WIDE_FAULTS = {
     "the sums of a tile are V's": ("multiply_pv(sums, p, v_tile, HEAD_DIM);", "multiply_pv(sums, p, v_tile, HEAD_DIM - 8);"),
     "no scale of V": MORE_FAULTS["no scale of V"][1:3],
-    "no rescale": ("\n          rescale(o, alpha);\n        }\n\n        // step: softmax (in turn: P)",
+    "no rescale": ("\n          rescale(o, alpha);\n          softmax.rescale(alpha);\n        }\n\n        // step: softmax (in turn: P)",
                    "\n        }\n\n        // step: softmax (in turn: P)"),
 }  # fmt: skip
 
@@ -262,6 +273,11 @@ ONE_ACCUMULATOR = [
     ("flash3_fp8.cu", "float t[O_FRAGMENTS + 1][4];", "float t[O_FRAGMENTS + 1][4] = {};"),
     ("flash3_fp8.cu", "o[first + n][e] += scale * t[n][e];", "o[first + n][e] = t[n][e];"),
     ("flash3_fp8.cu", "l[0] += sums[0], l[1] += sums[2];", "l[0] = sums[0], l[1] = sums[2];"),
+    (
+        "flash3_fp8.cu",
+        "round_p(p, s);\n        }\n",
+        "round_p(p, s);\n          if (risen) rescale(t, alpha);\n        }\n",
+    ),
     ("flash3.cuh", "operand_step<VTile>(dim, 16 * i), i > 0)", "operand_step<VTile>(dim, 16 * i), 1)"),
 ]
 """P V of all key tiles, and the sums of P, in one accumulator of the tensor cores, as flash3 has it; without scales of V."""
