@@ -222,11 +222,12 @@ MORE_FAULTS = {
 }
 
 
+IN_TURN = "softmax.rescale(alpha);\n        }\n\n        // step: softmax (in turn: P)"
 WIDE_FAULTS = {
     "the sums of a tile are V's": ("multiply_pv(sums, p, v_tile, HEAD_DIM);", "multiply_pv(sums, p, v_tile, HEAD_DIM - 8);"),
     "no scale of V": MORE_FAULTS["no scale of V"][1:3],
-    "no rescale": ("\n          rescale(o, alpha);\n          softmax.rescale(alpha);\n        }\n\n        // step: softmax (in turn: P)",
-                   "\n        }\n\n        // step: softmax (in turn: P)"),
+    "no rescale of O": (f"rescale(o, alpha);\n          {IN_TURN}", IN_TURN),
+    "no rescale of l": (IN_TURN, IN_TURN.replace("softmax.rescale(alpha);", "")),
 }  # fmt: skip
 
 
