@@ -20,10 +20,13 @@
 //     longest first in turns, there and back: 13 to 40 % less, for the groups of heads fall in step with the turns.
 //   - at 1k causal, D = 64: 128 rows a tile, 13 % more than 192, of which too much is hidden; at 4k 192 rows have 7 % more.
 //   - D = 256: 64 keys a tile rather than 80: 5 % at 1k causal, else 1 %.
+//   - kept: where a maximum has risen, a warp waits for its products in the branch of the rescale, though another of its warpgroup may
+//     wait behind it. PTX wants one place for all; Hopper keeps count for each warp (synccheck finds nothing, 1,000 runs are equal in
+//     every bit). Waiting behind the branch, in a trial: at D = 128 1 to 3 % less, at 64 and 256 nothing.
 //   - lost: the operands' descriptors by one addition each, which takes 8 to 17 % of the main loop's instructions: nothing, at 1k
 //     causal with D = 64 3 % less.
 // What binds (profile_flash3-..._h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
-// without a pause; on zeros, which take less power, it is 1.12 to 1.34 times as fast. Of the clocks: at D = 128 and 256 the tensor
+// without a pause; on zeros, which take less power, it is 1.15 to 1.37 times as fast. Of the clocks: at D = 128 and 256 the tensor
 // cores; at D = 64 no unit; at 1k the first scores and the last output of each tile.
 #include "flash3.cuh"
 

@@ -7,32 +7,39 @@
 //
 // The tensor cores do twice as much a clock, and take operands of 8 bits along the summed dimension only. So a launch of its own
 // transposes V first (which FlashAttention-3 does in its producer), with its keys in the order in which P's accumulators already
-// lie as an operand: no lane hands anything to another. P is scaled by 2^4 and may grow by 2^4.8 before a rescale, for e4m3 ends at
+// lie as an operand: no lane hands anything to another. P is scaled by 2^5 and may grow by 2^3.8 before a rescale, for e4m3 ends at
 // 448 and at 2^-9. Each tile has a scale of its own: those of Q and K go into the factor of the exponent.
 //
 // Of 8-bit products the tensor cores keep some 14 bits of an accumulator, and cut each product to the last of them: where V keeps its
-// sign, a sum over many tiles loses a part of every one. So P V_j goes into registers of its own, T, 64 head dims at a time, and is
-// folded into O in float32, by an FMA with V_j's scale. T takes the place of S, which is P by then: so nothing of a warpgroup runs
-// beside its softmax, and the warpgroups fill each other's gaps.
+// sign, a sum over many tiles loses a part of every one. So P V_j goes into registers of its own, T, and is folded into O in float32,
+// by an FMA with V_j's scale. The sums of P are a product as well, with 8 columns of ones, for each addition in float32 takes a clock
+// from the tensor cores. l is then the sum of the rounded P: what rounding does to the weights in `out`, it does to their sum.
+//
+// Up to D = 128 T has room beside S: P V of a tile runs beside the maximum of the next, and is folded beside its exponentials. O and
+// l are rescaled a tile later, beside the products: the wait for T may stand in no branch that warps of a warpgroup take apart.
+// At D = 256 T takes the place of S, 64 head dims at a time, and one thing comes after the other.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
-// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.20 times
-// bfloat16, 1.22 causal, and at D = 256 1.44 and 1.47. One accumulator for all key tiles had 1.35 and 1.76 (that file as it
-// stood before, at db7a0fe), and lost 43 % of V = 1.
-// What binds: at D = 256 first the tensor cores, busy 71 % of the clocks. At D = 128 nothing alone: tensor cores, exp units and issue
-// slots are each busy half of the time. In both the power limit holds the clock down. Leaving one out would give (D = 128, 16k,
-// 1.21 with all): the exponentials 1.46, the maximum 1.31, the sums of P 1.29, the folds 1.28, the rounding of P nothing.
-//   - three warpgroups of 192 x 128: 1.25 where two of 128 x 128 had 1.07 (D = 128, full 16k); at 4k causal two are 4 % ahead.
-//     192 x 96: 1.09 where 192 x 128 had 1.23; 192 x 160 spills and is no faster. T of 128 head dims: 1.18 where 64 had 1.23.
-//   - descriptors that are a base and a step, scales loaded while Q K^T runs: an eighth fewer instructions; 1.35 became 1.43 at
-//     D = 256, 1.22 became 1.23 at 128. Turns at the tensor cores: nothing at 128, at 256 they lose up to 5 %.
-//   - lost, at D = 128: O in SRAM, to which the accumulators are added every 192 keys: 1.02 where this had 1.23. One warpgroup at a
-//     time at its exponentials: 1.16 where 1.24. Q K^T of the next tile between the folds: 1.12 where 1.25. Softmax and products by
-//     halves of a tile, one beside the other: 1.20 where 1.25. No maximum, but a tile done again if P turns out too large: 1.20
-//     where 1.22.
-//   - with one accumulator and two warpgroups: P scaled by 2^8, as in the paper, leaves a maximum 2^0.8 of room: 1.15 where 2^4 and
-//     room for 2^4.8 had 1.22 (D = 256: 1.56, 1.74); the error is 1 % larger. Part of the exponentials by a polynomial: a quarter
-//     less.
+// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.32 times
+// bfloat16, 1.31 causal, and at D = 256 1.47 and 1.45; at 1k 1.24 to 1.38.
+// What binds (profile_flash3-..._h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the clocks,
+// of which additions and FMAs in float32 take the tensor cores some more; at D = 256 first the tensor cores, 71 %. In both the power
+// limit holds the clock down.
+// What follows are trials, a run each, side by side (D = 128, 16k, times bfloat16, full; causal is 0.01 to 0.02 less):
+//   - three warpgroups of 192 x 128, one thing after the other, the sums of P by additions: 1.22. With ones 1.18, for nothing was left
+//     between the exponentials and all their FMAs came first; with an eighth of the FMAs at a time 1.30.
+//   - overlapped, two warpgroups: 1.20 with additions, 1.24 with all of them after the exponentials; 1.34 with ones. There the fold lies
+//     between the exponentials, and spreading the FMAs gains nothing (1.29 to 1.33).
+//   - P V waited for only behind the exponentials: 1.04, for then the fold stands alone. 17 fewer instructions of 443 (descriptors,
+//     scales, one ring): nothing. Turns at the tensor cores: 1.30 where 1.33. Three stages: 1.32 where 1.34.
+//   - P times 2^4, 2^5, 2^6, 2^7 (causal): 1.33, 1.32, 1.29, 1.22, for a maximum that may lag less is raised more often; the error at
+//     1,000 keys is 1.9 % with 2^4, 1.7 % with 2^6 and 1.6 % with 2^7.
+//   - the wait for T in the branch of a risen maximum: 1.34 where it now has 1.32. Warps of one warpgroup would then wait at two places,
+//     which PTX forbids and synccheck reports. Two branches, one to each side of the wait: 1.31; T times its rows' factors: 1.28.
+//   - one accumulator for all key tiles and no ones: 1.35 (D = 256: 1.76), but 43 % of V = 1 lost.
+//   - lost before: O in SRAM, to which the accumulators are added every 192 keys; one warpgroup at a time at its exponentials; Q K^T of
+//     the next tile between the folds; softmax and products by halves of a tile; no maximum, but a tile done again if P turns out too
+//     large; part of the exponentials by a polynomial.
 #define E4M3 1
 #include "flash3.cuh"
 

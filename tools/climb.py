@@ -181,8 +181,25 @@ def bound(name: str) -> str:
     return BINDS[name](profile())
 
 
+def beside() -> str:
+    """What a warp issues beside products, and what is left of them, in a sentence."""
+    of = result("rates", "machine")
+    rows = {row["what"]: row for row in of.data["rows"]}
+    floats, whole = (
+        [rows[f"{name}_beside_products"] for name in names]
+        for names in (("add", "multiply_add"), ("maximum", "maximum_of_three", "convert_pair", "exponential"))
+    )
+    rate = [f"{row['value']:.2f}" for row in (*floats, *whole)]
+    return (
+        f"Beside a warpgroup that always has products waiting, a warp gets through {rate[0]} additions in float32 a clock, or {rate[1]} FMAs,\n"
+        f"and the tensor cores through {floats[0]['tensor_share']:.0%} of what they can. Of maxima, conversions and exponentials it gets\n"
+        f"through {rate[2]}, {rate[4]} and {rate[5]}, and the tensor cores through {min(row['tensor_share'] for row in whole):.0%}.\n"
+        f"{source(of)}"
+    )
+
+
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "fp8": fp8, "verified": verified,
+          "peers": peers, "fp8": fp8, "beside": beside, "verified": verified,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """By the name that the page's marks give."""
 

@@ -34,6 +34,7 @@ from typing import Any
 from flashlab import fp8, ncu, peers, results
 from flashlab.bench import Cell, cells
 from flashlab.cli.output import track
+from simulator.programs.flash3_fp8 import ONES
 from tools import sass
 
 MATMUL, FP8 = "matmul", "flash3_fp8"
@@ -190,7 +191,7 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def code(of: sass.Code, head_dim: int | None) -> dict[str, Any]:
+def code(of: sass.Code, flops_a_score: int | None) -> dict[str, Any]:
     """The main loop of a kernel: one round of a warp, by pipe; and the samples of the warps that compute. `scores`: of a warp in
     a round, from the FLOPs of its products (None for the matrix product). `spent`: samples in the main loop, by the pipe of the
     instruction that was next."""
@@ -204,7 +205,7 @@ def code(of: sass.Code, head_dim: int | None) -> dict[str, Any]:
     return {
         "instructions": len(of.instructions),
         "round": {"instructions": len(of.round), "pipes": dict(of.issued(of.round)), "flops": flops,
-                  "tensor_clocks": of.tensor_clocks(of.round), "scores": None if head_dim is None else flops / (4 * head_dim)},
+                  "tensor_clocks": of.tensor_clocks(of.round), "scores": flops_a_score and flops / flops_a_score},
         "executed": dict(executed), "stalls": stalls, "spent": dict(spent),
     }  # fmt: skip
 
@@ -344,9 +345,9 @@ def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     seen = profiled(items)
     for item, (counted, listing) in track("cells")(list(zip(items, seen, strict=True))):
-        head_dim = None if item.kernel == MATMUL else item.cell.head_dim
+        flops_a_score = None if item.kernel == MATMUL else 4 * item.cell.head_dim + 2 * ONES * (item.kernel == FP8)
         row = {"kernel": item.kernel, **asdict(item.cell), "useful_flops": useful(item)}
-        row |= {"counters": counters(counted), "code": code(listing, head_dim)}
+        row |= {"counters": counters(counted), "code": code(listing, flops_a_score)}
         row["loaded"] = loaded(prepare(item), useful(item), gpu, seconds)
         if item.kernel == MATMUL or (item.kernel == "flash3" and item.cell.length != 4096):
             row["zeros"] = loaded(prepare(item, zeros=True), useful(item), gpu, seconds)
