@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -84,14 +84,39 @@ def test_errors_and_ratios_of_fp8_are_those_of_the_newest_file():
     assert shown["accuracy"] == newest.data["accuracy"] and shown["speed"] == newest.data["speed"]
 
 
+def functions(first: str, behind: str) -> dict[str, Any]:
+    """What the lesson defines from `def first` to the line that begins with `behind`, by name."""
+    text = (ROOT / "notebooks" / "source" / "08_hopper.md").read_text(encoding="utf-8")
+    cell = re.search(rf"\n(def {first}\(.*?)\n{behind}", text, re.DOTALL)
+    assert cell
+    names: dict[str, Any] = {"np": np, "ml_dtypes": ml_dtypes}
+    exec(cell[1], names)
+    return names
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.integers(1, 128), st.sampled_from([1.0, 2.0, 4.0]))
+def test_the_lessons_attention_in_fp8_is_the_tile_programs(seed: int, keys: int, size: float):
+    """Of a single key tile, where both round the same P: with one-hot values `out` is the weights, the smallest too."""
+    q, k = size * np.random.default_rng(seed).standard_normal((2, 1, 1, 128, 128))
+    v = np.eye(128)[None, None]
+    q, k, v = (x.astype(ml_dtypes.float8_e4m3fn) for x in (q[:, :, :16], k[:, :, :keys], v[:, :, :keys]))
+    shown = functions("attend", "```")["attend"](*(x.astype(float) for x in (q, k, v)), fp8=True)
+    exact = fl.simulate("flash3_fp8", q, k, v).out.astype(float)
+    near = np.isclose(shown, exact, rtol=2.0**-8, atol=0)  # but for a P in the middle of two, where the last bit tells
+    assert near.mean() > 0.98
+
+
+@given(st.integers(0, 2**32))
+def test_the_lessons_attention_in_fp8_leaves_a_constant_v_as_it_is(seed: int):
+    q, k = np.random.default_rng(seed).standard_normal((2, 4, 50, 16))
+    assert functions("attend", "```")["attend"](q, k, np.ones_like(k), fp8=True) == pytest.approx(1)
+
+
 @given(st.integers(0, 2**32), st.sampled_from([0.003, 1.0, 30.0]), st.integers(1, 4))
 def test_the_lessons_sum_of_8_bit_products_is_what_was_measured(seed: int, size: float, instructions: int):
     """The cell's functions against the rule that the H200's sums follow in every bit, chains and subnormal operands too."""
-    text = (ROOT / "notebooks" / "source" / "08_hopper.md").read_text(encoding="utf-8")
-    cell = re.search(r"```python\n(def leading.*?)\ndraw = ", text, re.DOTALL)
-    assert cell
-    names: dict[str, Any] = {"np": np}
-    exec(cell[1], names)
+    names = functions("leading", "draw = ")
     rule = next(x.rule for x in INSTRUCTIONS.values() if x.dtype.itemsize == 1)
     a, b = (size * np.random.default_rng(seed).standard_normal((2, 1, 32 * instructions))).astype(
         ml_dtypes.float8_e4m3fn
