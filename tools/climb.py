@@ -190,10 +190,12 @@ def beside() -> str:
         for names in (("add", "multiply_add"), ("maximum", "maximum_of_three", "convert_pair", "exponential"))
     )
     rate = [f"{row['value']:.2f}" for row in (*floats, *whole)]
+    left = min(row["tensor_share"] for row in whole)
     return (
-        f"Beside a warpgroup that always has products waiting, a warp gets through {rate[0]} additions in float32 a clock, or {rate[1]} FMAs,\n"
+        "Beside a warpgroup that always has products waiting, a warp gets through "
+        f"{rate[0]} additions in float32 a clock, or {rate[1]} FMAs,\n"
         f"and the tensor cores through {floats[0]['tensor_share']:.0%} of what they can. Of maxima, conversions and exponentials it gets\n"
-        f"through {rate[2]}, {rate[4]} and {rate[5]}, and the tensor cores through {min(row['tensor_share'] for row in whole):.0%}.\n"
+        f"through {rate[2]}, {rate[4]} and {rate[5]}, and the tensor cores through {left:.0%}.\n"
         f"{source(of)}"
     )
 

@@ -55,7 +55,7 @@ def launches(case: Case, done: Emulation) -> list[LaunchReport]:
 
 def _launch(case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched: Launched) -> LaunchReport:
     checks = [
-        *(Check(what, simulated.bytes(what), formula.bytes(what), launched.total(what)) for what in BYTES),
+        *(Check(what, simulated.bytes(what), formula.bytes(what), launched.counted(what)) for what in BYTES),
         Check("flops.matmul", simulated.flops_matmul, formula.flops_matmul, launched.flops),
     ]
     return LaunchReport(

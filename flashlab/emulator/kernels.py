@@ -104,7 +104,7 @@ class Emulation:
 
 def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
     wanted = {(step, tensor, what): n for (step, tensor, what), n in expected.ledger.items() if n}
-    # before its first step a block makes its SRAM ready, once for all its row tiles: that counts nothing, as mbarriers don't
+    # without what makes a block ready, as in Launched.counted
     found = {key: n for key, n in launch.ledger.items() if n and (key[0] or key[2] != "sram.write")}
     for step, tensor, what in [key for key in found if "+" in key[1]]:  # arrays that lie interleaved in one place
         parts = [(step, name, what) for name in tensor.split("+")]

@@ -117,6 +117,11 @@ class Launched:
         """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
         return sum(getattr(row, quantity) for row in self.moved if row.what == what)
 
+    def counted(self, what: str) -> int:
+        """The bytes of a kernel with steps as the accounting contract counts them: what it writes to SRAM before the first makes a
+        block ready, once for all its row tiles, and counts nothing, as its mbarriers don't."""
+        return sum(row.bytes for row in self.moved if row.what == what and (row.step or what != "sram.write"))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
