@@ -194,7 +194,8 @@ def beside() -> str:
     return (
         "Beside a warpgroup that always has products waiting, a warp gets through "
         f"{rate[0]} additions in float32 a clock, or {rate[1]} FMAs,\n"
-        f"and the tensor cores through {floats[0]['tensor_share']:.0%} of what they can. Of maxima, conversions and exponentials it gets\n"
+        f"and the tensor cores through {floats[0]['tensor_share']:.0%} of what they can. Of maxima, conversions and "
+        "exponentials it gets\n"
         f"through {rate[2]}, {rate[4]} and {rate[5]}, and the tensor cores through {left:.0%}.\n"
         f"{source(of)}"
     )

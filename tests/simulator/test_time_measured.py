@@ -126,7 +126,7 @@ def test_the_page_says_what_the_data_says():
 
 @pytest.mark.parametrize("name", time_model.figures())
 def test_a_constant_is_what_was_measured(name: str):
-    """Within 6 %, and DRAWN, a slope, within 15 %: the constants are of a first run, the file is of a second, and so far they differ."""
+    """Within 6 %, and DRAWN, a slope, within 15 %: as far as the run of the constants is from that of the file."""
     value = rates.MMA_SHARE[9] if name == "MMA_SHARE" else getattr(rates, name)
     assert value == pytest.approx(time_model.figures()[name], rel=0.15 if name == "DRAWN" else 0.06)
 
