@@ -75,7 +75,8 @@ def problem_of(
 
 class Scales(NamedTuple):
     """What 8-bit operands are to be multiplied with, float32, one for each of the kernel's tiles: q (batch, heads, row tiles),
-    k and v (batch, kv_heads, key tiles). `flashlab.fp8.quantize` makes them.
+    k and v (batch, kv_heads, key tiles). Those of q and k are positive: a kernel takes maxima of scores before it scales them.
+    `flashlab.fp8.quantize` makes them.
 
     >>> import flashlab as fl, numpy as np
     >>> fl.Scales(*(np.ones((1, 2, 1), np.float32) for _ in "qkv")).q.shape
@@ -99,7 +100,8 @@ class Scales(NamedTuple):
         return cls(q, k, v)
 
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
-        """As the kernels' arguments are called. Raises `UsageError` for other shapes, dtypes, or a problem of other dtypes."""
+        """As the kernels' arguments are called. Raises `UsageError` for other shapes, dtypes, scales of q or k that
+        aren't positive (NumPy's only), or a problem of other dtypes."""
         p = problem
         if p.dtype != FP8:
             raise UsageError("scales", "given", f"None for {p.dtype}: only {FP8} has scales")
@@ -115,6 +117,10 @@ class Scales(NamedTuple):
                 )
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
+            if (
+                name != "v" and isinstance(x, np.ndarray) and not (x > 0).all()
+            ):  # on a GPU a look would have to wait for it
+                raise UsageError(f"scales.{name}", float(x[~(x > 0)].flat[0]), "positive numbers")
         return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
 
 

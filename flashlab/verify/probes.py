@@ -270,7 +270,7 @@ def long_sums(bench: Bench) -> Iterator[Trial]:
     weights: sums must not lose their small addends.
 
     An accumulator of b bits stops growing after about 2^b keys, which inputs around 0 hide. Values that are all alike hide it
-    where the sum of the weights loses as much; then the half that comes last counts for less than its share.
+    where the sum of the weights loses as much; then a half of them, which loses less, counts for more than its share.
     """
     for dtype in bench.dtypes:
         for word, q_size, part in (("equal weights", 0.0, 1), ("normal weights", 1.0, 1), ("half of V", 1.0, 2)):

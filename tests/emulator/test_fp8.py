@@ -296,8 +296,8 @@ def ones(keys: int, first: int = 0) -> tuple[fp8.Quantized, fl.Problem]:
 @pytest.mark.parametrize("first", [0, 8192])
 def test_what_adds_up_is_kept(first: int) -> None:
     """At 16,384 keys: out within 0.5 % and what bfloat16 rounds, the LSE within 0.01. With one accumulator for all tiles the sum of
-    the weights loses as much as that of V = 1, so that their ratio stays 1; but the LSE shows it, and the half of the keys that
-    comes last (the kernel goes from the last key to the first) counts for less than it should."""
+    the weights loses as much as that of V = 1, so that their ratio stays 1; but the LSE shows it, and a half of the keys, whose sum
+    loses less, counts for more than its share."""
     x, p = ones(16384, first)
     wanted = expect(*x.values(), p)
     ran, lossy = (run(x, p, source, sanitize=False) for source in (None, changed(ONE_ACCUMULATOR)))

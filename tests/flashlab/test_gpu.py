@@ -557,7 +557,7 @@ def no_error_left(cupy: Any) -> Iterator[None]:
 @pytest.mark.parametrize("keys", [1024, 4096, 16384, 65536])
 def test_8_bit_products_add_up(keys: int, head_dim: int) -> None:
     """Where V is 1, out is 1; where it is 1 for half of the keys, out is their share of the weights: within 1 %. The tensor cores'
-    own sums would lose half of what comes last."""
+    own sums would lose half of all, and less of a half."""
     skip_what_cannot_run("flash3_fp8")
     p = problem(FP8, batch=1, heads=1, kv_heads=1, len_q=200, len_kv=keys, head_dim=head_dim)
     q, k, v = fl.random_inputs(p.replace(dtype="float32"), seed=12)

@@ -144,6 +144,18 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
     np.testing.assert_allclose(run.lse[seen], ref.lse[seen], atol=ROUNDED_SUM)
 
 
+@pytest.mark.parametrize(("name", "value"), [("q", 0.0), ("q", -1.0), ("k", np.nan)])
+def test_scales_of_scores_are_positive(name: str, value: float) -> None:
+    p = Problem(batch=1, heads=2, len_q=200, head_dim=16, dtype=FP8)
+    scales = {each: np.ones((1, 2, 2), np.float32) for each in "qkv"}
+    scales["v"][:] = -1
+    run = fl.simulate("flash3_fp8", *fl.random_inputs(p), scales=fl.Scales(**scales))
+    assert np.isfinite(run.out.astype(np.float32)).all()
+    scales[name][0, 1, 1] = value
+    with pytest.raises(fl.UsageError, match=rf"^scales\.{name} = {value}.*positive"):
+        fl.simulate("flash3_fp8", *fl.random_inputs(p), scales=fl.Scales(**scales))
+
+
 @pytest.mark.parametrize("wrong", [{"tiles": 3}, {"dtype": "float64"}, {"problem": "float16"}])
 def test_scales_that_dont_fit_are_refused(wrong: dict[str, Any]) -> None:
     p = Problem(batch=1, heads=2, len_q=200, head_dim=16, dtype=wrong.get("problem", FP8))
