@@ -117,10 +117,10 @@ class Scales(NamedTuple):
                 )
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if (
-                name != "v" and isinstance(x, np.ndarray) and not (x > 0).all()
-            ):  # on a GPU a look would have to wait for it
-                raise UsageError(f"scales.{name}", float(x[~(x > 0)].flat[0]), "positive numbers")
+            if name != "v" and isinstance(x, np.ndarray):  # on a GPU a look would have to wait for it
+                least = float(cast(Array, x).min(initial=np.inf))
+                if not least > 0:
+                    raise UsageError(f"scales.{name}", least, "positive numbers")
         return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
 
 
