@@ -17,15 +17,16 @@
 //
 // Up to D = 128 T has room beside S: P V of a tile runs beside the maximum of the next, and is folded beside its exponentials. O and
 // l are rescaled a tile later, beside the products: the wait for T may stand in no branch that warps of a warpgroup take apart.
-// At D = 256 T takes the place of S, 64 head dims at a time, and one thing comes after the other.
+// At D = 256 T takes the place of S: two chunks of 64 head dims, one folded while the other is multiplied. Else one thing comes
+// after the other there.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
 // Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.32 times
 // bfloat16, 1.31 causal, and at D = 256 1.47 and 1.45; at 1k 1.24 to 1.38.
-// What binds (profile_flash3-..._h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the clocks,
-// of which additions and FMAs in float32 take the tensor cores some more; at D = 256 first the tensor cores, 71 %. In both the power
-// limit holds the clock down.
-// What follows are trials, a run each, side by side (D = 128, 16k, times bfloat16, full; causal is 0.01 to 0.02 less):
+// What binds (profile_flash3-..._h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the clocks;
+// additions and FMAs in float32 keep the tensor cores from some of the others. At D = 256 first the tensor cores, 71 %. In both the
+// power limit holds the clock down.
+// What it took (trials, a run each, side by side: D = 128, 16k, times bfloat16, full; causal is 0.01 to 0.02 less):
 //   - three warpgroups of 192 x 128, one thing after the other, the sums of P by additions: 1.22. With ones 1.18, for nothing was left
 //     between the exponentials and all their FMAs came first; with an eighth of the FMAs at a time 1.30.
 //   - overlapped, two warpgroups: 1.20 with additions, 1.24 with all of them after the exponentials; 1.34 with ones. There the fold lies
@@ -44,9 +45,9 @@
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int TURNED_KEYS = 128;                      // rows of V that a block transposes
+constexpr int TURNED_KEYS = 128;                       // rows of V that a block transposes
 constexpr bool OVERLAPPED = HEAD_DIM <= 128;           // there is room for T beside S
-constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;  // else so many head dims at a time take the place of S
+constexpr int CHUNK = 64, CHUNKS = HEAD_DIM / CHUNK;   // else two chunks of T take the place of S, by turns
 
 // V transposed, (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), its keys in round_p's order.
 extern "C" __global__ void __launch_bounds__(WARPGROUP)
@@ -72,7 +73,7 @@ flash3_fp8_transpose(const Tensor v, const Tensor v_t, const Shape shape) {
   // a thread takes 16 keys of 4 columns; neighbours the next 16 keys, so that they fill a sector of 32 bytes
   for (int i = threadIdx.x; i < TURNED_KEYS / 16 * columns / 4; i += WARPGROUP) {
     lanes_meet();
-    const int pairs = i / 2 % (columns / 4), key = 16 * (i / 2 / (columns / 4) * 2 + i % 2), column = 4 * pairs;
+    const int word_column = i / 2 % (columns / 4), key = 16 * (i / 2 / (columns / 4) * 2 + i % 2), column = 4 * word_column;
 
     // step: transpose
     unsigned word[16];

@@ -175,7 +175,7 @@ class AttentionTarget(Target):
         self.longest = 300 if backend == "gpu" else 70
         self.row = CATALOGUE[algorithm]
         if FP8 in self.row.dtypes:
-            self.dtypes, self.tiles = self.row.dtypes, (None, *FP8_TILES)
+            self.dtypes, self.tiles = self.row.dtypes, (None, *FP8_TILES[1:])
         elif self.row.hopper:  # 64 rows a warpgroup
             self.tiles = (None, (64, 64), (128, 48), (128, 128), (192, 64))
 

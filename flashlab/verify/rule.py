@@ -17,10 +17,11 @@ products cancel their errors stay. A tolerance such as 1e-2 is blind to a droppe
 
 With operands of 8 bits (float8_e4m3fn, the output bfloat16) u = 2^-4 is that of P, and weights below e4m3's smallest step
 vanish: 2^-10 max_j p_j * sqrt(sum_j |v_j|^2) is allowed besides. Hopper's tensor cores cut the products of a score to about
-14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). The LSE may be that of
-the rounded weights, for `out` is the better for it: log(1 + u + 2^-15 n max_j p_j) more, n being the number of keys that the row
-sees; 2^-15 is half a step of a P that is taken times 2^5. So wide a rule sees little; keys that are dropped, shown or counted
-twice are for the probes to find, and sums that lose their small addends for `long_sums`.
+14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). The LSE may be
+that of the rounded weights, for `out` is the better for it: log(1 + u) - log(1 - f) more, where
+f = min(2^-15 n max_j p_j, 1 - max_j p_j) is what may vanish of the n keys that the row sees; 2^-15 is half a step of a P that is
+taken times 2^5. So wide a rule sees little; keys that are dropped, shown or counted twice are for the probes to find, and sums
+that lose their small addends for `long_sums`.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
         tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
     lse_tolerance = np.maximum(LSE_FLOOR, score * top)
     if p.dtype == FP8:
-        lse_tolerance += np.log1p(UNIT[FP8] + LOST_SUMS * heaviest * visible.sum(axis=-1))
+        vanished = np.minimum(LOST_SUMS * heaviest * visible.sum(axis=-1), 1 - heaviest)
+        lse_tolerance += np.log1p(UNIT[FP8]) - np.log1p(-vanished)
     shape = (p.batch, p.heads, p.len_q)
     return Expected(ref.out, ref.lse, tolerance.reshape(shape), lse_tolerance.reshape(shape))
 

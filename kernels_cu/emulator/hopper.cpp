@@ -293,9 +293,9 @@ static void setmaxnreg_of_warp(Warp& warp, unsigned) {
   unsigned others = 0;
   for (const auto& other : block.warps) others += other.number == warp.number ? 0 : mine[other.number];
   const bool fits = others + count <= registers_of(block) * block.warps.size();
-  if (fits) mine[warp.number] = count;
+  if (fits) mine[warp.number] = count, ++block.hopper->handovers;
   for (Lane* each : warp.lanes)
-    if (each) each->operands.out[0] = fits;
+    if (each) each->operands.out[0] = fits, each->operands.out[1] = block.hopper->handovers;
   for (auto& each : block.lanes)
     if (fits && each->wait == Wait::registers) block.wake(*each);  // there may be enough for it now
 }
@@ -306,6 +306,7 @@ void emu_setmaxnreg(unsigned count, int claim) {
     lane.operands.in[0] = count, lane.operands.in[1] = claim != 0;
     meet(setmaxnreg_of_warp, "setmaxnreg", ALL_LANES, true, HERE);
     if (lane.operands.out[0]) return;
+    if (lane.block->hopper->handovers != lane.operands.out[1]) continue;  // since the answer: it may fit now
     lane.wait = Wait::registers;
     lane.what = "registers that no other warpgroup gives up";
     lane.block->yield();

@@ -129,6 +129,7 @@ struct Hopper {
   std::map<int, Stores> stores;                      // by thread
   std::map<int, Registers> registers;                // by thread
   std::vector<unsigned> most_registers;              // by warp
+  unsigned handovers = 0;                            // how often that changed
   struct MbarrierWait { unsigned address; std::uint32_t phase; bool woken; std::uint64_t failed; };
   std::map<int, MbarrierWait> waits;                 // by thread
   std::uint64_t progress = 1;

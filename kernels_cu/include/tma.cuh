@@ -26,10 +26,3 @@ DEVICE void tma_load(unsigned to, const TensorMap& map, int batch, int head, int
       ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(done), "l"(hint) : "memory");
 #endif
 }
-
-// Fetches the descriptor itself ahead of its first use.
-DEVICE void tma_prefetch(const TensorMap& map) {
-#ifndef EMULATOR
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-#endif
-}

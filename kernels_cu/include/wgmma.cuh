@@ -74,14 +74,6 @@ DEVICE void wgmma_wait() {
 #endif
 }
 
-// What follows comes after `x` (never negative) is known. ptxas moves a wait ahead of all that doesn't depend on it, but
-// not across a branch.
-DEVICE void after(float x) {
-#ifndef EMULATOR
-  if (any_lane(x < 0)) asm volatile("trap;");
-#endif
-}
-
 // To be called after the wait (and before the fence): reads and writes of these registers stay on their side.
 template <int N>
 DEVICE void settle(float (&c)[N][4]) {
@@ -231,10 +223,8 @@ WGMMA(256, 15, 128, 129, 130, 131, 132)
 
 WGMMA_E4M3(8, N, 4, 5, 6, 7, 8, 9)
 WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36, 37)
-WGMMA_E4M3(96, 5, 48, 49, 50, 51, 52, 53)
 WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
 WGMMA_E4M3(136, 7_4, 68, 69, 70, 71, 72, 73)
-WGMMA_E4M3(256, 15, 128, 129, 130, 131, 132, 133)
 
 #endif
 

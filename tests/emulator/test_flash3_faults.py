@@ -279,3 +279,12 @@ def _is(line: Line | None, text: str, source: Path) -> bool:
     assert kernel.count(text) == 1, f"{text!r}: {kernel.count(text)} times"
     begin = kernel.find(text) + len(text) - len(text.lstrip())
     return line is not None and Path(line.file) == source.resolve() and line.number == 1 + kernel.count("\n", 0, begin)
+
+
+def test_more_blocks_than_sms_hand_over_their_registers() -> None:
+    """A warp that was told to wait for registers may have been given them before it does."""
+    p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")
+    ran = fl.emulate(
+        *fl.random_inputs(p), algorithm="flash3", device="h200", source=kernels_cu.source("flash3"), time_limit=60
+    )
+    assert ran.complaints() == []

@@ -254,6 +254,32 @@ def test_a_fault_of_wide_heads_is_seen(fault: str) -> None:
     assert "out" in wrong(ran, expect(*x.values(), WIDE))
 
 
+K_FULL = "          mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);\n"
+V_FULL = "          mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);\n"
+SYNCHRONISATION_FAULTS = {
+    "K isn't waited for": (CAUSAL, "flash3_fp8.cu", f"load_k\n{K_FULL}", "load_k\n"),
+    "V isn't waited for": (CAUSAL, "flash3_fp8.cu", V_FULL, ""),
+    "S isn't waited for": (CAUSAL, "flash3_fp8.cu", "          wgmma_wait<1>();\n", ""),
+    "T isn't waited for": (CAUSAL, "flash3_fp8.cu", "          wgmma_wait<0>();\n          settle(t);\n", ""),
+    "K goes early": (
+        CAUSAL, "flash3_fp8.cu", "          // step: load_k (its scale, meanwhile)\n",
+        "          // step: load_k (its scale, meanwhile)\n          release(sram.k_empty(k_ring.slot));\n",
+    ),
+    "the ones are shown to nobody": (CAUSAL, "flash3.cuh", "  fence_async();\n", ""),
+    "a chunk of wide heads isn't waited for": (WIDE, "flash3_fp8.cu", "i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();", ""),
+    "Q never goes": (
+        CAUSAL.replace(heads=300, kv_heads=300, len_q=40, len_kv=40), "flash3_fp8.cu",
+        "        if (work.tiles.first == work.tiles.last) release(sram.q_empty());\n", "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", SYNCHRONISATION_FAULTS)
+def test_a_fault_of_synchronisation_is_found(fault: str) -> None:
+    p, file, old, new = SYNCHRONISATION_FAULTS[fault]
+    assert run(fp8.quantize(*inputs(p)), p, patched(file, old, new)).findings
+
+
 def patched(file: str, old: str, new: str) -> Path:
     """The kernel with `old`, which occurs once in `file`, replaced."""
     return changed([(file, old, new)])
