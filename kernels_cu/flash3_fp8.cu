@@ -118,18 +118,12 @@ struct Agenda {
 struct RoundedSoftmax : Softmax {
   using Softmax::Softmax;
 
-  // As Softmax's, with a product where that divides: below 0, where integers have another order than floats, yes.
+  // As Softmax's, with a product where that divides, and yes where no score is above 0.
   DEVICE bool risen(const float (&s)[S_FRAGMENTS][4]) const {
     bool any = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int a = bits(s[0][2 * half]), b = bits(s[0][2 * half + 1]);
-#pragma unroll
-      for (int n = 1; n < S_FRAGMENTS; n += 2) {
-        a = max(max(a, bits(s[n][2 * half])), bits(s[n][2 * half + 1]));
-        if (n + 1 < S_FRAGMENTS) b = max(max(b, bits(s[n + 1][2 * half])), bits(s[n + 1][2 * half + 1]));
-      }
-      const int top = max(a, b);
+      const int top = largest(s, half);
       any |= top < 0 || !(c * float_of(top) - m[half] <= TAU);
     }
     return any;

@@ -246,20 +246,26 @@ struct Softmax {
     if (j < full.first) hide_scores<false>(s, shape, row, key);
   }
 
+  // The largest score of a row, of those that the lane holds, as an integer: floats above 0 are in its order, three at a time; below
+  // 0, where the order is another one, it is below 0 as well.
+  static DEVICE int largest(const float (&s)[S_FRAGMENTS][4], int half) {
+    int a = bits(s[0][2 * half]), b = bits(s[0][2 * half + 1]);
+#pragma unroll
+    for (int n = 1; n < S_FRAGMENTS; n += 2) {
+      a = max(max(a, bits(s[n][2 * half])), bits(s[n][2 * half + 1]));
+      if (n + 1 < S_FRAGMENTS) b = max(max(b, bits(s[n + 1][2 * half])), bits(s[n + 1][2 * half + 1]));
+    }
+    return max(a, b);
+  }
+
   // Does a score exceed the row's m by more than TAU? Until then exp2(c s - m) stays small enough as it is, and neither O nor
-  // l need be rescaled. Maxima of floats taken as integers, three at a time; below 0, where that order is another one: yes.
+  // l need be rescaled. Where that limit is below 0: yes.
   DEVICE bool risen(const float (&s)[S_FRAGMENTS][4]) const {
     bool any = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int a = bits(s[0][2 * half]), b = bits(s[0][2 * half + 1]);
-#pragma unroll
-      for (int n = 1; n < S_FRAGMENTS; n += 2) {
-        a = max(max(a, bits(s[n][2 * half])), bits(s[n][2 * half + 1]));
-        if (n + 1 < S_FRAGMENTS) b = max(max(b, bits(s[n + 1][2 * half])), bits(s[n + 1][2 * half + 1]));
-      }
       const float limit = (m[half] + TAU) * reciprocal(c);
-      any |= max(a, b) >= (limit < 0 ? static_cast<int>(0x80000000) : bits(limit));
+      any |= largest(s, half) >= (limit < 0 ? static_cast<int>(0x80000000) : bits(limit));
     }
     return any;
   }
