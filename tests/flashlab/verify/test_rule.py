@@ -52,6 +52,25 @@ def test_one_lost_key_of_many_fails(dtype: str) -> None:
     assert "LSE" in (judge(expected, expected.out, lse).message or "")
 
 
+@pytest.mark.parametrize("keys", [1, 100, 4096, 65536])
+def test_an_lse_of_8_bits_may_be_that_of_the_rounded_weights(keys: int) -> None:
+    """One weight, and others so small beside it that nothing is left of them where P is taken times 2^5 and rounded: their sum
+    may be missing, and half a step of e4m3 besides, but not more."""
+    p = fl.Problem(
+        batch=1, heads=1, len_q=1, len_kv=keys, head_dim=16, dtype="float8_e4m3fn", scale=-np.log(0.999 * 2.0**-15)
+    )
+    q, k, v = make_inputs(p)
+    q[:], k[:], v[:] = 0, 0, 1
+    q[..., 0], k[:, :, 1:, 0] = 1, -1
+    rounded = (32 * np.exp(p.softmax_scale * k[0, 0, :, 0].astype(float))).astype(k.dtype).astype(float) / 32
+    assert rounded.sum() == 1
+    expected = expect(p, q, k, v)
+    assert judge(expected, expected.out, np.zeros((1, 1, 1), np.float32)).passed
+    step = np.log1p(UNIT[p.dtype])
+    assert judge(expected, expected.out, np.full((1, 1, 1), -0.9 * step, np.float32)).passed
+    assert "LSE" in (judge(expected, expected.out, np.full((1, 1, 1), -1.5 * step, np.float32)).message or "")
+
+
 def test_nan_and_shape_are_said() -> None:
     p = problem()
     expected = expect(p, *make_inputs(p))
