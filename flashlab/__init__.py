@@ -21,6 +21,9 @@ if not hasattr(simulator, "CATALOGUE"):
         "remove or rename it, or change sys.path"
     )
 
+# now, and not when they are first asked for: once these packages are imported, nothing binds their names again
+from flashlab.player import Player, player
+from flashlab.verify import Adapter, Report, verify
 from simulator import (
     CATALOGUE,
     DEVICES,
@@ -60,40 +63,34 @@ from simulator import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from flashlab.compare import Comparison, compare
-    from flashlab.emulator import Empty, Emulation, EmulationError, FileRun, emulate, emulate_file
-    from flashlab.gpu import attention
-    from flashlab.inputs import load_inputs, sample
+    from flashlab.emulator import Empty, FileRun, emulate_file
     from flashlab.lessons import check, predict, progress
-    from flashlab.player import Player, player
-    from flashlab.sweep import Sweep, sweep
-    from flashlab.verify import Adapter, Report, verify
+    from flashlab.run.call import attention
+    from flashlab.run.emulated import Emulation, EmulationError, emulate
+    from flashlab.run.inputs import load_inputs, sample
+    from flashlab.views.comparison import Comparison, compare
+    from flashlab.views.sweeps import Sweep, sweep
 
 __version__ = "0.1.0"
 
 # what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
 _LAZY = {
-    "attention": "flashlab.gpu",
+    "attention": "flashlab.run.call",
     "check": "flashlab.lessons",
-    "compare": "flashlab.compare",
-    "emulate": "flashlab.emulator",
+    "compare": "flashlab.views.comparison",
+    "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
     "Empty": "flashlab.emulator",
     "FileRun": "flashlab.emulator",
-    "Emulation": "flashlab.emulator",
-    "EmulationError": "flashlab.emulator",
-    "Comparison": "flashlab.compare",
-    "load_inputs": "flashlab.inputs",
+    "Emulation": "flashlab.run.emulated",
+    "EmulationError": "flashlab.run.emulated",
+    "Comparison": "flashlab.views.comparison",
+    "load_inputs": "flashlab.run.inputs",
     "predict": "flashlab.lessons",
     "progress": "flashlab.lessons",
-    "sample": "flashlab.inputs",
-    "player": "flashlab.player",
-    "Player": "flashlab.player",
-    "sweep": "flashlab.sweep",
-    "Sweep": "flashlab.sweep",
-    "verify": "flashlab.verify",
-    "Adapter": "flashlab.verify",
-    "Report": "flashlab.verify",
+    "sample": "flashlab.run.inputs",
+    "sweep": "flashlab.views.sweeps",
+    "Sweep": "flashlab.views.sweeps",
 }
 
 
@@ -101,18 +98,16 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'flashlab' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value  # over the submodule of the same name, which the import has just set
+    globals()[name] = value
     return value
 
 
 def _in_a_notebook(trace: Trace) -> str:
-    from flashlab.player import player
-
     return player(trace).frame()
 
 
 def _drawn(predicted: Timeline) -> Any:
-    from flashlab.gantt import draw
+    from flashlab.views.timelines import draw
 
     return draw(predicted)
 

@@ -1,15 +1,18 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Writing files so that a reader, or a crash, never meets half of one; and what goes into them as JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from simulator.errors import UsageError
 
-__all__ = ["replace_file"]
+__all__ = ["plain", "replace_file"]
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
@@ -44,3 +47,18 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument
         why = (error.strerror or str(error)).lower()
         raise UsageError(argument, str(path), f"a file that can be written ({why})") from None
     return Path(path)
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON can hold it: infinities and NaN become text that Python's `float` reads, keys become text.
+
+    >>> plain({"worst": float("inf"), "rows": (1, 2)})
+    {'worst': 'inf', 'rows': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -13,7 +13,7 @@ from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
 from simulator.simulate import Run, Scales
-from simulator.time import Timeline, timeline
+from simulator.time.prediction import Timeline, timeline
 from simulator.trace import Trace
 
 __all__ = [

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from simulator.config import Config
 from simulator.errors import UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash3 as flash3_formula
-from simulator.formulas import flash3_1 as flash3_1_formula
-from simulator.formulas import flash3_2 as flash3_2_formula
-from simulator.formulas import flash3_3 as flash3_3_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
@@ -26,9 +24,24 @@ from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
+from simulator.time.launch import Launch
+from simulator.time.rates import Rates
+from simulator.time.schedules import flash1 as flash1_schedule
+from simulator.time.schedules import flash2 as flash2_schedule
+from simulator.time.schedules import flash3 as flash3_schedule
+from simulator.time.schedules import flash3_1 as flash3_1_schedule
+from simulator.time.schedules import flash3_2 as flash3_2_schedule
+from simulator.time.schedules import flash3_3 as flash3_3_schedule
+from simulator.time.schedules import flash3_fp8 as flash3_fp8_schedule
+from simulator.time.schedules import online_softmax as online_softmax_schedule
+from simulator.time.schedules import standard as standard_schedule
 
 Formula = Callable[..., None]
 """`formula(book, problem, tile, config, *, lse)` fills a `Book` as the tile program would."""
+
+
+Schedule = Callable[[Problem, Config, Rates], list[Launch]]
+"""What the blocks of each launch do, and in which order they start: for the prediction of time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm's tile program, formula and kernels; one's own program has neither of the last two.
+    """An algorithm's tile program, formula, schedule and kernels; one's own program has none of the last three.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash2"].kernels[0].arguments
@@ -60,6 +73,7 @@ class Algorithm:
     name: str
     program: Program
     formula: Formula | None = None
+    schedule: Schedule | None = None
     kernels: tuple[Kernel, ...] = ()
     dtypes: tuple[str, ...] = DTYPES
     """What its kernels compute in."""
@@ -92,23 +106,23 @@ _HALVES = ("float16", "bfloat16")
 CATALOGUE = {
     row.name: row
     for row in (
-        Algorithm("standard", standard, standard_formula.standard,
+        Algorithm("standard", standard, standard_formula.standard, standard_schedule.launches,
                   (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT)),
-        Algorithm("online_softmax", online_softmax, online_softmax_formula.online_softmax,
+        Algorithm("online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
                   (_SCORES, Kernel("online_softmax", "online_softmax", ("s", "p", "lse")), _OUTPUT)),
-        Algorithm("flash1", flash1, flash1_formula.flash1,
+        Algorithm("flash1", flash1, flash1_formula.flash1, flash1_schedule.launches,
                   (Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),)),
-        Algorithm("flash2", flash2, flash2_formula.flash2,
+        Algorithm("flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
                   (Kernel("flash2", "flash2", ("q", "k", "v", "out", "lse")),)),
-        Algorithm("flash3_1", flash3_1, flash3_1_formula.flash3_1,
+        Algorithm("flash3_1", flash3_1, flash3_formula.flash3, flash3_1_schedule.launches,
                   (Kernel("flash3_1", "flash3_1", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_2", flash3_2, flash3_2_formula.flash3_2,
+        Algorithm("flash3_2", flash3_2, flash3_formula.flash3, flash3_2_schedule.launches,
                   (Kernel("flash3_2", "flash3_2", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_3", flash3_3, flash3_3_formula.flash3_3,
+        Algorithm("flash3_3", flash3_3, flash3_formula.flash3, flash3_3_schedule.launches,
                   (Kernel("flash3_3", "flash3_3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3", flash3, flash3_formula.flash3,
+        Algorithm("flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
                   (Kernel("flash3", "flash3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8,
+        Algorithm("flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
                   (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t")),
                    Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
                           (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")))), (FP8,)),

@@ -76,7 +76,7 @@ def problem_of(
 class Scales(NamedTuple):
     """What 8-bit operands are to be multiplied with, float32, one for each of the kernel's tiles: q (batch, heads, row tiles),
     k and v (batch, kv_heads, key tiles). Those of q and k are positive: a kernel takes maxima of scores before it scales them.
-    `flashlab.fp8.quantize` makes them.
+    `flashlab.measure.fp8.quantize` makes them.
 
     >>> import flashlab as fl, numpy as np
     >>> fl.Scales(*(np.ones((1, 2, 1), np.float32) for _ in "qkv")).q.shape

@@ -35,11 +35,11 @@ def _gpu() -> str | None:
 
 
 def _nvrtc() -> str | None:
-    from flashlab import compiler
+    from flashlab.run import nvrtc
 
     try:
-        compiler.cuda_include_dir()
-    except compiler.CompilerMissing as missing:
+        nvrtc.cuda_include_dir()
+    except nvrtc.CompilerMissing as missing:
         return str(missing)
     return None
 

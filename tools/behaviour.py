@@ -43,7 +43,8 @@ COMMANDS = (
     "sweep flash1 flash2 --len-q 1024,4096 --sram 65536,232448", "sweep flash2 --tile 64x64,2048x64", "devices",
     "time flash3 --len-q 4096 --heads 16 --device h200", "time flash2 --device h200", "time standard --device h200",
     "emulate flash2", "emulate flash3 --len-q 200", "emulate flash3_fp8", "counters flash2 --backend emulator",
-    "verify flash2 --check key_sets,gqa --dtype float16", "count nothing", "count flash2 --tile 4096x4096", "count flash2 --len-q -1",
+    "verify flash2 --check key_sets,gqa --dtype float16", "count nothing",
+    "count flash2 --tile 4096x4096", "count flash2 --len-q -1",
 )  # fmt: skip
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90a")
 
@@ -146,13 +147,21 @@ def _timeless(text: str) -> Any:
 
 def machine_code() -> Iterator[tuple[str, Any]]:
     """The cubin of every kernel as each architecture's default configuration compiles it."""
-    nvrtc = importlib.import_module("flashlab.run.nvrtc" if importlib.util.find_spec("flashlab.run") else "flashlab.compiler")
+    nvrtc = importlib.import_module(
+        "flashlab.run.nvrtc" if importlib.util.find_spec("flashlab.run") else "flashlab.compiler"
+    )
     devices = {"sm_75": "t4", "sm_80": "a100", "sm_89": "4090", "sm_90a": "h200"}
     for name, arch, dim in product(fl.CATALOGUE, ARCHITECTURES, (64, 128, 256)):
         hopper = name.startswith("flash3")
         if hopper != (arch == "sm_90a"):
             continue
-        for dtype in ("float8_e4m3fn",) if name == "flash3_fp8" else ("float16", "bfloat16") if hopper else ("float32", "float16"):
+        for dtype in (
+            ("float8_e4m3fn",)
+            if name == "flash3_fp8"
+            else ("float16", "bfloat16")
+            if hopper
+            else ("float32", "float16")
+        ):
             p = fl.Problem(batch=1, heads=2, len_q=4096, head_dim=dim, dtype=dtype, causal=True)
             config = fl.count(name, p, device=devices[arch]).config
             macros = nvrtc.defines(config, dtype, dim)

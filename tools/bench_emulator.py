@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 import flashlab as fl
-from flashlab import claims, results
+from flashlab.measure import claims, results
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "emulator.md"

@@ -19,8 +19,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 import kernels_cu
-from flashlab import claims, results
 from flashlab.files import replace_file
+from flashlab.measure import claims, results
 from tools import climb_binds
 from tools.site_figures import STYLE
 

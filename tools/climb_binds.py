@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from flashlab import results
+from flashlab.measure import results
 from tools.sass import FLOPS_16_BIT
 from tools.site_figures import STYLE
 from tools.what_binds import MATMUL, clocks_of_a_round

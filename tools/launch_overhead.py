@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import flashlab as fl
-from flashlab import results
+from flashlab.measure import results
 
 CALLS = 3000
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.files import replace_file
-from flashlab.results import load
+from flashlab.measure.results import load
 
 ROOT = Path(__file__).resolve().parents[1]
 TO = ROOT / "flashlab" / "data" / "measured.json"

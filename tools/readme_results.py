@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashlab import results
-from flashlab.claims import headline
+from flashlab.measure import results
+from flashlab.measure.claims import headline
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"

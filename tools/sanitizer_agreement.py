@@ -2,7 +2,7 @@
 
     python tools/sanitizer_agreement.py [--out docs/results] [--only TEXT] [--workers 8] [--timeout 60]
 
-Every mutant of tests/emulator/zoo.py that one of the four tools is made for runs under that tool, and so does each sound
+Every mutant of tests/flashlab/emulator/zoo.py that one of the four tools is made for runs under that tool, and so does each sound
 kernel, which must have no findings. Mutants that hang a GPU come last, one at a time, and are killed. The file says what
 each side found and where; it needs a GPU, CuPy, compute-sanitizer and a C++ compiler, and takes about three minutes.
 `--run NAME` launches one mutant (`sound:NAME`: the same from the real sources) and is what the tools look at.
@@ -30,12 +30,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import kernels_cu  # noqa: E402
-from flashlab import cases, compiler, results, sanitizers  # noqa: E402
-from flashlab.arrays import cupy  # noqa: E402
+from flashlab.measure import results, sanitizers, workload  # noqa: E402
+from flashlab.run import nvrtc  # noqa: E402
+from flashlab.run.arrays import cupy  # noqa: E402
 from simulator.errors import Unavailable, UsageError, unknown  # noqa: E402
-from tests.emulator.mutant import Mutant, sound_job  # noqa: E402
-from tests.emulator.run import Job, Launch, Pointer, emulate  # noqa: E402
-from tests.emulator.zoo import ZOO  # noqa: E402
+from tests.flashlab.emulator.mutant import Mutant, sound_job  # noqa: E402
+from tests.flashlab.emulator.run import Job, Launch, Pointer, emulate  # noqa: E402
+from tests.flashlab.emulator.zoo import ZOO  # noqa: E402
 
 HANG_TIMEOUT = 20
 LAUNCHING = "launching"  # what never says so didn't hang a GPU
@@ -119,10 +120,10 @@ def kernel(each: Launch) -> Any:
 
 def source(each: Launch) -> tuple[str, tuple[str, ...]]:
     """What is compiled: the text, its lines under its own name, and the options."""
-    headers = f"-DFL_DIGEST={compiler.sources_digest()}"  # CuPy's cache doesn't look into headers
+    headers = f"-DFL_DIGEST={nvrtc.sources_digest()}"  # CuPy's cache doesn't look into headers
     includes = (*each.includes, f"-I{kernels_cu.include_dir()}")
     code = f'#line 1 "{each.path.name}"\n' + each.path.read_text(encoding="utf-8")
-    return code, (*compiler.OPTIONS, "-lineinfo", *includes, *each.macros, headers)
+    return code, (*nvrtc.OPTIONS, "-lineinfo", *includes, *each.macros, headers)
 
 
 # Here: the tools, one process a run
@@ -137,7 +138,7 @@ def under(program: str, tool: str, command: Sequence[str], timeout: float) -> Sa
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=cases.environment(),
+        env=workload.environment(),
         start_new_session=True,
     )
     try:

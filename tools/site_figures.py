@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from flashlab.lessons.show import Shown, lines
-from flashlab.results import Result
+from flashlab.measure.results import Result
 
 STYLE: Any = {
     "svg.hashsalt": "flashlab", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import flashlab as fl
-from flashlab import bench, results
+from flashlab.measure import results, speed
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,8 +68,8 @@ class Cell:
         return self._cell.flops / 1e12
 
     @property
-    def _cell(self) -> bench.Cell:
-        return bench.Cell(self.dtype, self.head_dim, self.causal, self.length)
+    def _cell(self) -> speed.Cell:
+        return speed.Cell(self.dtype, self.head_dim, self.causal, self.length)
 
     def predicted(self) -> float:
         """Milliseconds; of flash3_fp8 without the transposition of V, as `flashlab fp8` has it."""
@@ -212,15 +212,15 @@ def measure(file: str) -> Path:
     """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, in
     a folder of the set's name."""
     predicted = said(file)
-    together: dict[bench.Cell, list[str]] = {}
+    together: dict[speed.Cell, list[str]] = {}
     for cell in predicted:
-        together.setdefault(bench.Cell(cell.dtype, cell.head_dim, cell.causal, cell.length), []).append(cell.algorithm)
+        together.setdefault(speed.Cell(cell.dtype, cell.head_dim, cell.causal, cell.length), []).append(cell.algorithm)
     rows: list[dict[str, Any]] = []
     yardsticks: list[dict[str, Any]] = []
     not_run: list[str] = []
     for names in dict.fromkeys(map(tuple, together.values())):
         cells = [cell for cell, found in together.items() if tuple(found) == names]
-        report = bench.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
+        report = speed.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
         for row in report.rows:
             kept = {"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
             rows.append({**kept, "predicted": predicted[_cell(kept)]})
@@ -231,7 +231,7 @@ def measure(file: str) -> Path:
     return results.save("blind", algorithms, data, folder=results.FOLDER / Path(file).name.split("_")[1], replace=True)
 
 
-def _shown(cells: Iterable[bench.Cell]) -> Iterable[bench.Cell]:
+def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
     for cell in cells:
         print(datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), cell, file=sys.stderr, flush=True)
         yield cell
@@ -335,7 +335,7 @@ def constants() -> str:
 
 def draw() -> Any:
     """Prediction against measurement, a panel a kernel, TFLOP/s."""
-    from flashlab.plots import Picture
+    from flashlab.views.plots import Picture
 
     rows = beside()
     names = ("flash2", *LADDER)
@@ -372,7 +372,7 @@ def main(what: str, *files: str) -> None:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(path.relative_to(ROOT))
     elif what == "draw":
-        from flashlab.plots import save
+        from flashlab.views.plots import save
 
         save(draw(), PICTURES / "time_errors.png")
         shown = Cell("flash3", "bfloat16", 128, False, 4096)

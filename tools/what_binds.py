@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashlab import fp8, ncu, peers, results
-from flashlab.bench import Cell, cells
 from flashlab.cli.output import track
+from flashlab.measure import fp8, ncu, peers, results
+from flashlab.measure.speed import Cell, cells
 from simulator.programs.flash3_fp8 import ONES
 from tools import sass
 

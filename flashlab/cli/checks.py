@@ -12,6 +12,7 @@ import typer
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
+from flashlab.views import tables
 from simulator.catalogue import CATALOGUE, get
 from simulator.errors import UsageError, unknown
 
@@ -41,7 +42,7 @@ class SaveOptions:
     def keep(self, kind: str, algorithms: list[str], report: Any) -> None:
         if self.save is None:
             return
-        from flashlab import results
+        from flashlab.measure import results
 
         path = results.save(kind, algorithms, report.to_dict(), folder=self.save, replace=self.force)
         output.remark(str(path))
@@ -109,7 +110,7 @@ def verify(
         )  # fmt: skip
     save.keep("verify", [_name(target)], report)
     if markdown and not json:
-        output.line(report.to_markdown())
+        tables.line(report.to_markdown())
         raise typer.Exit(0 if report.passed else 1)
     _finish(report, json, report.passed)
 
@@ -137,7 +138,7 @@ def bench(
     json: Json = False,
 ) -> None:
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
-    from flashlab import bench as speed
+    from flashlab.measure import speed
 
     hopper = get(algorithm).hopper
     problems = speed.cells(
@@ -163,7 +164,7 @@ def fp8(
     json: Json = False,
 ) -> None:
     """FlashAttention-3 in FP8: its error on inputs with outliers (plain, a scale a tile, rotated), its speed beside bfloat16."""
-    from flashlab import fp8 as eight
+    from flashlab.measure import fp8 as eight
 
     report = eight.run(
         lengths=options.values("--len-q", len_q, int), head_dims=options.values("--head-dim", head_dim, int)
@@ -187,8 +188,8 @@ def counters(
     json: Json = False,
 ) -> None:
     """The GPU's own counters (ncu), or the emulator's, against simulator and formula, to the byte."""
-    from flashlab import counters as hardware
-    from flashlab.cases import Case
+    from flashlab.measure import counters as hardware
+    from flashlab.measure.workload import Case
 
     if matrix or l2:
         problem.refuse_shape()
@@ -203,13 +204,13 @@ def counters(
     if backend == "gpu":
         report = hardware.run(cases, progress=output.track("algorithms"))
     elif backend == "emulator":
-        from flashlab.emulator import counters as emulated
+        from flashlab.measure import emulated
 
         if save.save is not None:
             raise UsageError("--save", save.save, "nothing: figures of record are measured on a GPU")
         report = emulated.run(cases, device=device, progress=output.track("problems"))
     elif backend == "both":
-        from flashlab.emulator import agreement
+        from flashlab.measure import agreement
 
         report = agreement.run(cases, progress=output.track("problems"))
     else:
@@ -227,7 +228,7 @@ def sanitize(
     json: Json = False,
 ) -> None:
     """compute-sanitizer's four tools over a small grid of every kernel."""
-    from flashlab import sanitizers
+    from flashlab.measure import sanitizers
 
     report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashlab import units
 from flashlab.cli import options, output
 from flashlab.cli.options import Algorithm, Input, Json, MaskOptions, ProblemOptions, RunOptions
+from flashlab.views import figures, tables
 from simulator.errors import UsageError
 
 if TYPE_CHECKING:
-    from flashlab.inputs import Inputs
+    from flashlab.run.inputs import Inputs
     from simulator.counts import Counts
     from simulator.trace import Trace
 
@@ -55,7 +55,7 @@ def compare(
 ) -> None:
     """Algorithms side by side: by formula or, on real data, with the error against naive attention."""
     import flashlab as fl
-    from flashlab.compare import COLUMNS
+    from flashlab.views.comparison import COLUMNS
 
     targets = [options.algorithm(name) for name in algorithms] if algorithms else None
     keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": output.track("algorithms")}
@@ -67,17 +67,17 @@ def compare(
     document = found.to_dict()
     if not json:
         shown = None if data is not None else -1  # the last one is the error, which a formula has none of
-        output.table(
-            f"{units.problem(found.problem)}, on {found.device.title or found.device.name}",
+        tables.table(
+            f"{figures.problem(found.problem)}, on {found.device.title or found.device.name}",
             COLUMNS[:shown], [row.cells()[:shown] for row in found.rows],
         )  # fmt: skip
-        output.line("HBM: bytes requested, exact. DRAM: what reaches it, estimated. Tiles: " + _tiles(found.rows))
+        tables.line("HBM: bytes requested, exact. DRAM: what reaches it, estimated. Tiles: " + _tiles(found.rows))
         if data is not None:
             unchecked = any(row.error is None for row in found.rows)
             said = (
                 "not computed: naive attention would take too much" if unchecked else "2-norm, relative to the result's"
             )
-            output.line(f"error: against naive attention in float64, {said}")
+            tables.line(f"error: against naive attention in float64, {said}")
     if out is not None:
         with output.busy("drawing"), options.spelled(path="--out"):
             pictures = found.plot(out)
@@ -85,7 +85,7 @@ def compare(
         document["pictures"] = paths
         if not json:
             for path in paths.values():
-                output.line(path)
+                tables.line(path)
     if json:
         output.document(document)
 
@@ -114,7 +114,7 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
 
 def _random(problem: ProblemOptions, seed: int, algorithm: str | None = None) -> Inputs:
     import flashlab as fl
-    from flashlab.inputs import Inputs
+    from flashlab.run.inputs import Inputs
 
     if seed < 0:
         raise UsageError("--seed", seed, "an integer of at least 0")
@@ -145,7 +145,7 @@ def simulate(
 ) -> None:
     """Run a tile program on random or given data: the numbers, their error, and every byte."""
     import flashlab as fl
-    from flashlab.compare import error_of, reference_of
+    from flashlab.views.comparison import error_of, reference_of
 
     data = _data(problem, input, sample=False) or _random(problem, seed, algorithm)
     (batch, heads, queries, _), keys = data.q.shape, data.k.shape[2]
@@ -171,19 +171,19 @@ def simulate(
         (name, " × ".join(map(str, n["shape"])), n["dtype"], *(f"{n[key]:.4g}" for key in ("min", "mean", "max")))
         for name, n in numbers.items() if n is not None
     ]  # fmt: skip
-    output.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
+    tables.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
     if error is None:
-        output.line("error: not computed, naive attention would take too much memory or time")
+        tables.line("error: not computed, naive attention would take too much memory or time")
     else:
         lse = "" if error.lse is None else f"; LSE {error.lse:.1e}"
-        output.line(
+        tables.line(
             f"error against naive attention in float64: {error.relative:.1e} relative, largest {error.max:.1e}{lse}"
         )
     if lost := int((found.out != found.out).sum()):  # NaN, in any dtype
-        output.line(f"{lost:,} elements of out are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case")
+        tables.line(f"{lost:,} elements of out are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case")
     if out is not None:
-        output.line(out)
-    output.line()
+        tables.line(out)
+    tables.line()
     _print_counts(found.counts)
 
 
@@ -221,20 +221,20 @@ def _save(path: str, run: Any) -> None:
 
 
 def _print_counts(c: Counts) -> None:
-    low, estimate, high = (units.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
+    low, estimate, high = (figures.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
     rows = [
-        ("HBM read, requested", units.nbytes(c.hbm.read), f"{c.hbm.read:,}"),
-        ("HBM written, requested", units.nbytes(c.hbm.write), f"{c.hbm.write:,}"),
-        *([("HBM atomics, requested", units.nbytes(c.hbm.atomic), f"{c.hbm.atomic:,}")] if c.hbm.atomic else []),
-        ("HBM taken at once", units.nbytes(c.hbm.peak), f"{c.hbm.peak:,}"),
-        ("compulsory", units.nbytes(c.compulsory), f"{c.compulsory:,}"),
+        ("HBM read, requested", figures.nbytes(c.hbm.read), f"{c.hbm.read:,}"),
+        ("HBM written, requested", figures.nbytes(c.hbm.write), f"{c.hbm.write:,}"),
+        *([("HBM atomics, requested", figures.nbytes(c.hbm.atomic), f"{c.hbm.atomic:,}")] if c.hbm.atomic else []),
+        ("HBM taken at once", figures.nbytes(c.hbm.peak), f"{c.hbm.peak:,}"),
+        ("compulsory", figures.nbytes(c.compulsory), f"{c.compulsory:,}"),
         ("DRAM read, estimated", f"{estimate} ({low} to {high})", f"{c.dram.estimate:,}"),
-        ("SRAM read", units.nbytes(c.sram.read), f"{c.sram.read:,}"),
-        ("SRAM written", units.nbytes(c.sram.write), f"{c.sram.write:,}"),
-        ("SRAM taken by a block", units.nbytes(c.sram.peak), f"{c.sram.peak:,}"),
-        ("matmul FLOPs", units.count(c.flops.matmul), f"{c.flops.matmul:,}"),
-        ("other FLOPs", units.count(c.flops.other), f"{c.flops.other:,}"),
-        ("exponentials", units.count(c.exp), f"{c.exp:,}"),
+        ("SRAM read", figures.nbytes(c.sram.read), f"{c.sram.read:,}"),
+        ("SRAM written", figures.nbytes(c.sram.write), f"{c.sram.write:,}"),
+        ("SRAM taken by a block", figures.nbytes(c.sram.peak), f"{c.sram.peak:,}"),
+        ("matmul FLOPs", figures.count(c.flops.matmul), f"{c.flops.matmul:,}"),
+        ("other FLOPs", figures.count(c.flops.other), f"{c.flops.other:,}"),
+        ("exponentials", figures.count(c.exp), f"{c.exp:,}"),
         ("FLOPs per requested byte", f"{c.intensity:.4g}", ""),
         (
             "FLOPs per DRAM byte",
@@ -242,21 +242,21 @@ def _print_counts(c: Counts) -> None:
             f"ridge of {c.device.name}: {c.device.ridge(c.problem.dtype):.0f}",
         ),
     ]
-    title = f"{c.algorithm}: {units.problem(c.problem)}, tile {c.tile}, on {c.device.title or c.device.name}"
-    output.table(title, ("what", "about", "exact"), rows)
+    title = f"{c.algorithm}: {figures.problem(c.problem)}, tile {c.tile}, on {c.device.title or c.device.name}"
+    tables.table(title, ("what", "about", "exact"), rows)
     columns = ("tensor", "HBM read", "HBM written", "SRAM read", "SRAM written", "takes")
     tensors = [
-        (name, *(units.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
-         units.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only")
+        (name, *(figures.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
+         figures.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only")
         for name, t in c.by_tensor.items()
     ]  # fmt: skip
-    output.table("by tensor", columns, tensors)
+    tables.table("by tensor", columns, tensors)
     launches = [
-        (x.name, f"{x.blocks:,}", str(x.warps), units.nbytes(x.sram_peak), units.nbytes(x.bytes("hbm.read")),
-         units.nbytes(x.bytes("hbm.write")))
+        (x.name, f"{x.blocks:,}", str(x.warps), figures.nbytes(x.sram_peak), figures.nbytes(x.bytes("hbm.read")),
+         figures.nbytes(x.bytes("hbm.write")))
         for x in c.launches
     ]  # fmt: skip
-    output.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
+    tables.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
 
 
 def _axis(text: str, metavar: str = "N,…") -> Any:
@@ -325,14 +325,14 @@ def sweep(
     columns = ("algorithm", *swept, "tile", *(_title(size) for size in sizes), "FLOPs/byte", "reason")
     rows = [
         (row["algorithm"], *(_cell(axis, row[axis]) for axis in swept), row["tile"] or "",
-         *("" if row[size] is None else units.nbytes(row[size]) for size in sizes),
+         *("" if row[size] is None else figures.nbytes(row[size]) for size in sizes),
          "" if row["intensity"] is None else f"{row['intensity']:.3g}", _short(row["reason"]))
         for row in found.rows
     ]  # fmt: skip
-    output.table(units.problem(base, length=False), columns, rows)
+    tables.table(figures.problem(base, length=False), columns, rows)
     for path in (csv, plot):
         if path is not None:
-            output.line(path)
+            tables.line(path)
 
 
 def _title(key: str) -> str:
@@ -342,7 +342,7 @@ def _title(key: str) -> str:
 
 def _cell(axis: str, value: object) -> str:
     if axis == "sram_per_block" and isinstance(value, int):
-        return units.nbytes(value)
+        return figures.nbytes(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -396,12 +396,12 @@ def trace(
     recorded = traces[0]
     assert recorded is not None
     if json == "-":
-        output.line(recorded.to_json())
+        tables.line(recorded.to_json())
         return
     if json is not None:
         replace_file(json, recorded.to_json(), argument="--json")
     _print_trace(recorded)
-    output.line("\n".join(filter(None, (json, html))) or "--html FILE steps through it, --json FILE keeps it")
+    tables.line("\n".join(filter(None, (json, html))) or "--html FILE steps through it, --json FILE keeps it")
 
 
 def _print_trace(recorded: Trace) -> None:
@@ -414,12 +414,12 @@ def _print_trace(recorded: Trace) -> None:
             for what, n in transfer.nbytes.items():
                 moved[1 if what.startswith("hbm") else 2] += n
     rows = [
-        (launch, step, f"{n:,}", units.nbytes(hbm), units.nbytes(sram))
+        (launch, step, f"{n:,}", figures.nbytes(hbm), figures.nbytes(sram))
         for (launch, step), (n, hbm, sram) in steps.items()
     ]
     batch, head = recorded.head
     title = f"{recorded.algorithm}, batch {batch}, head {head}: {len(recorded.events):,} steps"
-    output.table(title, ("launch", "step", "times", "HBM", "SRAM"), rows, left=2)
+    tables.table(title, ("launch", "step", "times", "HBM", "SRAM"), rows, left=2)
 
 
 def devices(json: Json = False) -> None:
@@ -435,11 +435,11 @@ def devices(json: Json = False) -> None:
     columns = ("name", "GPU", "cc", "SMs", "SRAM a block", "SRAM an SM", "L2", "memory", "GB/s", "16-bit TFLOP/s",
                "float32 TFLOP/s", "ridge, 16-bit")  # fmt: skip
     rows = [
-        (d.name, d.title, "{}.{}".format(*d.compute_capability), str(d.sms), units.nbytes(d.sram_per_block),
-         units.nbytes(d.sram_per_sm), units.nbytes(d.l2), units.nbytes(d.memory), f"{d.bandwidth / 1e9:,.0f}",
+        (d.name, d.title, "{}.{}".format(*d.compute_capability), str(d.sms), figures.nbytes(d.sram_per_block),
+         figures.nbytes(d.sram_per_sm), figures.nbytes(d.l2), figures.nbytes(d.memory), f"{d.bandwidth / 1e9:,.0f}",
          f"{d.tensor_flops / 1e12:,.4g}", f"{d.fp32_flops / 1e12:,.4g}", f"{d.ridge('float16'):.0f}")
         for d in fl.DEVICES.values()
     ]  # fmt: skip
-    output.table("devices (a100 is a100-40; the default is h100)", columns, rows, left=2)
+    tables.table("devices (a100 is a100-40; the default is h100)", columns, rows, left=2)
     for d in fl.DEVICES.values():
-        output.line(f"{d.name}: {d.source}")
+        tables.line(f"{d.name}: {d.source}")

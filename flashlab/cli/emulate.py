@@ -14,6 +14,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions, RunOptions
+from flashlab.views import tables
 from simulator import catalogue
 from simulator.errors import UsageError, unknown
 
@@ -139,7 +140,7 @@ def _run_algorithm(
     else:
         for launched in done.launches:
             _print(launched)
-        output.line(f"largest difference from naive attention in float64: {error:.2g}")
+        tables.line(f"largest difference from naive attention in float64: {error:.2g}")
         _verdict(
             done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
         )
@@ -171,7 +172,7 @@ def _run_file(
     else:
         _print(done.launched)
         if done.launched.plain:
-            output.line("Loads and stores as the host compiler made them: nvcc may merge, hoist or split others.")
+            tables.line("Loads and stores as the host compiler made them: nvcc may merge, hoist or split others.")
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(1)
@@ -248,11 +249,11 @@ def _print(launched: Launched) -> None:
         for row in launched.moved
     ]  # fmt: skip
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
-    output.table(launched.kernel, columns, rows, left=3)
+    tables.table(launched.kernel, columns, rows, left=3)
 
 
 def _verdict(complaints: Sequence[str], praise: str) -> None:
     for complaint in complaints:
-        output.line(complaint)
+        tables.line(complaint)
     found = f"{len(complaints)} finding{'s' if len(complaints) > 1 else ''}"
-    output.line(found if complaints else f"passed: {praise}")
+    tables.line(found if complaints else f"passed: {praise}")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flashlab import units
 from flashlab.cli import options, output
 from flashlab.cli.options import Algorithm, DeviceName, Json, ProblemOptions
+from flashlab.views import figures, tables
 
 _OUTPUT = "Output"
 
@@ -48,7 +48,7 @@ def time(
 
         replace_file(trace, text.dumps(found.chrome_trace(), allow_nan=False) + "\n", argument="--trace")
     if plot is not None:
-        from flashlab.plots import save
+        from flashlab.views.plots import save
 
         with options.spelled(path="--plot"):
             save(found.plot(), plot)
@@ -58,21 +58,21 @@ def time(
     _print(found)
     for path in (trace, plot):
         if path is not None:
-            output.line(path)
+            tables.line(path)
 
 
 def _print(found: Any) -> None:
     flops = 4 * sum(len(found.problem.visible_keys(i)) for i in range(found.problem.len_q)) * found.problem.head_dim
     rate = flops * found.problem.batch * found.problem.heads / found.seconds / 1e12
-    title = f"{found.algorithm}: {units.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
+    title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
     columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks an SM")
     rows = [
         (x.name, f"{x.seconds * 1e3:.4g}", *(f"{share:.0%}" for share in x.utilisation.values()), f"{x.balance:.0%}",
          str(x.blocks_per_sm))
         for x in found.launches
     ]  # fmt: skip
-    output.table(title, columns, rows)
-    output.line(
+    tables.table(title, columns, rows)
+    tables.line(
         f"predicted: {found.seconds * 1e3:.4g} ms, {rate:.3g} TFLOP/s of scores and output that the mask leaves"
     )
-    output.line(f"bound by {found.bound}")
+    tables.line(f"bound by {found.bound}")

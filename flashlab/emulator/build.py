@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernels_cu
-from flashlab.compiler import cache_dir
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
+from flashlab.run.nvrtc import cache_dir
 from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = ["BuildError", "build"]

@@ -18,9 +18,9 @@ from typing import Any, cast
 import numpy as np
 
 import kernels_cu
-from flashlab.arrays import cupy
 from flashlab.emulator import BuildError, Empty, build, emulate_file
 from flashlab.lessons.kernel_exercise import Launch
+from flashlab.run.arrays import cupy
 from simulator import UsageError
 from simulator.dtypes import Array
 from simulator.errors import Unavailable

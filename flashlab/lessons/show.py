@@ -19,7 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullFormatter
 
-from flashlab import units
+from flashlab.views import figures
 from simulator import Device, Trace
 
 TABLE = "application/vnd.flashlab.table+json"
@@ -79,7 +79,7 @@ def lines(
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xticks(list(xs), [f"{n:,}" for n in xs])
     if nbytes and log:
-        ax.yaxis.set_major_formatter(_ticks(units.nbytes))
+        ax.yaxis.set_major_formatter(_ticks(figures.nbytes))
     elif nbytes:
         _byte_ticks(ax.yaxis, max(n for ys in y.values() for n in ys if n is not None))
     ax.set(xlabel=name, ylabel=of or (next(iter(y)) if len(y) == 1 else ""), title=title)
@@ -103,7 +103,7 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
         ax.barh(range(len(labels)), sizes, left=left, color=_COLOURS[i % 7], label=part, edgecolor="white", height=0.7)
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     for row, total in enumerate(left):
-        ax.text(total, row, f" {units.nbytes(total) if of == 'bytes' else units.count(total)}", va="center")
+        ax.text(total, row, f" {figures.nbytes(total) if of == 'bytes' else figures.count(total)}", va="center")
     ax.set_yticks(range(len(labels)), labels)
     ax.set_xlim(0, 1.2 * max([*left, 1]))
     ax.invert_yaxis()
@@ -111,7 +111,7 @@ def bars(labels: Sequence[str], parts: Mapping[str, Sequence[float]], *, title: 
         _byte_ticks(ax.xaxis, max(left))
     else:
         ax.xaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_formatter(_ticks(units.count))
+        ax.xaxis.set_major_formatter(_ticks(figures.count))
     ax.set(title=title)
     ax.grid(axis="x")
     if len(parts) > 1:
@@ -141,7 +141,7 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     ax.text(ridge, low * device.bandwidth, f" ridge: {ridge:.0f} FLOPs per byte", fontsize=9)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    ax.yaxis.set_major_formatter(_ticks(units.count))
+    ax.yaxis.set_major_formatter(_ticks(figures.count))
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set(xlabel="FLOPs per byte moved", ylabel="attainable FLOP/s", title=f"{device.title}, {dtype}")
     ax.grid()
@@ -225,7 +225,7 @@ def _ticks(text: Callable[[float], str]) -> FuncFormatter:
 def _byte_ticks(axis: Any, most: float) -> None:
     """About four ticks, at powers of two."""
     axis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(max(most, 4) / 5))))
-    axis.set_major_formatter(_ticks(units.nbytes))
+    axis.set_major_formatter(_ticks(figures.nbytes))
 
 
 def _svg(figure: Any) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import sys
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from flashlab.files import replace_file
@@ -98,13 +96,3 @@ class Player:
 
     def __repr__(self) -> str:
         return f"<player of {' and '.join(f'{t.algorithm} ({len(t.events):,} steps)' for t in self.traces)}>"
-
-
-class _CallableModule(ModuleType):
-    """`flashlab.player` is the function to its users, and this module once something has imported from it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Player:
-        return player(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
@@ -189,13 +187,3 @@ def _python(target: Target, call: str) -> str:
     if named is None:
         lines += [f"target = ...  # {target.name}, as it was given to verify", ""]
     return "\n".join([*lines, shown if shown.endswith(".print()") else f"print({shown})"])
-
-
-class _CallableModule(ModuleType):
-    """`flashlab.verify` is the function to its users, and this package once something has imported from it."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Report:
-        return verify(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule

@@ -185,7 +185,7 @@ class AttentionTarget(Target):
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
     ) -> tuple[Any, Any]:
-        from flashlab.gpu import attention  # only where a kernel is launched
+        from flashlab.run.call import attention  # only where a kernel is launched
 
         p = problem
         try:

@@ -29,8 +29,7 @@ work n ends."""
 @dataclass(frozen=True)
 class Launch:
     """`order`: runs of equal units in the order in which blocks take them. `slots`: blocks that an SM has room for. `persistent`:
-    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit. `moved`:
-    distinct bytes read and written, where no formula says.
+    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit.
 
     `in_step`, of the blocks of an SM that do the same at the same time, as one; `chance`: how often, where nothing arranges it."""
 
@@ -39,7 +38,6 @@ class Launch:
     order: Sequence[tuple[Unit, int]]
     slots: int = 1
     persistent: bool = False
-    moved: int | None = None
     in_step: Callable[[int], Block] | None = None
     chance: float = 0.0
 

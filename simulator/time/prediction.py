@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +17,6 @@ from simulator.errors import UsageError, unknown
 from simulator.problem import Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
-from simulator.time import kernels
 from simulator.time.costs import LONGEST_WALK, Costs, run
 from simulator.time.engine import UNITS, Event
 from simulator.time.launch import Launch, Unit, Work
@@ -151,34 +148,24 @@ def timeline(
     (True, 'tensor')
     """
     on = Device.named(device)
-    name, module = _described(algorithm)
-    configure = getattr(module, "configure", None) or catalogue.CATALOGUE[name].program.configure
-    config = configure(problem, on, tile)
+    row = catalogue.get(algorithm)
+    if row.schedule is None:
+        raise unknown("algorithm", row.name, [each.name for each in catalogue.CATALOGUE.values() if each.schedule])
+    config = row.program.configure(problem, on, tile)
     rates = Rates(on, problem.dtype)
-    launches: list[Launch] = module.launches(problem, config, rates)
-    if any(launch.moved is None for launch in launches):
-        counts = count(name, problem, tile=tile, device=on)
-        launches = [
-            replace(launch, moved=sum(counts.distinct(counted, way) for way in ("read", "write")))
-            for launch, counted in zip(launches, counts.launches, strict=True)
-        ]
-    times = tuple(_time(launch, rates) for launch in launches)
+    launches = row.schedule(problem, config, rates)
+    counts = count(algorithm, problem, tile=tile, device=on)
+    times = tuple(
+        _time(launch, rates, sum(counts.distinct(counted, way) for way in ("read", "write")))
+        for launch, counted in zip(launches, counts.launches, strict=True)
+    )
     slowest = max(range(len(times)), key=lambda i: times[i].seconds)
     events = tuple(_first_blocks(launches[slowest], times[slowest].blocks_per_sm, on.sms))
-    return Timeline(name, problem, config.tile, on, times, events, rates.clock)
+    return Timeline(row.name, problem, config.tile, on, times, events, rates.clock)
 
 
-def _described(algorithm: str | Program) -> tuple[str, Any]:
-    """An algorithm's name and the module that describes its schedule. One's own programs have none."""
-    own = isinstance(algorithm, Program) and catalogue.get(algorithm) not in catalogue.CATALOGUE.values()
-    name = algorithm.name if isinstance(algorithm, Program) else algorithm
-    described = sorted(module.name for module in pkgutil.iter_modules(kernels.__path__))
-    if own or name not in described:
-        raise unknown("algorithm", name, described)
-    return name, importlib.import_module(f"{kernels.__name__}.{name}")
-
-
-def _time(launch: Launch, rates: Rates) -> LaunchTime:
+def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
+    """`moved`: distinct bytes that the launch reads and writes."""
     sms, order = rates.device.sms, launch.order
     slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
     costs = Costs(launch, slots, TURNOVER)
@@ -192,7 +179,7 @@ def _time(launch: Launch, rates: Rates) -> LaunchTime:
         cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
-    on_sms, dram = cycles / rates.loaded(utilisation["tensor"]), (launch.moved or 0) / rates.bandwidth
+    on_sms, dram = cycles / rates.loaded(utilisation["tensor"]), moved / rates.bandwidth
     seconds = LAUNCH + max(on_sms, dram)
     balance = work / (slots * sms * cycles) if cycles else 0.0
     bound = _bound(seconds, on_sms, dram, utilisation, balance)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import kernels_cu
-from flashlab import compiler
-from flashlab.compiler import Compiled, compile_kernel, defines
+from flashlab.run import nvrtc
+from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
 
 pytestmark = pytest.mark.nvrtc
@@ -117,28 +117,28 @@ def test_a_remark_on_wgmma_is_seen(own_sources: Path) -> None:
 
 def test_an_error_shows_the_log(own_sources: Path) -> None:
     (own_sources / "tiny.cu").write_text("nonsense\n")
-    with pytest.raises(compiler.CompileError, match="tiny.cu.*nonsense|nonsense.*"):
+    with pytest.raises(nvrtc.CompileError, match="tiny.cu.*nonsense|nonsense.*"):
         compile_kernel("tiny", arch="sm_80")
 
 
 def test_the_cache_answers_until_a_header_changes(own_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiles = 0
-    compile_really = compiler._compile  # pyright: ignore[reportPrivateUsage]
+    compile_really = nvrtc._compile  # pyright: ignore[reportPrivateUsage]
 
     def counted(*args: object, **options: object) -> Compiled:
         nonlocal compiles
         compiles += 1
         return compile_really(*args, **options)  # pyright: ignore
 
-    monkeypatch.setattr(compiler, "_compile", counted)
-    first, digest = compile_kernel("tiny", arch="sm_80"), compiler.sources_digest()
+    monkeypatch.setattr(nvrtc, "_compile", counted)
+    first, digest = compile_kernel("tiny", arch="sm_80"), nvrtc.sources_digest()
     assert compile_kernel("tiny", arch="sm_80") == first
     assert compiles == 1
     compile_kernel("tiny", arch="sm_90")
     compile_kernel("tiny", ("-DX=1",), arch="sm_80")
     assert compiles == 3
     (own_sources / "include" / "number.cuh").write_text("constexpr int NUMBER = 2;\n")
-    assert compiler.sources_digest() != digest
+    assert nvrtc.sources_digest() != digest
     assert compile_kernel("tiny", arch="sm_80").image != first.image
     assert compiles == 4
 
@@ -152,5 +152,5 @@ def test_a_broken_cache_is_compiled_anew(own_sources: Path) -> None:
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
-    with pytest.raises(compiler.CompilerMissing, match="^NVRTC's Python bindings are missing: pip install .*nvrtc.*$"):
+    with pytest.raises(nvrtc.CompilerMissing, match="^NVRTC's Python bindings are missing: pip install .*nvrtc.*$"):
         compile_kernel("standard", SMALL, arch="sm_80")

@@ -11,7 +11,7 @@ import pytest
 
 import flashlab as fl
 import kernels_cu
-from flashlab import compiler
+from flashlab.run import nvrtc
 from flashlab.verify import verify
 from tests.mutants.kernels import KERNELS
 from tests.mutants.zoo import ROOT, Mutant
@@ -33,11 +33,12 @@ def sources(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _forget() -> None:
     """The launcher keeps what it compiled: by the headers, not by the .cu."""
-    from flashlab import gpu
+    from flashlab.run import call
+    from flashlab.run import plan as plans
 
-    gpu._compiled.cache_clear()
-    gpu._cached_plan.cache_clear()
-    gpu._cached_call.cache_clear()
+    plans._compiled.cache_clear()
+    call._cached_plan.cache_clear()
+    call._cached_call.cache_clear()
 
 
 @pytest.mark.nvrtc
@@ -47,7 +48,7 @@ def test_compiles(mutant: Mutant, sources: Path) -> None:
     config = fl.count(mutant.algorithm, problem).config
     assert config
     for source in {kernel.source for kernel in fl.CATALOGUE[mutant.algorithm].kernels}:
-        compiler.compile_kernel(source, compiler.defines(config, problem.dtype, 64), arch="compute_80")
+        nvrtc.compile_kernel(source, nvrtc.defines(config, problem.dtype, 64), arch="compute_80")
 
 
 @pytest.mark.gpu

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from simulator.time import UNITS, beside, costs, engine, prediction, rates, schedule
-from simulator.time.engine import SM
-from simulator.time.kernels import flash2, flash3_fp8
+from simulator.time import beside, costs, engine, prediction, rates, schedule
+from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, works
+from simulator.time.schedules import flash2, flash3_fp8
 
 ALGORITHMS = sorted(name for name in fl.CATALOGUE if name != "flash3_fp8")
 FLASH = [name for name in ALGORITHMS if name not in ("standard", "online_softmax", "flash1")]
@@ -291,7 +291,7 @@ def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int)
     """And by chance, in between."""
     dtype = "float8_e4m3fn" if algorithm == "flash3_fp8" else "bfloat16"
     problem = cell(4096, head_dim).replace(dtype=dtype)
-    module = importlib.import_module(f"simulator.time.kernels.{algorithm}")
+    module = importlib.import_module(f"simulator.time.schedules.{algorithm}")
     config = fl.CATALOGUE[algorithm].program.configure(problem, fl.DEVICES["h200"], None)
     launch = module.launches(problem, config, rates.Rates(fl.DEVICES["h200"], dtype))[-1]
     apart, chance, step = (

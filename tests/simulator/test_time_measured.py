@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import flashlab as fl
-from flashlab import bench, results
+from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
 from tools import time_model
 
@@ -111,7 +111,7 @@ def test_a_wrong_rate_is_found(method: str, wrong: Callable[..., float], monkeyp
 
 def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatch):
     """One block an SM where flash2 has two: 24 cells are off, not one."""
-    from simulator.time.kernels import flash2
+    from simulator.time.schedules import flash2
 
     monkeypatch.setattr(flash2, "resident", lambda *_: 1)
     off = [c for c in time_model.beside() if c.cell.algorithm == "flash2"]
@@ -148,20 +148,20 @@ def test_what_was_predicted_of_unmeasured_cells_was_measured_whole(result: resul
 
 def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Against a stand-in for the GPU: what is predicted of one problem is measured in one call."""
-    asked: list[tuple[str, bench.Cell]] = []
+    asked: list[tuple[str, speed.Cell]] = []
 
-    def run(algorithm: str, against: tuple[str, ...], cells: list[bench.Cell], **_: object) -> bench.BenchReport:
+    def run(algorithm: str, against: tuple[str, ...], cells: list[speed.Cell], **_: object) -> speed.BenchReport:
         rows = [
-            bench.Row(**vars(cell), peer=name, milliseconds=1.0, tflops=1.0, of_matmul=None, ratio=None, quartiles=None,
+            speed.Row(**vars(cell), peer=name, milliseconds=1.0, tflops=1.0, of_matmul=None, ratio=None, quartiles=None,
                       error=0.5, rounds=11)
             for cell in cells for name in (None, *against)
         ]  # fmt: skip
         asked.extend(
             (row.peer or algorithm, cell) for row in rows for cell in cells if vars(cell).items() <= vars(row).items()
         )
-        return bench.BenchReport(algorithm, "NVIDIA H200", (), tuple(rows), ())
+        return speed.BenchReport(algorithm, "NVIDIA H200", (), tuple(rows), ())
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(speed, "run", run)
     monkeypatch.chdir(tmp_path)
     written = results.load(time_model.measure("prediction_unmeasured_h200_2026-11-21.json"))
     assert len(asked) == len(set(asked)) == len(written.data["rows"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashlab import results
+from flashlab.measure import results
 from tools import climb
 
 TEXT = climb.PAGE.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashlab import results
+from flashlab.measure import results
 from tools.fp8_accumulation.cases import INSTRUCTIONS, Cases
 from tools.fp8_accumulation.launches import emulated
 from tools.fp8_accumulation.model import alternatives

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 import kernels_cu
-from flashlab import compiler
+from flashlab.run import nvrtc
 from tools.machine_rates.__main__ import INSTRUCTIONS, MACROS, SOURCE, STATEMENTS, Machine, instructions_beside_products
 
 
 @pytest.fixture(scope="module")
-def compiled() -> compiler.Compiled:
+def compiled() -> nvrtc.Compiled:
     options = (*MACROS, "-std=c++17", "-arch=sm_90a", f"-I{kernels_cu.include_dir()}", "--ptxas-options=-v")
-    return compiler._compile(compiler._nvrtc(), SOURCE, options, ptx=False)  # pyright: ignore[reportPrivateUsage]
+    return nvrtc._compile(nvrtc._nvrtc(), SOURCE, options, ptx=False)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.nvrtc
-def test_they_compile_without_spills_or_warnings(compiled: compiler.Compiled):
+def test_they_compile_without_spills_or_warnings(compiled: nvrtc.Compiled):
     assert compiled.spills == 0
     assert not compiled.warnings  # C75xx: products that the compiler serialised would be measured as slow
 
 
 @pytest.mark.nvrtc
-def test_what_is_asked_is_there(compiled: compiler.Compiled):
+def test_what_is_asked_is_there(compiled: nvrtc.Compiled):
     """A warpgroup that multiplies holds 64 x N accumulators, N / 2 registers a lane; exponentials hold the scores."""
     registers = {name: found.registers for name, found in compiled.resources.items()}
     for name, least in {"products_128_sram": 64, "products_256_registers": 128, "exponentials": 64 - 8}.items():
@@ -50,7 +50,7 @@ def machine_code(cubin: bytes, kernel: str) -> bytes:
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("how", ["products", "batches"])
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
-def test_a_turn_beside_products_is_of_one_instruction(compiled: compiler.Compiled, instruction: str, how: str):
+def test_a_turn_beside_products_is_of_one_instruction(compiled: nvrtc.Compiled, instruction: str, how: str):
     """ptxas merged, dropped and copied none of its statements: a turn's opcode (12 bits of an instruction's 16 bytes) is its
     kernel's most common one by far, and little of it lies outside the loop."""
     code = machine_code(compiled.image, f"{instruction}_beside_{how}")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from flashlab import claims, compiler, results
-from tests.emulator.mutant import Mutant
-from tests.emulator.zoo import ZOO
+from flashlab.measure import claims, results
+from flashlab.run import nvrtc
+from tests.flashlab.emulator.mutant import Mutant
+from tests.flashlab.emulator.zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
@@ -128,5 +129,5 @@ def test_every_mutant_is_cuda(mutant: Mutant) -> None:
     for path, each in {x.path: x for x in mutant.job().launches}.items():
         code, options = tool.source(each)
         assert code.startswith(f'#line 1 "{path.name}"\n')
-        options = (*options, f"-I{compiler.cuda_include_dir()}", "-arch=compute_90")
-        assert compiler._compile(compiler._nvrtc(), path, options, ptx=True).image
+        options = (*options, f"-I{nvrtc.cuda_include_dir()}", "-arch=compute_90")
+        assert nvrtc._compile(nvrtc._nvrtc(), path, options, ptx=True).image

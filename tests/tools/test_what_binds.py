@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import kernels_cu
-from flashlab import results
-from flashlab.ncu import Measured
+from flashlab.measure import results
+from flashlab.measure.ncu import Measured
 from tools import climb, sass
 from tools.climb_binds import Profile, busy, faster_on_zeros, found, outside, span
 from tools.what_binds import FP8, MATMUL, chosen, clocks_of_a_round, listings

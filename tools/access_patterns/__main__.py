@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashlab import ncu, results
-from flashlab.counters import SECTORS, WAVEFRONTS
+from flashlab.measure import ncu, results
+from flashlab.measure.counters import SECTORS, WAVEFRONTS
 from tools.access_patterns.emulate import crosses_lines, differences, pattern_of
 from tools.access_patterns.patterns import Pattern, patterns
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flashlab.arrays import cupy
+from flashlab.run.arrays import cupy
 from tools.access_patterns.patterns import SOURCE, SPAN, Pattern
 
 

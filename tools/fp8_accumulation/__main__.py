@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab import results
+from flashlab.measure import results
 from tools.fp8_accumulation.cases import INSTRUCTIONS, Array, Cases, Instruction, chosen, drawn
 from tools.fp8_accumulation.launches import emulated, on_gpu
 from tools.fp8_accumulation.model import Rule, alternatives

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 import kernels_cu
-from flashlab.arrays import cupy
 from flashlab.emulator import Arena, build
+from flashlab.run.arrays import cupy
 from tools.fp8_accumulation.cases import SOURCE, Array, Cases, Instruction
 
 __all__ = ["Run", "emulated", "on_gpu"]

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import kernels_cu
-from flashlab import bench, peers, results, tma
-from flashlab.arrays import cupy
+from flashlab.measure import peers, results, speed
+from flashlab.run import tma
+from flashlab.run.arrays import cupy
 
 SOURCE = Path(__file__).with_name("rates.cu")
 CHAINS = 8  # of rates.cu
@@ -245,7 +246,7 @@ def turnover(m: Machine) -> list[Row]:
     ]
 
 
-def clocks(m: Machine, cells: Sequence[bench.Cell]) -> list[Row]:
+def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
     """GHz of the SMs, from before a kernel to after it, while kernels of a cell are timed in turn: the median of the calls."""
     import torch
 
@@ -275,7 +276,7 @@ def clocks(m: Machine, cells: Sequence[bench.Cell]) -> list[Row]:
             watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.softmax_scale), seen[name])
             for name in WATCHED
         ]
-        times = bench.interleaved(torch, calls, SECONDS)
+        times = speed.interleaved(torch, calls, SECONDS)
         for name, found, spent in zip(WATCHED, seen.values(), times, strict=True):
             rates = [
                 (b - a).get().astype(float) for a, b in found[len(found) // 3 :]
@@ -293,7 +294,7 @@ def main() -> None:
     rows = [row for part in parts for row in part(m)]
     for row in rows:
         print(row)
-    cells = bench.cells(("bfloat16", "float16"), (64, 128, 256), (False, True), (1024, 4096, 16384))
+    cells = speed.cells(("bfloat16", "float16"), (64, 128, 256), (False, True), (1024, 4096, 16384))
     watched = clocks(m, cells)
     for row in watched:
         print(row)

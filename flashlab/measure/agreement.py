@@ -1,0 +1,175 @@
+"""Emulator against GPU, on a machine that has one: the same inputs, the outputs and the hardware's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashlab.measure import counters, emulated
+from flashlab.measure.workload import Case
+from flashlab.run.emulated import Emulation
+from flashlab.verify.rule import expect
+from simulator import random_inputs
+from simulator.dtypes import Array, numpy_dtype
+from simulator.problem import FP8
+
+__all__ = ["Agreement", "Row", "distance", "run"]
+
+HALF = 0.5
+"""Outputs may differ by this much of what rounding explains for each: the rule's bound of a row."""
+
+
+REPORTED = {
+    "wavefronts_ldgsts": "how the L1 joins copies whose lines of 128 bytes in HBM and SRAM don't match isn't known"
+}
+"""Quantities that may differ, and why: reported, not judged."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of one launch: the emulator's and the hardware's count."""
+
+    case: str
+    launch: str
+    what: str
+    emulator: int
+    gpu: int
+
+    @property
+    def equal(self) -> bool:
+        return self.emulator == self.gpu
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What `run` found. `outputs[case]`: the worst row's distance between the two outputs (and LSEs), as a share of the
+    rule's bound; `findings` are the emulator's, `errors` cases that the GPU's counters couldn't be read for."""
+
+    device: str
+    rows: tuple[Row, ...]
+    outputs: dict[str, float]
+    findings: tuple[str, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def differing(self) -> list[Row]:
+        """What is judged and differs."""
+        return [row for row in self.rows if not row.equal and row.what not in REPORTED]
+
+    @property
+    def passed(self) -> bool:
+        """All counts that are judged equal, all outputs within half of the bound, no findings."""
+        near = all(ratio <= HALF for ratio in self.outputs.values())
+        return bool(self.rows) and near and not (self.differing or self.findings or self.errors)
+
+    @property
+    def algorithms(self) -> list[str]:
+        return list(dict.fromkeys(case.split()[0] for case in self.outputs))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        by_what: dict[str, list[int]] = {}
+        for row in self.rows:
+            equal, compared = by_what.setdefault(row.what, [0, 0])
+            by_what[row.what] = [equal + row.equal, compared + 1]
+        return {
+            "problems": len(self.outputs), "compared": len(self.rows), "equal": sum(row.equal for row in self.rows),
+            "by_quantity": by_what, "worst_output": max(self.outputs.values(), default=0.0),
+            "findings": len(self.findings),
+        }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "passed": self.passed, "device": self.device, "summary": self.summary,
+            "rows": [asdict(row) for row in self.rows], "outputs": self.outputs, "findings": list(self.findings),
+            "errors": list(self.errors),
+        }  # fmt: skip
+
+    def print(self) -> None:
+        """A line a quantity, and what differs."""
+        from flashlab.views.tables import line, table
+
+        s = self.summary
+        rows = [(what, str(compared), str(equal)) for what, (equal, compared) in s["by_quantity"].items()]
+        table("the emulator's counts and the hardware's", ("", "launches", "equal"), rows)
+        for row in self.differing[:20]:
+            line(f"{row.case}, {row.launch}: {row.what}: emulator {row.emulator:,}, GPU {row.gpu:,}")
+        for text in (*self.findings, *self.errors):
+            line(text)
+        for what, why in REPORTED.items():
+            line(f"{what}: not judged, {why}")
+        line(f"outputs of {s['problems']} problems: at most {s['worst_output']:.2f} of the rule's bound apart")
+        line("passed" if self.passed else "FAILED")
+
+
+def run(cases: Sequence[Case], *, progress: Callable[[Iterable[Case]], Iterable[Case]] = iter) -> Agreement:
+    """Run every case on this machine's GPU, under its counters, and on the emulator as built for that GPU.
+
+    Raises `Unavailable` without a GPU, ncu or a C++ compiler.
+    """
+    from flashlab.run.devices import current_device
+
+    device = current_device()
+    outputs: dict[str, float] = {}
+    findings: list[str] = []
+    mine: list[counters.LaunchReport] = []
+    with ThreadPoolExecutor(1) as pool:  # ncu works in a process of its own
+        reading = pool.submit(counters.run, cases, device=device)
+        for case in progress(cases):
+            done = emulated.emulated(case, device)
+            outputs[case.name] = _apart(case, done)
+            findings += [f"{case.name}: {finding}" for finding in done.findings]
+            mine += emulated.launches(case, done)
+        hardware = reading.result()
+    measured = {(launch.case.name, launch.launch): launch for launch in hardware.launches}
+    pairs = [(launch, measured.get((launch.case.name, launch.launch))) for launch in mine]
+    rows = [row for launch, other in pairs if other is not None for row in _rows(launch, other)]
+    return Agreement(device.name, tuple(rows), outputs, tuple(findings), hardware.errors)
+
+
+def _rows(mine: counters.LaunchReport, other: counters.LaunchReport) -> list[Row]:
+    """What both counted of a launch."""
+    emulated, gpu = (
+        {**{check.what: check.measured for check in launch.checks}, **launch.extras} for launch in (mine, other)
+    )
+    return [
+        Row(mine.case.name, mine.launch, what, count, gpu_count)
+        for what, count in emulated.items()
+        if count is not None and (gpu_count := gpu.get(what)) is not None
+    ]
+
+
+def _apart(case: Case, done: Emulation) -> float:
+    """How far the GPU's output lies from the emulator's."""
+    from flashlab.run.arrays import cupy
+    from flashlab.run.call import attention
+
+    p = case.problem
+    q, k, v = random_inputs(p, seed=0)
+    masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
+    bits = [cupy().asarray(x.view(f"u{x.itemsize}")) for x in (q, k, v)]
+    on_gpu = bits if p.dtype == FP8 else [x.view(q.dtype) for x in bits]  # CuPy has no 8-bit floats
+    out = attention(*on_gpu, algorithm=case.algorithm, **masks, tile=case.tile, lse=case.lse)
+    out, lse = out if case.lse else (out, None)
+    dtype = numpy_dtype(p.out_dtype)
+    found = cupy().asnumpy(out.view(f"u{dtype.itemsize}")).view(dtype)
+    return distance(case, (q, k, v), (found, None if lse is None else lse.get()), (done.out, done.lse))
+
+
+def distance(
+    case: Case, inputs: tuple[Array, Array, Array], a: tuple[Array, Array | None], b: tuple[Array, Array | None]
+) -> float:
+    """The worst row's distance between two results, as a share of the rule's bound for that row."""
+    expected = expect(case.problem, *inputs)
+    difference = np.linalg.norm(a[0].astype(np.float64) - b[0].astype(np.float64), axis=-1)
+    ratios = [float((difference / expected.out_tolerance).max(initial=0))]
+    if a[1] is not None and b[1] is not None:
+        with np.errstate(invalid="ignore"):
+            apart = np.where(a[1] == b[1], 0, np.abs(a[1] - b[1]))  # rows without keys: both -inf
+        ratios.append(float((apart / expected.lse_tolerance).max(initial=0)))
+    return max(ratios)

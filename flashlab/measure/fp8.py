@@ -1,0 +1,183 @@
+"""FlashAttention-3 in FP8: its accuracy (one scale, a scale per tile, rotated) and its speed.
+
+The experiment is that of the FlashAttention-3 paper (arXiv 2407.08608, section 4.3): inputs N(0, 1) with one entry in a
+thousand from N(0, 100) besides, the root mean square error of the output against float64.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashlab.measure.speed import Cell, cells, interleaved
+from flashlab.run.arrays import cupy, framework
+from flashlab.run.call import attention as run_attention
+from flashlab.run.devices import current_device
+from flashlab.run.plan import plan
+from simulator import Problem, Scales, naive
+from simulator.dtypes import Array
+from simulator.errors import Unavailable
+from simulator.problem import FP8
+from simulator.quantize import Quantized, quantize
+
+__all__ = ["Fp8Report", "accuracy", "attention", "on_torch", "run"]
+
+
+def attention(x: Quantized, *, causal: bool = False) -> Array:
+    """The kernel on a Hopper GPU: NumPy in, `out` (batch, heads, length, head_dim) as NumPy out, bfloat16."""
+    cp = cupy()
+    operands = [cp.asarray(each.view(np.uint8)) for each in (x.q, x.k, x.v)]  # CuPy has no 8-bit floats
+    scales = Scales(*map(cp.asarray, x.scales))
+    return run_attention(*operands, algorithm="flash3_fp8", scales=scales, causal=causal).get()
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The root mean square error of one way of computing, against float64."""
+
+    kernel: str
+    rmse: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """TFLOP/s of one cell in FP8 and in bfloat16, and the ratio of the times, the median of the rounds: of the attention kernel,
+    whose V has been transposed, and (`ratio_of_calls`) of a whole call, which transposes it."""
+
+    head_dim: int
+    causal: bool
+    length: int
+    tflops: float
+    tflops_bfloat16: float
+    ratio: float
+    ratio_of_calls: float
+
+
+@dataclass(frozen=True)
+class Fp8Report:
+    """What `run` found."""
+
+    device: str
+    inputs: str
+    accuracy: tuple[Accuracy, ...]
+    speed: tuple[Speed, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Every number came out finite."""
+        return all(math.isfinite(row.rmse) for row in self.accuracy)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "passed": self.passed, "device": self.device, "inputs": self.inputs,
+            "accuracy": [asdict(row) for row in self.accuracy], "speed": [asdict(row) for row in self.speed],
+        }  # fmt: skip
+
+    def print(self) -> None:
+        """Two tables."""
+        from flashlab.views.tables import line, table
+
+        line(self.inputs)
+        table("error", ("kernel", "RMSE"), [(row.kernel, f"{row.rmse:.2e}") for row in self.accuracy], left=1)
+        rows = [
+            (str(s.head_dim), "causal" if s.causal else "full", f"{s.length:,}", f"{s.tflops:.0f}",
+             f"{s.tflops_bfloat16:.0f}", f"{s.ratio:.2f}", f"{s.ratio_of_calls:.2f}")
+            for s in self.speed
+        ]  # fmt: skip
+        table(
+            "speed",
+            ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio", "with V's transposition"),
+            rows,
+            left=2,
+        )
+
+
+WAYS = {"one scale": (False, False), "a scale a tile": (True, False), "a scale a tile, rotated": (True, True)}
+"""The ways of the paper's experiment, as `blocks` and `rotate` of `quantize`."""
+
+
+def outliers(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """N(0, 1), and one entry in a thousand plus N(0, 100), float64."""
+    return random.standard_normal(shape) + 10 * random.standard_normal(shape) * (random.random(shape) < 1e-3)
+
+
+def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: int = 0) -> tuple[str, list[Accuracy]]:
+    """The paper's experiment on one problem; what was done, and the errors."""
+    p = Problem(batch=1, heads=heads, len_q=length, head_dim=head_dim, dtype="float16")
+    random = np.random.default_rng(seed)
+    shape = (1, heads, length, head_dim)
+    half = [outliers(random, shape).astype(np.float16) for _ in "qkv"]
+    exact = naive(*half).out
+
+    def error(out: Array) -> float:
+        return float(np.sqrt(np.mean((out.astype(np.float64) - exact) ** 2)))
+
+    cp = cupy()
+    found = [Accuracy("flash3, float16", error(run_attention(*map(cp.asarray, half), algorithm="flash3").get()))]
+    for said, (blocks, rotate) in WAYS.items():
+        found.append(Accuracy(f"flash3_fp8, {said}", error(attention(quantize(*half, blocks=blocks, rotate=rotate)))))
+    return f"{p.heads} heads × {length} × {head_dim}, N(0, 1) + N(0, 100) · Bernoulli(0.001)", found
+
+
+def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
+    """The attention kernel alone, on torch tensors (batch, heads, length, head_dim) that are rounded to e4m3 with scales of 1,
+    ready to be repeated on torch's stream: V is transposed now. Nobody gets the output."""
+    torch: Any = importlib.import_module("torch")
+    p = problem.replace(dtype=FP8)
+    given = [*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), torch.empty_like(q, dtype=torch.bfloat16)]
+    planned, kind = plan("flash3_fp8", p), framework("q", given[0])
+    spec = planned.counts.tensors["v_t"]
+    v_t = torch.empty((p.batch, spec.heads // p.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda")
+    given.append(v_t.view(torch.float8_e4m3fn))
+    ready = planned.ready(
+        {name: kind.view(name, x) for name, x in zip(("q", "k", "v", "out", "v_t"), given, strict=True)}
+    )
+    stream = cupy().cuda.Stream.from_external(torch.cuda.current_stream())
+    with stream:
+        ready.launch()
+
+    def call(held: Any = given) -> None:
+        del held  # the kernel knows only their addresses
+        with stream:
+            ready.launch(first=1)
+
+    return call
+
+
+def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
+    """FP8 beside bfloat16, calls interleaved; quantisation isn't timed."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        raise Unavailable("the benchmark needs PyTorch, for its events: pip install torch") from None
+    found: list[Speed] = []
+    for cell in cells:
+        p = cell.problem
+        plain = [torch.randn((p.batch, p.heads, p.len_q, p.head_dim), device="cuda").to(torch.bfloat16) for _ in "qkv"]
+        eight, out = [x.to(torch.float8_e4m3fn) for x in plain], torch.empty_like(plain[0])
+
+        def call(eight: list[Any] = eight, out: Any = out, causal: bool = p.causal) -> Any:
+            return run_attention(*eight, algorithm="flash3_fp8", causal=causal, out=out)
+
+        def bfloat16(plain: list[Any] = plain, out: Any = out, causal: bool = p.causal) -> Any:
+            return run_attention(*plain, algorithm="flash3", causal=causal, out=out)
+
+        times = interleaved(torch, [on_torch(p, *plain), call, bfloat16], seconds)
+        tflops = [cell.flops / statistics.median(t) / 1e9 for t in times]
+        ratios = [statistics.median(b / a for a, b in zip(t, times[2], strict=True)) for t in times[:2]]
+        found.append(Speed(p.head_dim, p.causal, p.len_q, tflops[0], tflops[2], ratios[0], ratios[1]))
+    return found
+
+
+def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int] = (128, 256)) -> Fp8Report:
+    """Accuracy and speed. Raises `Unavailable` without a Hopper GPU."""
+    inputs, errors = accuracy()
+    chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
+    return Fp8Report(current_device().title, inputs, tuple(errors), tuple(speed(chosen)))

@@ -1,0 +1,88 @@
+"""The problems that the hardware counters are read for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from flashlab.measure.workload import Case
+from simulator import CATALOGUE, Problem
+from simulator.problem import FP8
+
+__all__ = ["l2_problems", "matrix"]
+
+
+def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+    """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways)."""
+    shapes: dict[str, dict[str, int]] = {
+        "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
+        "ragged": {"batch": 1, "heads": 2, "len_q": 239, "head_dim": 40},
+        "gqa": {"batch": 2, "heads": 8, "kv_heads": 2, "len_q": 509, "head_dim": 64},
+        "fewer-queries": {"batch": 1, "heads": 3, "len_q": 113, "len_kv": 799, "head_dim": 128},
+        "more-queries": {"batch": 1, "heads": 3, "kv_heads": 1, "len_q": 421, "len_kv": 97, "head_dim": 64},
+    }
+    # the counters of TMA see whole sectors of 32 bytes: rows of so many, where it is used
+    whole = {"ragged": {**shapes["ragged"], "head_dim": 48}}
+    # and of 8-bit operands both rows of a head dim and, for V lies transposed, of keys padded to 16
+    whole_of_bytes = {
+        "ragged": {**shapes["ragged"], "len_q": 250, "head_dim": 96},
+        "more-queries": {**shapes["more-queries"], "len_kv": 121},
+    }
+    own = {
+        name: whole_of_bytes if FP8 in row.dtypes else whole if row.hopper else {} for name, row in CATALOGUE.items()
+    }
+    return [
+        _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
+        for algorithm in algorithms
+        for dtype, causal, (name, shape) in product(
+            CATALOGUE[algorithm].dtypes, (False, True), (shapes | own[algorithm]).items()
+        )
+    ]  # fmt: skip
+
+
+def l2_problems() -> list[Case]:
+    """Problems that hold the L2 model to account: in those called shared, all SMs share over 30 MB of K and V.
+
+    The model's constants were set on the other problems; those called fresh were first measured when it stood.
+    """
+    one = {"batch": 1, "heads": 1}
+    return [
+        _case("flash2", "L2", batch=1, heads=8, len_q=4096, head_dim=128, dtype="bfloat16", causal=False),
+        _case("flash2", "L2", batch=1, heads=32, len_q=4096, head_dim=64, dtype="float16", causal=True),
+        _case("flash1", "L2", batch=2, heads=32, len_q=2048, head_dim=64, dtype="float16", causal=False),
+        _case("standard", "L2", batch=1, heads=4, len_q=4096, head_dim=64, dtype="float16", causal=False),
+        _case("flash2", "L2", batch=4, heads=16, kv_heads=2, len_q=8192, head_dim=64, dtype="float16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=65536, head_dim=128, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=32768, len_kv=98304, head_dim=128, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=16384, len_kv=40960, head_dim=128, dtype="float32", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=32768, len_kv=163840, head_dim=64, dtype="float16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=81920, head_dim=128, dtype="float16", causal=True),
+        _case("flash2", "L2 shared", batch=1, heads=8, kv_heads=1, len_q=8192, len_kv=131072, head_dim=64,
+              dtype="float16", causal=False),
+        _case("flash2", "L2", batch=1, heads=16, kv_heads=4, len_q=16384, head_dim=128, dtype="float16", causal=True),
+        _case("flash1", "L2", batch=1, heads=48, len_q=2048, head_dim=64, dtype="bfloat16", causal=False),
+        _case("flash1", "L2", batch=1, heads=16, len_q=4096, head_dim=128, dtype="float16", causal=True),
+        _case("standard", "L2", batch=1, heads=2, len_q=8192, head_dim=64, dtype="float16", causal=True),
+        _case("online_softmax", "L2", batch=1, heads=8, len_q=2048, head_dim=128, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=131072, head_dim=64, dtype="bfloat16", causal=False),
+        _case("flash2", "L2 shared", **one, len_q=131072, head_dim=64, dtype="float16", causal=True),
+        _case("flash2", "L2 shared", batch=1, heads=2, len_q=65536, head_dim=128, dtype="float16", causal=False),
+        _case("flash2", "L2 shared", batch=1, heads=4, kv_heads=1, len_q=32768, len_kv=65536, head_dim=128,
+              dtype="bfloat16", causal=True),
+        _case("flash2", "L2 shared", **one, len_q=24576, len_kv=131072, head_dim=96, dtype="bfloat16", causal=True),
+        _case("flash1", "L2 fresh", batch=1, heads=56, len_q=2048, head_dim=64, dtype="float16", causal=False),
+        _case("online_softmax", "L2 fresh", batch=1, heads=3, len_q=4992, head_dim=64, dtype="float16", causal=True),
+        _case("flash2", "L2 shared fresh", batch=1, heads=3, len_q=40000, len_kv=131072, head_dim=64,
+              dtype="float16", causal=False),
+        _case("flash2", "L2 shared fresh", batch=1, heads=4, kv_heads=2, len_q=40960, len_kv=81920, head_dim=128,
+              dtype="bfloat16", causal=True),
+    ]  # fmt: skip
+
+
+def _case(algorithm: str, label: str, **problem: Any) -> Case:
+    p = Problem(**problem)
+    lengths = str(p.len_q) if p.len_kv is None else f"{p.len_q}/{p.len_kv}"
+    heads = str(p.heads) if p.kv_heads is None else f"{p.heads}/{p.kv_heads}"
+    shape = f"{p.batch}×{heads}×{lengths}×{p.head_dim}"
+    return Case(f"{algorithm} {p.dtype} {label} {shape}", algorithm, p)

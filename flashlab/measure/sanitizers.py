@@ -1,0 +1,288 @@
+"""compute-sanitizer's four tools over a small grid of the kernels, and over faults seeded to prove that each tool sees.
+
+A tool that has found nothing is believed only if it found what was planted: in kernels of a few lines, and in our own
+(without their barriers; on inputs that nobody wrote).
+
+`python -m flashlab.measure.sanitizers FAULT` runs one planted fault.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flashlab.measure import workload as case_files
+from flashlab.measure.workload import Case
+from simulator import CATALOGUE, Problem
+from simulator.errors import Unavailable
+from simulator.problem import FP8
+
+__all__ = ["FAULTS", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+_OPTIONS = {
+    # API errors are CuPy's and torch's to raise; some bindings ask the driver for functions that it doesn't have
+    "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
+    "racecheck": ("--racecheck-report", "analysis"),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault: the tool that must find it, and what it is."""
+
+    tool: str
+    what: str
+    plant: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a tool said: how much it found (None: it never came to its end), where, and its first words."""
+
+    number: int | None
+    kernels: tuple[str, ...]
+    first: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tool on one target: an algorithm's cases, or a planted fault."""
+
+    tool: str
+    target: str
+    cases: int
+    findings: int | None
+    verdict: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SanitizersReport:
+    """What the tools found, and whether they find what is there."""
+
+    device: str
+    rows: tuple[Row, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No findings in the kernels, and every planted fault found."""
+        return bool(self.rows) and all(row.verdict in ("clean", "found") for row in self.rows)
+
+    @property
+    def algorithms(self) -> list[str]:
+        return list(dict.fromkeys(row.target for row in self.rows if row.target not in FAULTS))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        planted = [row for row in self.rows if row.target in FAULTS]
+        real = [row for row in self.rows if row.target not in FAULTS]
+        return {
+            "tools": list(dict.fromkeys(row.tool for row in self.rows)),
+            "runs": sum(row.cases for row in real),
+            "findings": sum(row.findings or 0 for row in real),
+            "unfinished": sum(row.verdict == "not finished" for row in self.rows),
+            "faults": len(planted),
+            "faults_found": sum(row.verdict == "found" for row in planted),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        rows = [asdict(row) for row in self.rows]
+        return {"passed": self.passed, "device": self.device, "summary": self.summary, "rows": rows}
+
+    def print(self) -> None:
+        """A table, and the first words of every finding."""
+        from flashlab.views.tables import line, table
+
+        rows = [
+            (r.tool, r.target, str(r.cases), "?" if r.findings is None else str(r.findings), r.verdict)
+            for r in self.rows
+        ]  # fmt: skip
+        table("compute-sanitizer", ("tool", "target", "problems", "findings", "verdict"), rows, left=2)
+        for row in self.rows:
+            if row.verdict not in ("clean", "found"):
+                line(f"{row.tool}, {row.target}: {row.detail}")
+        line("passed" if self.passed else "FAILED")
+
+
+def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+    """A small grid: every algorithm × dtype × a few problems with ragged edges, masks, GQA and empty rows."""
+    problems: dict[str, dict[str, Any]] = {
+        "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
+        "GQA, window": {"heads": 4, "kv_heads": 2, "len_q": 130, "head_dim": 64, "window": (33, 5)},
+        "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
+        "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
+    }
+    # rows of whole 16 bytes: the padding of others is read, not used, and nobody's to write
+    whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
+    return [
+        Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
+        for algorithm in algorithms
+        for dtype, (name, shape) in product(
+            CATALOGUE[algorithm].dtypes, (problems | (whole if FP8 in CATALOGUE[algorithm].dtypes else {})).items()
+        )
+    ]  # fmt: skip
+
+
+def run(
+    cases: Sequence[Case] | None = None, *, tools: Sequence[str] = TOOLS, faults: bool = True, timeout: float = 600,
+    workers: int = 4, progress: Callable[[Iterable[Callable[[], Row]]], Iterable[Callable[[], Row]]] = iter,
+) -> SanitizersReport:  # fmt: skip
+    """Run the tools over the cases (default: the grid), one process a tool and algorithm, several at a time.
+
+    `faults`: also over the planted ones. Raises `Unavailable` without a GPU or compute-sanitizer.
+    """
+    from flashlab.run.devices import current_device
+
+    program, device = _program(), current_device()
+    cases = grid() if cases is None else cases
+    case_files.warm(cases)
+    work: list[Callable[[], Row]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        for algorithm in dict.fromkeys(case.algorithm for case in cases):
+            mine = [case for case in cases if case.algorithm == algorithm]
+            inside = Path(folder) / algorithm
+            inside.mkdir()
+            command = case_files.command(case_files.write(mine, inside), "--exact")
+            for tool in tools:
+                future = pool.submit(_findings, program, tool, command, timeout)
+                work.append(partial(_awaited, tool, algorithm, len(mine), future))
+        for name, fault in FAULTS.items() if faults else ():
+            if fault.tool in tools:
+                command = [sys.executable, "-m", "flashlab.measure.sanitizers", name]
+                future = pool.submit(_findings, program, fault.tool, command, timeout)
+                work.append(partial(_awaited, fault.tool, name, 1, future))
+        rows = [each() for each in progress(work)]
+    return SanitizersReport(device.name, tuple(rows))
+
+
+def _awaited(tool: str, target: str, cases: int, future: Future[Findings]) -> Row:
+    return _judged(tool, target, cases, future.result())
+
+
+def _judged(tool: str, target: str, cases: int, found: Findings) -> Row:
+    planted = target in FAULTS
+    if found.number is None:
+        return Row(tool, target, cases, None, "not finished", found.first)
+    if planted:
+        return Row(tool, target, cases, found.number, "found" if found.number else "MISSED", FAULTS[target].what)
+    if not found.number:
+        return Row(tool, target, cases, 0, "clean")
+    where = f" (in {', '.join(found.kernels)})" if found.kernels else ""
+    return Row(tool, target, cases, found.number, "FINDINGS", found.first + where)
+
+
+def _findings(program: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
+    whole = [program, "--tool", tool, *_OPTIONS.get(tool, ()), *command]
+    try:
+        env = case_files.environment()
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+    except subprocess.TimeoutExpired:
+        return Findings(None, (), f"not done within {timeout:.0f} s")
+    found = parse(done.stdout)
+    # without its last words it fell before the kernels had run: no findings would say nothing
+    if not found.number and "launched " not in done.stdout:
+        said = (done.stderr.strip() or found.first or done.stdout.strip() or "no output").splitlines()
+        return Findings(None, (), said[-1])
+    return found
+
+
+def parse(text: str) -> Findings:
+    """What compute-sanitizer printed.
+
+    >>> parse("========= ERROR SUMMARY: 0 errors")
+    Findings(number=0, kernels=(), first='')
+    >>> parse("========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)").number
+    2
+    """
+    lines = [line.removeprefix("=========").strip() for line in text.splitlines() if line.startswith("=========")]
+    number = None
+    for said in lines:
+        if match := re.match(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", said):
+            number = (number or 0) + int(match[1] or match[2])
+    places = (re.search(r"\bat (?:void )?(\w+)(?:\(.*\))?\+0x", said) for said in lines)
+    kernels = dict.fromkeys(place[1] for place in places if place)
+    frame = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY")
+    first = next((said for said in lines if said and not said.startswith(frame)), "")
+    return Findings(number, tuple(kernels), first)
+
+
+def _program() -> str:
+    if found := shutil.which("compute-sanitizer"):
+        return found
+    raise Unavailable("compute-sanitizer is not on the PATH: install the CUDA toolkit, or add its bin folder to PATH")
+
+
+# The planted faults
+
+
+def _tiny(source: str, threads: int = 64) -> Callable[[], None]:
+    """A kernel of a few lines, on an array of 64 floats that nobody wrote."""
+
+    def plant() -> None:
+        from flashlab.run.arrays import cupy
+
+        kernel = cupy().RawKernel(f'extern "C" __global__ void planted(float* x) {{ {source} }}', "planted")
+        kernel((1,), (threads,), (cupy().empty(64, "float32"),))
+
+    return plant
+
+
+def _without_barriers() -> None:
+    """flash2 compiled from a copy of the headers whose barrier waits for nobody."""
+    import kernels_cu
+
+    with tempfile.TemporaryDirectory() as folder:
+        headers = Path(folder) / "include"
+        shutil.copytree(kernels_cu.include_dir(), headers)
+        for path in headers.rglob("*.cuh"):
+            path.write_text(path.read_text().replace("__syncthreads()", "(void)0"))
+        kernels_cu.include_dir = lambda: headers
+        case_files.launch(_PLAIN)
+
+
+def _unwritten() -> None:
+    """flash2 on q, k and v as they come from the allocator."""
+    from flashlab.run.plan import plan
+
+    plan("flash2", _PLAIN[0].problem).launch({})
+
+
+_PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=64, dtype="float16"))]
+
+FAULTS: Mapping[str, Fault] = {
+    "write-past-the-end": Fault("memcheck", "a store 4 KB past the end", _tiny("x[1024 + threadIdx.x] = 1;")),
+    "missing-barrier": Fault(
+        "racecheck", "neighbours exchange words through SRAM with no barrier between",
+        _tiny("__shared__ volatile float s[64]; s[threadIdx.x] = threadIdx.x; x[threadIdx.x] = s[63 - threadIdx.x];"),
+    ),
+    "flash2-without-barriers": Fault("racecheck", "our flash2 without its barriers", _without_barriers),
+    "read-unwritten": Fault("initcheck", "a load of what nobody wrote", _tiny("x[threadIdx.x] = x[threadIdx.x] + 1;")),
+    "flash2-on-unwritten-inputs": Fault("initcheck", "our flash2 on inputs that nobody wrote", _unwritten),
+    "divergent-barrier": Fault(
+        "synccheck", "a barrier that part of a warp never reaches",
+        _tiny("if (threadIdx.x < 40) { __syncthreads(); } x[threadIdx.x] = 1;"),
+    ),
+}  # fmt: skip
+"""What each tool must find, or its silence means nothing."""
+
+
+if __name__ == "__main__":
+    from flashlab.run.arrays import cupy
+
+    cupy().cuda.set_allocator(None)
+    FAULTS[sys.argv[1]].plant()
+    cupy().cuda.runtime.deviceSynchronize()
+    print("launched 1 fault")

@@ -1,0 +1,326 @@
+"""How fast a kernel is, side by side with what one would use instead.
+
+Every round calls each kernel once, so that clocks and temperature are the same for all; a ratio is that of one
+round, and the median of the rounds is reported. Each call is timed by CUDA events, behind a pause that the GPU spends
+while Python queues the call, on a cold L2. Before it is timed, a kernel's output is checked against float64; memory
+that it must write is full of NaN.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from flashlab.measure import peers
+from simulator import Problem
+from simulator.catalogue import get
+from simulator.errors import Unavailable, UsageError
+from simulator.problem import FP8
+
+__all__ = ["BenchReport", "Cell", "Row", "Yardstick", "cells", "run"]
+
+TOKENS, HIDDEN = 16384, 2048
+"""The field's convention: tokens of all sequences together, and heads × head dim."""
+
+_WARM_UP = 3
+_SAMPLED_ROWS = 32
+_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem of a benchmark: self-attention over sequences of one length."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(
+            batch=max(1, TOKENS // self.length), heads=HIDDEN // self.head_dim, len_q=self.length,
+            head_dim=self.head_dim, dtype=self.dtype, causal=self.causal,
+        )  # fmt: skip
+
+    @property
+    def flops(self) -> float:
+        """By the field's convention: 4 · length² · head dim · heads, halved if causal."""
+        p = self.problem
+        return 4.0 * p.batch * p.heads * p.len_q**2 * p.head_dim / (2 if self.causal else 1)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What the GPU does in the same run: an 8192³ matrix product in a dtype (TFLOP/s), and a copy in its memory
+    (GB/s, read and write)."""
+
+    dtype: str
+    matmul: float
+    copy: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel in one cell. `peer` is None for the kernel under test; `ratio` is the peer's time over its time, by
+    rounds: over 1, the kernel under test is faster. `error` is relative to what rounding explains; over 1 is wrong."""
+
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    peer: str | None
+    milliseconds: float
+    tflops: float
+    of_matmul: float | None
+    ratio: float | None
+    quartiles: tuple[float, float] | None
+    error: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What `run` measured; `not_run` says which peers were not, and why."""
+
+    algorithm: str
+    device: str
+    yardsticks: tuple[Yardstick, ...]
+    rows: tuple[Row, ...]
+    not_run: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """The kernel under test was timed, and its results were right."""
+        mine = [row for row in self.rows if row.peer is None]
+        return bool(mine) and all(row.error <= 1 for row in mine)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "passed": self.passed, "algorithm": self.algorithm, "device": self.device,
+            "tokens": TOKENS, "hidden": HIDDEN, "flops": "4 * length^2 * head_dim * heads * batch, halved if causal",
+            "yardsticks": [asdict(yardstick) for yardstick in self.yardsticks],
+            "rows": [asdict(row) for row in self.rows],
+            "not_run": list(self.not_run),
+        }  # fmt: skip
+
+    def cells(self) -> list[dict[str, Any]]:
+        """A flat row a cell: the kernel under test, its share of the matmul rate, and its ratio to each peer there."""
+        flat: list[dict[str, Any]] = []
+        for row in self.rows:
+            cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
+            if row.peer is None:
+                same = {"kernel": self.algorithm, "device": self.device, **cell, "milliseconds": row.milliseconds}
+                flat.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
+            else:
+                flat[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
+        return flat
+
+    def print(self) -> None:
+        """A table, the yardsticks, and what was not run."""
+        from flashlab.views.tables import line, table
+
+        rows = [
+            (row.peer or self.algorithm, row.dtype, str(row.head_dim), "causal" if row.causal else "full",
+             f"{row.length:,}", f"{row.milliseconds:.3f}", f"{row.tflops:.0f}",
+             "" if row.of_matmul is None else f"{row.of_matmul:.0%}", "" if row.ratio is None else f"{row.ratio:.3f}")
+            for row in self.rows
+        ]  # fmt: skip
+        columns = ("kernel", "dtype", "head dim", "mask", "length", "ms", "TFLOP/s", "of matmul", "ratio")
+        table(f"{TOKENS:,} tokens, hidden size {HIDDEN:,}, on {self.device}", columns, rows, left=2)
+        line(f"ratio: the peer's time over that of {self.algorithm}")
+        for y in self.yardsticks:
+            line(f"{y.dtype}: 8192³ matrix product {y.matmul:.0f} TFLOP/s; copy in memory {y.copy:,.0f} GB/s")
+        for reason in self.not_run:
+            line(f"not run: {reason}")
+
+
+def cells(
+    dtypes: Sequence[str] = ("bfloat16", "float16"), head_dims: Sequence[int] = (64, 128),
+    masks: Sequence[bool] = (False, True), lengths: Sequence[int] = (1024, 4096, 16384),
+) -> list[Cell]:  # fmt: skip
+    """The cells of a benchmark; the field's own by default."""
+    return [Cell(*choice) for choice in product(dtypes, head_dims, masks, lengths)]
+
+
+def run(
+    algorithm: str = "flash2", against: Sequence[str] = ("sdpa-flash",), *, cells: Sequence[Cell] | None = None,
+    tile: Any = None, seconds: float = 1.0, progress: Callable[[Iterable[Cell]], Iterable[Cell]] = iter,
+) -> BenchReport:  # fmt: skip
+    """Time `algorithm` and the peers in `against` in every cell, about `seconds` each; `progress` wraps the cells.
+
+    A peer that isn't installed, or refuses a cell, or computes something else there, is one line in `.not_run`. Raises
+    `Unavailable` without a GPU or without torch, `UsageError` for an unknown name.
+    """
+    if FP8 in get(algorithm).dtypes:
+        raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
+    torch = _torch()
+    not_run: list[str] = []
+    present: list[str] = []
+    for name in against:
+        try:
+            peers.layout(name)
+            present.append(name)
+        except Unavailable as reason:
+            not_run.append(f"{name}: {reason}")
+    chosen = list(_default_cells() if cells is None else cells)
+    yardsticks = {dtype: _yardstick(torch, dtype) for dtype in dict.fromkeys(cell.dtype for cell in chosen)}
+    rows: list[Row] = []
+    for cell in progress(chosen):
+        rows += _bench_cell(torch, cell, algorithm, tile, present, seconds, yardsticks[cell.dtype], not_run)
+    device: str = torch.cuda.get_device_name()
+    return BenchReport(algorithm, device, tuple(yardsticks.values()), tuple(rows), tuple(not_run))
+
+
+_default_cells = cells  # `run` has a parameter of that name
+
+
+def _torch() -> Any:
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        raise Unavailable("the benchmark needs PyTorch, for its events and its peers: pip install torch") from None
+    if not torch.cuda.is_available():
+        raise Unavailable("the benchmark needs an NVIDIA GPU that torch can use")
+    return torch
+
+
+def _bench_cell(
+    torch: Any, cell: Cell, algorithm: str, tile: Any, names: Sequence[str], seconds: float, yardstick: Yardstick,
+    not_run: list[str],
+) -> list[Row]:  # fmt: skip
+    p = cell.problem
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shape = (p.batch, p.heads, p.len_q, p.head_dim)
+    dtype = getattr(torch, p.dtype)
+    bhsd = [torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in "qkv"]
+    bshd = [x.transpose(1, 2).contiguous() for x in bhsd]
+    calls: dict[str | None, Callable[[], Any]] = {None: _ours(torch, algorithm, bhsd, p, tile)}
+    errors: dict[str | None, float] = {}
+    for name in names:
+        swapped = peers.layout(name) == "bshd"
+        try:
+            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.softmax_scale)
+            errors[name] = _checked(torch, call, bhsd, p, swapped)
+        except Exception as reason:  # whatever another library raises must not stop ours
+            not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
+            continue
+        if errors[name] > 1:
+            not_run.append(f"{name}, {_said(cell)}: the result is wrong ({errors[name]:.2f} × what rounding explains)")
+            continue
+        calls[name] = call
+    errors[None] = _checked(torch, calls[None], bhsd, p, swapped=False)
+    times = interleaved(torch, list(calls.values()), seconds)
+    return [_row(cell, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)]
+
+
+def _row(
+    cell: Cell, peer: str | None, times: list[float], ours: list[float], yardstick: Yardstick, error: float
+) -> Row:  # fmt: skip
+    ratios = [] if peer is None else [t / o for t, o in zip(times, ours, strict=True)]
+    milliseconds = statistics.median(times)
+    tflops = cell.flops / milliseconds / 1e9
+    low, _, high = statistics.quantiles(ratios, n=4) if ratios else (0.0, 0.0, 0.0)
+    return Row(
+        **asdict(cell), peer=peer, milliseconds=milliseconds, tflops=tflops, of_matmul=tflops / yardstick.matmul,
+        ratio=statistics.median(ratios) if ratios else None, quartiles=(low, high) if ratios else None, error=error,
+        rounds=len(times),
+    )  # fmt: skip
+
+
+def _ours(torch: Any, algorithm: str, tensors: Sequence[Any], p: Problem, tile: Any) -> Callable[[], Any]:
+    from flashlab.run.call import attention
+
+    out = torch.full_like(tensors[0], float("nan"))
+
+    def call() -> Any:
+        return attention(*tensors, algorithm=algorithm, causal=p.causal, out=out, tile=tile)
+
+    return call
+
+
+def _said(cell: Cell) -> str:
+    return f"{cell.dtype} × {cell.head_dim} {'causal' if cell.causal else 'full'} {cell.length}"
+
+
+def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Problem, swapped: bool) -> float:
+    """The error of some rows of some heads over what rounding explains, by the rule of `flashlab verify`; the
+    allocator's next block of the output's size is full of NaN."""
+    litter = torch.full_like(tensors[0], float("nan"))
+    del litter
+    out = call()
+    out = out.transpose(1, 2) if swapped else out
+    worst = 0.0
+    for b, h in {(0, 0), (p.batch - 1, p.heads - 1)}:
+        rows = torch.linspace(0, p.len_q - 1, _SAMPLED_ROWS, device="cuda").long()
+        q, k, v = (x[b, h].double() for x in tensors)
+        scores = q[rows] @ k.T * p.softmax_scale
+        if p.causal:
+            scores = scores.masked_fill(torch.arange(p.len_q, device="cuda") > rows[:, None], float("-inf"))
+        weights = scores.softmax(-1)
+        exact = weights @ v
+        noise = (exact.square().sum(-1) + weights.square() @ v.square().sum(-1)).sqrt()
+        error = (out[b, h][rows].double() - exact).norm(dim=-1) / (_UNIT[p.dtype] * noise)
+        worst = max(worst, error.nan_to_num(float("inf")).max().item())
+    return worst
+
+
+def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
+    """Milliseconds of every call in every round, in the order of `calls`."""
+    l2 = torch.cuda.get_device_properties().L2_cache_size
+    flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
+    pause = _pause(torch, calls)
+
+    def one_round(first: int) -> list[float]:
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in calls]
+        for i in range(len(calls)):
+            mine = (first + i) % len(calls)  # each takes every place in the order
+            flush.zero_()
+            torch.cuda._sleep(pause)
+            events[mine][0].record()
+            calls[mine]()
+            events[mine][1].record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for begin, end in events]
+
+    warm = [one_round(i) for i in range(_WARM_UP)][-1]
+    rounds = min(200, max(11, round(1000 * seconds / max(0.01, sum(warm)))))
+    return [list(times) for times in zip(*(one_round(i) for i in range(rounds)), strict=True)]
+
+
+def _pause(torch: Any, calls: Sequence[Callable[[], Any]]) -> int:
+    """GPU clocks that outlast the slowest queueing of a call, so that its kernels are timed and not Python."""
+    slowest = 0.0
+    for call in calls:
+        took = 0.0
+        for _ in range(_WARM_UP):  # the first may compile
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            call()
+            took = time.perf_counter() - begun
+        slowest = max(slowest, took)
+    return int(min(1e-3, 2 * slowest) * 2e9)
+
+
+def _yardstick(torch: Any, dtype: str) -> Yardstick:
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda").to(getattr(torch, dtype)) for _ in "ab")
+    product_ = torch.empty_like(a)
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+
+    def matmul() -> Any:
+        return torch.matmul(a, b, out=product_)
+
+    def copy() -> Any:
+        return target.copy_(source)
+
+    products, copies = interleaved(torch, [matmul, copy], seconds=0.2)
+    moved = 2 * source.numel()
+    return Yardstick(dtype, 2 * n**3 / statistics.median(products) / 1e9, moved / statistics.median(copies) / 1e6)

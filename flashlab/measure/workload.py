@@ -1,0 +1,126 @@
+"""Problems to run on a GPU under another program's eyes (ncu, compute-sanitizer), in a process of their own.
+
+`python -m flashlab.measure.workload FILE` launches the kernels of every case in FILE, in order, each once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulator import Problem, Tile
+from simulator.catalogue import get
+from simulator.dtypes import numpy_dtype
+from simulator.problem import FP8
+
+__all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
+
+_FRESH = 1 << 20
+"""Random numbers drawn for an array; a larger one repeats them, for counters don't look at values."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on a problem; `tile=None` is the kernel's default."""
+
+    name: str
+    algorithm: str
+    problem: Problem
+    tile: Tile | None = None
+    lse: bool = False
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The kernels that it launches, by entry point, in order."""
+        return tuple(kernel.entry for kernel in get(self.algorithm).kernels)
+
+
+def write(cases: Sequence[Case], folder: Path) -> Path:
+    """Put cases into a file, for `command`."""
+    path = folder / "cases.json"
+    path.write_text(json.dumps([asdict(case) for case in cases]), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[Case]:
+    """The cases of a file, as `write` left them."""
+    return [_case(**fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _case(*, problem: dict[str, Any], tile: Sequence[int] | None, **fields: Any) -> Case:
+    window = problem.pop("window")
+    whole = Problem(**problem, window=None if window is None else tuple(window))
+    return Case(problem=whole, tile=None if tile is None else Tile(*tile), **fields)
+
+
+def command(path: Path, *options: str) -> list[str]:
+    """What runs the cases of a file. `--exact`: every array in an allocation of its own, to the byte. `--counted`: built
+    so that ncu counts the kernels' copies right (`copy_async` in memory.cuh says what it misreads)."""
+    return [sys.executable, "-m", "flashlab.measure.workload", str(path), *options]
+
+
+def environment() -> dict[str, str]:
+    """The environment for `command`: Python finds there the packages that this process found, installed or not."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def warm(cases: Sequence[Case]) -> None:
+    """Compile the kernels of all cases, many at a time; other processes find them in the cache."""
+    from flashlab.run.plan import plan
+
+    # one problem stands for all that compile to the same code
+    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile): c for c in cases}
+    with ThreadPoolExecutor() as pool:
+        for future in [pool.submit(plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()]:
+            future.result()
+
+
+def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
+    """q, k and v as CuPy arrays of random numbers."""
+    from flashlab.run.arrays import cupy
+
+    p, random = problem, np.random.default_rng(seed)
+    shapes = [(p.batch, heads, length, p.head_dim) for heads, length in
+              ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length))]  # fmt: skip
+
+    def array(shape: tuple[int, ...]) -> Any:
+        n = int(np.prod(shape))
+        few = random.standard_normal(min(n, _FRESH), np.float32).astype(numpy_dtype(p.dtype))
+        bits = cupy().asarray(few.view(f"u{few.itemsize}"))  # CuPy has no arithmetic on bfloat16, and needs none
+        many = bits if n == few.size else cupy().tile(bits, -(-n // _FRESH))[:n]
+        # nor has it 8-bit floats: their bits will do
+        return (many if p.dtype == FP8 else many.view(few.dtype)).reshape(shape)
+
+    q, k, v = (array(shape) for shape in shapes)
+    return q, k, v
+
+
+def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
+    """Launch every case once on this machine's GPU, and wait for it."""
+    from flashlab.run import nvrtc
+    from flashlab.run.arrays import cupy
+    from flashlab.run.call import attention
+
+    if exact:
+        cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
+    if counted:
+        nvrtc.OPTIONS = (*nvrtc.OPTIONS, "-DCOUNTED")
+    warm(cases)
+    for case in cases:
+        p = case.problem
+        options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
+        attention(*inputs(p), algorithm=case.algorithm, **options, lse=case.lse, tile=case.tile)
+        cupy().cuda.runtime.deviceSynchronize()
+    print(f"launched {len(cases)} cases")
+
+
+if __name__ == "__main__":
+    launch(read(Path(sys.argv[1])), exact="--exact" in sys.argv, counted="--counted" in sys.argv)

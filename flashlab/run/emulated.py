@@ -1,0 +1,331 @@
+"""The algorithms' own kernels on the emulator: attention, with every byte by step and tensor held against the formula."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+import kernels_cu
+from flashlab.emulator.build import build
+from flashlab.emulator.library import Arena, Finding, Launched
+from flashlab.emulator.maps import UNUSED, tensor_map
+from flashlab.run import abi, arrays, nvrtc
+from simulator import catalogue, count
+from simulator.counts import Counts, LaunchCounts, Spec
+from simulator.devices import Device
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import UsageError
+from simulator.problem import FP8, Problem, output_dtype, row_bytes
+from simulator.program import Program
+from simulator.simulate import Scales, TileLike, Window, problem_of
+
+__all__ = ["Emulation", "EmulationError", "attention", "emulate"]
+
+
+_SCALES = ("scales.q", "scales.k", "scales.v")
+
+
+class EmulationError(RuntimeError):
+    """A kernel misused the machine; the message has a line for each finding.
+
+    >>> raise EmulationError("mine.cu:7, step scores: race: thread 32 of block 0 reads what another thread wrote, …")
+    Traceback (most recent call last):
+        ...
+    flashlab.run.emulated.EmulationError: mine.cu:7, step scores: race: thread 32 of block 0 reads what another ...
+    """
+
+
+@dataclass(frozen=True, repr=False)
+class Emulation:
+    """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
+
+    `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
+    its bytes are judged.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
+    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="standard")
+    >>> [launch.kernel for launch in run.launches], run.complaints()
+    (['standard_scores', 'standard_softmax', 'standard_output'], [])
+    >>> run
+    standard on h100: passed
+    """
+
+    out: Array
+    lse: Array | None
+    counts: Counts
+    launches: tuple[Launched, ...]
+    unwritten: Mapping[str, int]
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return [finding for launch in self.launches for finding in launch.findings]
+
+    @cached_property
+    def differences(self) -> list[str]:
+        """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each."""
+        formula = [launch for launch in self.counts.launches if launch.blocks]
+        return [
+            line
+            for launch, expected in zip(self.launches, formula, strict=True) if not launch.stopped
+            for line in _compare(launch, expected)
+        ]  # fmt: skip
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was misused, every output written, and every byte is the formula's."""
+        return not self.findings and not self.unwritten and not self.differences
+
+    def complaints(self) -> list[str]:
+        """Everything that is wrong, a line each."""
+        left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
+        return [*map(str, self.findings), *left, *self.differences]
+
+    def __repr__(self) -> str:
+        found = self.complaints()
+        verdict = f"{len(found)} complaint{'s' if len(found) > 1 else ''}" if found else "passed"
+        return "\n".join([f"{self.counts.algorithm} on {self.counts.device.name}: {verdict}", *found])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without the arrays."""
+        return {
+            "passed": self.passed, "algorithm": self.counts.algorithm, "device": self.counts.device.name,
+            "problem": asdict(self.counts.problem), "tile": str(self.counts.tile),
+            "launches": [launch.to_dict() for launch in self.launches], "unwritten": dict(self.unwritten),
+            "differences": self.differences,
+        }  # fmt: skip
+
+
+def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
+    wanted = {(step, tensor, what): n for (step, tensor, what), n in expected.ledger.items() if n}
+    # without what makes a block ready, as in Launched.counted
+    found = {key: n for key, n in launch.ledger.items() if n and (key[0] or key[2] != "sram.write")}
+    for step, tensor, what in [key for key in found if "+" in key[1]]:  # arrays that lie interleaved in one place
+        parts = [(step, name, what) for name in tensor.split("+")]
+        if sum(wanted.get(part, 0) for part in parts) == found[step, tensor, what]:
+            del found[step, tensor, what]
+            for part in parts:
+                wanted.pop(part, None)
+    lines = [
+        f"{launch.kernel}, step {key[0] or '(none)'}, {key[2]} of {key[1]}: {found.get(key, 0):,} bytes, "
+        f"the formula {wanted.get(key, 0):,}"
+        for key in sorted({*found, *wanted})
+        if found.get(key) != wanted.get(key)
+    ]  # fmt: skip
+    if launch.flops != expected.flops_matmul:
+        lines.append(f"{launch.kernel}: {launch.flops:,} matmul FLOPs, the formula {expected.flops_matmul:,}")
+    return lines
+
+
+def emulate(
+    q: Array, k: Array, v: Array, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
+    scale: float | None = None, lse: bool = False, tile: TileLike = None, device: Device | str | None = None,
+    sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
+    time_limit: float = 0, scales: Scales | None = None,
+) -> Emulation:  # fmt: skip
+    """Run an algorithm's kernels on the CPU: NumPy arrays in, shapes and options as `flashlab.attention` has them.
+
+    The kernels are built as for `device` (None: "h100"). `sanitize=False` only computes and counts. `watch` also looks at
+    loads and stores that don't go through the primitives (slower; a test proves that our kernels have none). `source`: a
+    `.cu` file that stands in for the algorithm's own, with the same kernels, watched. `workers`: how many blocks run at
+    the same time (None: as many as there are cores). A launch that still runs after `time_limit` (seconds; 0: none) is
+    stopped, which is a finding.
+
+    Raises `UsageError` for bad input, `Unavailable` without a C++ compiler.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
+    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="flash2")
+    >>> run.passed, run.launches[0].total("hbm.read") == fl.count("flash2", p).hbm.read
+    (True, True)
+    """
+    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    row = catalogue.get(algorithm)
+    if not row.kernels:
+        raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
+    counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
+    abi.check_problem(problem, counts.device)
+    if row.hopper:
+        abi.check_hopper(row.name, problem, counts.device)
+    config = counts.config
+    assert config is not None
+    abi.check_tile(config, problem)
+    arena = Arena()
+    given = abi.unit_scales(counts) if scales is None else Scales.of(scales).named(problem, config.tile)
+    values = _arguments(arena, counts, {"q": q, "k": k, "v": v, **given})
+    shape = abi.shape_struct(problem, config.heads_together).tobytes()
+    macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
+    major, minor = counts.device.compute_capability
+    launches: list[Launched] = []
+    for launch, kernel in zip(counts.launches, row.kernels, strict=True):
+        if not launch.blocks:
+            continue
+        path = kernels_cu.source(kernel.source) if source is None else Path(source)
+        library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
+        boxes = {
+            name: _tensor_map(arena, counts.tensors[name], problem, rows)
+            for name, rows in abi.box_rows(kernel, counts).items()
+        }
+        passed = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
+        launches.append(
+            library.launch(
+                kernel.entry, (abi.blocks_of(kernel, counts, launch),), (32 * launch.warps,), [*passed, shape],
+                arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers, time_limit=time_limit,
+            )
+        )  # fmt: skip
+    outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
+    judged = sanitize and not any(launched.stopped for launched in launches)
+    unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
+    found = {spec.name: _values(arena, spec, problem) for spec in outputs}
+    logs = found["lse"] if lse else None
+    return Emulation(found["out"], logs, counts, tuple(launches), {name: n for name, n in unwritten.items() if n})
+
+
+def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dict[str | None, bytes]:
+    """Every tensor in the arena, and the bytes by which a kernel is told of it: a `Tensor`, or a pointer."""
+    values: dict[str | None, bytes] = {None: np.uint64(0).tobytes()}
+    batch = counts.problem.batch
+    for spec in counts.tensors.values():
+        if spec.vector and spec.name in inputs:
+            arena.put(spec.name, np.asarray(inputs[spec.name], np.float32))
+            arena.buffers[spec.name].read_only = True
+            strides = abi.strides_of(spec, batch)
+        elif spec.name in inputs:
+            strides = _place(arena, spec.name, inputs[spec.name])
+        else:
+            arena.new(spec.name, spec.nbytes)
+            strides = abi.strides_of(spec, batch)
+        arena.buffers[spec.name].strides = strides if spec.vector else (*strides, spec.itemsize)
+        pointer = arena.pointer(spec.name)
+        tensor = np.array((pointer, *strides), abi.TENSOR)
+        values[spec.name] = np.uint64(pointer).tobytes() if spec.vector else tensor.tobytes()
+    return values
+
+
+def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
+    """The descriptor of an input that is copied in boxes of so many rows and 128 bytes, as `flashlab.run.tma` has them."""
+    extents = (spec.cols, spec.rows, spec.heads // problem.batch, problem.batch)
+    if 0 in extents:
+        return UNUSED
+    strides = arena.buffers[spec.name].strides
+    # the stride of an axis of one element is never used, but checked
+    reach = [stride if n > 1 else 16 for n, stride in zip(extents[1:], reversed(strides[:3]), strict=True)]
+    return tensor_map(arena.pointer(spec.name), spec.itemsize, extents, reach, (128 // spec.itemsize, rows, 1, 1))
+
+
+def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:
+    """An input, laid as it is if a kernel can take it so, else with its rows padded; the strides of batch, head and row."""
+    view = arrays.View(x.ctypes.data, x.shape, x.strides, x.dtype.name, 0, x)
+    padded = row_bytes(x.shape[-1], x.itemsize)
+    if arrays.is_aligned(view) and x.size and all(stride > 0 for stride in x.strides):
+        strides = (x.strides[0], x.strides[1], x.strides[2])
+    else:
+        strides = (x.shape[1] * x.shape[2] * padded, x.shape[2] * padded, padded)
+    reach = sum((n - 1) * stride for n, stride in zip(x.shape[:3], strides, strict=True)) + padded if x.size else 0
+    data = arena.new(name, reach)
+    buffer = arena.buffers[name]
+    buffer.read_only = True
+    if x.size:
+        np.ndarray(x.shape, x.dtype, data.data, strides=(*strides, x.itemsize))[...] = x
+        np.ndarray((*x.shape[:3], padded), np.uint8, buffer.written.data, strides=(*strides, 1))[...] = 1
+    return strides
+
+
+def _values(arena: Arena, spec: Spec, problem: Problem) -> Array:
+    """An output as an array of its own, (batch, heads, rows, columns), or without columns for a vector."""
+    data = arena.buffers[spec.name].data
+    rows = data.reshape(problem.batch, spec.heads // problem.batch, spec.rows, spec.row_bytes)
+    values = np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
+    return values[..., 0] if spec.vector else values
+
+
+def attention(
+    q: Any, k: Any, v: Any, *, algorithm: str | Program, causal: bool, window: Window, scale: float | None, lse: bool,
+    out: Any, tile: TileLike, device: Device | str | None, scales: Scales | None,
+) -> Any:  # fmt: skip
+    """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
+    given = {"q": q, "k": k, "v": v}
+    for name, x in given.items():
+        if _kind(x) != _kind(q):
+            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
+    if out is not None and not isinstance(out, np.ndarray):
+        raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
+    views = [to_numpy(name, x) for name, x in given.items()]
+    target = cast("Array | None", out)
+    if target is not None:
+        _check_out(target, views)
+    run = emulate(
+        *views, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device,
+        scales=None if scales is None else Scales(*map(to_numpy, _SCALES, Scales.of(scales))),
+    )  # fmt: skip
+    if complaints := [
+        *map(str, run.findings),
+        *([] if not run.unwritten else [f"never written: {dict(run.unwritten)}"]),
+    ]:
+        raise EmulationError("\n".join(complaints))
+    if target is not None:
+        target[...] = run.out
+    result: Any = from_numpy(run.out, q) if target is None else target
+    return result if run.lse is None else (result, from_numpy(run.lse, q))
+
+
+def _kind(x: Any) -> str:
+    return "numpy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
+
+
+def _check_out(out: Array, inputs: list[Array]) -> None:
+    q = inputs[0]
+    if out.shape != q.shape:
+        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
+    wanted = output_dtype(q.dtype.name)
+    if out.dtype.name != wanted:
+        raise UsageError("out.dtype", out.dtype.name, f"{wanted}, for q of {q.dtype.name}")
+    if not out.flags.writeable:
+        raise UsageError("out", "read-only array", "one that can be written")
+    if arrays.overlaps_itself(arrays.View(out.ctypes.data, out.shape, out.strides, out.dtype.name, 0, out)):
+        raise UsageError("out", f"strides {out.strides}", "an array whose elements don't overlap each other")
+    for name, x in zip("qkv", inputs, strict=True):
+        if np.may_share_memory(out, x) and np.shares_memory(out, x):
+            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+
+
+def to_numpy(name: str, x: Any) -> Array:
+    """An array of NumPy, torch, JAX or CuPy as NumPy's."""
+    if isinstance(x, np.ndarray):
+        return cast("Array", x)
+    root = type(x).__module__.partition(".")[0]
+    if root == "torch":
+        if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise UsageError(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet")
+        plain = x.detach().cpu()
+        if plain.dtype == sys.modules["torch"].bfloat16:
+            return plain.view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
+        if plain.dtype == sys.modules["torch"].float8_e4m3fn:
+            return plain.view(sys.modules["torch"].uint8).numpy().view(numpy_dtype(FP8))
+        return plain.numpy()
+    if root == "cupy":
+        return x.get()
+    if hasattr(x, "__array__"):
+        return np.asarray(x)
+    raise UsageError(name, type(x).__name__, "an array of NumPy, torch, JAX or CuPy")
+
+
+def from_numpy(values: Array, like: Any) -> Any:
+    """NumPy's array as one of another's kind, on its device."""
+    root = type(like).__module__.partition(".")[0]
+    if root == "torch":
+        torch: Any = sys.modules["torch"]
+        if values.dtype == numpy_dtype("bfloat16"):
+            return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(like.device)
+        return torch.from_numpy(values).to(like.device)
+    if root == "cupy":
+        return sys.modules["cupy"].asarray(values)
+    if root in ("jax", "jaxlib"):
+        return sys.modules["jax"].numpy.asarray(values)
+    return values

@@ -1,0 +1,1 @@
+"""Showing: tables, figures for people, plots, comparisons, sweeps, timelines."""

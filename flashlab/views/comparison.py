@@ -1,0 +1,227 @@
+"""Algorithms side by side on one problem: what each moves and computes, and how far it is from naive attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashlab.views import figures
+from simulator.catalogue import names
+from simulator.counts import Counts
+from simulator.devices import Device
+from simulator.errors import UsageError
+from simulator.naive import Reference, naive
+from simulator.problem import Problem, Tile
+from simulator.program import Program
+from simulator.simulate import problem_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+Progress = Callable[[Iterable[Any]], Iterable[Any]]
+
+__all__ = ["COLUMNS", "Comparison", "Error", "Row", "compare", "error_of", "reference_of"]
+
+COLUMNS = (
+    "algorithm", "HBM read", "HBM written", "compulsory", "DRAM read (low to high)", "HBM peak", "SRAM peak",
+    "matmul FLOPs", "other FLOPs", "exps", "FLOPs/byte", "error",
+)  # fmt: skip
+"""What a row's `cells` hold: bytes requested from HBM, the estimate of what DRAM sees of it, arithmetic, distance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """How far a result is from naive attention in float64.
+
+    `max` is the largest absolute difference, `relative` the 2-norm of the difference over the 2-norm of the reference,
+    `lse` the largest absolute difference of the log-sum-exp, or None without one.
+    """
+
+    max: float
+    relative: float
+    lse: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One algorithm of a comparison: `target` as it was given; `error` is None where only a formula was evaluated."""
+
+    target: str | Program
+    counts: Counts
+    error: Error | None
+
+    @property
+    def algorithm(self) -> str:
+        return self.counts.algorithm
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `Counts.to_dict`, and `error`."""
+        return {**self.counts.to_dict(), "error": None if self.error is None else asdict(self.error)}
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, one cell for each of `COLUMNS`."""
+        c = self.counts
+        low, estimate, high = (figures.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
+        return (
+            self.algorithm, figures.nbytes(c.hbm.read), figures.nbytes(c.hbm.write), figures.nbytes(c.compulsory),
+            f"{estimate} ({low} to {high})", figures.nbytes(c.hbm.peak), figures.nbytes(c.sram.peak),
+            figures.count(c.flops.matmul), figures.count(c.flops.other), figures.count(c.exp), f"{c.intensity:.3g}",
+            "" if self.error is None else f"{self.error.relative:.1e}",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A row an algorithm. Printed, it is a table; `plot` draws it, `to_dict` is plain data.
+
+    >>> import flashlab as fl
+    >>> tab = fl.compare(fl.sample(), algorithms=["flash1", "flash2"])
+    >>> [(row.algorithm, row.counts.hbm.read, row.error.relative < 0.001) for row in tab.rows]
+    [('flash1', 26738688, True), ('flash2', 5242880, True)]
+    """
+
+    problem: Problem
+    device: Device
+    tile: Tile | None
+    lse: bool
+    rows: tuple[Row, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, keys as the attributes."""
+        return {
+            "problem": asdict(self.problem),
+            "device": self.device.name,
+            "tile": None if self.tile is None else str(self.tile),
+            "lse": self.lse,
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    def plot(self, folder: str | Path | None = None) -> dict[str, Figure]:
+        """The pictures by name: `bytes` by tensor and level, `lengths` up to a million tokens, `roofline`.
+
+        With a folder they are written to it too, as `bytes.png` and so on.
+        """
+        from flashlab.views import plots
+
+        counts = [row.counts for row in self.rows]
+        figures = {
+            "bytes": plots.bytes_by_tensor(counts),
+            "lengths": plots.lengths(self.at_lengths(plots.LENGTHS)),
+            "roofline": plots.roofline(counts),
+        }
+        if folder is not None:
+            for name, figure in figures.items():
+                plots.save(figure, Path(folder) / f"{name}.png")
+        return figures
+
+    def at_lengths(self, lengths: Sequence[int]) -> list[Counts]:
+        """The same heads at other lengths, by formula; what has none, a program of one's own, is left out."""
+        from simulator import count
+
+        problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
+        return [
+            count(row.target, problem, tile=self.tile, device=self.device, lse=self.lse)
+            for row in self.rows if isinstance(row.target, str)
+            for problem in problems
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        table = [COLUMNS, *(row.cells() for row in self.rows)]
+        widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True)) for cells in table)
+
+
+def compare(
+    what: Problem | Iterable[NDArray[Any]],
+    *,
+    algorithms: Iterable[str | Program] | None = None,
+    causal: bool | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    tile: Tile | tuple[int, int] | str | None = None,
+    device: Device | str = "h100",
+    lse: bool = False,
+    progress: Progress = iter,
+) -> Comparison:
+    """Algorithms (unless named, all that take its dtype) side by side: by formula on a problem, or by running them on arrays
+    (q, k, v).
+
+    Masks and scale go with arrays; a problem has its own, and inputs loaded by `flashlab` may say that they are causal.
+    `progress` wraps the algorithms as `tqdm.tqdm` would.
+    Raises `UsageError`, `SramOverflow` where a tile doesn't fit among them.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=1_000_000, head_dim=64, dtype="float16", causal=True)
+    >>> tab = fl.compare(p, algorithms=["standard", "flash2"])
+    >>> [row.counts.hbm.peak // 2**30 for row in tab.rows]  # GiB
+    [11176, 0]
+    """
+    from simulator import count, simulate
+
+    named = None if algorithms is None else list(algorithms)
+    asked = None if tile is None else Tile.parse(tile)
+    where = Device.named(device)
+    run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
+    if isinstance(what, Problem):
+        if causal is not None or window is not None or scale is not None:
+            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem says them")
+        targets = names(what) if named is None else named
+        rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
+        return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
+    try:
+        q, k, v = what
+    except (TypeError, ValueError):
+        raise UsageError("what", type(what).__name__, "a Problem, or the arrays (q, k, v)") from None
+    if causal is None:
+        causal = bool(getattr(what, "causal", None))
+    masks: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
+    problem = problem_of(q, k, v, **masks)
+    reference = reference_of(problem, q, k, v)
+    rows: list[Row] = []
+    for target in progress(names(problem) if named is None else named):
+        run = simulate(target, q, k, v, **masks, **run_it)
+        error = None if reference is None else error_of(run.out, run.lse, reference)
+        rows.append(Row(target=target, counts=run.counts, error=error))
+    return Comparison(problem=problem, device=where, tile=asked, lse=lse, rows=tuple(rows))
+
+
+MOST_SCORES = 2**26, 2**29
+"""Of one head, and in all: what the judge, which is dense and float64, is asked for. 8192 keys square are 2.5 GiB."""
+
+
+def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Reference | None:
+    """Naive attention, one head after the other; None where that would take too much memory or time."""
+    p = problem
+    scores = p.len_q * p.kv_length
+    if scores > MOST_SCORES[0] or scores * p.batch * p.heads > MOST_SCORES[1]:
+        return None
+    out = np.empty((p.batch, p.heads, p.len_q, p.value_dim))
+    lse = np.empty((p.batch, p.heads, p.len_q))
+    for b, h in np.ndindex(p.batch, p.heads):
+        kv = h // p.queries_per_kv
+        head = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
+        one = naive(*head, causal=p.causal, window=p.window, scale=p.scale)
+        out[b, h], lse[b, h] = one.out[0, 0], one.lse[0, 0]
+    return Reference(out, lse)
+
+
+def error_of(out: NDArray[Any], lse: NDArray[Any] | None, reference: Reference) -> Error:
+    """The distance of a result from the reference."""
+    difference = np.asarray(out, np.float64) - reference.out
+    norm = float(np.linalg.norm(difference))
+    size = float(np.linalg.norm(reference.out))
+    lse_error = None
+    if lse is not None:
+        same = lse == reference.lse  # of empty rows: -inf twice
+        with np.errstate(invalid="ignore"):
+            lse_error = float(np.where(same, 0, np.abs(lse - reference.lse)).max(initial=0))
+    return Error(
+        max=float(np.abs(difference).max(initial=0)),
+        relative=norm / size if size else (norm and float("inf")),
+        lse=lse_error,
+    )

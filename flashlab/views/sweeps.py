@@ -1,0 +1,177 @@
+"""The usual experiments: bytes over length, head dim, SRAM size, tile, device, as rows, CSV and plot."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashlab.files import replace_file
+from simulator.catalogue import get, names
+from simulator.counts import Counts
+from simulator.devices import Device
+from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
+from simulator.problem import Problem, Tile
+from simulator.program import Program
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Sweep", "sweep"]
+
+_PROBLEM = [field.name for field in fields(Problem)]
+_FIGURES = (
+    "hbm_read", "hbm_write", "hbm_atomic", "hbm_peak", "sram_read", "sram_write", "sram_peak", "flops_matmul",
+    "flops_other", "exp", "compulsory", "compulsory_read", "intensity",
+)  # fmt: skip
+_DRAM = ("dram_low", "dram_estimate", "dram_high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The cells of a sweep as flat `rows`, one dict each, all with the same keys; bytes and plain numbers.
+
+    Where a tile doesn't fit, the figures are None and `reason` says why. `axes` are the keys that were swept.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=64, dtype="float16")
+    >>> tab = fl.sweep("flash2", p, tile=["64x64", "2048x64"])
+    >>> [(row["tile"], row["hbm_read"], row["reason"] is None) for row in tab.rows]
+    [('64x64', 4325376, True), ('2048x64', None, False)]
+    """
+
+    rows: list[dict[str, Any]]
+    axes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"axes": list(self.axes), "rows": self.rows}
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the rows to a file, which is replaced; None is an empty cell."""
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(self.rows[0]) if self.rows else [])
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return replace_file(path, text.getvalue())
+
+    def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`. Raises `Unavailable` without pandas."""
+        try:
+            import pandas  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise Unavailable("pandas is not installed: pip install pandas, or use .rows or .to_csv") from None
+        return pandas.DataFrame(self.rows)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+    def plot(self, x: str | None = None, y: str = "hbm_read", path: str | Path | None = None) -> Figure:
+        """A line an algorithm and combination of the other axes; `path` also writes it. Default x: the first axis."""
+        from flashlab.views import plots
+
+        x = x or next((axis for axis in self.axes if axis != "algorithm"), "len_q")
+        keys = list(self.rows[0]) if self.rows else [x, y]
+        for argument, key in (("x", x), ("y", y)):
+            if key not in keys:
+                raise unknown(argument, key, keys)
+        if y not in (*_FIGURES, *_DRAM):
+            raise UsageError("y", y, f"a figure: one of {', '.join(key for key in keys if key in (*_FIGURES, *_DRAM))}")
+        figure = plots.sweep(self.rows, x, y, [axis for axis in self.axes if axis != x])
+        if path is not None:
+            plots.save(figure, path)
+        return figure
+
+
+def sweep(
+    algorithms: Iterable[str | Program] | str | Program | None,
+    problem: Problem,
+    *,
+    sram: int | Sequence[int] | None = None,
+    tile: Any = None,
+    device: Any = "h100",
+    lse: bool = False,
+    dram: bool = False,
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    **axes: Any,
+) -> Sweep:
+    """Count every combination of the lists given: fields of the problem, `sram` (bytes a block), `tile`, `device`.
+
+    What the problem has as None follows: a sweep over `len_q` moves the keys too. `dram=True` adds the estimate of DRAM
+    reads, the one figure that takes time. A combination that doesn't fit is a row with a reason. `progress` wraps the
+    cells as `tqdm.tqdm` would. Raises `UsageError`.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=64, dtype="float16")
+    >>> tab = fl.sweep(["flash1", "flash2"], p, len_q=[1024, 2048], sram=[4096, 65536], tile="64x64")
+    >>> len(tab.rows), tab.axes, sum(row["reason"] is not None for row in tab.rows)
+    (8, ('algorithm', 'len_q', 'sram_per_block'), 6)
+    """
+    from simulator import count
+
+    if algorithms is None:
+        algorithms = names(problem)
+    targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)
+    for name in axes:
+        if name not in _PROBLEM:
+            raise unknown("axis", name, [*_PROBLEM, "sram", "tile", "device"])
+    choices: dict[str, list[Any]] = {
+        "algorithm": targets,
+        **{name: _choices(value, single=name == "window" and _is_pair(value)) for name, value in axes.items()},
+        "device": [Device.named(each) for each in _choices(device)],
+        "sram_per_block": _choices(sram),
+        "tile": [each and Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
+    }
+    rows: list[dict[str, Any]] = []
+    for cell in progress(list(itertools.product(*choices.values()))):
+        values = dict(zip(choices, cell, strict=True))
+        where: Device = values["device"]
+        if values["sram_per_block"] is not None:
+            where = where.replace(sram_per_block=values["sram_per_block"])
+        posed = problem.replace(**{name: values[name] for name in axes})
+        target: str | Program = values["algorithm"]
+        row = _row(target if isinstance(target, str) else target.name, posed, where, values["tile"])
+        try:
+            counts = count(target, posed, tile=values["tile"], device=where, lse=lse)
+        except UsageError as error:
+            if not isinstance(error, SramOverflow) and get(target).takes(posed):
+                raise
+            figures: dict[str, Any] = dict.fromkeys(_FIGURES + (_DRAM if dram else ()))
+            rows.append({**row, **figures, "reason": str(error)})
+        else:
+            rows.append({**row, "tile": str(counts.tile), **_figures(counts, dram=dram), "reason": None})
+    swept = tuple(name for name, each in choices.items() if len(each) > 1)
+    return Sweep(rows=rows, axes=swept)
+
+
+def _choices(value: Any, *, single: bool = False) -> list[Any]:
+    if single or isinstance(value, str | Device) or not isinstance(value, Iterable):
+        return [value]
+    return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether this is one tile or window, rather than a list of them."""
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int | None) for x in value)  # pyright: ignore
+
+
+def _row(algorithm: str, problem: Problem, device: Device, tile: Tile | None) -> dict[str, Any]:
+    """What identifies a cell; what the problem leaves to follow is said."""
+    return {
+        "algorithm": algorithm, "batch": problem.batch, "heads": problem.heads, "kv_heads": problem.num_kv_heads,
+        "len_q": problem.len_q, "len_kv": problem.kv_length, "head_dim": problem.head_dim,
+        "head_dim_v": problem.value_dim, "dtype": problem.dtype, "causal": problem.causal,
+        "window": None if problem.window is None else ",".join(str(side).lower() for side in problem.window),
+        "scale": problem.softmax_scale, "device": device.name, "sram_per_block": device.sram_per_block,
+        "tile": None if tile is None else str(tile),
+    }  # fmt: skip
+
+
+def _figures(c: Counts, *, dram: bool) -> dict[str, Any]:
+    values = (
+        c.hbm.read, c.hbm.write, c.hbm.atomic, c.hbm.peak, c.sram.read, c.sram.write, c.sram.peak, c.flops.matmul,
+        c.flops.other, c.exp, c.compulsory, c.compulsory_read, c.intensity,
+    )  # fmt: skip
+    estimate = zip(_DRAM, (c.dram.low, c.dram.estimate, c.dram.high), strict=True) if dram else ()
+    return {**dict(zip(_FIGURES, values, strict=True)), **dict(estimate)}

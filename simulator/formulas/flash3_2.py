@@ -1,5 +1,0 @@
-"""Rung 2 of FlashAttention-3 moves what the top one moves."""
-
-from simulator.formulas.flash3 import flash3 as flash3_2
-
-__all__ = ["flash3_2"]

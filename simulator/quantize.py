@@ -1,0 +1,92 @@
+"""Operands of 8 bits: quantisation to e4m3 with a scale per tile, and the rotation that spreads outliers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import UsageError
+from simulator.problem import FP8
+from simulator.programs.flash3_fp8 import TILE
+from simulator.simulate import Scales, problem_of
+
+__all__ = ["Quantized", "quantize", "rotation"]
+
+LARGEST = 448.0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What `flash3_fp8` takes: q (batch, heads, length, head_dim), k and v (batch, kv_heads, length, head_dim) in e4m3, and the
+    scales of their tiles."""
+
+    q: Array
+    k: Array
+    v: Array
+    scales: Scales
+
+    def values(self) -> tuple[Array, Array, Array]:
+        """Q, K and V that the operands stand for, float64.
+
+        >>> import flashlab as fl, numpy as np
+        >>> p = fl.Problem(batch=1, heads=1, len_q=300, head_dim=64, dtype="float32")
+        >>> q, k, v = fl.random_inputs(p)
+        >>> bool((np.abs(quantize(q, k, v).values()[1] - k) <= np.abs(k) / 16 + 0.002).all())
+        True
+        """
+        q, k, v = (
+            x.astype(np.float64) * np.repeat(scale, rows, axis=-1)[:, :, : x.shape[2], None]
+            for x, scale, rows in zip(
+                (self.q, self.k, self.v), self.scales, (TILE.rows, TILE.cols, TILE.cols), strict=True
+            )
+        )
+        return q, k, v
+
+
+def rotation(head_dim: int, seed: int = 0) -> Array:
+    """An orthogonal matrix that spreads an outlier over all columns: random signs, then a Hadamard matrix.
+
+    >>> m = rotation(64)
+    >>> bool(np.allclose(m @ m.T, np.eye(64)))
+    True
+    """
+    if head_dim & (head_dim - 1):
+        raise UsageError("head_dim", head_dim, "a power of two, for a Hadamard matrix")
+    hadamard = np.ones((1, 1))
+    while hadamard.shape[0] < head_dim:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], head_dim)
+    return signs[:, None] * hadamard / math.sqrt(head_dim)
+
+
+def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool = False) -> Quantized:
+    """q, k, v (batch, heads, length, head_dim) in e4m3. `blocks`: a scale for each tile of each, else one for all;
+    `rotate`: Q and K times the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
+    problem, NaN and inf."""
+    q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+    problem_of(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not np.isfinite(x).all():
+            raise UsageError(name, "NaN or inf", "finite values")
+    if rotate:
+        turn = rotation(q.shape[-1]).astype(np.float32)
+        q, k = q @ turn, k @ turn
+    (q8, of_q), (k8, of_k), (v8, of_v) = (
+        _quantized(x, rows, blocks) for x, rows in ((q, TILE.rows), (k, TILE.cols), (v, TILE.cols))
+    )
+    return Quantized(q8, k8, v8, Scales(of_q, of_k, of_v))
+
+
+def _quantized(x: Array, rows: int, blocks: bool) -> tuple[Array, Array]:
+    batch, heads, length, dim = x.shape
+    tiles = -(-length // rows)
+    whole = np.zeros((batch, heads, tiles * rows, dim), np.float32)
+    whole[:, :, :length] = x
+    cut = whole.reshape(batch, heads, tiles, rows, dim)
+    top = np.abs(cut).max(axis=(-1, -2), initial=0.0) if blocks else np.full(cut.shape[:3], np.abs(x).max(initial=0.0))
+    scale = (np.where(top > 0, top, 1.0) / LARGEST).astype(np.float32)
+    rounded = (cut / scale[..., None, None]).astype(numpy_dtype(FP8)).reshape(whole.shape)
+    return np.ascontiguousarray(rounded[:, :, :length]), scale

@@ -1,0 +1,59 @@
+"""flash3_1: consumers that load for themselves: a slot is refilled when the whole block is done with a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from simulator.config import Config
+from simulator.problem import Problem
+from simulator.time.engine import SM, Actor, Barrier
+from simulator.time.launch import Block, Launch, Work, resident, works
+from simulator.time.rates import BOX_DRAM_LATENCY, BOX_L2_LATENCY, RS_LATENCY, SS_LATENCY, Rates
+from simulator.time.schedules.flash3 import Cycles, Shared, multiply, store
+from simulator.time.schedules.flash3_2 import softmax
+
+OTHER_REGISTERS = (
+    40  # of a lane, beside S, P and O: about; no limit is set, so two blocks share an SM where it allows that
+)
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
+    c = Cycles(problem, config, rates)
+    slots = resident(config, rates.device, c.sram, registers=c.accumulators + OTHER_REGISTERS)
+
+    def in_step(blocks: int) -> Block:
+        return partial(_block, c=c.in_step(blocks))
+
+    # a block's warpgroups are in step: they meet after each tile
+    return [Launch("flash3_1", partial(_block, c=c), order, slots, in_step=in_step, chance=1 / slots)]
+
+
+def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
+    shared, done = Shared(sm, c), sm.barrier(c.consumers)  # the barrier of the block, after each tile
+    return [(f"warpgroup {w}", _warpgroup(sm, walk[0], c, shared, done, w == 0)) for w in range(c.consumers)]
+
+
+def _warpgroup(sm: SM, work: Work, c: Cycles, shared: Shared, done: Barrier, loader: bool) -> Actor:
+    if loader:
+        shared.q_full.arrive_at(sm.use("copy", c.q, "load_q") + BOX_DRAM_LATENCY)
+        for j in range(min(c.stages, work.tiles)):
+            load_both(sm, c, shared, j, BOX_DRAM_LATENCY)
+    yield shared.q_full.opening(0)
+    for j in range(work.tiles):
+        yield from shared.k.ready(j)
+        yield from multiply(sm, c.scores, c.d_steps, "scores", SS_LATENCY)
+        yield from softmax(sm, c, j < work.masked)
+        yield from shared.v.ready(j)
+        yield from multiply(sm, c.output, c.key_steps, "output", RS_LATENCY)
+        done.arrive()
+        yield done.opening(j)
+        if loader and j + c.stages < work.tiles:
+            load_both(sm, c, shared, j + c.stages, BOX_L2_LATENCY)
+    yield from store(sm, c)
+
+
+def load_both(sm: SM, c: Cycles, shared: Shared, j: int, latency: float) -> None:
+    for ring in (shared.k, shared.v):
+        ring.full[j % c.stages].arrive_at(sm.use("copy", ring.cycles, ring.name) + latency)

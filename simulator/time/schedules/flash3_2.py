@@ -1,0 +1,54 @@
+"""flash3_2: a producer fills the ring; each consumer waits for its own products and exponentials in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from simulator.config import Config
+from simulator.problem import Problem
+from simulator.time.beside import vector
+from simulator.time.engine import SM, Actor
+from simulator.time.launch import Block, Launch, Work, works
+from simulator.time.rates import RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
+from simulator.time.schedules.flash3 import Cycles, Shared, exponentials, multiply, producer, store
+
+
+def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
+    order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
+    c = Cycles(problem, config, rates)
+
+    def in_step(blocks: int) -> Block:
+        return partial(_block, c=c.in_step(blocks))
+
+    return [Launch("flash3_2", partial(_block, c=c), order, in_step=in_step, chance=1 / c.consumers)]
+
+
+def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
+    shared = Shared(sm, c)
+    consumers = [(f"consumer {w}", _consumer(sm, walk[0], c, shared)) for w in range(c.consumers)]
+    return [("producer", producer(sm, walk, c, shared)), *consumers]
+
+
+def _consumer(sm: SM, work: Work, c: Cycles, shared: Shared) -> Actor:
+    yield shared.q_full.opening(0)
+    for j in range(work.tiles):
+        yield from shared.k.ready(j)
+        yield from multiply(sm, c.scores, c.d_steps, "scores", SS_LATENCY)
+        shared.k.release(j)
+        yield from softmax(sm, c, j < work.masked)
+        yield from shared.v.ready(j)
+        yield from multiply(sm, c.output, c.key_steps, "output", RS_LATENCY)
+        shared.v.release(j)
+    yield from store(sm, c)
+
+
+def softmax(sm: SM, c: Cycles, masked: bool) -> Actor:
+    if masked:
+        yield from vector(sm, "mask", alu=c.mask)
+    yield from vector(sm, "softmax", alu=c.maximum)
+    yield (
+        sm.now + 4 * SRAM_LATENCY
+    )  # two shuffles, the exponential of the maximum before, and what goes from one to the next
+    yield from exponentials(sm, c)
+    yield from vector(sm, "rescale", alu=c.rescale)

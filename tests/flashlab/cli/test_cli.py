@@ -1,0 +1,622 @@
+"""The command line: what it prints, how it ends, and that it says what Python says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import flashlab as fl
+from flashlab import files
+from flashlab.cli import app, options, output
+from flashlab.measure import counters, sanitizers, speed
+
+COMMANDS = [
+    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
+    "time",
+]  # fmt: skip
+
+MINE = '''
+import flashlab as fl
+
+@fl.program
+def diagonal(m, q, k, v, problem, tile):
+    """Every query sees its own key only: wrong wherever more are visible."""
+    out = m.output("out")
+    for block in m.launch("diagonal", rows=problem.row_tiles(tile), warps=4):
+        block.step("copy")
+        block.store(out, block.fetch(v, block.i, tile.rows), block.i, tile.rows)
+    return out
+
+def not_a_program():
+    pass
+'''
+
+
+def run(*words: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, (words, result.output, result.exception)
+    return result
+
+
+def document(*words: object, code: int = 0) -> dict[str, Any]:
+    found = json.loads(run(*words, "--json", code=code).stdout)
+    assert found["schema"] == 1
+    return found
+
+
+def one_line(*words: object) -> str:
+    """The error of a call that must fail with status 2, nothing on stdout, and a line on stderr."""
+    result = run(*words, code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith("flashlab: ") and result.stderr.count("\n") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    path = tmp_path / "my_file.py"
+    path.write_text(MINE)
+    return f"{path}:diagonal"
+
+
+# help and speed
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command: str) -> None:
+    text = run(command, "--help").stdout
+    assert re.search(rf"Example: flashlab\s+{command}\b", text)
+
+
+def test_commands_are_those_of_the_design() -> None:
+    assert {command.name or command.callback.__name__ for command in app.registered_commands} == set(COMMANDS)
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == fl.__version__
+
+
+def test_no_command_prints_the_help() -> None:
+    result = run()
+    assert "Usage" in result.stdout and result.stderr == ""
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """What would make every command slow to start."""
+    program = (
+        "import sys; from flashlab.cli import app\n"
+        "try: app(['--help'], prog_name='flashlab')\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('matplotlib', 'hypothesis', 'cupy', 'torch') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_as_a_module() -> None:
+    command = [sys.executable, "-m", "flashlab", "count", "flash2", "--tile", "1x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("flashlab: tile = '1x'")
+
+
+def test_a_reader_that_goes_away_is_no_crash() -> None:
+    program = "from flashlab.cli import main; main()"
+    command = f"{sys.executable} -c '{program}' devices | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+# what it says is what Python says
+
+
+DEFAULT = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
+
+
+def plain(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_count_of_the_default_problem() -> None:
+    assert document("count", "flash2") == {"schema": 1, **plain(fl.count("flash2", DEFAULT).to_dict())}
+
+
+@settings(max_examples=25)
+@given(
+    algorithm=st.sampled_from(sorted(fl.CATALOGUE)), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
+    group=st.integers(1, 4), len_q=st.integers(0, 5000), len_kv=st.none() | st.integers(0, 5000),
+    head_dim=st.integers(1, 128), dtype=st.sampled_from(["float32", "float16", "float8_e4m3fn"]), causal=st.booleans(),
+    window=st.none() | st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
+    tile=st.none() | st.sampled_from([(32, 64), (64, 64)]), device=st.sampled_from(["a100", "h100"]), lse=st.booleans(),
+)  # fmt: skip
+def test_every_option_reaches_the_formula(
+    algorithm: str, batch: int, kv_heads: int, group: int, len_q: int, len_kv: int | None, head_dim: int, dtype: str,
+    causal: bool, window: tuple[int | None, int | None] | None, tile: tuple[int, int] | None, device: str, lse: bool,
+) -> None:  # fmt: skip
+    words = [
+        "--batch",
+        batch,
+        "--heads",
+        kv_heads * group,
+        "--kv-heads",
+        kv_heads,
+        "--len-q",
+        len_q,
+        "--head-dim",
+        head_dim,
+    ]
+    words += ["--dtype", dtype, "--causal" if causal else "--no-causal", "--device", device, "--scale", 0.25]
+    words += [] if len_kv is None else ["--len-kv", len_kv]
+    words += [] if window is None else ["--window", ",".join(str(side).lower() for side in window)]
+    words += [] if tile is None else ["--tile", f"{tile[0]}x{tile[1]}"]
+    words += ["--lse"] if lse else []
+    problem = fl.Problem(
+        batch=batch, heads=kv_heads * group, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=head_dim, dtype=dtype,
+        causal=causal, window=window, scale=0.25,
+    )  # fmt: skip
+    try:
+        expected = fl.count(algorithm, problem, tile=tile, device=device, lse=lse)
+    except fl.UsageError as error:  # it doesn't fit, or the algorithm has another dtype
+        assert str(error) in one_line("count", algorithm, *words)
+        return
+    assert document("count", algorithm, *words) == {"schema": 1, **plain(expected.to_dict())}
+
+
+def test_the_default_dtype_is_one_that_the_algorithm_takes() -> None:
+    found, eight = document("count", "flash3_fp8"), DEFAULT.replace(dtype="float8_e4m3fn")
+    assert found == {"schema": 1, **plain(fl.count("flash3_fp8", eight).to_dict())}
+    assert "expected float8_e4m3fn for flash3_fp8" in one_line("count", "flash3_fp8", "--dtype", "float16")
+
+
+def test_simulate_gives_numbers_and_counts() -> None:
+    found = document("simulate", "flash1", "--len-q", 97, "--seed", 3, "--lse")
+    problem = DEFAULT.replace(len_q=97)
+    q, k, v = fl.random_inputs(problem, seed=3)
+    expected = fl.simulate("flash1", q, k, v, causal=True, lse=True)
+    assert found["counts"] == plain(expected.counts.to_dict())
+    assert found["out"]["shape"] == [1, 2, 97, 64] and found["out"]["max"] == expected.out.max()
+    assert found["error"]["relative"] < 1e-3 and found["error"]["lse"] < 1e-4
+
+
+def test_simulate_with_rows_that_see_nothing_is_json() -> None:
+    found = document("simulate", "flash2", "--len-q", 40, "--len-kv", 8, "--lse")
+    assert found["lse"]["finite"] == 2 * 8 and found["error"]["lse"] < 1e-4
+    assert document("simulate", "flash2", "--len-q", 0)["out"]["max"] == "nan"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_simulate_saves_out_and_lse(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "out.npz"
+    assert str(path) in run("simulate", "flash2", "--dtype", dtype, "--lse", "--out", path).stdout
+    expected = fl.simulate("flash2", *fl.random_inputs(DEFAULT.replace(dtype=dtype)), causal=True, lse=True)
+    with np.load(path) as saved:
+        np.testing.assert_array_equal(saved["out"].astype(np.float32), expected.out.astype(np.float32))
+        np.testing.assert_array_equal(saved["lse"], expected.lse)
+
+
+def test_compare_by_formula_is_all_algorithms() -> None:
+    rows = document("compare")["rows"]
+    assert [row["algorithm"] for row in rows] == fl.catalogue.names(DEFAULT)
+    assert all(row["error"] is None for row in rows)
+    assert rows[-1]["hbm"] == plain(fl.compare(DEFAULT).to_dict())["rows"][-1]["hbm"]
+
+
+def test_compare_draws_and_prints_the_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "pictures"
+    printed = run("compare", "flash2", "--out", folder).stdout.splitlines()
+    paths = [folder / f"{name}.png" for name in ("bytes", "lengths", "roofline")]
+    assert printed[-3:] == [str(path) for path in paths]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert document("compare", "flash2", "--out", folder)["pictures"]["bytes"] == str(paths[0])
+
+
+def test_sweep_prints_every_cell(tmp_path: Path) -> None:
+    table, picture = tmp_path / "rows.csv", tmp_path / "rows.svg"
+    words = ["sweep", "flash1", "flash2", "--len-q", "100,200", "--sram", "4096,232448", "--tile", "64x64,32x32"]
+    found = document(*words, "--csv", table, "--plot", picture, "--y", "hbm_peak")
+    assert len(found["rows"]) == 16 and found["axes"] == ["algorithm", "len_q", "sram_per_block", "tile"]
+    assert sum(row["reason"] is not None for row in found["rows"]) >= 8
+    assert len(table.read_text().splitlines()) == 17 and "<svg" in picture.read_text()
+    printed = run(*words).stdout
+    assert "needs 32,768 bytes" in printed or "bytes of SRAM a block" in printed
+
+
+def test_trace_is_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json", path)
+    expected = fl.simulate("flash2", *fl.random_inputs(DEFAULT.replace(len_q=100)), causal=True, trace=(0, 1)).trace
+    assert expected is not None and path.read_text() == expected.to_json()
+    assert run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json", "-").stdout.strip() == expected.to_json()
+
+
+def test_devices() -> None:
+    found = document("devices")["devices"]
+    assert [device["name"] for device in found] == list(fl.DEVICES)
+    assert found[0]["ridge"]["float16"] == fl.DEVICES[found[0]["name"]].ridge("float16")
+    text = run("devices").stdout
+    assert all(device["title"] in text and device["source"] in text for device in found)
+
+
+# a program of one's own
+
+
+@pytest.mark.parametrize("command", ["count", "simulate", "compare", "sweep", "trace"])
+def test_own_program_from_a_file(mine: str, command: str) -> None:
+    assert "diagonal" in run(command, mine).stdout
+
+
+def test_own_program_beside_ours(mine: str, tmp_path: Path) -> None:
+    rows = document("compare", "flash2", mine, "--out", tmp_path)["rows"]
+    assert [row["algorithm"] for row in rows] == ["flash2", "diagonal"]
+
+
+def test_own_program_from_a_module(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(mine.rpartition(":")[0]).parent)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_file", raising=False)
+    assert document("count", "my_file:diagonal")["algorithm"] == "diagonal"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ValueError('no\\nluck')", "ValueError: no luck"),
+        ("import a_module_that_is_not_there", "a_module_that_is_not_there"),
+        ("x = (", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit"),
+        ("y = 1", "a name that"),
+        ("x = 1", "a tile program"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    assert says in one_line("count", f"{path}:x")
+
+
+def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
+    assert "no file C:\\nowhere\\mine.py" in one_line("count", "C:\\nowhere\\mine.py:x").replace("\\\\", "\\")
+
+
+# errors
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "count flsh2",
+            "algorithm = 'flsh2': expected one of standard, online_softmax, flash1, flash2, flash3_1,",
+        ),
+        ("compare flash2 falsh1", "did you mean flash1?"),
+        ("sweep flash", "did you mean flash"),
+        ("trace flash9", "did you mean flash"),
+        ("simulate standrad", "did you mean standard?"),
+        ("verify flsh2", "target = 'flsh2'"),
+        ("count flash2 --device h10", "device = 'h10': expected one of t4, "),
+        ("count flash2 --device h10", "(did you mean h100?)"),
+        ("sweep flash2 --device h100,h10", "device = 'h10'"),
+        ("count flash2 --tile 64y", "tile = '64y': expected rows x cols"),
+        ("count flash2 --tile 0x64", "tile = '0x64'"),
+        ("sweep flash2 --tile 64x64,9", "tile = '9'"),
+        ("count flash1 --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
+        ("simulate flash1 --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
+        ("compare --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
+        ("count flash2 --dtype fp16", "dtype = 'fp16': expected one of float32"),
+        ("count flash2 --heads 3 --kv-heads 2", "kv_heads = 2: expected a divisor of heads = 3"),
+        ("count flash2 --len-q -1", "len_q = -1: expected an integer of at least 0"),
+        ("count flash2 --len-q many", "--len-q"),
+        ("count flash2 --scale nan", "scale = nan: expected a finite number"),
+        ("count flash2 --window 128", "--window = '128': expected left,right"),
+        ("count flash2 --window 1,2,3", "--window"),
+        ("count flash2 --window -1,0", "window = -1"),
+        ("count flash2 --lenq 4", "--lenq"),
+        ("count", "Missing argument"),
+        ("count flash2 flash1", "flash1"),
+        ("cuont flash2", "count"),
+        ("sweep flash2 --len-q 1,x", "--len-q = '1,x': expected values with commas between them"),
+        ("sweep flash2 --sram 0", "sram_per_block = 0"),
+        (
+            "sweep flash2 --csv /nowhere/at/all.csv",
+            "--csv = '/nowhere/at/all.csv': expected a file that can be written",
+        ),
+        ("sweep flash2 --plot rows.xyz", "--plot = 'rows.xyz': expected a name that ends in one of"),
+        ("sweep flash2 --plot /nowhere.png --y algorithm", "--y = 'algorithm': expected a figure"),
+        ("sweep flash2 --plot /nowhere.png --x length", "--x = 'length': expected one of"),
+        ("simulate flash2 --out /nowhere/out.npz", "--out = '/nowhere/out.npz'"),
+        ("trace flash2 --json /nowhere/trace.json", "--json = '/nowhere/trace.json'"),
+        ("trace flash2 --head 0", "--head = '0': expected batch,head"),
+        ("trace flash2 --head 0,5", "(batch, head) under (1, 2)"),
+        ("trace flash2 --against flash1", "--html FILE"),
+        ("emulate flsh2", "target = 'flsh2': expected one of standard, "),
+        ("emulate mine --grid 1", "a file that ends in .cu"),
+        ("emulate flash2 --grid 8", "--grid = '8': expected nothing: an algorithm brings its launches"),
+        ("emulate nowhere.cu --block 128", "--grid = None: expected how many"),
+        ("emulate nowhere.cu --grid 1 --block 128", "file = 'nowhere.cu': expected a CUDA source"),
+        ("emulate nowhere.cu --grid 1 --block 128 --len-q 4", "--len-q"),
+        ("emulate nowhere.cu --grid 1 --block 128 --tile 16x16", "--tile"),
+        ("counters --backend cpu", "--backend = 'cpu': expected one of gpu, emulator, both"),
+        ("compare --input q.npz --len-q 4", "--len-q = 4: expected nothing, the data says the shape"),
+        ("compare --input q.npz --sample", "one of --input and --sample"),
+        ("count nowhere.py:mine", "there is no file nowhere.py"),
+        ("count nowhere_at_all:mine", "No module named 'nowhere_at_all'"),
+        ("count os:path.join", "expected a tile program"),
+        ("verify flash2 --layout bshd", "--layout"),
+        ("verify flash2 --check everything", "checks = 'everything'"),
+        ("verify flash2 --backend tpu", "backend = 'tpu'"),
+        ("bench --causal --len-q 1k", "--len-q = '1k'"),
+        ("counters --matrix --len-q 4", "--len-q = 4"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(words: str, says: str) -> None:
+    assert says in one_line(*words.split())
+
+
+@pytest.mark.parametrize("command", ["compare", "simulate flash2", "trace flash2"])
+def test_inputs_that_cannot_be_used(command: str, tmp_path: Path) -> None:
+    def refused(name: str) -> str:
+        return one_line(*command.split(), "--input", tmp_path / name)
+
+    assert re.search("--input = .*nothing.npz.*there is none", refused("nothing.npz"))
+    (tmp_path / "text.npz").write_text("text")
+    assert "--input" in refused("text.npz")
+    (tmp_path / "text.safetensors").write_text("text")
+    assert "--input" in refused("text.safetensors")
+    np.savez(tmp_path / "some.npz", q=np.zeros((1, 4, 8)), k=np.zeros((1, 4, 8)))
+    assert "v missing among" in refused("some.npz")
+    np.savez(tmp_path / "shape.npz", q=np.zeros((3, 4, 8)), k=np.zeros((2, 4, 8)), v=np.zeros((2, 4, 8)))
+    assert "kv_heads = 2" in refused("shape.npz")
+    np.savez(tmp_path / "nan.npz", **{name: np.full((1, 4, 8), np.nan) for name in "qkv"})
+    assert "nan" in refused("nan.npz")
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_own_inputs(ending: str, tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    problem = DEFAULT.replace(heads=4, kv_heads=2, len_q=70, len_kv=90, dtype="float32")
+    q, k, v = fl.random_inputs(problem)
+    path = tmp_path / f"mine.{ending}"
+    if ending == "npz":
+        np.savez(path, q=q, k=k, v=v)
+    else:
+        save_file({"q": q, "k": k, "v": v}, path, metadata={"causal": "false"})
+    causal = ending == "npz"  # what the file says of itself; nothing: the default
+    (row,) = document("compare", "flash2", "--input", path)["rows"]
+    expected = fl.simulate("flash2", q, k, v, causal=causal)
+    assert row["hbm"] == plain(expected.counts.to_dict())["hbm"] and row["problem"]["causal"] is causal
+    assert row["error"]["relative"] < 1e-5
+    assert document("simulate", "flash2", "--input", path)["out"]["max"] == expected.out.max()
+    assert document("compare", "flash2", "--input", path, "--causal")["problem"]["causal"]
+    np.savez(tmp_path / "wide.npz", q=q.astype(float), k=k.astype(float), v=v.astype(float))
+    wide = run("compare", "flash2", "--input", tmp_path / "wide.npz", "--json")
+    assert "float64 to float32" in wide.stderr and json.loads(wide.stdout)["problem"]["dtype"] == "float32"
+
+
+def test_sample() -> None:
+    found = document("compare", "--sample")
+    assert found["problem"]["causal"] and found["problem"]["kv_heads"] == 2
+    assert all(row["error"]["relative"] < 1e-3 for row in found["rows"])
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 4 PiB")
+
+    monkeypatch.setattr(fl, "simulate", refuse)
+    assert "4 PiB" in one_line("simulate", "flash2")
+
+
+def test_a_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(fl, "count", broken)
+    assert isinstance(run("count", "flash2", code=1).exception, ZeroDivisionError)
+
+
+# files
+
+
+def test_output_files_are_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("x" * 100_000)
+    path.chmod(0o640)
+    run("sweep", "flash2", "--csv", path)
+    assert path.read_text().startswith("algorithm,") and "x" * 50 not in path.read_text()
+    assert os.name == "nt" or stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    assert "no space left on device" in one_line("sweep", "flash2", "--csv", path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and /dev/null are Unix's")
+def test_links_are_followed_and_devices_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.csv", tmp_path / "link.csv"
+    target.write_text("old")
+    link.symlink_to(target)
+    run("sweep", "flash2", "--csv", link)
+    assert link.is_symlink() and target.read_text().startswith("algorithm,")
+    run("sweep", "flash2", "--csv", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert "is a folder" in one_line("sweep", "flash2", "--csv", tmp_path)
+
+
+# what is judged
+
+
+def test_verify_ends_with_0_or_1(mine: str) -> None:
+    found = document("verify", "flash2", "--check", "key_sets", "--dtype", "float16")
+    assert found["passed"] and found["target"] == "flash2"
+    failed = document("verify", mine, "--check", "key_sets", "--dtype", "float16", code=1)
+    assert not failed["passed"] and failed["counts"]["failed"]
+
+
+def test_verify_prints_a_table_or_markdown() -> None:
+    words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16"]
+    assert "key_sets" in run(*words).stdout
+    assert run(*words, "--markdown").stdout.startswith("## flash2")
+
+
+def test_verify_takes_a_callable_with_its_conventions(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.py"
+    path.write_text(
+        "import numpy as np, flashlab as fl\n"
+        "def attention(q, k, v, causal=False, scale=None, window=None):\n"
+        "    swap = lambda x: np.ascontiguousarray(np.swapaxes(np.asarray(x), 1, 2))\n"
+        "    ref = fl.naive(swap(q), swap(k), swap(v), causal=causal, scale=scale, window=window)\n"
+        "    return swap(ref.out).astype(q.dtype)\n"
+    )
+    words = ["verify", f"{path}:attention", "--check", "key_sets", "--dtype", "float16", "--layout", "bshd"]
+    assert document(*words)["verdict"] == "passed, LSE unchecked"
+    assert document(*words[:-1], "bhsd", code=1)["verdict"] == "failed"
+
+
+def report(passed: bool) -> Any:
+    return SimpleNamespace(
+        passed=passed, algorithms=["flash2"], to_dict=lambda: {"passed": passed}, print=lambda: print("table"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize(("command", "module"), [("bench", speed), ("counters", counters), ("sanitize", sanitizers)])
+def test_gpu_commands_hand_over_their_verdict(
+    command: str, module: Any, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "run", lambda *_, **__: report(passed))
+    assert run(command, code=0 if passed else 1).stdout == "table\n"
+    assert document(command, code=0 if passed else 1)["passed"] is passed
+
+
+def test_counters_asks_for_the_problem_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(counters, "run", lambda cases, **_: asked.extend(cases) or report(True))
+    run("counters", "flash1", "flash2", "--len-q", 1000, "--no-causal", "--tile", "64x64", "--lse")
+    problem = DEFAULT.replace(len_q=1000, causal=False)
+    assert [(c.algorithm, c.problem, c.tile, c.lse) for c in asked] == [
+        (name, problem, (64, 64), True) for name in ("flash1", "flash2")
+    ]
+    asked.clear()
+    run("counters", "--matrix")
+    assert asked == counters.matrix()
+
+
+def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(speed, "run", lambda *names, **more: asked.update(more, names=names) or report(True))
+    run(
+        "bench",
+        "flash1",
+        "--against",
+        "fa4,cudnn",
+        "--dtype",
+        "float16",
+        "--head-dim",
+        "64",
+        "--len-q",
+        "1024",
+        "--causal",
+    )
+    assert asked["names"] == ("flash1", ["fa4", "cudnn"])
+    assert asked["cells"] == [speed.Cell("float16", 64, True, 1024)]
+
+
+def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise fl.Unavailable("no GPU here: get one")
+
+    for command, module in (("bench", speed), ("counters", counters), ("sanitize", sanitizers)):
+        monkeypatch.setattr(module, "run", missing)
+        assert "no GPU here: get one" in one_line(command)
+
+
+def test_results_are_kept(tmp_path: Path) -> None:
+    words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
+    run(*words)
+    (path,) = tmp_path.glob("verify_flash2_*.json")
+    assert json.loads(path.read_text())["kind"] == "verify"
+    assert "--force" in one_line(*words)
+    run(*words, "--force")
+
+
+# tables
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("command", ["compare", "count flash1", "devices", "sweep flash1 flash2 --len-q 64,128"])
+def test_tables_fit_the_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run(*command.split()).stdout.splitlines()
+    tables = [line for line in lines if line[:1] in "┏┃┡│└"]
+    assert tables and all(len(line.rstrip()) <= width for line in tables)
+    assert not any("…" in line for line in tables), "nothing is cut"
+
+
+def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table("t", ("name", "n"), [("[red]mine[/red]", "1")])
+    assert "[red]mine[/red]" in capsys.readouterr().out
+
+
+def test_progress_passes_everything_on_and_prints_nothing_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(output.track("things")(range(3))) == [0, 1, 2]
+    with output.busy("work") as tick:
+        tick(None)
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_bar_shows_after_a_second(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    written = open(os.devnull, "w")
+    console = Console(file=written, force_terminal=True, record=True)
+    shown: list[bool] = []
+    monkeypatch.setattr(output, "_console", lambda _: console)
+    import rich.progress
+
+    start = rich.progress.Progress.start
+    monkeypatch.setattr(rich.progress.Progress, "start", lambda self: (shown.append(True), start(self)))
+    for _ in output.track("things")(range(2)):
+        time.sleep(0.6 if slow else 0)
+    written.close()
+    assert shown == ([True] if slow else [])
+
+
+@given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
+def test_json_is_json_whatever_the_numbers(value: Any) -> None:
+    text = json.dumps(output._plain({"x": value}), allow_nan=False)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(json.loads(text), dict)
+
+
+@given(left=st.none() | st.integers(0, 10**6), right=st.none() | st.integers(0, 10**6))
+def test_windows_round_trip(left: int | None, right: int | None) -> None:
+    assert options.window(f"{left}, {right}".replace("None", "none")) == (left, right)

@@ -1,0 +1,44 @@
+"""A learner who gets everything right: `python tests/flashlab/lessons/learner.py NAME` runs a lesson with all solutions filled in.
+
+Sliders and players are live, as in Jupyter; says what didn't pass.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS
+from tools import lessons
+
+if __name__ == "__main__":
+    notebook = lessons.notebook_of((lessons.SOURCES / f"{sys.argv[1]}.md").read_text(encoding="utf-8"))
+    expected: dict[int, str] = {}
+    for n, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            continue
+        if asked := re.search(r'fl\.predict\("([\d.]+)"', cell.source):
+            truth = ", ".join(f"{name}={value!r}" for name, value in PREDICTIONS[asked[1]].truth().items())
+            cell.source, expected[n] = f'fl.predict("{asked[1]}", {truth})', ": right"
+        elif posed := re.search(r'fl\.check\(\w+, exercise="([\d.]+)"\)', cell.source):
+            cell.source, expected[n] = EXERCISES[posed[1]].solution + "\n" + posed[0], "Passed"
+        elif posed := re.search(r'fl\.check\("\w+\.cu", exercise="([\d.]+)"\)', cell.source):
+            exercise, expected[n] = KERNEL_EXERCISES[posed[1]], "Passed"
+            notebook.cells[n - 1].source = f"%%writefile {exercise.file}\n{exercise.solution}"
+    os.environ.pop("FLASHLAB_STATIC", None)
+    lessons.execute(notebook, static=False)
+    for n, words in expected.items():
+        (output,) = notebook.cells[n].outputs
+        if words not in output.data["text/plain"]:
+            sys.exit(f"cell {n}: {output.data['text/plain']}")
+    lesson = sys.argv[1].split("_")[0]
+    (progress,) = (cell.outputs[0].data["text/plain"] for cell in notebook.cells if cell.source == "fl.progress()")
+    (line,) = (line for line in progress.splitlines() if line.startswith(lesson))
+    counts = re.findall(r"(\d+) of (\d+)", line)
+    if any(done != all_of_them for done, all_of_them in counts):
+        sys.exit(line)
+    if not any(
+        "widget" in kind for cell in notebook.cells for o in cell.get("outputs", []) for kind in o.get("data", {})
+    ):
+        sys.exit("no sliders")

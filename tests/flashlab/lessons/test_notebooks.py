@@ -1,0 +1,238 @@
+"""The notebooks: what is committed is what their sources give today, and a stale one of any kind is found."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_output
+
+from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
+from flashlab.lessons.show import TABLE
+from tools import lessons
+
+ROOT = Path(__file__).resolve().parents[2]
+POSED = [*EXERCISES, *KERNEL_EXERCISES]
+NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
+
+
+def source(name: str) -> str:
+    return (lessons.SOURCES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def committed(name: str) -> NotebookNode:
+    return nbformat.read(lessons.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, since kernels, sockets and warnings are Jupyter's business."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=280)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_what_its_source_gives(name: str):
+    done = python("tools/lessons.py", "check", name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learner_gets_through(name: str):
+    """With every solution and every right prediction filled in, in Jupyter's kernel, with live sliders and players."""
+    done = python("tests/flashlab/lessons/learner.py", name)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_lesson_has_a_notebook_and_nothing_else_lies_there():
+    assert [name.split("_")[0] for name in NAMES] == list(LESSONS)
+    assert sorted(path.stem for path in lessons.NOTEBOOKS.glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_valid_light_and_steady(name: str):
+    notebook = committed(name)
+    nbformat.validate(notebook)
+    assert list(lessons.complaints(notebook)) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_has_what_every_lesson_has(name: str):
+    text, number = source(name), name.split("_")[0]
+    assert set(re.findall(r"<!-- exercise: (\S+) -->", text)) == {n for n in POSED if n.startswith(number)}
+    assert set(re.findall(r'fl\.predict\("([\d.]+)"', text)) == {n for n in PREDICTIONS if n.startswith(number)}
+    assert sum(n.startswith(number) for n in POSED) >= 3
+    for part in (
+        "**Afterwards you can**",
+        "From memory",
+        "On your own numbers",
+        "What to read next",
+        "put to the test",
+        "explore(",
+    ):
+        assert part in text, part
+    assert all(call.count("...") >= 1 for call in re.findall(r"fl\.predict\([^)]*\)", text))  # nobody's answers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_skeletons_in_the_notebook_are_the_exercises(name: str):
+    cells = [cell.source for cell in committed(name).cells]
+    for exercise in EXERCISES.values():
+        if exercise.lesson == name.split("_")[0]:
+            assert any(cell.startswith(exercise.skeleton) for cell in cells if f'exercise="{exercise.name}"' in cell)
+            assert any(
+                exercise.solution in cell and cell.count("<details>") == len(exercise.hints) + 1 for cell in cells
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_in_the_notebook_are_the_exercises(name: str):
+    cells = [cell.source for cell in committed(name).cells]
+    for exercise in KERNEL_EXERCISES.values():
+        if exercise.lesson == name.split("_")[0]:
+            check = f'fl.check("{exercise.file}", exercise="{exercise.name}")'
+            n = cells.index(check)
+            assert cells[n - 1].rstrip() == f"%%writefile {exercise.file}\n{exercise.skeleton}".rstrip()
+            assert exercise.solution in cells[n + 1]
+            assert cells[n + 1].count("<details>") == len(exercise.hints) + 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exercises_have_not_begun_and_predictions_are_open(name: str):
+    for cell in committed(name).cells:
+        if cell.cell_type == "code" and re.search(r"^fl\.(check|predict)\(", cell.source, re.MULTILINE):
+            (output,) = cell.outputs
+            assert re.search("Not started|not answered", output.data["text/plain"]), cell.source
+
+
+def test_where_the_metadata_name_a_repository_the_first_cell_installs_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert "pip" not in lessons.notebook_of(source(NAMES[0])).cells[0].source or lessons.setup()
+    text = '[project]\nname = "x"\n[project.urls]\nRepository = "https://example.org/x"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    monkeypatch.setattr(lessons, "ROOT", tmp_path)
+    (cell,) = lessons.setup()
+    assert '%pip install --quiet "x[lab] @ git+https://example.org/x"' in cell.source
+
+
+# -- stale outputs ------------------------------------------------------------------------------------------------
+
+
+def notebook(text: str = "12,345 bytes in 0.1234 s", svg: str = "<svg/>", value: float = 2.5) -> NotebookNode:
+    """A cell that prints, and one that shows a figure."""
+    table = {"columns": ["n", "x"], "rows": [[1, value], [2, None]]}
+    figure = new_output(
+        "execute_result", {"image/svg+xml": svg, "text/plain": "figure", TABLE: table}, execution_count=1
+    )
+    return nbformat.v4.new_notebook(
+        cells=[
+            new_code_cell("print(1)", outputs=[new_output("stream", name="stdout", text=text)], id="a"),
+            new_code_cell("draw()", outputs=[figure], id="b"),
+        ]
+    )
+
+
+def changed(change: Callable[[NotebookNode], object]) -> NotebookNode:
+    stale = copy.deepcopy(notebook())
+    change(stale)
+    return stale
+
+
+def with_table(rows: list[list[float | None]]) -> Callable[[NotebookNode], object]:
+    return lambda nb: nb.cells[1].outputs[0].data[TABLE].update(rows=rows)
+
+
+STALE: dict[str, Callable[[NotebookNode], object]] = {
+    "source": lambda nb: nb.cells[0].update(source="print(2)"),
+    "cell-missing": lambda nb: nb.cells.pop(),
+    "integer": lambda nb: nb.cells[0].outputs[0].update(text="12,346 bytes in 0.1234 s"),
+    "text": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bits in 0.1234 s"),
+    "float": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bytes in 0.1238 s"),
+    "sign": lambda nb: nb.cells[0].outputs[0].update(text="12,345 bytes in -0.1234 s"),
+    "figure's-float": with_table([[1, 2.51], [2, None]]),
+    "figure's-integer": with_table([[3, 2.5], [2, None]]),
+    "figure's-gap": with_table([[1, 2.5], [2, 1.0]]),
+    "figure's-rows": with_table([[1, 2.5]]),
+    "output-missing": lambda nb: nb.cells[0].outputs.pop(),
+    "figure-missing": lambda nb: nb.cells[1].outputs[0].data.pop("image/svg+xml"),
+}
+
+
+@pytest.mark.parametrize("kind", STALE)
+def test_a_stale_notebook_of_each_kind_is_found(kind: str):
+    assert len(list(lessons.differences(changed(STALE[kind]), notebook()))) == 1
+
+
+@pytest.mark.parametrize(
+    "fresh",
+    [notebook(), notebook(text="12,345 bytes in 0.12341 s"), notebook(svg="<svg>drawn elsewhere</svg>"), notebook(value=2.5001)],
+)  # fmt: skip
+def test_what_differs_by_rounding_or_by_pixels_is_no_difference(fresh: NotebookNode):
+    assert list(lessons.differences(notebook(), fresh)) == []
+
+
+@given(st.text())
+def test_a_text_equals_itself(text: str):
+    assert lessons.unequal(text, text) is None
+
+
+@given(st.floats(0.01, 1e6), st.floats(-0.1, 0.1))
+def test_floats_are_told_apart_beyond_a_thousandth(n: float, change: float):
+    a, b = f"x = {n:.8e} s", f"x = {n * (1 + change):.8e} s"
+    if abs(change) > 1.1e-3:
+        assert lessons.unequal(a, b)
+    elif abs(change) < 0.9e-3:
+        assert lessons.unequal(a, b) is None
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-3, 3))
+def test_integers_are_compared_exactly(n: int, change: int):
+    assert (lessons.unequal(f"{n:,} bytes", f"{n + change:,} bytes") is None) == (change == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("<object at 0x7f12ab34cd>", "0x7f12ab34cd"),
+        ("done at 12:34:56", "12:34:56"),
+        ("2026-11-21", "2026-11-21"),
+        ("in /usr/lib/python3", "/usr/"),
+        ("x" * 600_000, "at most 500,000"),
+    ],
+)
+def test_what_differs_from_run_to_run_is_refused(text: str, says: str):
+    assert any(says in line for line in lessons.complaints(notebook(text=text)))
+
+
+def test_figures_without_tables_errors_and_warnings_are_refused():
+    bare = changed(lambda nb: nb.cells[1].outputs[0].data.pop(TABLE))
+    warned = changed(lambda nb: nb.cells[0].outputs[0].update(name="stderr"))
+    failed = changed(lambda nb: nb.cells[0].update(outputs=[new_output("error", ename="E", evalue="no", traceback=[])]))
+    widget = changed(lambda nb: nb.cells[1].outputs[0].data.update({"application/vnd.jupyter.widget-view+json": {}}))
+    for broken in (bare, warned, failed, widget):
+        assert list(lessons.complaints(broken))
+
+
+def test_streams_that_the_kernel_cut_are_one():
+    parts = [new_output("stream", name="stdout", text=text) for text in ("a", "b")]
+    assert [output.text for output in lessons.steady(parts)] == ["ab"]
+
+
+def test_tables_are_plain_json():
+    for name in NAMES:
+        for cell in committed(name).cells:
+            for output in cell.get("outputs", []):
+                if TABLE in output.get("data", {}):
+                    assert json.dumps(output.data[TABLE], allow_nan=False)

@@ -1,0 +1,207 @@
+"""Counters: what ncu prints is read right, and a single byte of difference is a failure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flashlab.measure import counters, ncu, workload
+from flashlab.measure.counters import Measured
+from flashlab.measure.workload import Case
+from simulator import Problem, Tile, count, shape_run
+from simulator.errors import Unavailable
+
+DATA = Path(__file__).parents[1] / "data"
+CASE = Case(
+    "flash2 float16", "flash2", Problem(batch=1, heads=2, len_q=2048, head_dim=64, dtype="float16"), Tile(64, 64)
+)
+COUNTS = count("flash2", CASE.problem, tile=CASE.tile, device="h200")
+
+
+def reading(**changes: float) -> Measured:
+    """What ncu would have read of flash2, if all is well; by quantity, with changes."""
+    launch = COUNTS.launches[0]
+    values = {what: float(launch.bytes(what)) for what in counters.BYTES}
+    values |= {"dram": float(COUNTS.compulsory_read), "exp": 1.1 * launch.exp / 32, "ops": float(launch.flops_matmul)}
+    values |= changes
+    metrics = {f"{counters.BYTES[what][0]}.sum": values[what] for what in counters.BYTES}
+    metrics |= {
+        f"{counters.DRAM_READ}.sum": values["dram"],
+        f"{counters.DRAM_WRITE}.sum": 0.0,
+        f"{counters.EXP}.sum": values["exp"],
+        f"{counters.TENSOR_OPS['float16'][0]}.sum": values["ops"],
+    }
+    return Measured("flash2", metrics)
+
+
+def compared(measured: Measured) -> counters.LaunchReport:
+    simulated = shape_run("flash2", CASE.problem, tile=CASE.tile, device="h200")
+    return counters.compare(CASE, simulated, COUNTS, 0, measured)
+
+
+def test_equal_is_equal() -> None:
+    launch = compared(reading())
+    assert launch.failures == []
+    assert {check.verdict for check in launch.checks} == {"equal"}
+    assert counters.CountersReport("h200", (launch,)).passed
+
+
+@pytest.mark.parametrize("what", [*counters.BYTES, "ops"])
+def test_one_byte_more_is_a_failure(what: str) -> None:
+    expected = COUNTS.launches[0].flops_matmul if what == "ops" else COUNTS.launches[0].bytes(what)
+    launch = compared(reading(**{what: expected + 1.0}))
+    assert len(launch.failures) == 1
+    assert f"{expected + 1:,}" in launch.failures[0]
+    assert not counters.CountersReport("h200", (launch,)).passed
+
+
+def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
+    other = shape_run("flash2", CASE.problem, tile=(128, 64), device="h200")
+    assert counters.compare(CASE, other, COUNTS, 0, reading()).failures
+
+
+@pytest.mark.parametrize(("read", "inside"), [
+    (COUNTS.compulsory_read - 65536, True), (COUNTS.compulsory_read - 65537, False),
+    (COUNTS.hbm.read + 65536, True), (COUNTS.hbm.read + 65537, False),
+])  # fmt: skip
+def test_dram_reads_lie_between_compulsory_and_requested(read: int, inside: bool) -> None:
+    launch = compared(reading(dram=float(read)))
+    assert launch.dram and launch.dram.judged
+    assert (not launch.failures) is inside
+
+
+def test_special_functions_agree_within_the_stated_factor() -> None:
+    exps = COUNTS.launches[0].exp / 32
+    assert compared(reading(exp=0.99 * counters.EXP_FACTOR[0] * exps)).failures
+    assert compared(reading(exp=1.01 * counters.EXP_FACTOR[1] * exps)).failures
+
+
+def test_what_ncu_prints_is_read() -> None:
+    launches = counters.parse((DATA / "ncu_standard_float16.csv").read_text())
+    assert [x.kernel for x in launches] == ["standard_scores", "standard_softmax", "standard_output"]
+    problem = Problem(batch=1, heads=4, len_q=512, head_dim=64, dtype="float16")
+    formula = count("standard", problem, tile=(64, 64), device="h200")
+    for measured, launch in zip(launches, formula.launches, strict=True):
+        for what in ("hbm.read", "hbm.write", "hbm.atomic", "sram.read"):
+            assert measured.total(counters.BYTES[what]) == launch.bytes(what)
+    assert launches[1].metrics["lts__t_sector_hit_rate.pct"] == 38.43
+
+
+def test_counters_of_one_quantity_are_summed_and_missing_ones_are_none() -> None:
+    measured = Measured("x", {"a__b.sum": 3.0, "a__c.sum": 4.0})
+    assert measured.total(["a__b", "a__c", "a__not_on_this_gpu"]) == 7
+    assert measured.total(["a__not_on_this_gpu"]) is None
+
+
+def test_a_report_without_measurements_has_not_passed() -> None:
+    assert not counters.CountersReport("h200", ()).passed
+    assert not counters.CountersReport("h200", (compared(reading()),), errors=("flash1: ncu ended with 1",)).passed
+
+
+def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    model = counters.ModelCheck(CASE.name, 110, 100, large=True)
+    report = counters.CountersReport("h200", (compared(reading()),), (model,))
+    said = json.loads(json.dumps(report.to_dict()))
+    assert said["passed"] is True
+    assert said["summary"]["equal"] == said["summary"]["compared"] == 6
+    assert said["summary"]["model_worst_error"] == pytest.approx(0.1)
+    report.print()
+    printed = capsys.readouterr().out
+    assert f"{COUNTS.hbm.read:,}" in printed
+    assert "+10.0%" in printed
+    replace(report, launches=report.launches * 5).print()
+    assert f"= {COUNTS.hbm.read:,}" in capsys.readouterr().out
+
+
+def test_the_matrix_has_what_it_must() -> None:
+    matrix = counters.matrix()
+    for algorithm in ("standard", "online_softmax", "flash1", "flash2"):
+        for dtype in ("float32", "float16", "bfloat16"):
+            for causal in (False, True):
+                mine = [
+                    c.problem for c in matrix
+                    if (c.algorithm, c.problem.dtype, c.problem.causal) == (algorithm, dtype, causal)
+                ]  # fmt: skip
+                assert any(p.len_q % 16 for p in mine)
+                assert any(p.queries_per_kv > 1 for p in mine)
+                assert any(p.len_q < p.kv_length for p in mine)
+                assert any(p.len_q > p.kv_length for p in mine)
+    assert len({case.name for case in matrix}) == len(matrix)
+
+
+def test_half_of_the_l2_problems_share_over_30_mb() -> None:
+    problems = counters.l2_problems()
+    assert len(problems) >= 8
+    shared = 0
+    for case in problems:
+        counts = count(case.algorithm, case.problem, device="h200")
+        assert counts.hbm.peak > counts.device.l2 / 2
+        p = case.problem
+        pairs = -(-counts.launches[0].heads_together // p.queries_per_kv)
+        shared += pairs * p.kv_length * 2 * p.head_dim * p.itemsize > 30e6
+        assert ("shared" in case.name) is (pairs * p.kv_length * 2 * p.head_dim * p.itemsize > 30e6)
+    assert 2 * shared >= len(problems)
+
+
+def test_cases_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
+    window = Case("w", "flash1", Problem(batch=1, heads=1, len_q=5, head_dim=8, dtype="float32", window=(3, None)))
+    assert workload.read(workload.write([CASE, window], tmp_path)) == [CASE, window]
+    assert window.entries == ("flash1",)
+
+
+def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    ncu.known.cache_clear()
+    with pytest.raises(Unavailable, match="install Nsight Compute") as missing:
+        counters._metrics()
+    assert "\n" not in str(missing.value)
+
+
+@pytest.mark.parametrize(
+    ("printed", "remedy"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded", "container"),
+    ],
+)
+def test_no_permission_is_one_line_with_the_remedy(printed: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = SimpleNamespace(stdout="", stderr=printed, returncode=1)
+    monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(ncu, "_ncu", lambda: "ncu")
+    with pytest.raises(Unavailable, match=remedy) as refused:
+        counters._profile([CASE], ["dram__bytes_read.sum"], 10)
+    assert "\n" not in str(refused.value)
+
+
+def test_one_algorithm_that_fails_leaves_the_others_standing(monkeypatch: pytest.MonkeyPatch) -> None:
+    flash1 = Case("flash1", "flash1", CASE.problem)
+
+    def profile(batch: list[Case], *_: Any) -> str:
+        if batch[0].algorithm == "flash1":
+            raise RuntimeError("ncu ended with 9: out of memory")
+        names = list(reading().metrics)
+        rows = [["ID", "Kernel Name", *names], ["", "", *[""] * len(names)]]
+        rows.append(["0", "flash2", *(str(round(x)) for x in reading().metrics.values())])
+        return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows) + "\n"
+
+    monkeypatch.setattr(counters, "_profile", profile)
+    monkeypatch.setattr(counters, "_metrics", lambda: ())
+    report = counters.run([flash1, CASE], device=COUNTS.device)
+    assert [launch.case for launch in report.launches] == [CASE]
+    assert report.launches[0].failures == []
+    assert report.errors == ("flash1: ncu ended with 9: out of memory",)
+    assert not report.passed
+
+
+@pytest.mark.gpu
+def test_simulated_formula_and_measured_are_equal_on_this_gpu() -> None:
+    try:
+        report = counters.run([case for case in counters.matrix() if "float16 ragged causal" in case.name])
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    assert report.passed, [launch.failures for launch in report.launches] + list(report.errors)

@@ -1,0 +1,645 @@
+"""What `fl.attention` does around its kernels, tested on a CuPy whose GPU memory is the CPU's.
+
+The kernels are Python here, but reach arrays as the CUDA ones do: through pointers and strides in structs passed by
+value; they read nothing but the elements, and write whole 16-byte chunks, rubbish in the pads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import simulator
+from flashlab.run import abi, arrays, call, devices
+from flashlab.run import plan as plans
+from simulator import Problem, SramOverflow, Unavailable, UsageError
+from simulator.dtypes import numpy_dtype
+from simulator.simulate import problem_of
+
+DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+UNBOUNDED = 1 << 30
+# TMA's descriptors are made by a real driver
+ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not row.hopper]
+
+
+def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """The array at an address."""
+    low = pointer + sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+    high = pointer + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    memory = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(shape, dtype, memory, pointer - low, strides)
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = 0) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class ndarray:
+    """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it."""
+
+    def __init__(self, shape: Any, dtype: Any, memptr: MemoryPointer, strides: Any) -> None:
+        self.size = int(np.prod(shape, dtype=int))
+        self.data, self.shape, self.strides, self.dtype = (
+            memptr,
+            tuple(shape),
+            tuple(strides),
+            np.dtype(dtype),
+        )
+
+    @property
+    def host(self) -> np.ndarray[Any, Any]:
+        return at(self.data.ptr, self.shape, self.strides, self.dtype)
+
+    def __setitem__(self, key: Any, value: ndarray) -> None:
+        self.host[key] = value.host
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+ndarray.__module__ = "cupy"
+
+
+class FakeCupy:
+    """The module. `log` holds the bytes of every allocation, `launches` the kernels that ran and with what."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> None:
+        self.log: list[int] = []
+        self.synchronized = 0
+        self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
+        self.cuda = self
+        self.runtime = self
+        self.driver = self
+        self.ptr = 0  # of the current stream
+        self.kernels: list[Kernel] = []
+        self.CUDARuntimeError = OSError
+        self.ndarray, self.MemoryPointer, self.UnownedMemory = ndarray, MemoryPointer, UnownedMemory
+        self.capability, self.name, self.here = capability, name, 0
+
+    def getDevice(self) -> int:
+        return self.here
+
+    def getDeviceCount(self) -> int:
+        return 2
+
+    @contextlib.contextmanager
+    def Device(self, index: int) -> Any:
+        self.here, before = index, self.here
+        yield
+        self.here = before
+
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        del index
+        name, (major, minor) = self.name.encode(), self.capability
+        return {
+            "name": name, "major": major, "minor": minor, "multiProcessorCount": 132, "l2CacheSize": 60 << 20,
+            "sharedMemPerBlockOptin": 227 * 1024, "sharedMemPerMultiprocessor": 228 * 1024,
+            "totalGlobalMem": 141 * 10**9, "maxThreadsPerMultiProcessor": 2048,
+        }  # fmt: skip
+
+    def deviceGetAttribute(self, attribute: int, index: int) -> int:
+        del index
+        return {13: 1_980_000, 36: 3_201_000, 37: 6144}[attribute]
+
+    @staticmethod
+    def from_dlpack(x: Shared) -> ndarray:
+        return x.x
+
+    def launchKernel(
+        self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, sram: int, stream: int, arguments: int,
+        extra: int,
+    ) -> None:  # fmt: skip
+        assert (gy, gz, by, bz, stream, extra) == (1, 1, 1, 1, 0, 0)
+        self.kernels[function].launch(gx, bx, sram, arguments)
+
+    def get_current_stream(self) -> FakeCupy:
+        return self
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+    class Stream:
+        """Streams by their handle; `entered` lists those that were current for a while."""
+
+        null = contextlib.nullcontext()
+        entered: ClassVar[list[int]] = []
+
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        @classmethod
+        def from_external(cls, stream: Any) -> FakeCupy.Stream:
+            return cls(stream.__cuda_stream__()[1])
+
+        def __enter__(self) -> None:
+            self.entered.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def alloc(self, nbytes: int) -> MemoryPointer:
+        """Memory full of NaNs, on a 256-byte boundary as CuPy's, followed by guard bytes."""
+        self.log.append(nbytes)
+        raw = np.full(nbytes + 512, 0xFF, np.uint8)
+        offset = -raw.ctypes.data % 256
+        return MemoryPointer(UnownedMemory(raw.ctypes.data, raw.nbytes, raw, self.here), offset)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        dtype = np.dtype(dtype)
+        strides = [int(np.prod(shape[axis + 1 :], dtype=int)) * dtype.itemsize for axis in range(len(shape))]
+        return ndarray(shape, dtype, self.alloc(int(np.prod(shape, dtype=int)) * dtype.itemsize), strides)
+
+    def asarray(self, x: np.ndarray[Any, Any]) -> ndarray:
+        """An array beginning where the NumPy array does, sharing its memory and strides."""
+        owner = UnownedMemory(x.__array_interface__["data"][0], x.nbytes, x, self.here)
+        return ndarray(x.shape, x.dtype, MemoryPointer(owner, 0), x.strides)
+
+    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
+        assert "extern" in code
+        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
+
+        class Module:
+            @staticmethod
+            def get_function(entry: str) -> Any:
+                return Kernel(self, entry, DTYPES[int(macros["FL_DTYPE"])])
+
+        return Module
+
+
+class Kernel:
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self, cupy: FakeCupy, entry: str, dtype: str) -> None:
+        self.cupy, self.entry, self.dtype = cupy, entry, dtype
+        self.kernel, self.ptr = self, len(cupy.kernels)
+        cupy.kernels.append(self)
+
+    def launch(self, grid: int, block: int, sram: int, arguments: int) -> None:
+        """`arguments` is where the pointers to the arguments lie."""
+        assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
+        self.cupy.launches.append((self.entry, (grid,), (block,), sram))
+        if self.entry == "flash2":
+            kinds = [*[abi.TENSOR] * 4, np.dtype(np.uintp), abi.SHAPE]
+            pointers = at(arguments, (len(kinds),), (8,), np.uintp)
+            self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
+
+    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
+        assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
+        b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
+        left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
+        q, k, v = (
+            self.load(x, (b, h, n, dim))
+            for x, h, n in ((q, heads, len_q), (k, kv_heads, len_kv), (v, kv_heads, len_kv))
+        )
+        right_answer = simulator.naive(q, k, v, window=(left, right), scale=float(shape["scale"]))
+        width = -(-dim * q.itemsize // 16) * 16
+        target = at(*self.place(out, (b, heads, len_q, width)), "u1")
+        target[...] = 0xEE  # what lies in the pads
+        target.view(q.dtype)[..., :dim] = right_answer.out.astype(q.dtype)
+        at(int(lse), (b, heads, len_q), (heads * len_q * 4, len_q * 4, 4), "f4")[...] = right_answer.lse
+
+    def load(self, x: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        dtype = numpy_dtype(self.dtype)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        pointer, (b, h, n, d), strides = self.place(x, shape)
+        return at(pointer, (b, h, n, d), (*strides[:3], dtype.itemsize), dtype).copy()
+
+    @staticmethod
+    def place(x: Any, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        assert not any(int(x[field]) % 16 for field in abi.TENSOR.names)
+        return int(x["data"]), shape, (int(x["batch"]), int(x["head"]), int(x["row"]), 1)
+
+
+@contextlib.contextmanager
+def installed(module: Any) -> Iterator[Any]:
+    """A `cupy` in place of the real one, or none, with nothing remembered of another."""
+    caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, devices._device,
+              plans._compiled, call._cached_plan, call._cached_call)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", module)
+        for cache in caches:
+            cache.cache_clear()
+        yield module
+    for cache in caches:
+        cache.cache_clear()
+
+
+class Tensor:
+    """Enough of a torch tensor, over a fake GPU's memory."""
+
+    requires_grad, is_cuda, device = False, True, "cuda:0"
+
+    def __init__(self, x: ndarray) -> None:
+        self.x, self.shape, self.dtype = x, x.shape, f"torch.{x.dtype.name}"
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(n // self.x.dtype.itemsize for n in self.x.strides)
+
+    def data_ptr(self) -> int:
+        return self.x.data.ptr
+
+    def get_device(self) -> int:
+        return self.x.data.device_id
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+Tensor.__module__ = "torch"
+
+
+@pytest.fixture
+def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A torch whose current stream is the one of handle 1234."""
+    module = SimpleNamespace(
+        empty=lambda shape, dtype, device: Tensor(cupy.empty(shape, numpy_dtype(dtype.removeprefix("torch.")))),
+        is_grad_enabled=lambda: True, _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
+        **{name: f"torch.{name}" for name in DTYPES.values()},
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.fixture
+def cupy() -> Iterator[FakeCupy]:
+    with installed(FakeCupy()) as module:
+        yield module
+
+
+def inputs(dtype: str = "float16", **shape: Any) -> tuple[np.ndarray[Any, Any], ...]:
+    return simulator.random_inputs(
+        Problem(
+            **{"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 5, "len_kv": 7, "head_dim": 64, "dtype": dtype} | shape
+        )
+    )
+
+
+def close(out: ndarray, expected: np.ndarray[Any, Any]) -> bool:
+    return np.array_equal(out.host, expected.astype(out.dtype))
+
+
+def in_buffer(x: np.ndarray[Any, Any], pad: tuple[int, int, int, int], shift: int = 0) -> np.ndarray[Any, Any]:
+    """The same values in a buffer of NaNs, larger by `pad` along the axes, `shift` elements off a boundary."""
+    sizes = [n + p for n, p in zip(x.shape, pad, strict=True)]
+    raw = np.full(int(np.prod(sizes)) * x.itemsize + 512, 0xFF, np.uint8)
+    start = -raw.ctypes.data % 256 + shift * x.itemsize
+    view = (
+        raw[start : start + int(np.prod(sizes)) * x.itemsize].view(x.dtype).reshape(sizes)[tuple(map(slice, x.shape))]
+    )
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [1, 40, 64, 111])
+@pytest.mark.parametrize("given", [False, True])
+def test_any_layout_gives_the_same(cupy: FakeCupy, dtype: str, head_dim: int, given: bool) -> None:
+    q, k, v = inputs(dtype, head_dim=head_dim)
+    expected = simulator.naive(q, k, v, causal=True, scale=0.125)
+    layouts = [
+        lambda x: in_buffer(x, (0, 0, 0, 0)),
+        lambda x: in_buffer(x, (0, 0, 0, -head_dim % 8)),
+        lambda x: in_buffer(x, (1, 2, 3, 1)),
+        lambda x: in_buffer(x, (0, 0, 0, 8), shift=1),
+        lambda x: in_buffer(x.swapaxes(1, 2), (0, 0, 0, -head_dim % 8)).swapaxes(1, 2),
+        lambda x: in_buffer(x.swapaxes(2, 3), (0, 0, 0, 3)).swapaxes(2, 3),
+        lambda x: in_buffer(x[:, :, ::-1], (0, 0, 0, -head_dim % 8))[:, :, ::-1],
+    ]
+    for layout in layouts:
+        before = q.tobytes(), k.tobytes(), v.tobytes()
+        laid = [layout(x) for x in (q, k, v)]
+        target = layout(np.full_like(q, np.nan)) if given else None
+        around = None if target is None else memory_around(target)
+        into = None if target is None else cupy.asarray(target)
+        out, lse = call.attention(*map(cupy.asarray, laid), causal=True, scale=0.125, lse=True, out=into)
+        assert close(out, expected.out)
+        assert np.array_equal(lse.host, expected.lse.astype("f4"))
+        assert before == tuple(x.tobytes() for x in laid)
+        if target is not None:
+            assert np.array_equal(target, expected.out.astype(q.dtype))
+            assert around == memory_around(target)
+        else:
+            assert out.strides == np.empty(q.shape, q.dtype).strides
+
+
+def memory_around(x: np.ndarray[Any, Any]) -> bytes:
+    """All of a buffer but the array in it."""
+    base = x
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    mine = np.zeros(base.nbytes, bool)
+    offset = x.__array_interface__["data"][0] - base.ctypes.data
+    places = np.lib.stride_tricks.as_strided(mine[offset:], (*x.shape, x.itemsize), (*x.strides, 1))
+    places[...] = True
+    return base.view(np.uint8)[~mine].tobytes()
+
+
+def test_views_that_a_kernel_can_take_are_not_copied(cupy: FakeCupy) -> None:
+    q, k, v = (in_buffer(x.swapaxes(1, 2), (0, 0, 3, 8)).swapaxes(1, 2) for x in inputs())
+    k = np.broadcast_to(k[:, :1], k.shape)
+    out = in_buffer(np.zeros_like(q), (0, 0, 1, 0))
+    call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(out))
+    assert cupy.log == [q.shape[0] * q.shape[1] * q.shape[2] * 4]  # the LSE, which flash2 always writes
+    assert np.array_equal(out, simulator.naive(q, k, v).out.astype(q.dtype))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("head_dim", [64, 100])
+def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm: str, head_dim: int) -> None:
+    q, k, v = inputs(head_dim=head_dim)
+    problem = problem_of(q, k, v)
+    counts = simulator.count(algorithm, problem, device="h200")
+    call.attention(*(cupy.asarray(in_buffer(x, (0, 0, 0, 0))) for x in (q, k, v)), algorithm=algorithm,
+                  out=cupy.asarray(in_buffer(np.zeros_like(q), (0, 0, 0, 0))))  # fmt: skip
+    brought = sum(spec.nbytes for spec in counts.tensors.values() if spec.role == "input" or spec.name == "out")
+    assert sum(cupy.log) == counts.hbm.peak - (0 if head_dim % 8 else brought)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_launches_are_those_that_are_counted(cupy: FakeCupy, algorithm: str) -> None:
+    q, k, v = inputs(len_q=200, len_kv=70)
+    call.attention(*map(cupy.asarray, (q, k, v)), algorithm=algorithm)
+    problem = Problem(batch=2, heads=4, kv_heads=2, len_q=200, len_kv=70, head_dim=64, dtype="float16")
+    counts = simulator.count(algorithm, problem, device=devices.current_device())
+    assert devices.current_device() is simulator.DEVICES["h200"]
+    assert cupy.launches == [(x.name, (x.blocks,), (32 * x.warps,), x.sram_peak) for x in counts.launches]
+
+
+class Shared:
+    """An array of nobody in particular, who speaks DLPack; immutable."""
+
+    place = (2, 0)
+
+    def __init__(self, x: ndarray) -> None:
+        self.x, self.waited = x, 0
+
+    def block_until_ready(self) -> None:
+        self.waited += 1
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.place
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=Shared)
+
+
+@pytest.mark.parametrize("head_dim", [64, 111])
+def test_arrays_through_dlpack(cupy: FakeCupy, head_dim: int) -> None:
+    q, k, v = (Shared(cupy.asarray(x)) for x in inputs(head_dim=head_dim))
+    out, lse = call.attention(q, k, v, scale=0.25, lse=True)
+    expected = simulator.naive(*(x.x.host for x in (q, k, v)), scale=0.25)
+    assert type(out) is type(lse) is Shared
+    assert close(out.x, expected.out)
+    assert [x.waited for x in (q, k, v)] == [1, 1, 1]
+    assert cupy.synchronized == 2
+    with pytest.raises(UsageError, match="out = 'an immutable array'"):
+        call.attention(q, k, v, out=out)
+    k.place = (1, 0)
+    with pytest.raises(UsageError, match="k = .* array on the CPU: expected a CuPy, torch or JAX array in GPU memory"):
+        call.attention(q, k, v)
+
+
+def test_a_stream_that_is_current_already_is_not_entered(torch: Any, cupy: FakeCupy) -> None:
+    q, k, v = (Tensor(cupy.asarray(x)) for x in inputs())
+    cupy.Stream.entered.clear()
+    for handle in (0, 1234, 0):
+        torch._C._cuda_getCurrentRawStream = lambda _, handle=handle: handle
+        call.attention(q, k, v)
+    assert cupy.Stream.entered == [1234]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
+    q, k, v = (Tensor(cupy.asarray(x)) for x in inputs(dtype, head_dim=40))
+    cupy.Stream.entered.clear()
+    out, lse = call.attention(q, k, v, scale=0.25, lse=True)
+    assert cupy.Stream.entered == [1234]
+    expected = simulator.naive(*(x.x.host for x in (q, k, v)), scale=0.25)
+    assert type(out) is type(lse) is Tensor
+    assert close(out.x, expected.out)
+    assert np.array_equal(lse.x.host, expected.lse.astype("f4"))
+    v.requires_grad = True
+    with pytest.raises(UsageError, match="v = torch tensor that requires grad: expected one that doesn't"):
+        call.attention(q, k, v)
+    torch.is_grad_enabled = lambda: False
+    assert close(call.attention(q, k, v, scale=0.25).x, expected.out)
+    k.is_cuda, k.device = False, "cpu"
+    del torch._C  # what a torch that was built without CUDA lacks
+    arrays._framework_named.cache_clear()
+    arrays._framework_of.cache_clear()
+    with pytest.raises(UsageError, match="k = torch tensor on cpu: expected a CuPy, torch or JAX array in GPU memory"):
+        call.attention(q, k, v)
+    with pytest.raises(UsageError, match=r"k = 'ndarray': expected an array of the same kind as q \(Tensor\)"):
+        call.attention(q, k.x, v)
+
+
+@pytest.mark.parametrize(("len_q", "len_kv"), [(0, 7), (5, 0), (0, 0)])
+def test_empty_lengths(cupy: FakeCupy, len_q: int, len_kv: int) -> None:
+    q, k, v = inputs(len_q=len_q, len_kv=len_kv, head_dim=40)
+    out, lse = call.attention(*map(cupy.asarray, (q, k, v)), lse=True)
+    assert out.shape == q.shape
+    if len_q:
+        assert not out.host.any()
+        assert np.isneginf(lse.host).all()
+    else:
+        assert not cupy.launches
+
+
+def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
+    q, k, v = map(cupy.asarray, inputs())
+    for _ in range(2):
+        call.attention(q, k, v, window=(2, 0), scale=0.1)
+    assert call._cached_plan.cache_info().misses == 1
+    call.attention(q, k, v, window=[2, 0], scale=0.1, tile=[64, 64])  # unhashable: no cache, the same result
+    for out in (None, cupy.empty(q.shape, "f2")):
+        call.attention(q, k, v, causal=True, out=out)
+        with pytest.raises(UsageError, match="causal = 1"):
+            call.attention(q, k, v, causal=1, out=out)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) -> None:
+    many, none = ([cupy.asarray(x) for x in inputs(len_kv=n, head_dim=256)] for n in (70, 0))
+    for q, k, v in (many, none, many):  # one kernel; without keys its blocks hold Q only
+        call.attention(q, k, v, tile=(128, 128))
+    assert [sram for *_, sram in cupy.launches] == [3 << 16, 1 << 16, 3 << 16]
+
+
+# 4-byte units from a pool's beginning to q, k, v and out: on 16-byte boundaries and off them, over each other and apart;
+# the dtypes of the inputs and of out; causal and scale, equal ones too that are not the same to the checks
+CALLS = st.tuples(
+    st.tuples(*map(st.sampled_from, ([0, 1], [256, 320], [512], [0, 319, 768, 769, 1024]))),
+    st.sampled_from([("f4", "f4"), ("f4", "f4"), ("f2", "f2"), ("f2", "f4")]),
+    st.sampled_from([True, True, True, 1]), st.sampled_from([0.5, 1, True]),
+)  # fmt: skip
+Call = tuple[tuple[int, ...], tuple[str, str], bool, float]
+
+
+def outcome(cupy: FakeCupy, pool: np.ndarray[Any, Any], call: Call) -> bytes | str:
+    """What a call comes to: the bytes of the whole pool afterwards, or the error's line."""
+    places, (dtype, dtype_out), causal, scale = call
+    pool[...] = np.random.default_rng(0).integers(0, 60, pool.size)  # finite in either dtype
+    *inputs, out = (
+        cupy.asarray(pool[4 * place :].view(kind)[:256].reshape(1, 2, 8, 16))
+        for place, kind in zip(places, [dtype] * 3 + [dtype_out], strict=True)
+    )
+    try:
+        call.attention(*inputs, out=out, causal=causal, scale=scale)
+    except UsageError as error:
+        return str(error)
+    return pool.tobytes()
+
+
+@settings(deadline=None)
+@given(st.lists(CALLS, min_size=2, max_size=6))
+def test_what_earlier_calls_left_ready_changes_nothing(calls: list[Call]) -> None:
+    """Each call of a sequence does what it does as the first one; twice, so that it finds itself warm."""
+    pool = np.zeros(1 << 14, np.uint8)
+    with installed(FakeCupy()) as warm:
+        found = [outcome(warm, pool, one) for one in calls * 2]
+    for i, one in enumerate(calls):
+        with installed(FakeCupy()) as cold:
+            assert found[i] == found[i + len(calls)] == outcome(cold, pool, one)
+
+
+def test_workspaces_are_passed_where_they_lie_now(cupy: FakeCupy) -> None:
+    """flash1's O, l and m from the pool: at other addresses in each call here, for the ones before are held."""
+    arrays_ = [cupy.asarray(x) for x in inputs()]
+    out, held, seen = cupy.empty(arrays_[0].shape, "f2"), [], []
+    taken = cupy.alloc
+    cupy.alloc = lambda nbytes: held.append(taken(nbytes)) or held[-1]  # type: ignore[method-assign]
+    cupy.launchKernel = lambda *given: seen.append(given[9])  # type: ignore[method-assign]
+    for _ in range(3):
+        call.attention(*arrays_, algorithm="flash1", out=out)
+    passed = [
+        {int(at(int(p), (1,), (8,), np.uintp)[0]) for p in at(arguments, (8,), (8,), np.uintp)} for arguments in seen
+    ]
+    each = len(held) // 3
+    for i, pointers in enumerate(passed):
+        assert pointers >= {memory.ptr for memory in held[i * each : (i + 1) * each]}
+
+
+def test_runs_where_the_arrays_lie(cupy: FakeCupy) -> None:
+    cupy.here = 1
+    q, k, v = map(cupy.asarray, inputs())
+    cupy.here = 0
+    assert call.attention(q, k, v).data.device_id == 1
+    assert cupy.here == 0
+    with pytest.raises(UsageError, match="v.device = 0: expected GPU 1, where q lies"):
+        call.attention(q, k, cupy.asarray(inputs()[2]))
+
+
+BAD = [
+    ({"algorithm": "flash3x"}, "algorithm = 'flash3x': expected one of"),
+    ({"backend": "gppu"}, "did you mean gpu"),
+    ({"device": "h100"}, "device = 'h100': expected None"),
+    ({"tile": "1024x512"}, "bytes of SRAM a block"),
+    ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
+    ({"window": (-1, 0)}, "window = "),
+    ({"window": 3}, "window = 3"),
+    ({"scale": float("nan")}, "scale = nan"),
+    ({"q": np.zeros((2, 4, 5, 64), "f2")}, "q = NumPy array: expected a CuPy, torch or JAX array in GPU memory"),
+    ({"k": [1.0]}, "k = Python list"),
+    ({"v": "float64"}, "v.dtype = float64: expected float32 or float16 or bfloat16"),
+    ({"v": "float32"}, "v.dtype = 'float32': expected float16"),
+    ({"k": (2, 4, 7)}, "k.shape"),
+    ({"k": (1, 2, 7, 64)}, "k.shape"),
+    ({"v": (2, 2, 6, 64)}, "v.shape"),
+    ({"v": (2, 2, 7, 32)}, "head_dim of v = 32: expected 64"),
+    ({"k": (2, 3, 7, 64), "v": (2, 3, 7, 64)}, "kv_heads = 3: expected a divisor of heads = 4"),
+    ({"q": (2, 4, 5, 264), "k": (2, 2, 7, 264), "v": (2, 2, 7, 264)}, "head_dim = 264: expected at most 256"),
+    ({"q": (2, 0, 5, 64)}, "heads = 0"),
+    ({"out": (2, 4, 5, 32)}, "out.shape = "),
+    ({"out": "float32"}, "out.dtype = 'float32': expected float16"),
+    ({"out": np.zeros((2, 4, 5, 64), "f2")}, "out = NumPy array"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])
+def test_bad_input_gets_one_line(cupy: FakeCupy, change: dict[str, Any], line: str) -> None:
+    shapes = {"q": (2, 4, 5, 64), "k": (2, 2, 7, 64), "v": (2, 2, 7, 64)}
+
+    def made(name: str, x: Any) -> Any:
+        if name in ("q", "k", "v", "out") and isinstance(x, tuple | str):
+            shape, dtype = (x, "float16") if isinstance(x, tuple) else (shapes.get(name, shapes["q"]), x)
+            return cupy.asarray(np.zeros(shape, dtype))
+        return x
+
+    with pytest.raises((UsageError, Unavailable)) as caught:
+        call.attention(**{name: made(name, x) for name, x in (shapes | change).items()})
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not cupy.launches
+
+
+def test_out_must_be_apart_from_the_inputs_and_itself(cupy: FakeCupy) -> None:
+    both = np.zeros((2, 4, 5, 2, 64), "f2")
+    q, out = both[..., 0, :], both[..., 1, :]
+    k, v = np.zeros((2, 2, 2, 7, 64), "f2")
+    call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(out))  # interleaved is apart
+    with pytest.raises(UsageError, match="out = 'memory shared with q'"):
+        call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(q))
+    with pytest.raises(UsageError, match="don't overlap each other"):
+        call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(np.broadcast_to(out[:, :1].copy(), out.shape)))
+
+
+def test_sizes_past_the_grid_are_refused(cupy: FakeCupy) -> None:
+    problem = Problem(batch=2**16, heads=2**12, len_q=2**10, head_dim=64, dtype="float16")
+    with pytest.raises(UsageError, match="a grid of at most 2,147,483,647"):
+        plans.plan("flash2", problem, tile=(16, 16))
+    with pytest.raises(UsageError, match="len_kv = "):
+        plans.plan("flash2", problem.replace(len_kv=2**30 + 1))
+    with pytest.raises(SramOverflow):
+        plans.plan("flash2", problem, tile=(1024, 512))
+
+
+def test_what_each_gpu_cannot() -> None:
+    with installed(FakeCupy((7, 5), "NVIDIA Quadro RTX 6000")) as cupy:
+        mine = devices.current_device()
+        assert (mine.name, mine.compute_capability, mine.sms) == ("Quadro RTX 6000", (7, 5), 132)
+        call.attention(*map(cupy.asarray, inputs("float32")))
+        with pytest.raises(UsageError, match="dtype = 'bfloat16': expected float32 or float16"):
+            call.attention(*map(cupy.asarray, inputs("bfloat16")))
+    with installed(FakeCupy((7, 0), "Tesla V100")) as cupy, pytest.raises(Unavailable, match="compute capability 7.0"):
+        call.attention(*map(cupy.asarray, inputs()))
+
+
+def test_without_cupy_or_gpu_it_says_how_to_get_it() -> None:
+    array = type("Array", (), {"__module__": "jaxlib", "__dlpack__": None})()
+    with installed(None), pytest.raises(Unavailable, match=r"pip install 'flashlab-attention\[gpu\]'"):
+        call.attention(array, array, array)
+    module = FakeCupy()
+    module.getDeviceCount = lambda: 0  # type: ignore[method-assign]
+    with installed(module), pytest.raises(Unavailable, match="finds no GPU"):
+        devices.current_device()
+
+
+def test_the_architecture_can_be_chosen(cupy: FakeCupy) -> None:
+    del cupy
+    assert plans._device_of_arch("compute_75") is simulator.DEVICES["t4"]
+    with pytest.raises(UsageError, match="FLASHLAB_ARCH = 'sm_75': expected one of compute_75"):
+        plans._device_of_arch("sm_75")
+
+
+def test_structs_lie_as_in_c() -> None:
+    assert abi.TENSOR.itemsize == 32
+    assert [abi.TENSOR.fields[name][1] for name in abi.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
+    assert abi.SHAPE.itemsize == 40

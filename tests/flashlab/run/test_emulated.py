@@ -1,0 +1,252 @@
+"""`fl.attention(..., backend="emulator")`: what it takes, what it gives back, what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+import kernels_cu
+from flashlab.run import emulated
+from flashlab.verify.cases import LAYOUTS, make_inputs
+from flashlab.verify.memory import frame_named, place
+from flashlab.verify.rule import expect, judge
+from simulator.dtypes import numpy_dtype
+
+pytestmark = pytest.mark.compiler
+
+ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels and not row.hopper]
+SMALL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=40, len_kv=50, head_dim=32, dtype="float16", causal=True)
+
+
+def attention(*arrays: Any, **options: Any) -> Any:
+    return fl.attention(*arrays, backend="emulator", **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@settings(max_examples=15)
+@given(data=st.data())
+def test_arrays_of_numpy_however_they_lie(dtype: str, data: st.DataObject) -> None:
+    """The right numbers in new arrays of the inputs' dtype; of the inputs not a byte is changed."""
+    layouts = st.sampled_from(list(LAYOUTS))
+    p = SMALL.replace(dtype=dtype, head_dim=data.draw(st.sampled_from([32, 19])), causal=data.draw(st.booleans()))
+    plain = make_inputs(p, "normal", seed=3)
+    placed = [place(frame_named("numpy"), x, data.draw(layouts), float("nan")) for x in plain]
+    algorithm = data.draw(st.sampled_from(ALGORITHMS))
+    out, lse = attention(*(x.view for x in placed), algorithm=algorithm, causal=p.causal, lse=True, tile=(32, 16))
+    assert [x.harm() for x in placed] == [None] * 3
+    assert out.dtype == numpy_dtype(dtype) and lse.dtype == np.float32
+    assert out.flags.c_contiguous and out.flags.writeable
+    judgement = judge(expect(p, *plain), out, lse)
+    assert judgement.passed, judgement.message
+
+
+def test_reversed_and_broadcast_inputs() -> None:
+    """Strides below one that a kernel can't take: copied, never misread."""
+    q, k, v = make_inputs(SMALL)
+    q, k, v = q[:, :, ::-1], np.broadcast_to(k[:, :, :1], k.shape), v[..., ::-1]
+    ref = fl.naive(q, k, v)
+    assert abs(attention(q, k, v) - ref.out).max() < 2e-3
+
+
+def test_lse_only_where_asked_for() -> None:
+    arrays = make_inputs(SMALL)
+    out = attention(*arrays, causal=True)
+    again, lse = attention(*arrays, causal=True, lse=True)
+    assert out.tobytes() == again.tobytes() and lse.shape == out.shape[:3]
+
+
+@pytest.mark.parametrize("device", ["a100", "t4", "h100", "l40s"])
+def test_built_for_a_gpu(device: str) -> None:
+    arrays = make_inputs(SMALL)
+    judgement = judge(expect(SMALL, *arrays), attention(*arrays, causal=True, device=device), None)
+    assert judgement.passed, judgement.message
+
+
+@pytest.mark.parametrize(("len_q", "len_kv"), [(0, 5), (5, 0)])
+def test_nothing_to_do(len_q: int, len_kv: int) -> None:
+    out, lse = attention(*make_inputs(SMALL.replace(len_q=len_q, len_kv=len_kv)), lse=True)
+    assert out.shape == (1, 2, len_q, 32) and not out.any()
+    assert np.all(lse == -np.inf)
+
+
+def test_memory_maps_are_arrays_of_numpy(tmp_path: Path) -> None:
+    q, k, v = make_inputs(SMALL)
+    np.save(tmp_path / "q.npy", q)
+    mapped = np.load(tmp_path / "q.npy", mmap_mode="r")
+    assert attention(mapped, k, v).tobytes() == attention(q, k, v).tobytes()
+
+
+# out=
+
+
+def test_out_is_written_and_returned() -> None:
+    arrays = make_inputs(SMALL)
+    wide = np.full((1, 40, 2, 64), 7, np.float16)
+    out = wide.transpose(0, 2, 1, 3)[..., ::2]  # every other element of rows of another order
+    assert attention(*arrays, out=out) is out
+    assert out.tobytes() == attention(*arrays).tobytes()
+    assert np.all(wide[..., 1::2] == 7)
+    same, lse = attention(*arrays, out=out, lse=True)
+    assert same is out and lse.shape == (1, 2, 40)
+
+
+def read_only(x: Any) -> Any:
+    x.flags.writeable = False
+    return x
+
+
+Q = np.zeros((1, 2, 40, 32), np.float16)
+BAD_OUT = [
+    (lambda _: np.zeros((1, 2, 40, 16), "f2"), "out.shape = (1, 2, 40, 16): expected (1, 2, 40, 32), as q has"),
+    (lambda _: np.zeros(Q.shape, "f4"), "out.dtype = 'float32': expected float16, for q of float16"),
+    (lambda q: q, "out = 'memory shared with q': expected an array apart from the inputs"),
+    (lambda _: read_only(np.zeros(Q.shape, "f2")), "out = 'read-only array'"),
+    (lambda _: np.lib.stride_tricks.as_strided(Q.copy(), Q.shape, (0, 0, 64, 2)), "don't overlap each other"),
+    (lambda _: [[1.0]], "out = 'list': expected a NumPy array"),
+]
+
+
+@pytest.mark.parametrize(("made", "line"), BAD_OUT, ids=[line for _, line in BAD_OUT])
+def test_out_that_cannot_be_written(made: Any, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("ran")
+
+    monkeypatch.setattr(emulated, "emulate", never)
+    q, k, v = make_inputs(SMALL)
+    with pytest.raises(fl.UsageError) as refused:
+        attention(q, k, v, out=made(q))
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+# Bad input
+
+WIDE = np.zeros((1, 2, 4, 264), np.float16)
+BAD = [
+    ({"algorithm": "flsh2"}, "did you mean flash2?"),
+    ({"device": "h10"}, "device = 'h10'"),
+    ({"tile": "2048x2048"}, "bytes of SRAM a block"),
+    ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
+    ({"window": 3}, "window = 3"),
+    ({"scale": float("inf")}, "scale = inf"),
+    ({"q": [1.0]}, "q"),
+    ({"k": [1.0]}, "k = 'list': expected an array of the same kind as q (ndarray)"),
+    ({"k": Q[:, :1, :, :16]}, "head_dim"),
+    ({"k": Q[0]}, "k.shape"),
+    ({"q": Q.astype("f8"), "k": Q.astype("f8"), "v": Q.astype("f8")}, "float64"),
+    ({"v": Q[:, :1].astype("f4")}, "v.dtype = 'float32': expected float16"),
+    ({"q": np.zeros((1, 3, 4, 32), "f2"), "k": Q, "v": Q}, "kv_heads = 2: expected a divisor of heads = 3"),
+    ({"q": WIDE, "k": WIDE, "v": WIDE}, "head_dim = 264"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])
+def test_bad_input_gets_one_line(change: dict[str, Any], line: str) -> None:
+    given: dict[str, Any] = {"q": Q, "k": Q[:, :1], "v": Q[:, :1]} | change
+    with pytest.raises(fl.UsageError) as refused:
+        attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_program_of_ones_own_has_no_kernel() -> None:
+    @fl.program
+    def mine(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any: ...
+
+    with pytest.raises(fl.UsageError, match="one with a CUDA kernel"):
+        attention(*make_inputs(SMALL), algorithm=mine)
+
+
+# A kernel that misuses the machine
+
+
+@pytest.fixture
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a changed copy in the place of an algorithm's source."""
+    real = kernels_cu.source
+
+    def change(name: str, old: str, new: str) -> None:
+        text = real(name).read_text(encoding="utf-8")
+        assert old in text
+        (tmp_path / real(name).name).write_text(text.replace(old, new), encoding="utf-8")
+        monkeypatch.setattr(kernels_cu, "source", lambda asked: tmp_path / real(asked).name)
+
+    return change
+
+
+def test_misuse_raises_and_leaves_out_alone(changed: Any) -> None:
+    changed("flash2", "    copy_wait<0>();\n    barrier();  // K_j", "    copy_wait<0>();\n    // K_j")
+    q, k, v = make_inputs(SMALL)
+    out = np.full_like(q, 7)
+    with pytest.raises(fl.EmulationError) as misused:
+        attention(q, k, v, out=out)
+    races = [line for line in str(misused.value).splitlines() if " race: " in line]
+    assert "flash2.cu:" in races[0] and ", step " in races[0] and "in SRAM" in races[0]
+    assert np.all(out == 7)
+
+
+def test_what_is_not_written_raises(changed: Any) -> None:
+    changed("flash2", "const bool inside = row < shape.len_q;", "const bool inside = row < shape.len_q - 1;")
+    with pytest.raises(fl.EmulationError, match="never written"):
+        attention(*make_inputs(SMALL.replace(len_q=3)))
+
+
+def test_verify_names_the_misuse(changed: Any) -> None:
+    changed("flash2", "    copy_wait<0>();\n    barrier();  // K_j", "    copy_wait<0>();\n    // K_j")
+    report = fl.verify("flash2", backend="emulator", dtypes=["float16"], checks=["gqa"], examples=1)
+    assert not report.passed
+
+
+# Other frameworks
+
+
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="no PyTorch: pip install torch")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_tensors_of_torch(dtype: str) -> None:
+    t = torch()
+    plain = make_inputs(SMALL.replace(dtype=dtype))
+    as_int = {2: np.int16, 4: np.int32}[plain[0].itemsize]
+    tensors = [t.from_numpy(x.view(as_int)).view(getattr(t, dtype)) for x in plain]
+    out, lse = attention(*tensors, lse=True)
+    assert isinstance(out, t.Tensor) and out.dtype == tensors[0].dtype and lse.dtype == t.float32
+    mine = attention(*plain)
+    assert out.view(getattr(t, f"int{8 * plain[0].itemsize}")).numpy().tobytes() == mine.tobytes()
+    tensors[0].requires_grad_()
+    with pytest.raises(fl.UsageError, match="requires grad"):
+        attention(*tensors)
+    with pytest.raises(fl.UsageError, match="same kind as q"):
+        attention(plain[0], *tensors[1:])
+
+
+class OnAGpu:
+    """An array of a CuPy that isn't there: on a GPU, with `get` to fetch it."""
+
+    def __init__(self, host: Any) -> None:
+        self.host = host
+
+    def get(self) -> Any:
+        return self.host.copy()
+
+
+OnAGpu.__module__ = "cupy"
+
+
+def test_arrays_of_cupy_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake: Any = ModuleType("cupy")
+    fake.asarray = OnAGpu
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    plain = make_inputs(SMALL)
+    out = attention(*map(OnAGpu, plain))
+    assert isinstance(out, OnAGpu)
+    assert out.host.tobytes() == attention(*plain).tobytes()
+    with pytest.raises(fl.UsageError, match="out = 'OnAGpu': expected a NumPy array"):
+        attention(*map(OnAGpu, plain), out=out)
