@@ -9,20 +9,25 @@ from simulator.config import Config
 from simulator.errors import UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash2 as flash2_formula
+from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
+from simulator.operations.attention import ATTENTION
+from simulator.operations.operation import Operation
 from simulator.problem import DTYPES, FP8, Problem
 from simulator.program import Program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
+from simulator.programs.flash2_backward import flash2_backward
 from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_fp8 import flash3_fp8
-from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
+from simulator.programs.online_softmax import online_softmax
+from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
@@ -79,6 +84,11 @@ class Algorithm:
     """What its kernels compute in."""
 
     @property
+    def operation(self) -> Operation:
+        """What it computes."""
+        return self.program.operation
+
+    @property
     def hopper(self) -> bool:
         """Does it need sm_90a?"""
         return any(kernel.hopper for kernel in self.kernels)
@@ -126,22 +136,33 @@ CATALOGUE = {
                   (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t")),
                    Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
                           (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")))), (FP8,)),
+        Algorithm("flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward),
+        Algorithm("softmax_naive", softmax_naive),
+        Algorithm("softmax_safe", softmax_safe),
+        Algorithm("softmax_online", softmax_online),
+        Algorithm("softmax_merge", softmax_merge),
     )
 }  # fmt: skip
 """Every algorithm by name."""
 
-VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_online, softmax_merge)}
-"""The softmax of a vector, four ways: no heads, no masks, counted by `count(name, length=…, dtype=…)`."""
+
+def of(operation: Operation = ATTENTION) -> dict[str, Algorithm]:
+    """The algorithms of an operation, by name.
+
+    >>> list(of(SOFTMAX))
+    ['softmax_naive', 'softmax_safe', 'softmax_online', 'softmax_merge']
+    """
+    return {name: row for name, row in CATALOGUE.items() if row.operation is operation}
 
 
 def names(problem: Problem) -> list[str]:
-    """The algorithms that take a problem's dtype.
+    """The algorithms of attention that take a problem's dtype.
 
     >>> import flashlab as fl
     >>> names(fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float8_e4m3fn"))
     ['flash3_fp8']
     """
-    return [row.name for row in CATALOGUE.values() if row.takes(problem)]
+    return [row.name for row in of(ATTENTION).values() if row.takes(problem)]
 
 
 def get(algorithm: str | Program) -> Algorithm:

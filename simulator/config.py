@@ -85,7 +85,7 @@ def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
     SMs are served up to about half of the 60 MB), and Q and out pass through as well. All groups are of one size, so that
     none is left to start its long rows alone.
     """
-    kv = problem.kv_length * (problem.head_dim + problem.value_dim) * problem.itemsize
-    kv_heads = problem.batch * problem.num_kv_heads
+    kv = problem.len_kv * (problem.head_dim + problem.head_dim_v) * problem.itemsize
+    kv_heads = problem.batch * problem.kv_heads
     most = max(1, min(kv_heads, device.l2 // 3 // max(1, kv)))
     return problem.queries_per_kv * next(n for n in range(most, 0, -1) if kv_heads % n == 0)

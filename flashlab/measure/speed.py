@@ -206,7 +206,7 @@ def _bench_cell(
     for name in names:
         swapped = peers.layout(name) == "bshd"
         try:
-            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.softmax_scale)
+            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.scale)
             errors[name] = _checked(torch, call, bhsd, p, swapped)
         except Exception as reason:  # whatever another library raises must not stop ours
             not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
@@ -260,7 +260,7 @@ def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Pro
     for b, h in {(0, 0), (p.batch - 1, p.heads - 1)}:
         rows = torch.linspace(0, p.len_q - 1, _SAMPLED_ROWS, device="cuda").long()
         q, k, v = (x[b, h].double() for x in tensors)
-        scores = q[rows] @ k.T * p.softmax_scale
+        scores = q[rows] @ k.T * p.scale
         if p.causal:
             scores = scores.masked_fill(torch.arange(p.len_q, device="cuda") > rows[:, None], float("-inf"))
         weights = scores.softmax(-1)

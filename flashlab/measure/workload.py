@@ -89,7 +89,7 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
     p, random = problem, np.random.default_rng(seed)
     shapes = [(p.batch, heads, length, p.head_dim) for heads, length in
-              ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length))]  # fmt: skip
+              ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))]  # fmt: skip
 
     def array(shape: tuple[int, ...]) -> Any:
         n = int(np.prod(shape))

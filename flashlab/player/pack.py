@@ -85,7 +85,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "device": trace.device,
         "sram_limit": trace.sram_limit,
         "len_q": problem.len_q,
-        "len_kv": problem.kv_length,
+        "len_kv": problem.len_kv,
         "mask": [problem.left, problem.right, problem.offset],
         "launches": list(_launches(trace.events, cells, kernels, files)),
         "blocks": list(_blocks(trace.events)),
@@ -103,14 +103,14 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
 def _subtitle(trace: Trace, problem: Problem) -> str:
     """What is computed, in words."""
     batch, head = trace.head
-    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.kv_length == 1 else "keys"
+    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.len_kv == 1 else "keys"
     parts = [
-        f"{problem.len_q:,} {queries} × {problem.kv_length:,} {keys}",
+        f"{problem.len_q:,} {queries} × {problem.len_kv:,} {keys}",
         f"head dim {problem.head_dim}",
         problem.dtype,
     ]
-    if problem.value_dim != problem.head_dim:
-        parts.append(f"values of {problem.value_dim}")
+    if problem.head_dim_v != problem.head_dim:
+        parts.append(f"values of {problem.head_dim_v}")
     if problem.causal:
         parts.append("causal")
     if problem.window is not None:

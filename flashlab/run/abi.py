@@ -33,13 +33,13 @@ _MOST_HEAD_DIM = 256
 
 def check_problem(problem: Problem, device: Device) -> None:
     """Refuses what the kernels can't do, or a GPU can't."""
-    if problem.value_dim != problem.head_dim:
+    if problem.head_dim_v != problem.head_dim:
         raise UsageError(
-            "head_dim of v", problem.value_dim, f"{problem.head_dim}, as q and k have: the kernels know one"
+            "head_dim of v", problem.head_dim_v, f"{problem.head_dim}, as q and k have: the kernels know one"
         )
     if problem.head_dim > _MOST_HEAD_DIM:
         raise UsageError("head_dim", problem.head_dim, f"at most {_MOST_HEAD_DIM} for a kernel")
-    for name, length in (("len_q", problem.len_q), ("len_kv", problem.kv_length)):
+    for name, length in (("len_q", problem.len_q), ("len_kv", problem.len_kv)):
         if length > _UNBOUNDED:
             raise UsageError(name, length, f"at most {_UNBOUNDED:,} for a kernel")
     title, capability = device.title or device.name, "{}.{}".format(*device.compute_capability)
@@ -106,5 +106,5 @@ def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar."""
     p = problem
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
-    heads = p.batch, p.heads, p.num_kv_heads
-    return np.array((*heads, p.len_q, p.kv_length, p.head_dim, left, right, group, p.softmax_scale), SHAPE)[()]
+    heads = p.batch, p.heads, p.kv_heads
+    return np.array((*heads, p.len_q, p.len_kv, p.head_dim, left, right, group, p.scale), SHAPE)[()]

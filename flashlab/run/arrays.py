@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from simulator.dtypes import numpy_dtype
-from simulator.errors import Unavailable, UsageError
+from simulator.errors import Said, Unavailable, UsageError
 from simulator.problem import FP8, ITEMSIZE, row_bytes
 
 __all__ = [
@@ -79,14 +79,8 @@ class View(NamedTuple):
         return low, high + ITEMSIZE[self.dtype]
 
 
-class _Said(str):
-    """Text that an error message shows without quotes."""
-
-    __repr__ = str.__str__
-
-
 def _refused(name: str, what: str, accepted: str) -> UsageError:
-    return UsageError(name, _Said(what), accepted)
+    return UsageError(name, Said(what), accepted)
 
 
 def _line(error: Exception) -> str:

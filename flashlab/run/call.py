@@ -16,9 +16,10 @@ from simulator import catalogue
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
+from simulator.operations.attention import Window, problem_of
 from simulator.problem import ITEMSIZE, output_dtype
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, Window, problem_of
+from simulator.simulate import Scales, TileLike
 
 __all__ = ["attention"]
 

@@ -21,9 +21,10 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.operations.attention import Window, problem_of
 from simulator.problem import FP8, Problem, output_dtype, row_bytes
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, Window, problem_of
+from simulator.simulate import Scales, TileLike
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 

@@ -231,7 +231,7 @@ class CallableTarget(Target):
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
-        for said, names in ((p.causal, CAUSAL), (p.scale is not None, SCALE), (p.window is not None, WINDOW)):
+        for said, names in ((p.causal, CAUSAL), ("scale" in p.given, SCALE), (p.window is not None, WINDOW)):
             if said and not self.keyword(names):
                 return f"the function takes no {names[0]}"
         if p.window is not None and self.align == "top-left":
@@ -245,7 +245,7 @@ class CallableTarget(Target):
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
     ) -> tuple[Any, Any]:
         p, swap = problem, self.adapter.layout == "bshd"
-        said = ((CAUSAL, p.causal), (SCALE, p.softmax_scale), (WINDOW, p.window), (LSE, True if self.lse else None))
+        said = ((CAUSAL, p.causal), (SCALE, p.scale), (WINDOW, p.window), (LSE, True if self.lse else None))
         keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
         q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
         try:
@@ -272,7 +272,7 @@ class CallableTarget(Target):
     def footprint(self, problem: Problem) -> Iterable[int]:
         p = problem
         rows = p.batch * p.heads * p.len_q
-        return [rows * p.value_dim * p.itemsize, rows * 4, rows * p.value_dim * 4]
+        return [rows * p.head_dim_v * p.itemsize, rows * 4, rows * p.head_dim_v * 4]
 
 
 def target_of(

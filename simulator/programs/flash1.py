@@ -24,7 +24,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """The kernel's configuration: the largest of a few tiles that fits the block's SRAM."""
 
     def sram(t: Tile) -> int:
-        d, dv, w = padded(problem.head_dim), padded(problem.value_dim), warps_for_columns(t.cols)
+        d, dv, w = padded(problem.head_dim), padded(problem.head_dim_v), warps_for_columns(t.cols)
         br, bc = padded(t.rows), padded(t.cols)
         return (bc * (d + dv) + br * d) * problem.itemsize + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
 
@@ -68,7 +68,7 @@ def flash1(
                 block.step("load_q")
                 q_i = block.load(q, i, tile.rows)
                 block.step("scores")
-                s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.softmax_scale)
+                s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)
                 block.step("mask")
                 s = block.mask(s, i, j)
                 block.step("row_max")

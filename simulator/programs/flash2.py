@@ -21,7 +21,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     leaves room for both, then the first that fits at all. K and V are double-buffered where that fits; where Q's fragments
     fit into the registers too, they stay there.
     """
-    d, dv, capability = padded(problem.head_dim), padded(problem.value_dim), device.compute_capability
+    d, dv, capability = padded(problem.head_dim), padded(problem.head_dim_v), device.compute_capability
     half = problem.itemsize == 2
     if tile is not None:
         asked = Tile.parse(tile)
@@ -87,7 +87,7 @@ def flash2(
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("mask")
             s = block.mask(s, i, j)
             block.step("softmax")

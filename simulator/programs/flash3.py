@@ -56,7 +56,7 @@ def configure_rung(
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     """Q, the ring of K and V, the mbarriers."""
-    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return (rows * d + stages * cols * (d + dv)) * problem.itemsize + 4 * MBARRIERS
 
@@ -103,7 +103,7 @@ def attend(
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("mask")
             s = block.mask(s, i, j)
             block.step("softmax")

@@ -29,7 +29,7 @@ LARGEST_P = 32.0
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     """Q, the ring of K and of transposed V in whole panels of keys, V with its ones, the mbarriers."""
-    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
 
@@ -43,7 +43,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
     """V transposed, (batch, kv_heads, head_dim, len_kv padded to 16): the tensor cores take 8-bit operands along the summed
     dimension only. Within 16 keys the kernel has the order in which P's accumulators lie; here they stay in theirs."""
-    d, n = problem.value_dim, problem.kv_length
+    d, n = problem.head_dim_v, problem.len_kv
     v_t = m.workspace("v_t", round_up(n, 16), problem.dtype, rows=d, of=v)
     for block in m.launch("flash3_fp8_transpose", cols=-(-n // KEYS), warps=4, of=v):
         block.step("fetch_v")
@@ -69,9 +69,9 @@ def flash3_fp8(
     rounded P, as the weights in `out` are.
     """
     c, warps = m.config, 4 * m.config.consumers
-    d = round_up(problem.value_dim, PANEL)
+    d = round_up(problem.head_dim_v, PANEL)
     out, lse = m.output("out"), m.output("lse")
-    q_scale, k_scale, v_scale = m.scales(q, tile.rows), m.scales(k, tile.cols), m.scales(v, tile.cols)
+    q_scale, k_scale, v_scale = m.optional("q_scale"), m.optional("k_scale"), m.optional("v_scale")
     v_t = transpose(m, v, problem)
     visible = partial(problem.tiles_of_row, tile=tile)
     for block in m.launch("flash3_fp8", rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
@@ -91,7 +91,7 @@ def flash3_fp8(
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             of_k = block.fetch(k_scale, j, 1, warps=warps)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = s * (of_q * of_k)
             block.step("mask")
             s = block.mask(s, i, j)

@@ -19,7 +19,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """The configuration of the scores and output launches: the largest of a few tiles that fits the block's SRAM."""
 
     def sram(t: Tile) -> int:
-        d, dv, br, bc = padded(problem.head_dim), padded(problem.value_dim), padded(t.rows), padded(t.cols)
+        d, dv, br, bc = padded(problem.head_dim), padded(problem.head_dim_v), padded(t.rows), padded(t.cols)
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
     # float32 at head dim 16 spills with 64 columns
@@ -37,7 +37,7 @@ def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Proble
         block.step("load_k")
         k_j = block.load(k, block.j, tile.cols)
         block.step("scores")
-        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
         block.step("mask")
         s_ij = block.mask(s_ij, block.i, block.j)
         block.step("store_s")
@@ -88,8 +88,8 @@ def three_launches(
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """Scores, the softmax launch given, output."""
     out, lse = m.output("out"), m.output("lse") if m.lse else None
-    s = m.workspace("s", problem.kv_length)
-    p = m.workspace("p", problem.kv_length, problem.dtype)
+    s = m.workspace("s", problem.len_kv)
+    p = m.workspace("p", problem.len_kv, problem.dtype)
     scores(m, q, k, s, problem, tile)
     middle(m, s, p, lse, problem)
     output(m, p, v, out, problem, tile)

@@ -23,7 +23,7 @@ _side = st.none() | st.integers(0, 60)
 def problems(draw: st.DrawFn, *, longest: int = 150, dims: st.SearchStrategy[int] | None = None) -> Problem:
     """Every option of `Problem`: GQA, ragged lengths, zero lengths, windows, odd head dims, head_dim_v, a scale."""
     kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    dim = draw(dims or st.sampled_from([1, 8, 16, 40, 64, 72, 96, 111, 128, 256]))
+    dim = draw(dims if dims is not None else st.sampled_from([1, 8, 16, 40, 64, 72, 96, 111, 128, 256]))
     return Problem(
         batch=draw(st.integers(1, 2)),
         heads=kv_heads * group,

@@ -20,7 +20,7 @@ from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, works
 from simulator.time.schedules import flash2, flash3_fp8
 
-ALGORITHMS = sorted(name for name in fl.CATALOGUE if name != "flash3_fp8")
+ALGORITHMS = sorted(name for name in fl.catalogue.of() if name != "flash3_fp8")
 FLASH = [name for name in ALGORITHMS if name not in ("standard", "online_softmax", "flash1")]
 
 problems = st.builds(
@@ -352,7 +352,7 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
 
 @given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
 def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
-    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.kv_length % 700)
+    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.len_kv % 700)
     for i, work in enumerate(works(problem, tile)):
         rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
         tiles = problem.tiles_of_row(i, tile)

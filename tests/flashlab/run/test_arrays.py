@@ -23,12 +23,12 @@ from flashlab.run import abi, arrays, call, devices
 from flashlab.run import plan as plans
 from simulator import Problem, SramOverflow, Unavailable, UsageError
 from simulator.dtypes import numpy_dtype
-from simulator.simulate import problem_of
+from simulator.operations.attention import problem_of
 
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 UNBOUNDED = 1 << 30
 # TMA's descriptors are made by a real driver
-ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not row.hopper]
+ALGORITHMS = [name for name, row in simulator.catalogue.of().items() if not row.hopper]
 
 
 def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:

@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the fra
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other libraries need memory as well
 
 Array = np.ndarray[Any, Any]
-ALGORITHMS = list(fl.CATALOGUE)
-HOPPER = {name for name, row in fl.CATALOGUE.items() if row.hopper}
+ALGORITHMS = list(fl.catalogue.of())
+HOPPER = {name for name, row in fl.catalogue.of().items() if row.hopper}
 FP8 = "float8_e4m3fn"
-EIGHT_BIT = {name for name, row in fl.CATALOGUE.items() if FP8 in row.dtypes}
-IN_THEIR_DTYPES = [(name, dtype) for name, row in fl.CATALOGUE.items() for dtype in row.dtypes]
+EIGHT_BIT = {name for name, row in fl.catalogue.of().items() if FP8 in row.dtypes}
+IN_THEIR_DTYPES = [(name, dtype) for name, row in fl.catalogue.of().items() for dtype in row.dtypes]
 DTYPES = ["float32", "float16", "bfloat16"]
 GUARD = 4096
 

@@ -19,7 +19,7 @@ from flashlab.verify import OUTSIDERS, Case, Report, run_case, verify
 from flashlab.verify.memory import FRAMES, frame_named, place
 from tests.flashlab.verify.candidates import Array, attention
 
-ALGORITHMS = list(fl.CATALOGUE)
+ALGORITHMS = list(fl.catalogue.of())
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
