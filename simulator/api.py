@@ -50,7 +50,8 @@ def simulate(
     head = (0, 0) if trace is True else trace or None
     if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
         raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
-    program, on = row.taking(problem).program, Device.named(device)
+    row.check(problem)
+    program, on = row.program, Device.named(device)
     if scales is not None:
         given |= Scales.of(scales).named(problem, program.configure(problem, on, tile).tile)
     return run_on_data(program, given, problem, tile=tile, device=on, asked=_asked(lse), trace=head)
@@ -116,7 +117,7 @@ def count(
         raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
     if row.operation is SOFTMAX and problem.len_q != 1:
         raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
-    row = row.taking(problem)
+    row.check(problem)
     if row.formula is None:
         return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse))
     return _evaluate(row.formula, row.program, problem, tile, on, lse)
@@ -137,7 +138,9 @@ def shape_run(
     >>> fl.shape_run("flash2", p) == fl.count("flash2", p)
     True
     """
-    program = catalogue.get(algorithm).taking(problem).program
+    row = catalogue.get(algorithm)
+    row.check(problem)
+    program = row.program
     return run_on_shapes(program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
 
 

@@ -18,7 +18,8 @@ class Config:
     `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
     most that the kernel's registers leave room for (its launch bounds). `consumers`: warpgroups that multiply, each of which
     reads operands for itself as elsewhere a warp does (0: the warps multiply). `persistent`: one block an SM, which takes
-    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head.
+    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head. `constants`: what
+    the kernel is compiled with besides, as macros: (("SPLITS", 4),).
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
@@ -35,6 +36,7 @@ class Config:
     consumers: int = 0
     persistent: bool = False
     pairs: bool = False
+    constants: tuple[tuple[str, int], ...] = ()
 
     def grid(self, problem: Problem, device: Device, blocks: int) -> int:
         """Blocks of the launch that does the work of `blocks` row tiles (all heads' together).

@@ -24,8 +24,8 @@ from typing import Any
 from flashlab.measure import workload as case_files
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
+from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
-from simulator.problem import FP8
 
 __all__ = ["FAULTS", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
 
@@ -117,7 +117,7 @@ class SanitizersReport:
         line("passed" if self.passed else "FAILED")
 
 
-def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: every algorithm × dtype × a few problems with ragged edges, masks, GQA and empty rows."""
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -129,9 +129,9 @@ def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "f
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
-        for algorithm in algorithms
+        for algorithm in algorithms or with_kernels()
         for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if FP8 in CATALOGUE[algorithm].dtypes else {})).items()
+            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
         )
     ]  # fmt: skip
 
@@ -255,9 +255,9 @@ def _without_barriers() -> None:
 
 def _unwritten() -> None:
     """flash2 on q, k and v as they come from the allocator."""
-    from flashlab.run.plan import plan
+    from flashlab.run.plan import gpu_plan
 
-    plan("flash2", _PLAIN[0].problem).launch({})
+    gpu_plan("flash2", _PLAIN[0].problem).launch({})
 
 
 _PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=64, dtype="float16"))]

@@ -20,7 +20,6 @@ from flashlab.measure import peers
 from simulator import Problem
 from simulator.catalogue import get
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import FP8
 
 __all__ = ["BenchReport", "Cell", "Row", "Yardstick", "cells", "run"]
 
@@ -158,7 +157,7 @@ def run(
     A peer that isn't installed, or refuses a cell, or computes something else there, is one line in `.not_run`. Raises
     `Unavailable` without a GPU or without torch, `UsageError` for an unknown name.
     """
-    if FP8 in get(algorithm).dtypes:
+    if get(algorithm).support.eight_bit:
         raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
     torch = _torch()
     not_run: list[str] = []

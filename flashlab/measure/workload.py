@@ -74,12 +74,14 @@ def environment() -> dict[str, str]:
 
 def warm(cases: Sequence[Case]) -> None:
     """Compile the kernels of all cases, many at a time; other processes find them in the cache."""
-    from flashlab.run.plan import plan
+    from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
     different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile): c for c in cases}
     with ThreadPoolExecutor() as pool:
-        for future in [pool.submit(plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()]:
+        for future in [
+            pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()
+        ]:
             future.result()
 
 

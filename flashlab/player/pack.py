@@ -13,7 +13,7 @@ import numpy as np
 
 from flashlab.player.grid import grids
 from flashlab.player.sources import Kernel, kernels_of, step_lines
-from flashlab.player.words import ABOUT
+from simulator.catalogue import CATALOGUE
 from simulator.dtypes import Array
 from simulator.problem import Problem
 from simulator.trace import Event, Trace, Transfer
@@ -141,12 +141,12 @@ def _launches(
     events: list[Event], cells: list[Any], kernels: dict[str, Kernel], files: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Name, first event and the one after the last, grid of S, and .cu of each launch."""
-    start = 0
+    start, words = 0, {launch: said for row in CATALOGUE.values() for launch, said in row.about.items()}
     for (name, group), grid in zip(groupby(events, key=lambda event: event.launch), cells, strict=True):
         stop = start + sum(1 for _ in group)
         yield {
             "name": name, "start": start, "stop": stop, "grid": None if grid is None else asdict(grid),
-            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": ABOUT.get(name, {}),
+            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": words.get(name, {}),
         }  # fmt: skip
         start = stop
 

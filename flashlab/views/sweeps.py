@@ -135,7 +135,7 @@ def sweep(
         try:
             counts = count(target, posed, tile=values["tile"], device=where, lse=lse)
         except UsageError as error:
-            if not isinstance(error, SramOverflow) and get(target).takes(posed):
+            if not isinstance(error, SramOverflow) and get(target).refusal(posed) is None:
                 raise
             figures: dict[str, Any] = dict.fromkeys(_FIGURES + (_DRAM if dram else ()))
             rows.append({**row, **figures, "reason": str(error)})

@@ -268,30 +268,30 @@ def _of_kind(
 ) -> dict[str, Any]:  # fmt: skip
     """Normal q, k and v turned into a kind of `Attention.kinds`."""
     p = problem
+    drawn: dict[str, Any] = {"q": q, "k": k, "v": v}
     if kind == "large":
-        group = p.queries_per_kv
-        products = q.astype(np.float64) @ np.repeat(k, group, axis=1).swapaxes(-1, -2)
-        top = np.abs(products).max(initial=0.0) * abs(p.scale)
-        # half of it by q, half by k: 16-bit floats hold both
-        q, k = (x * math.sqrt(1e4 / top) if top else x for x in (q, k))
+        products = q.astype(np.float64) @ np.repeat(k, p.queries_per_kv, axis=1).swapaxes(-1, -2)
+        top = float(np.abs(products).max(initial=0.0)) * abs(p.scale)
+        factor = math.sqrt(1e4 / top) if top else 1.0  # half of it by q, half by k: 16-bit floats hold both
+        drawn["q"], drawn["k"] = q * factor, k * factor
     elif kind == "lone":
         size = math.sqrt(1e6 / (p.head_dim * abs(p.scale))) if p.scale else 1.0
-        q, k = np.full_like(q, math.copysign(size, p.scale)), np.full_like(k, -size)
+        drawn["q"], drawn["k"] = np.full_like(q, math.copysign(size, p.scale)), np.full_like(k, -size)
     elif kind in ("rising", "falling"):
         along = np.linspace(0, 30, p.len_kv) if kind == "rising" else np.linspace(30, 0, p.len_kv)
         q[..., 0] = 4.0
         k[..., 0] = along / (4.0 * p.scale) if p.scale else along
     elif kind == "biased":
-        v = v + 8.0
-    if kind == "outliers":
-        q, k, v = (outliers(x, rng) for x in (q, k, v))
-    found: dict[str, Any] = {"q": q, "k": k, "v": v}
-    return found
+        drawn["v"] = v + 8.0
+    elif kind == "outliers":
+        return {name: outliers(x, rng) for name, x in drawn.items()}
+    return drawn
 
 
 def outliers(x: Array, rng: np.random.Generator) -> Array:
     """Normal numbers, and to one in a thousand N(0, 100) added."""
-    return x + 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3)
+    added: Any = 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3)
+    return x + added
 
 
 def to_storage(x: Array, dtype: str) -> Array:

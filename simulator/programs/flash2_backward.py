@@ -100,3 +100,29 @@ def flash2_backward(
         block.store(dv, dv_j, j, tile.cols)
     convert(m, dq_sum, dq, problem)
     return dq, dk, dv
+
+
+ABOUT = {
+    "flash2_backward_delta": {
+        "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
+        "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
+    },
+    "flash2_backward": {
+        "load_kv": "Fetch a tile of keys and their values once. Their gradients never leave the registers.",
+        "load_q": "Fetch the next tile of queries that see any of these keys, and their LSE.",
+        "scores": "Multiply the keys by the queries: the tile of S again, transposed. The forward pass threw it away.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
+        "load_do": "Fetch dO of the same queries, and their D.",
+        "dv": "dV of these keys gains Pᵀ dO.",
+        "dp": "dP = V dOᵀ: how the loss depends on each probability.",
+        "ds": "dS = P (dP − D): the derivative of the softmax. It goes to SRAM, for other warps to read.",
+        "dk": "dK of these keys gains dSᵀ Q.",
+        "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+    },
+    "flash2_backward_convert": {
+        "convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -9,7 +9,7 @@ from math import inf, log
 from simulator.config import Config, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.machine import HbmTensor, Machine
-from simulator.problem import Problem, Tile, round_up
+from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.flash3 import MBARRIERS, configure_rung, order
 
@@ -25,6 +25,12 @@ ONES = 8
 """Rows of ones behind each tile of transposed V: the narrowest that the tensor cores multiply with."""
 LARGEST_P = 32.0
 """P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""
+
+
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """What tiles the kernel may be built for, where one isn't among them."""
+    del problem
+    return None if tile in TILES else f"one of {', '.join(map(str, TILES))} for {FP8}"
 
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
@@ -120,3 +126,26 @@ def flash3_fp8(
         block.step("store_lse")
         block.store(lse, logsumexp, i, tile.rows)
     return out, lse
+
+
+ABOUT = {
+    "flash3_fp8_transpose": {
+        "fetch_v": "Fetch a tile of values: the tensor cores want 8-bit operands along the summed dimension, so V is transposed.",
+        "transpose": "Turn the tile through SRAM: keys become columns.",
+        "store_v": "Write the transposed tile to HBM, for the next launch to read.",
+    },
+    "flash3_fp8": {
+        "load_q": "TMA brings this block's queries, one byte an element, and each warp asks for their scale.",
+        "load_k": "TMA brings the next tile of keys, from the last to the first; each warp asks for its scale.",
+        "scores": "Each warpgroup multiplies its 64 queries by the transposed key tile, straight from SRAM: one tile of S.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "softmax": "The new row maximum m, and P = 32 exp(S − m), in e4m3's range. Nothing is divided yet.",
+        "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
+        "load_v": "TMA brings the transposed values of the same keys; rows of ones lie behind them.",
+        "output": "Weigh the values with P; the ones behind V sum up P for ℓ. Each key tile's product joins O in float32.",
+        "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
+        "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

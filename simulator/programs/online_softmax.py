@@ -36,3 +36,13 @@ def online_softmax(
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """`standard` with the two-pass online softmax: S is read twice, not three times. Shapes as in `standard`."""
     return three_launches(two_pass_softmax, m, q, k, v, problem, tile)
+
+
+ABOUT = {
+    "online_softmax": {
+        "online_pass": "One pass over the rows of S finds maximum and sum together: a sum is rescaled when the maximum rises.",
+        "store_p": "Second pass: divide by the sum, and write P, the probabilities, to HBM.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

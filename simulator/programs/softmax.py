@@ -88,3 +88,28 @@ def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
         x_j = block.fetch(x, 0, 1, block.j, tile.cols)
         block.store(out, block.exp(x_j - top) / total, 0, 1, block.j, tile.cols)
     return out
+
+
+ABOUT = {
+    "softmax_naive": {
+        "row_sum": "First pass over the row: the sum of exp(x). Over 88, exp overflows in float32.",
+        "store": "Second pass: exp(x) again, divided by the sum.",
+    },
+    "softmax_safe": {
+        "row_max": "First pass over the row: its maximum.",
+        "row_sum": "Second pass: the sum of exp(x − maximum), which cannot overflow.",
+        "store": "Third pass: exp(x − maximum) again, divided by the sum.",
+    },
+    "softmax_online": {
+        "online_pass": "One pass for both: whenever the maximum rises, the sum so far is rescaled to the new one.",
+        "store": "Second pass: exp(x − maximum), divided by the sum.",
+    },
+    "partial": {
+        "partial": "A tile finds its own maximum and sum, without any other tile, and writes the pair to HBM.",
+    },
+    "merge": {
+        "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
+        "store": "Divide this tile by the merged sum.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -106,3 +106,27 @@ def standard(
     has the storage dtype; both (batch, heads, len_q, len_kv) in HBM.
     """
     return three_launches(softmax, m, q, k, v, problem, tile)
+
+
+ABOUT = {
+    "standard_scores": {
+        "load_q": "Fetch a tile of queries into SRAM.",
+        "load_k": "Fetch a tile of keys into SRAM.",
+        "scores": "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "store_s": "Write the tile of S to HBM in float32. The whole of S goes there, and the next launch reads it back.",
+    },
+    "standard_softmax": {
+        "row_max": "First pass over the rows of S in HBM: each row's largest score.",
+        "row_sum": "Second pass over the same rows, read from HBM again: the sum of exp(score − maximum).",
+        "store_p": "Third pass: divide by the sum, and write P, the probabilities, to HBM.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+    "standard_output": {
+        "load_p": "Fetch a tile of P, which the launch before wrote to HBM.",
+        "load_v": "Fetch the values that belong to these keys.",
+        "output": "Weigh the values with the probabilities, and add them to the accumulator.",
+        "store_o": "Write the finished rows of the output to HBM.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

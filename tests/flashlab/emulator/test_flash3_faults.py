@@ -256,7 +256,7 @@ def run(kernel: str, problem: fl.Problem, tile: tuple[int, int], source: Path) -
     """A run of that file, and which of the checks fail."""
     arrays = fl.random_inputs(problem, seed=0)
     done = fl.emulate(
-        *arrays, algorithm=kernel, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
+        kernel, *arrays, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
         time_limit=20,
     )  # fmt: skip
     right = judge(expect(problem, *arrays), done.out, done.lse).passed
@@ -285,6 +285,6 @@ def test_more_blocks_than_sms_hand_over_their_registers() -> None:
     """A warp that was told to wait for registers may have been given them before it does."""
     p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")
     ran = fl.emulate(
-        *fl.random_inputs(p), algorithm="flash3", device="h200", source=kernels_cu.source("flash3"), time_limit=60
+        "flash3", *fl.random_inputs(p), device="h200", source=kernels_cu.source("flash3"), time_limit=60
     )
     assert ran.complaints() == []

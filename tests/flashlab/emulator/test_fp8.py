@@ -62,7 +62,7 @@ WIDE = PROBLEMS["head dim 256"].replace(causal=True)
 def run(x: fp8.Quantized, p: fl.Problem, source: Path | None = None, *, sanitize: bool = True) -> fl.Emulation:
     """The launches on an H200's emulator; one that hangs is stopped."""
     return fl.emulate(
-        x.q, x.k, x.v, algorithm="flash3_fp8", scales=x.scales, causal=p.causal, lse=True, device="h200", source=source,
+        "flash3_fp8", x.q, x.k, x.v, scales=x.scales, causal=p.causal, lse=True, device="h200", source=source,
         sanitize=sanitize, time_limit=60,
     )  # fmt: skip
 
