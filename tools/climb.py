@@ -40,7 +40,7 @@ Speeds = Mapping[tuple[str, int, bool, int], Row]
 """By kernel, head dim, mask and length."""
 
 
-def result(kind: str, algorithm: str | None = None) -> results.Result:
+def result(kind: str, algorithm: str | None) -> results.Result:
     """The newest result of a kind."""
     found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE)
     if found is None:
@@ -182,7 +182,7 @@ def bound(name: str) -> str:
 
 def beside() -> str:
     """What a warp issues beside products, and what is left of them, in a sentence."""
-    of = result("rates")
+    of = result("rates", None)
     rows = {row["what"]: row for row in of.data["rows"]}
     floats, whole = (
         [rows[f"{name}_beside_products"] for name in names]
