@@ -33,6 +33,7 @@ import kernels_cu
 import simulator
 from flashlab.measure import results
 from tests.conftest import NEEDS
+from tools import bench_emulator, readme_results
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -161,21 +162,15 @@ def test_links(page: Path):
 
 
 def test_readme_claims_what_was_measured():
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "tools" / "readme_results.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.README.read_text(encoding="utf-8")
-    assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"
+    text = readme_results.README.read_text(encoding="utf-8")
+    assert text == readme_results.readme_with(text, readme_results.claims()), "run python tools/readme_results.py"
 
 
 def test_the_emulators_times_are_those_measured():
-    spec = importlib.util.spec_from_file_location("bench_emulator", ROOT / "tools" / "bench_emulator.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.block()
-    assert text == tool.page_with(text, tool.block()), "run python tools/bench_emulator.py"
-    assert text != tool.page_with(text, tool.block().replace("0.", "9."))
+    text = bench_emulator.PAGE.read_text(encoding="utf-8")
+    assert bench_emulator.block()
+    assert text == bench_emulator.page_with(text, bench_emulator.block()), "run python tools/bench_emulator.py"
+    assert text != bench_emulator.page_with(text, bench_emulator.block().replace("0.", "9."))
 
 
 def test_flash3_is_as_fast_as_the_readme_says():
