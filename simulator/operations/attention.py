@@ -290,8 +290,9 @@ def _of_kind(
 
 def outliers(x: Array, rng: np.random.Generator) -> Array:
     """Normal numbers, and to one in a thousand N(0, 100) added."""
-    added: Any = 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3)
-    return x + added
+    shape: tuple[int, ...] = x.shape
+    few: Array = rng.random(shape) < 1e-3
+    return x + 10.0 * rng.standard_normal(shape) * few
 
 
 def to_storage(x: Array, dtype: str) -> Array:
