@@ -321,7 +321,7 @@ def test_counters() -> None:
 
 def start(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """As a process of its own: what it finds is kept while a process lives."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "flashlab", *map(str, words)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root), **environment}

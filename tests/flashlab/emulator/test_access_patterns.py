@@ -19,7 +19,7 @@ from tools.access_patterns.patterns import KERNELS, Pattern
 
 pytestmark = pytest.mark.compiler
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = results.latest("patterns", ROOT / "docs" / "results")
 assert RESULT is not None
 ROWS: list[dict[str, Any]] = list(RESULT.data["rows"])

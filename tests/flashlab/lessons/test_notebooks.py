@@ -22,7 +22,7 @@ from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PRE
 from flashlab.lessons.show import TABLE
 from tools import lessons
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 POSED = [*EXERCISES, *KERNEL_EXERCISES]
 NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
 

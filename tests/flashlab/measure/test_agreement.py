@@ -11,7 +11,7 @@ from flashlab.measure.agreement import Agreement, Row
 from flashlab.measure.problems import matrix
 from simulator.devices import DEVICES
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "results"
 MEASURED = results.find(FOLDER, kind="agreement")
 GPU: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
 for measured in MEASURED:

@@ -195,7 +195,7 @@ def test_the_environment_is_found_without_a_gpu_too() -> None:
 
 
 def test_every_result_in_the_repository_can_be_read() -> None:
-    for result in results.find(Path(__file__).parents[2] / "docs" / "results"):
+    for result in results.find(Path(__file__).parents[3] / "docs" / "results"):
         name = f"{result.kind}_{'-'.join(result.algorithms)}_"
         assert result.path.name.startswith(name)
         assert claims.headline(result)

@@ -19,7 +19,7 @@ from tests.flashlab.player.test_pack import hostile
 from tests.flashlab.player.traces import LESSON, lesson, long, record, small
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., Any]
 
 
