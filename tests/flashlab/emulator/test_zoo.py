@@ -18,6 +18,7 @@ from flashlab.verify.rule import Judgement, expect, judge
 from tests.flashlab.emulator.mutant import ALIGNED_SIZES, CHECKS, SIZES, Mutant, sound_job
 from tests.flashlab.emulator.run import Job, Ran, array_of, emulate, plain, plain_job
 from tests.flashlab.emulator.zoo import ZOO
+from tests.patches import line_of
 
 pytestmark = pytest.mark.compiler
 
@@ -44,22 +45,17 @@ def _names(finding: Finding, mutant: Mutant) -> bool:
     return (
         finding.kind == mutant.sees
         and (finding.step, finding.tensor) == (mutant.step, mutant.tensor)
-        and _is(finding.line, mutant.at, mutant)
-        and (not mutant.other or _is(finding.other_line, mutant.other, mutant))
+        and _is(finding.line, mutant, mutant.at)
+        and (not mutant.other or _is(finding.other_line, mutant, mutant.other))
         and (not mutant.via or any(mutant.via in _text(line) for line in finding.via))
     )
 
 
-def _is(line: Line | None, text: str, mutant: Mutant) -> bool:
-    """The line is that of a text that occurs once in the kernel as it was run."""
+def _is(line: Line | None, mutant: Mutant, code: str) -> bool:
+    """The line is that of code that occurs once in the kernel as it was run."""
     assert line is not None
-    source = Path(line.file).read_text(encoding="utf-8")
-    assert source.count(text) == 1 or Path(line.file).name != mutant.source.name, (
-        f"{text!r}: {source.count(text)} times"
-    )
-    begin = source.find(text)
-    first = len(text) - len(text.lstrip())
-    return begin >= 0 and line.number == 1 + source.count("\n", 0, begin + first)
+    path = Path(line.file)
+    return path.stem == mutant.kernel and line.number == line_of(path.read_text(encoding="utf-8"), code)
 
 
 def _text(line: Line) -> str:
