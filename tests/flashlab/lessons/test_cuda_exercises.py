@@ -79,7 +79,8 @@ def test_the_solution_passes_whatever_is_drawn(name: str, tmp_path: Path):
 )
 def test_another_right_answer_passes(name: str, was: str, becomes: str, tmp_path: Path):
     assert was in KERNEL_EXERCISES[name].solution
-    verdict = fl.check(written(tmp_path, name, KERNEL_EXERCISES[name].solution.replace(was, becomes)), exercise=name)
+    path = written(tmp_path, name, KERNEL_EXERCISES[name].solution.replace(was, becomes))
+    verdict = fl.check(path, exercise=name, seconds=PATIENCE)
     assert verdict.passed, repr(verdict)
 
 
@@ -114,9 +115,8 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, tmp_path: Path,
     monkeypatch.setattr(kernels, "fresh", lambda: Random(0))
     marked = KERNEL_EXERCISES[wrong.exercise].marked
     assert wrong.was in marked
-    verdict = fl.check(
-        written(tmp_path, wrong.exercise, marked.replace(wrong.was, wrong.becomes)), exercise=wrong.exercise
-    )
+    path = written(tmp_path, wrong.exercise, marked.replace(wrong.was, wrong.becomes))
+    verdict = fl.check(path, exercise=wrong.exercise, seconds=20 if wrong.kind == "hang" else PATIENCE)
     assert verdict.kind == wrong.kind, repr(verdict)
     assert re.search(wrong.says, verdict.message), verdict.message
     assert "\n" not in verdict.message
