@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -206,13 +207,10 @@ def test_verify_names_the_misuse(changed: Any) -> None:
 # Other frameworks
 
 
-def torch() -> Any:
-    return pytest.importorskip("torch", reason="no PyTorch: pip install torch")
-
-
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_tensors_of_torch(dtype: str) -> None:
-    t = torch()
+    t: Any = importlib.import_module("torch")
     plain = make_inputs(SMALL.replace(dtype=dtype))
     as_int = {2: np.int16, 4: np.int32}[plain[0].itemsize]
     tensors = [t.from_numpy(x.view(as_int)).view(getattr(t, dtype)) for x in plain]
