@@ -13,6 +13,7 @@ from flashlab.emulator import Finding, Line
 from flashlab.verify.rule import expect, judge
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import line_of, patched
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -235,7 +236,9 @@ FAULTS = [*WAITS, *BARRIERS, *RESULTS]
 SOUND = sorted({(fault.kernel, fault.problem.dtype, fault.tile) for fault in FAULTS})
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name.replace(" ", "-")) for fault in FAULTS])
+@pytest.mark.parametrize(
+    "fault", one_of_each(FAULTS, lambda fault: fault.sees, lambda fault: fault.name.replace(" ", "-"))
+)
 def test_caught(fault: Fault) -> None:
     """By its sanitiser at its line; or, if it misuses nothing, by just those checks."""
     done, checks = run(fault.kernel, fault.problem, fault.tile, fault.source)
@@ -248,9 +251,10 @@ def test_caught(fault: Fault) -> None:
         assert any(_names(finding, fault) for finding in done.findings), said
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "tile"), SOUND)
-def test_sound_kernels_have_no_complaint(kernel: str, dtype: str, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sound", one_of_each(SOUND, lambda sound: sound[0]))
+def test_sound_kernels_have_no_complaint(sound: tuple[str, str, tuple[int, int]]) -> None:
     """On the problems and tiles on which the faults have."""
+    kernel, dtype, tile = sound
     done, checks = run(kernel, CAUSAL.replace(dtype=dtype), tile, kernels_cu.source(kernel))
     assert done.complaints() == []
     assert checks == set()
@@ -283,6 +287,7 @@ def _is(line: Line | None, code: str, source: Path) -> bool:
     return line is not None and Path(line.file) == source.resolve() and line.number == number
 
 
+@pytest.mark.long
 def test_more_blocks_than_sms_hand_over_their_registers() -> None:
     """A warp that was told to wait for registers may have been given them before it does."""
     p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")

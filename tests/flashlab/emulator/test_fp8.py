@@ -31,6 +31,7 @@ from simulator.dtypes import Array
 from simulator.programs.flash3_fp8 import TILE
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import patched
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -234,7 +235,7 @@ WIDE_FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda name: FAULTS[name][0]))
 def test_the_offset_of_p_is_needed(fault: str) -> None:
     file, old, new, off = FAULTS[fault]
     x = fp8.quantize(*sink())
@@ -243,14 +244,14 @@ def test_the_offset_of_p_is_needed(fault: str) -> None:
     assert wrong(run(x, SINK, changed((file, old, new))), wanted) == off
 
 
-@pytest.mark.parametrize("fault", MORE_FAULTS)
+@pytest.mark.parametrize("fault", one_of_each(MORE_FAULTS, lambda name: tuple(sorted(MORE_FAULTS[name][3]))))
 def test_a_fault_is_seen(fault: str) -> None:
     file, old, new, off = MORE_FAULTS[fault]
     x = fp8.quantize(*inputs(CAUSAL))
     assert wrong(run(x, CAUSAL, changed((file, old, new)), sanitize=False), expect(*x.values(), CAUSAL)) == off
 
 
-@pytest.mark.parametrize("fault", WIDE_FAULTS)
+@pytest.mark.parametrize("fault", one_of_each(WIDE_FAULTS, lambda name: "wide"))
 def test_a_fault_of_wide_heads_is_seen(fault: str) -> None:
     x = fp8.quantize(*inputs(WIDE))
     ran = run(x, WIDE, changed(("flash3_fp8.cu", *WIDE_FAULTS[fault])), sanitize=False)
@@ -274,7 +275,7 @@ SYNCHRONISATION_FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", SYNCHRONISATION_FAULTS)
+@pytest.mark.parametrize("fault", one_of_each(SYNCHRONISATION_FAULTS, lambda name: SYNCHRONISATION_FAULTS[name][1]))
 def test_a_fault_of_synchronisation_is_found(fault: str) -> None:
     p, file, old, new = SYNCHRONISATION_FAULTS[fault]
     assert run(fp8.quantize(*inputs(p)), p, changed((file, old, new))).findings
@@ -313,6 +314,7 @@ def ones(keys: int, first: int = 0) -> tuple[fp8.Quantized, fl.Problem]:
     return replace(x, v=v, scales=x.scales._replace(v=np.ones_like(x.scales.v))), p
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [0, 8192])
 def test_what_adds_up_is_kept(first: int) -> None:
     """At 16,384 keys: out within 0.5 % and what bfloat16 rounds, the LSE within 0.01. With one accumulator for all tiles the sum of
