@@ -14,6 +14,7 @@ from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
 from tests.patches import patched
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.nvrtc
 
@@ -45,8 +46,9 @@ def complaints(compiled: Compiled) -> list[str]:
     return [*compiled.warnings, *([f"{compiled.spills} bytes of spills"] if compiled.spills else []), *stacks]
 
 
-@pytest.mark.parametrize(("name", "dtype", "head_dim", "arch"), MATRIX)
-def test_compiles_without_spills_or_warnings(name: str, dtype: str, head_dim: int, arch: str) -> None:
+@pytest.mark.parametrize("case", one_of_each(MATRIX, lambda case: case[:2], lambda case: "-".join(map(str, case))))
+def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) -> None:
+    name, dtype, head_dim, arch = case
     compiled = compiled_by_default(name, dtype, head_dim, arch)
     assert complaints(compiled) == []
     assert compiled.image.startswith(b"\x7fELF")
@@ -55,6 +57,7 @@ def test_compiles_without_spills_or_warnings(name: str, dtype: str, head_dim: in
     assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("length", [1024, 16384])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("causal", [False, True])
