@@ -28,11 +28,11 @@ test: .venv/.test browser
 
 # Neither asks for a GPU; on a machine with one, .venv-torch/bin/pytest -m torch runs what needs both.
 test-torch: .venv-torch/.torch
-	FLASHLAB_REQUIRE=torch,triton,transformers $(TORCH)/python $(PYTEST) -m "(torch or triton or transformers) and not gpu and not long"
+	FLASHLAB_REQUIRE=compiler,torch,triton,transformers $(TORCH)/python $(PYTEST) -m "(torch or triton or transformers) and not gpu and not long"
 
 test-long: .venv/.test .venv-torch/.jax browser
 	$(BIN)/python $(PYTEST) -m "long and not jax"
-	FLASHLAB_REQUIRE=jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
+	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
 # Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
 # asks for a token.
