@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from simulator import DEVICES, Device, Problem, Tile
+from simulator import CATALOGUE, DEVICES, Device, Problem, Tile, catalogue
 
 DTYPES = ("float32", "float16", "bfloat16")
-ALGORITHMS = ("standard", "online_softmax", "flash1", "flash2", "flash3_1", "flash3", "flash3_fp8")
+ALGORITHMS = tuple(catalogue.of())
 FP8 = "float8_e4m3fn"
 
 
 def taken_by(algorithm: str, problem: Problem) -> Problem:
-    """The problem in a dtype that an algorithm takes."""
-    return problem.replace(dtype=FP8) if algorithm == "flash3_fp8" else problem
+    """The problem, in another dtype if an algorithm doesn't take its own."""
+    row = CATALOGUE[algorithm]
+    return problem if row.refusal(problem) is None else problem.replace(dtype=row.dtypes[0])
 
 
 _side = st.none() | st.integers(0, 60)

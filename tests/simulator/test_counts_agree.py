@@ -12,6 +12,7 @@ from simulator import Device, Problem, SramOverflow, Tile
 from simulator.counts import Book
 from simulator.formulas.walk import floor_sum, walk
 from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, taken_by, tiles
+from tests.work import calls
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -108,9 +109,11 @@ def test_tiles_of_row_are_those_with_a_visible_pair(problem: Problem, tile: Tile
         assert set(p.tiles_of_row(t, tile)) == expected
 
 
-def test_formula_at_ten_million_tokens_is_quick_and_exact_in_the_large() -> None:
+def test_formula_at_ten_million_tokens_is_no_more_work_and_exact_in_the_large() -> None:
     p = Problem(batch=1, heads=1, len_q=10**7, head_dim=64, dtype="float16", causal=True)
     c = fl.count("flash2", p, tile=(128, 128))
+    small, large = (calls(lambda n=n: fl.count("flash2", p.replace(len_q=n), tile=(128, 128))) for n in (10**4, 10**7))
+    assert small == large
     tiles_a_side = 10**7 // 128
     assert c.flops.matmul == tiles_a_side * (tiles_a_side + 1) // 2 * 128 * 128 * 64 * 4
 

@@ -31,11 +31,9 @@ def judged(line: str, exercise: str = "00.1", **options: float) -> fl.lessons.Ve
 
 
 def test_a_hang_is_ended_and_the_line_is_named():
-    begun = time.monotonic()
     verdict = judged("while True: pass", seconds=2.5)
     assert verdict.kind == "hang"
     assert "still running after 2.5 seconds, in line 6: while True: pass" in verdict.message
-    assert time.monotonic() - begun < 60
 
 
 def test_an_exception_is_a_crash_that_names_its_line():

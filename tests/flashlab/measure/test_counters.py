@@ -16,7 +16,7 @@ from flashlab.measure.workload import Case
 from simulator import Problem, Tile, count, shape_run
 from simulator.errors import Unavailable
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 CASE = Case(
     "flash2 float16", "flash2", Problem(batch=1, heads=2, len_q=2048, head_dim=64, dtype="float16"), Tile(64, 64)
 )
