@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flashlab as fl
 import kernels_cu
 from flashlab.emulator import Finding, Line
 from flashlab.verify.rule import expect, judge
+from simulator.dtypes import Array
 from tests.flashlab.emulator.mutant import kept
 
 pytestmark = pytest.mark.compiler
@@ -68,6 +70,7 @@ RELEASE_K = "        release(sram.k_empty(k_ring.slot));\n"
 RELEASE_V = "        release(sram.v_empty(v_ring.slot));\n"
 WAIT_S = "        wgmma_wait<1>();  // S\n        settle(s);\n"
 WAIT_O = "        wgmma_wait<0>();\n        settle(o);\n"
+RAISE, RESCALE = "if (risen) softmax.raise(s, alpha);", "if (risen) rescale(o, alpha);"
 EXPECT = "mbarrier_arrive_expect(full, TileT::BYTES)"
 LOAD_K, LOAD_V, LOAD_Q = "load_k(j - 1);", "load_tile(sram.v(v_ring.slot)", "load_tile(sram.q(), q,"
 QK_FIRST, QK = "multiply_qk_alone(", "multiply_qk("
@@ -105,11 +108,11 @@ WAITS = [
     ),
     Fault(
         name="wait leaves a product too many", old="wgmma_wait<1>();  // S", new="wgmma_wait<2>();  // S",
-        sees="wait forgotten", at="\n          softmax.raise(", other=QK, also=("race",),
+        sees="wait forgotten", at="if (risen) softmax.raise(", other=QK, also=("race",),
     ),
     Fault(
-        name="O rescaled while its product runs", old="          wgmma_wait<0>();\n          settle(o);\n", new="",
-        sees="wait forgotten", at="rescale(o, alpha);", other=PV,
+        name="O rescaled while its product runs", old=RAISE, new=RAISE.replace(";", ", rescale(o, alpha);"),
+        sees="wait forgotten", at="softmax.raise(s, alpha), rescale", other=PV,
     ),
     Fault(
         name="product never committed", file=HEADER, old="#endif\n  }\n  wgmma_commit();\n", new="#endif\n  }\n",
@@ -197,7 +200,7 @@ RESULTS = [
         name="box of the query's head", old="kv_head(shape, work.head);", new="work.head;", sees="numbers",
     ),
     Fault(
-        name="O scaled once too often", old="          rescale(o, alpha);", new="rescale(o, alpha), rescale(o, alpha);",
+        name="O scaled once too often", old=RESCALE, new=RESCALE.replace(";", ", rescale(o, alpha);"),
         sees="numbers",
     ),
     Fault(
@@ -279,6 +282,26 @@ def _is(line: Line | None, text: str, source: Path) -> bool:
     assert kernel.count(text) == 1, f"{text!r}: {kernel.count(text)} times"
     begin = kernel.find(text) + len(text) - len(text.lstrip())
     return line is not None and Path(line.file) == source.resolve() and line.number == 1 + kernel.count("\n", 0, begin)
+
+
+@pytest.mark.parametrize("kernel", ["flash3_3", "flash3"])
+def test_a_wait_in_a_branch_that_warps_take_apart(kernel: str) -> None:
+    """PTX wants all four warps at one wait. The maxima rise from tile to tile, but only in the rows of the first warp."""
+    p = fl.Problem(batch=1, heads=1, len_q=64, len_kv=96, head_dim=64, dtype="float16")
+    q, k, v = fl.random_inputs(p, seed=3)
+    falling: Array = np.linspace(12, 0.2, 96).astype(np.float16)  # tiles are walked from the last to the first
+    first_warp: Array = np.where(np.arange(64) < 16, 1, 0.01).astype(np.float16)
+    q, k = q * first_warp[:, None], k * falling[:, None]
+    name, text = f"{kernel}.cu", kernels_cu.source(kernel).read_text(encoding="utf-8")
+    branch = "if (risen) {\n softmax.raise(s, alpha);\n wgmma_wait<0>();  // in the branch\n settle(o);\n }"
+    assert text.count(RAISE) == 1
+    faulty = kept({name: text.replace(RAISE, branch)}) / name
+    for source, kinds in ((kernels_cu.source(kernel), []), (faulty, ["divergent collective"])):
+        done = fl.emulate(q, k, v, algorithm=kernel, lse=True, tile=ONE, device="h200", source=source, time_limit=20)
+        assert [finding.kind for finding in done.findings] == kinds, done.complaints()
+        assert judge(expect(p, q, k, v), done.out, done.lse).passed
+        assert all(_is(finding.line, "wgmma_wait<0>();  // in the branch", source) for finding in done.findings)
+        assert all(_is(finding.other_line, WAIT_O.strip().split("\n")[0] + "\n", source) for finding in done.findings)
 
 
 def test_more_blocks_than_sms_hand_over_their_registers() -> None:
