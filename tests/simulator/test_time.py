@@ -104,7 +104,7 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
 @settings(max_examples=30, deadline=None)
 @given(algorithms, problems)
 def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
-    device = "h100" if fl.CATALOGUE[algorithm].hopper else "a100"
+    device = "h100" if fl.CATALOGUE[algorithm].arch else "a100"
     first, second = (fl.timeline(algorithm, taken_by(algorithm, problem), device=device) for _ in range(2))
     assert first == second
 
