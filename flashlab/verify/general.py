@@ -15,10 +15,11 @@ import numpy as np
 from flashlab.verify.bench import Failure
 from flashlab.verify.cases import describe
 from flashlab.verify.report import Row
-from simulator import Problem, catalogue
+from simulator import Device, Problem, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow, Unavailable, UsageError
+from simulator.simulate import run_on_data
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,11 @@ def _determinism(subject: Subject, p: Problem, seed: int) -> None:
 
 def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
     """The run on data, the run on shapes and the formula count the same bytes."""
-    from simulator import count, shape_run, simulate  # the functions, not the modules
-
     where: dict[str, Any] = {"device": subject.device or "h100", "tile": subject.tile}
-    arrays = subject.row.operation.draw(p, seed)
-    masks = {name: p.given[name] for name in ("causal", "window", "scale") if p.given.get(name)}
-    run = simulate(subject.row.program, *arrays.values(), **masks, **where)
-    for name, counts in (
-        ("shapes", shape_run(subject.row.program, p, **where)),
-        ("formula", count(subject.row.program, p, **where)),
-    ):
+    ways = {"shapes": shape_run(subject.row.program, p, **where), "formula": count(subject.row.program, p, **where)}
+    arrays, on = subject.row.operation.draw(p, seed), Device.named(subject.device or "h100")
+    run = run_on_data(subject.row.program, arrays, p, tile=subject.tile, device=on)
+    for name, counts in ways.items():
         if counts != run.counts:
             raise Failure(f"the {name} count otherwise than the run on data")
 
