@@ -26,7 +26,7 @@ lab: .venv/.lab
 	$(BIN)/jupyter lab notebooks/00_memory.ipynb
 
 lessons: .venv/.test
-	$(BIN)/python tools/lessons.py build
+	$(BIN)/python notebooks/source/lessons.py build
 
 docs: .venv/.test
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs out/site

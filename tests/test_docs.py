@@ -161,20 +161,18 @@ def test_links(page: Path):
 
 
 def test_readme_claims_what_was_measured():
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "tools" / "readme_results.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    from docs._site import readme as tool
+
     text = tool.README.read_text(encoding="utf-8")
-    assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"
+    assert text == tool.readme_with(text, tool.claims()), "run python -m docs._site.readme"
 
 
 def test_the_emulators_times_are_those_measured():
-    spec = importlib.util.spec_from_file_location("bench_emulator", ROOT / "tools" / "bench_emulator.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    from flashlab.measure import emulator_speed as tool
+
     text = tool.PAGE.read_text(encoding="utf-8")
     assert tool.block()
-    assert text == tool.page_with(text, tool.block()), "run python tools/bench_emulator.py"
+    assert text == tool.page_with(text, tool.block()), "run python -m flashlab.measure.emulator_speed"
     assert text != tool.page_with(text, tool.block().replace("0.", "9."))
 
 

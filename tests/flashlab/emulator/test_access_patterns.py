@@ -14,12 +14,20 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
-from tools.access_patterns.emulate import counted, crosses_lines, differences, launched, library, measured, pattern_of
-from tools.access_patterns.patterns import KERNELS, Pattern
+from flashlab.measure.patterns.emulate import (
+    counted,
+    crosses_lines,
+    differences,
+    launched,
+    library,
+    measured,
+    pattern_of,
+)
+from flashlab.measure.patterns.patterns import KERNELS, Pattern
 
 pytestmark = pytest.mark.compiler
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RESULT = results.latest("patterns", ROOT / "docs" / "results")
 assert RESULT is not None
 ROWS: list[dict[str, Any]] = list(RESULT.data["rows"])

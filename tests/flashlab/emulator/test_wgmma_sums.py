@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
-from tools.fp8_accumulation.cases import INSTRUCTIONS, Cases
-from tools.fp8_accumulation.launches import emulated
-from tools.fp8_accumulation.recorded import different, recorded
+from flashlab.measure.accumulation.cases import INSTRUCTIONS, Cases
+from flashlab.measure.accumulation.launches import emulated
+from flashlab.measure.accumulation.recorded import different, recorded
 
 pytestmark = pytest.mark.compiler
 
-RESULT = results.latest("accumulation", Path(__file__).resolve().parents[2] / "docs" / "results")
+RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / "docs" / "results")
 assert RESULT is not None
 RECORDED = [case for case in recorded(RESULT.data) if case[0].dtype == ml_dtypes.float8_e4m3fn]
 E4M3 = INSTRUCTIONS["wgmma e4m3"]

@@ -1,0 +1,44 @@
+"""The measured claims of README.md, drawn from the files in docs/results: none is typed by hand.
+
+`python -m docs._site.readme` writes them into README.md; a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashlab.measure import results
+from flashlab.measure.claims import headline
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+BEGIN = "<!-- results: begin (written by docs/_site/readme.py) -->\n"
+END = "<!-- results: end -->"
+
+
+def claims() -> str:
+    """A line for the newest result of each kind, set of algorithms and device, folder by folder."""
+    found = results.find(ROOT / results.FOLDER)
+    newest = {(result.path.parent.as_posix(), result.path.stem.rsplit("_", 1)[0]): result for result in found}
+    lines = [
+        f"- {headline(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
+        for _, result in sorted(newest.items())
+    ]
+    return "\n".join(lines or ["No measurement on a GPU has been recorded yet."]) + "\n"
+
+
+def _label(result: results.Result) -> str:
+    """The kind, and the folder of results that differ in something else than kind, algorithm, device and date."""
+    folder = result.path.parent.relative_to(ROOT / results.FOLDER).as_posix()
+    return result.kind if folder == "." else f"{result.kind}, {folder}"
+
+
+def readme_with(text: str, new: str) -> str:
+    """README's text with the claims replaced."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + new + END + after
+
+
+if __name__ == "__main__":
+    README.write_text(readme_with(README.read_text(encoding="utf-8"), claims()), encoding="utf-8")
