@@ -1,34 +1,48 @@
-"""Capture q, k and v of one layer of any Hugging Face causal model, as its attention function receives them.
+"""q, k and v of one layer of any Hugging Face causal model, as its attention function receives them.
 
-    python tools/capture_hf.py MODEL TEXT_FILE out.safetensors --layer 6 --tokens 1024
-    flashlab compare --input out.safetensors --causal
-
-Needs torch, transformers (4.48 or newer) and safetensors. See docs/capture.md.
+A model asks transformers' `ALL_ATTENTION_FUNCTIONS` for the function of its implementation at every call. For one pass, a
+function stands there, under the same name, that calls the old one and keeps what a layer gave it. docs/capture.md says
+what the file then means.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from flashlab.files import replace_file
+from simulator.errors import Unavailable, UsageError, unknown
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+__all__ = ["DTYPES", "Seen", "capture", "capture_text", "capturing", "check_dtype", "check_path", "save"]
+
+DTYPES = ("float16", "bfloat16", "float32")
+_SUFFIX = ".safetensors"
+_INSTALL = "pip install torch transformers"
 
 
-class Seen(dict[str, torch.Tensor]):
-    """q, k, v and out of a layer, and in `.note` how the model used them."""
+class Seen(dict[str, Any]):
+    """q, k, v and out of a layer, torch tensors, and in `.note` how the model used them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.note: dict[str, str] = {}
+
+
+def _torch_and_registry() -> tuple[Any, Any]:
+    """torch, and the attention functions that transformers' models choose from."""
+    try:
+        torch, modeling = import_module("torch"), import_module("transformers.modeling_utils")
+    except ImportError as error:
+        raise Unavailable(f"capturing from a model needs PyTorch and Transformers ({error}): {_INSTALL}") from None
+    registry = getattr(modeling, "ALL_ATTENTION_FUNCTIONS", None)
+    if registry is None:
+        raise Unavailable("capturing from a model needs Transformers 4.56 or newer: pip install --upgrade transformers")
+    return torch, registry
 
 
 @contextmanager
@@ -37,11 +51,15 @@ def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
 
     It stands in the registry under the name it had, so that a model builds the very masks it builds without it. Keys
     and values are seen before they are repeated for grouped queries, and all after rotary positions.
+
+    >>> with capturing(12, "sdpa") as seen:  # doctest: +SKIP
+    ...     model(input_ids=tokens)
     """
-    function = ALL_ATTENTION_FUNCTIONS.get(implementation)  # "eager" is not in it: every architecture has its own
+    _, registry = _torch_and_registry()
+    function = registry.get(implementation)  # "eager" is not in it: every architecture has its own
     seen = Seen()
 
-    def attend(module: torch.nn.Module, q: Any, k: Any, v: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
         call = function or sys.modules[type(module).__module__].eager_attention_forward
         out = call(module, q, k, v, mask, *args, **kwargs)
         if getattr(module, "layer_idx", None) == layer:
@@ -58,61 +76,104 @@ def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
             }
         return out
 
-    ALL_ATTENTION_FUNCTIONS[implementation] = attend
+    registry[implementation] = attend
     try:
         yield seen
     finally:
-        del ALL_ATTENTION_FUNCTIONS[implementation]
+        del registry[implementation]
 
 
-def capture(model: Any, tokens: torch.Tensor, layer: int) -> Seen:
-    """What attention of `layer` receives and returns in one pass of `model` over `tokens` (batch, length)."""
+def capture(model: Any, tokens: Any, layer: int) -> Seen:
+    """What attention of `layer` receives and returns in one pass of `model` over `tokens` (batch, length).
+
+    >>> seen = capture(model, input_ids, layer=12)  # doctest: +SKIP
+    >>> seen["q"].shape, seen.note["scale"]  # doctest: +SKIP
+    (torch.Size([1, 16, 1024, 128]), '0.08838834764831845')
+    """
+    torch, _ = _torch_and_registry()
     config = model.config.get_text_config()
-    layers = config.num_hidden_layers
+    layers: int = config.num_hidden_layers
     if not 0 <= layer < layers:
-        raise SystemExit(f"layer = {layer}: expected 0 to {layers - 1}")
+        raise UsageError("layer", layer, f"0 to {layers - 1}")
     with capturing(layer, config._attn_implementation) as seen, torch.no_grad():
         model(input_ids=tokens, use_cache=False)
     if not seen:
-        raise SystemExit("this model does not look its attention function up in transformers' ALL_ATTENTION_FUNCTIONS")
+        name = type(model).__name__
+        raise UsageError(
+            "model", name, "one that takes its attention function from transformers' ALL_ATTENTION_FUNCTIONS"
+        )
     return seen
 
 
-def save(seen: Seen, path: str | Path, dtype: str | None = None, heads: range | None = None) -> dict[str, torch.Tensor]:
-    """Write q, k, v, and return them; of `heads` (whole groups of query heads) and rounded to `dtype` if asked."""
+def capture_text(model: str, text: str | PathLike[str], *, layer: int = 0, tokens: int = 1024) -> Seen:
+    """The same of a model on the Hub, or in a folder, that reads the first `tokens` of a text file.
+
+    >>> seen = capture_text("Qwen/Qwen3-0.6B", "some-text.txt", layer=12)  # doctest: +SKIP
+    """
+    if tokens < 1:
+        raise UsageError("tokens", tokens, "at least 1")
+    try:
+        read = Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it isn't UTF-8"
+        raise UsageError("text", fspath(text), f"a text file that can be read ({why})") from None
+    _torch_and_registry()
+    library: Any = import_module("transformers")
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(model)
+        loaded = library.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
+    except (OSError, ValueError) as error:  # transformers' own, of many lines
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(
+            "model", model, f"a causal model on the Hugging Face Hub, or a folder with one ({why})"
+        ) from None
+    seen = capture(loaded, tokenizer(read, return_tensors="pt").input_ids[:, :tokens], layer)
+    seen.note["model"] = model
+    return seen
+
+
+def save(seen: Seen, path: str | PathLike[str], dtype: str | None = None, heads: range | None = None) -> dict[str, Any]:
+    """Write q, k, v as `load_inputs` reads them, and return them.
+
+    `heads`: of these query heads only, whole groups, with their KV heads. `dtype`: rounded to it.
+
+    >>> tensors = save(seen, "mine.safetensors", heads=range(0, 4))  # doctest: +SKIP
+    """
+    check_path(path)
+    check_dtype(dtype)
+    torch, _ = _torch_and_registry()
     q, k, v = seen["q"], seen["k"], seen["v"]
     if heads is not None:
         group = q.shape[1] // k.shape[1]
         if heads.start % group or heads.stop % group or not 0 <= heads.start < heads.stop <= q.shape[1]:
-            raise SystemExit(f"heads = {heads.start}:{heads.stop}: expected multiples of {group}, up to {q.shape[1]}")
+            raise UsageError("heads", f"{heads.start}:{heads.stop}", f"multiples of {group}, up to {q.shape[1]}")
         q = q[:, heads.start : heads.stop]
         k, v = (x[:, heads.start // group : heads.stop // group] for x in (k, v))
-    tensors = {name: x.to(DTYPES.get(dtype or "")).cpu().contiguous() for name, x in (("q", q), ("k", k), ("v", v))}
-    save_file(tensors, path, metadata=seen.note)
+    to = None if dtype is None else getattr(torch, dtype)
+    tensors = {name: x.to(to).cpu().contiguous() for name, x in (("q", q), ("k", k), ("v", v))}
+    replace_file(path, import_module("safetensors.torch").save(tensors, metadata=seen.note))
     return tensors
 
 
-def main() -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def check_path(path: str | PathLike[str]) -> None:
+    """Refuse a name that `load_inputs` wouldn't read.
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="a name on the Hub, or a folder")
-    parser.add_argument("text", help="a text file")
-    parser.add_argument("out", help="a name that ends in .safetensors")
-    parser.add_argument("--layer", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=1024, help="how many, from the beginning of the text")
-    parser.add_argument("--heads", help="FIRST:LAST, LAST not included; default: all")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: the model's own")
-    given = parser.parse_args()
-
-    tokenizer = AutoTokenizer.from_pretrained(given.model)
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype="auto").eval()
-    tokens = tokenizer(Path(given.text).read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, : given.tokens]
-    seen = capture(model, tokens, given.layer)
-    seen.note["model"] = given.model
-    saved = save(seen, given.out, given.dtype, range(*map(int, given.heads.split(":"))) if given.heads else None)
-    print(json.dumps({**{name: list(x.shape) for name, x in saved.items()}, **seen.note}))
+    >>> check_path("mine.bin")
+    Traceback (most recent call last):
+        ...
+    simulator.errors.UsageError: path = 'mine.bin': expected a file whose name ends in .safetensors
+    """
+    if Path(path).suffix != _SUFFIX:
+        raise UsageError("path", fspath(path), f"a file whose name ends in {_SUFFIX}")
 
 
-if __name__ == "__main__":
-    main()
+def check_dtype(dtype: str | None) -> None:
+    """Refuse a dtype that no kernel here takes.
+
+    >>> check_dtype("bfloat61")
+    Traceback (most recent call last):
+        ...
+    simulator.errors.UsageError: dtype = 'bfloat61': expected one of float16, bfloat16, float32 (did you mean bfloat16?)
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)

@@ -1,4 +1,4 @@
-"""The recipe for q, k, v of a Hugging Face model, on tiny models with random weights."""
+"""q, k, v of a Hugging Face model, on tiny models with random weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.integrations.transformers import capture, save
 
 torch = pytest.importorskip("torch", reason="no torch: pip install torch transformers")
 transformers = pytest.importorskip("transformers", reason="no transformers: pip install transformers")
@@ -23,13 +24,6 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tool() -> Any:
-    from flashlab.integrations import transformers
-
-    return transformers
-
-
 def model_of(name: str, implementation: str = "sdpa") -> Any:
     family, config = MODELS[name]
     torch.manual_seed(0)
@@ -39,12 +33,12 @@ def model_of(name: str, implementation: str = "sdpa") -> Any:
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_file_gives_the_models_own_output(tool: Any, tmp_path: Path, name: str, implementation: str):
+def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, implementation: str):
     model, tokens = model_of(name, implementation), torch.arange(24).view(2, 12)
     before = model(tokens).logits
-    seen = tool.capture(model, tokens, layer=1)
+    seen = capture(model, tokens, layer=1)
     assert torch.equal(model(tokens).logits, before)  # and the model is as it was
-    tool.save(seen, tmp_path / "a.safetensors")
+    save(seen, tmp_path / "a.safetensors")
     q, k, v = data = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape[:3] == (2, 4, 12)
     assert k.shape[:3] == v.shape[:3] == (2, 4 if name == "gpt2" else 2, 12)  # not repeated
@@ -55,17 +49,24 @@ def test_the_file_gives_the_models_own_output(tool: Any, tmp_path: Path, name: s
     np.testing.assert_allclose(ours.out, seen["out"].numpy(), atol=2e-6)
 
 
-def test_some_heads_in_another_dtype(tool: Any, tmp_path: Path):
-    seen = tool.capture(model_of("llama"), torch.arange(12)[None], layer=0)
-    tool.save(seen, tmp_path / "a.safetensors", "bfloat16", range(2, 4))
+def test_some_heads_in_another_dtype(tmp_path: Path):
+    seen = capture(model_of("llama"), torch.arange(12)[None], layer=0)
+    save(seen, tmp_path / "a.safetensors", "bfloat16", range(2, 4))
     q, k, v = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape == (1, 2, 12, 16) and k.shape == v.shape == (1, 1, 12, 16)
     assert {str(x.dtype) for x in (q, k, v)} == {"bfloat16"}
     np.testing.assert_array_equal(k.astype(np.float32), seen["k"][:, 1:2].bfloat16().float().numpy())
-    with pytest.raises(SystemExit, match="multiples of 2"):
-        tool.save(seen, tmp_path / "a.safetensors", heads=range(1, 3))
+    with pytest.raises(fl.UsageError, match="heads = '1:3': expected multiples of 2, up to 4"):
+        save(seen, tmp_path / "a.safetensors", heads=range(1, 3))
 
 
-def test_a_layer_that_is_not_there(tool: Any):
-    with pytest.raises(SystemExit, match="layer = 2: expected 0 to 1"):
-        tool.capture(model_of("llama"), torch.arange(12)[None], layer=2)
+def test_a_layer_that_is_not_there():
+    with pytest.raises(fl.UsageError, match="layer = 2: expected 0 to 1"):
+        capture(model_of("llama"), torch.arange(12)[None], layer=2)
+
+
+def test_a_model_with_attention_of_its_own():
+    model = model_of("llama")
+    model.forward = lambda **_: None
+    with pytest.raises(fl.UsageError, match="ALL_ATTENTION_FUNCTIONS"):
+        capture(model, torch.arange(12)[None], layer=0)
