@@ -168,11 +168,11 @@ def test_readme_claims_what_was_measured():
 
 
 def test_the_emulators_times_are_those_measured():
-    from flashlab.measure import emulator_speed as tool
+    from docs._site import emulator as tool
 
     text = tool.PAGE.read_text(encoding="utf-8")
     assert tool.block()
-    assert text == tool.page_with(text, tool.block()), "run python -m flashlab.measure.emulator_speed"
+    assert text == tool.page_with(text, tool.block()), "run python -m docs._site.emulator"
     assert text != tool.page_with(text, tool.block().replace("0.", "9."))
 
 

@@ -118,6 +118,18 @@ def test_an_algorithm_has_its_rooms(name: str):
     assert {room for room in rooms if not (ROOT / room).is_file()} == set()
 
 
+def test_nothing_but_its_own_files_needs_tools():
+    """What a test, a page or a user needs has a room; tools/ is for maintainers, and CONTRIBUTING.md tells of it."""
+    rooms = sources("tests", "docs", "flashlab", "simulator", "kernels_cu", "notebooks")
+    needing = [path.relative_to(ROOT).as_posix() for path in rooms if "tools" in imports(path)]
+    assert needing == []
+    # a result names the command that wrote it as it was called then, and so does a line that cites a result
+    named = r"python (-m tools\.\w|\S*tools/\w)|\btools/\w+\.py\b|/ \"tools\""
+    found = lines_matching(rf"^(?!.*\]\(results/).*({named})")
+    theirs = re.compile(r"tools/|CONTRIBUTING\.md:|CHANGELOG\.md:|docs/\S+\.json:")
+    assert [line for line in found if not theirs.match(line)] == []
+
+
 def test_text_names_the_distribution():
     """PyPI's `flashlab` belongs to strangers."""
     assert lines_matching(r"\b(install|add)\b[^&;|#]*(?<![\w./-])flashlab(?![-\w./:])") == []

@@ -1,5 +1,4 @@
-"""How long the emulator takes: `python -m flashlab.measure.emulator_speed [--force]` writes docs/results and the table of
-docs/emulator.md.
+"""How long the emulator takes: `python -m flashlab.measure.emulator_speed [--out docs/results] [--force]`.
 
 Each row is one call of `fl.emulate` on built kernels (float16, no mask): seconds, median of seven.
 """
@@ -10,17 +9,11 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import flashlab as fl
-from flashlab.measure import claims, results
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "emulator.md"
-BEGIN = "<!-- times: begin (written by flashlab/measure/emulator_speed.py) -->\n"
-END = "<!-- times: end -->"
+from flashlab.measure import results
 
 CALLS = (
     ("flash2", 128, True), ("flash2", 128, False), ("flash1", 128, True), ("standard", 128, True), ("flash3", 128, True),
@@ -48,25 +41,14 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def page_with(text: str, block: str) -> str:
-    """The page with the table in its place."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + block + END + rest.partition(END)[2]
-
-
-def block() -> str:
-    """The newest measurement as the page shows it."""
-    newest = results.latest("emulator", ROOT / results.FOLDER)
-    return "" if newest is None else claims.markdown(newest) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--force", action="store_true", help="replace the file of today")
+    parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
+    parser.add_argument("--force", action="store_true", help="replace the file of that name")
+    given = parser.parse_args()
     data = {"cores": os.cpu_count(), "rows": rows()}
-    print(results.save("emulator", ["standard", "flash1", "flash2", "flash3"], data, folder=ROOT / results.FOLDER,
-                       replace=parser.parse_args().force))  # fmt: skip
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), block()), encoding="utf-8")
+    names = ["standard", "flash1", "flash2", "flash3"]
+    print(results.save("emulator", names, data, folder=given.out, replace=given.force))
 
 
 if __name__ == "__main__":
