@@ -22,8 +22,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
 from docs._site import figures as site_figures
-from flashlab import Player, claims, results
+from flashlab import Player
 from flashlab.lessons.show import TABLE
+from flashlab.measure import claims, results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / "docs" / "results"

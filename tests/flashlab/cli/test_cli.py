@@ -26,7 +26,7 @@ from flashlab.measure import counters, sanitizers, speed
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time", "capture",
+    "time", "capture", "info",
 ]  # fmt: skip
 
 MINE = '''
