@@ -16,7 +16,6 @@ import contextlib
 import doctest
 import importlib.util
 import io
-import json
 import os
 import pkgutil
 import re
@@ -32,6 +31,7 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+from flashlab.measure import results
 from tests.conftest import NEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,6 +178,8 @@ def test_the_emulators_times_are_those_measured():
 
 def test_flash3_is_as_fast_as_the_readme_says():
     """README's first lines: faster than both in every cell."""
-    cells = json.loads((ROOT / "docs" / "results" / "bench_flash3_h200_2026-11-21.json").read_text(encoding="utf-8"))
-    assert len(cells) == 18
-    assert min(min(cell["ratio_fa4"], cell["ratio_cudnn"]) for cell in cells) > 1
+    bench = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    assert bench is not None
+    ratios = [row["ratio"] for row in bench.data["rows"] if row["peer"] in ("fa4", "cudnn")]
+    assert len(ratios) == 2 * 18
+    assert min(ratios) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashlab.files import replace_file
-from flashlab.measure import claims, results
+from flashlab.measure import emulator_speed, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "emulator.md"
@@ -22,7 +22,7 @@ def page_with(text: str, block: str) -> str:
 def block() -> str:
     """The newest measurement as the page shows it."""
     newest = results.latest("emulator", ROOT / results.FOLDER)
-    return "" if newest is None else claims.markdown(newest) + "\n"
+    return "" if newest is None else emulator_speed.KIND.markdown(newest) + "\n"
 
 
 if __name__ == "__main__":

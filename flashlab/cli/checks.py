@@ -35,7 +35,12 @@ class SaveOptions:
     """Where results are kept."""
 
     save: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Also keep it as <kind>_<algorithms>_<device>_<date>.json.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Also keep it as <kind>/<subject>[_<condition>]_<device>_<date>.json."),
+    ] = None
+    condition: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --save: what differs from other runs, as another framework."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace the file of that name.")] = False
 
@@ -44,7 +49,10 @@ class SaveOptions:
             return
         from flashlab.measure import results
 
-        path = results.save(kind, algorithms, report.to_dict(), folder=self.save, replace=self.force)
+        path = results.save(
+            results.kinds()[kind], algorithms, report.to_dict(), condition=self.condition, folder=self.save,
+            replace=self.force,
+        )  # fmt: skip
         output.remark(str(path))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import flashlab as fl
 from flashlab.measure import results
+from flashlab.measure.results import Data, Kind, markdown_table
 
 CALLS = (
     ("flash2", 128, True), ("flash2", 128, False), ("flash1", 128, True), ("standard", 128, True), ("flash3", 128, True),
@@ -41,6 +42,44 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+class Row(Data):
+    """One call: 2 heads × `length` × 64 in float16."""
+
+    algorithm: str
+    length: int
+    sanitize: bool
+    seconds: float
+
+
+class Calls(Data):
+    """What was timed, on so many cores."""
+
+    cores: int
+    rows: tuple[Row, ...]
+
+
+def headline(data: Calls) -> str:
+    """The first call's time."""
+    row = data.rows[0]
+    return (f"the emulator on {data.cores} cores: {row.algorithm}, float16, 2 heads × {row.length} × 64, "
+            f"in {row.seconds:.3f} s")  # fmt: skip
+
+
+def table(data: Calls) -> str:
+    """A row per call."""
+    rows = [
+        (row.algorithm, f"2 × {row.length:,} × 64", "yes" if row.sanitize else "no", f"{row.seconds:.3f}")
+        for row in data.rows
+    ]
+    return markdown_table(("algorithm", "float16", "sanitised", "s"), rows)
+
+
+KIND = Kind(
+    "emulator", "Speed: how long the emulator takes", "seconds that the emulator takes, on a CPU",
+    "python -m flashlab.measure.emulator_speed", Calls, headline, table,
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
@@ -48,7 +87,7 @@ def main() -> None:
     given = parser.parse_args()
     data = {"cores": os.cpu_count(), "rows": rows()}
     names = ["standard", "flash1", "flash2", "flash3"]
-    print(results.save("emulator", names, data, folder=given.out, replace=given.force))
+    print(results.save(KIND, names, data, subject="calls", folder=given.out, replace=given.force))
 
 
 if __name__ == "__main__":

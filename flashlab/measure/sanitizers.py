@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.measure import workload as case_files
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.errors import Unavailable
 from simulator.problem import FP8
 
-__all__ = ["FAULTS", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
+__all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -115,6 +116,45 @@ class SanitizersReport:
             if row.verdict not in ("clean", "found"):
                 line(f"{row.tool}, {row.target}: {row.detail}")
         line("passed" if self.passed else "FAILED")
+
+
+class Summary(Data):
+    """Runs and findings over the kernels, and how many of the planted faults were found."""
+
+    tools: tuple[str, ...]
+    runs: int
+    findings: int
+    unfinished: int
+    faults: int
+    faults_found: int
+
+
+class Sanitized(Data):
+    """A report, as `SanitizersReport.to_dict` gives it."""
+
+    passed: bool
+    device: str
+    summary: Summary
+    rows: tuple[Row, ...]
+
+
+def headline(data: Sanitized) -> str:
+    """What the tools found in the kernels, and what of the planted faults."""
+    s = data.summary
+    return (f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
+            f"{s.faults_found} of {s.faults} seeded faults found")  # fmt: skip
+
+
+def table(data: Sanitized) -> str:
+    """A row per tool and target."""
+    rows = [(r.tool, r.target, str(r.cases), str(r.findings), r.verdict) for r in data.rows]
+    return markdown_table(("tool", "algorithm", "problems", "findings", "verdict"), rows)
+
+
+KIND = Kind(
+    "sanitizers", "Memory: compute-sanitizer", "compute-sanitizer's four tools over the kernels and over planted faults",
+    "flashlab sanitize --save docs/results", Sanitized, headline, table,
+)  # fmt: skip
 
 
 def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:

@@ -561,10 +561,13 @@ def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPat
 def test_results_are_kept(tmp_path: Path) -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
     run(*words)
-    (path,) = tmp_path.glob("verify_flash2_*.json")
+    (path,) = tmp_path.glob("verify/flash2_*.json")
     assert json.loads(path.read_text())["kind"] == "verify"
     assert "--force" in one_line(*words)
     run(*words, "--force")
+    run(*words, "--condition", "again")
+    (path,) = tmp_path.glob("verify/flash2_again_*.json")
+    assert json.loads(path.read_text())["condition"] == "again"
 
 
 # tables

@@ -16,7 +16,7 @@ from flashlab.measure.accumulation.launches import emulated
 from flashlab.measure.accumulation.model import alternatives
 from flashlab.measure.accumulation.recorded import different, recorded, text
 
-RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / "docs" / "results")
+RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / results.FOLDER)
 assert RESULT is not None
 DATA: dict[str, Any] = dict(RESULT.data)
 
