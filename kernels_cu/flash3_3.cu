@@ -110,14 +110,8 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       softmax.mask(s, shape, lane_row, j, full);
 
       // step: softmax
-      if (any_lane(softmax.risen(s))) {
-        softmax.raise(s, alpha);
-        wgmma_wait<0>();
-        settle(o);
-
-        // step: rescale
-        rescale(o, alpha);
-      }
+      const bool risen = any_lane(softmax.risen(s));
+      if (risen) softmax.raise(s, alpha);
 
       // step: output (of the tile before: done)
       wgmma_wait<0>();
@@ -128,6 +122,9 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       // step: softmax (P)
       softmax.exponentials(s);
       round_p(p, s);
+
+      // step: rescale
+      if (risen) rescale(o, alpha);  // not sooner: a branch here would keep the wait ahead of the exponentials
     }
 
     // step: load_v

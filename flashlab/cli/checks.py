@@ -13,10 +13,8 @@ from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from flashlab.views import tables
-from simulator.catalogue import CATALOGUE, get
+from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import UsageError, unknown
-
-_OURS = ("standard", "online_softmax", "flash1", "flash2")
 
 
 def register(app: typer.Typer) -> None:
@@ -148,7 +146,7 @@ def bench(
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
     from flashlab.measure import speed
 
-    hopper = get(algorithm).hopper
+    hopper = get(algorithm).arch
     problems = speed.cells(
         options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
         options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
@@ -201,7 +199,7 @@ def counters(
 
     if matrix or l2:
         problem.refuse_shape()
-    names = algorithms or (list(_OURS) if matrix or l2 else ["flash2"])
+    names = algorithms or (with_kernels() if matrix or l2 else ["flash2"])
     cases = [
         *(hardware.matrix(names) if matrix else []),
         *(c for c in (hardware.l2_problems() if l2 else []) if c.algorithm in names),
@@ -238,6 +236,6 @@ def sanitize(
     """compute-sanitizer's four tools over a small grid of every kernel."""
     from flashlab.measure import sanitizers
 
-    report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
+    report = sanitizers.run(sanitizers.grid(algorithms), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
     _finish(report, json, report.passed)

@@ -382,7 +382,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     launch = formula.launches[index]
     shadow = None if simulated is None else simulated.launches[index]
     # no counter sees what TMA writes into SRAM
-    unseen = {"sram.write"} if get(case.algorithm).kernels[index].hopper else set[str]()
+    unseen = {"sram.write"} if get(case.algorithm).kernels[index].boxes else set[str]()
     checks = [
         Check(
             what, None if shadow is None else shadow.bytes(what), launch.bytes(what),

@@ -37,7 +37,7 @@ def rows() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for algorithm, length, sanitize in CALLS:
         arrays = fl.random_inputs(fl.Problem(batch=1, heads=2, len_q=length, head_dim=64, dtype="float16"))
-        took = seconds(lambda a=algorithm, x=arrays, s=sanitize: fl.emulate(*x, algorithm=a, sanitize=s))
+        took = seconds(lambda a=algorithm, x=arrays, s=sanitize: fl.emulate(a, *x, sanitize=s))
         found.append({"algorithm": algorithm, "length": length, "sanitize": sanitize, "seconds": took})
     return found
 

@@ -20,7 +20,7 @@ from flashlab.measure.speed import Cell, cells, interleaved
 from flashlab.run.arrays import cupy, framework
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device
-from flashlab.run.plan import plan
+from flashlab.run.plan import gpu_plan
 from simulator import Problem, Scales, naive
 from simulator.dtypes import Array
 from simulator.errors import Unavailable
@@ -133,7 +133,7 @@ def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
     torch: Any = importlib.import_module("torch")
     p = problem.replace(dtype=FP8)
     given = [*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), torch.empty_like(q, dtype=torch.bfloat16)]
-    planned, kind = plan("flash3_fp8", p), framework("q", given[0])
+    planned, kind = gpu_plan("flash3_fp8", p), framework("q", given[0])
     spec = planned.counts.tensors["v_t"]
     v_t = torch.empty((p.batch, spec.heads // p.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda")
     given.append(v_t.view(torch.float8_e4m3fn))

@@ -116,7 +116,7 @@ def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
         return fp8.on_torch(p, *tensors)
     if peers.layout(item.kernel) == "bshd":
         tensors = [x.transpose(1, 2).contiguous() for x in tensors]
-    return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.softmax_scale)
+    return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.scale)
 
 
 def useful(item: Item) -> float:

@@ -25,8 +25,8 @@ from flashlab.measure import workload as case_files
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
+from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
-from simulator.problem import FP8
 
 __all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
 
@@ -157,7 +157,7 @@ KIND = Kind(
 )  # fmt: skip
 
 
-def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: every algorithm × dtype × a few problems with ragged edges, masks, GQA and empty rows."""
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -169,9 +169,9 @@ def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "f
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
-        for algorithm in algorithms
+        for algorithm in algorithms or with_kernels()
         for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if FP8 in CATALOGUE[algorithm].dtypes else {})).items()
+            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
         )
     ]  # fmt: skip
 
@@ -295,9 +295,9 @@ def _without_barriers() -> None:
 
 def _unwritten() -> None:
     """flash2 on q, k and v as they come from the allocator."""
-    from flashlab.run.plan import plan
+    from flashlab.run.plan import gpu_plan
 
-    plan("flash2", _PLAIN[0].problem).launch({})
+    gpu_plan("flash2", _PLAIN[0].problem).launch({})
 
 
 _PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=64, dtype="float16"))]

@@ -21,7 +21,6 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from simulator import Problem
 from simulator.catalogue import get
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import FP8
 
 __all__ = ["BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "run"]
 
@@ -151,7 +150,7 @@ def run(
     A peer that isn't installed, or refuses a cell, or computes something else there, is one line in `.not_run`. Raises
     `Unavailable` without a GPU or without torch, `UsageError` for an unknown name.
     """
-    if FP8 in get(algorithm).dtypes:
+    if get(algorithm).support.eight_bit:
         raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
     torch = _torch()
     not_run: list[str] = []
@@ -199,7 +198,7 @@ def _bench_cell(
     for name in names:
         swapped = peers.layout(name) == "bshd"
         try:
-            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.softmax_scale)
+            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.scale)
             errors[name] = _checked(torch, call, bhsd, p, swapped)
         except Exception as reason:  # whatever another library raises must not stop ours
             not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
@@ -253,7 +252,7 @@ def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Pro
     for b, h in {(0, 0), (p.batch - 1, p.heads - 1)}:
         rows = torch.linspace(0, p.len_q - 1, _SAMPLED_ROWS, device="cuda").long()
         q, k, v = (x[b, h].double() for x in tensors)
-        scores = q[rows] @ k.T * p.softmax_scale
+        scores = q[rows] @ k.T * p.scale
         if p.causal:
             scores = scores.masked_fill(torch.arange(p.len_q, device="cuda") > rows[:, None], float("-inf"))
         weights = scores.softmax(-1)

@@ -277,10 +277,7 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
 
             return both
 
-        calls = [
-            watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.softmax_scale), seen[name])
-            for name in WATCHED
-        ]
+        calls = [watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.scale), seen[name]) for name in WATCHED]
         times = speed.interleaved(torch, calls, SECONDS)
         for name, found, spent in zip(WATCHED, seen.values(), times, strict=True):
             rates = [

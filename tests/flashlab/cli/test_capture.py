@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -69,9 +70,7 @@ def test_without_a_library_it_says_how_to_get_it(library: str, text: Path, monke
 
 def tiny(folder: Path) -> Path:
     """A Llama of two layers and its tokenizer, of seven words, as `save_pretrained` leaves them."""
-    torch = pytest.importorskip("torch", reason="no torch: pip install torch transformers")
-    transformers = pytest.importorskip("transformers", reason="no transformers: pip install transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+    torch, transformers, tokenizers = map(importlib.import_module, ("torch", "transformers", "tokenizers"))
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, WORDS[0]))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
@@ -84,6 +83,7 @@ def tiny(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.transformers
 def test_a_model_from_a_folder(tmp_path: Path, text: Path):
     model, out = tiny(tmp_path / "model"), tmp_path / "mine.safetensors"
     result = run(model, text, out, "--layer", 1, "--tokens", 8, "--heads", "0:2", "--dtype", "float16", "--json")
@@ -104,7 +104,7 @@ def test_a_model_from_a_folder(tmp_path: Path, text: Path):
     assert "--layer = 2: expected 0 to 1" in run(model, text, out, "--layer", 2).stderr
 
 
+@pytest.mark.transformers
 def test_a_model_that_is_not_there(tmp_path: Path, text: Path):
-    pytest.importorskip("transformers", reason="no transformers: pip install transformers")
     (tmp_path / "empty").mkdir()
     assert "MODEL = " in one_line(tmp_path / "empty", text, tmp_path / "a.safetensors")

@@ -24,6 +24,7 @@ from flashlab.measure.patterns.emulate import (
     pattern_of,
 )
 from flashlab.measure.patterns.patterns import KERNELS, Pattern
+from tests.patches import patched
 
 pytestmark = pytest.mark.compiler
 
@@ -142,8 +143,7 @@ def test_a_wrong_rule_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / "emulator"
     shutil.copytree(kernels_cu.emulator_dir(), folder)
     source = (folder / "counts.cpp").read_text(encoding="utf-8")
-    assert source.count(old) == 1
-    (folder / "counts.cpp").write_text(source.replace(old, new), encoding="utf-8")
+    (folder / "counts.cpp").write_text(patched(source, old, new), encoding="utf-8")
     monkeypatch.setattr(kernels_cu, "emulator_dir", lambda: folder)
     found = differences(ROWS, library())
     assert any(

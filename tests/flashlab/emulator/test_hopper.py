@@ -18,6 +18,7 @@ from flashlab.emulator.build import _compiler
 from flashlab.measure.accumulation.cases import EIGHT
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -349,6 +350,22 @@ FAULTS = [
           kind="deadlock", says="the other warps of its warpgroup", at="wgmma_wait<0>();"),
     Fault(mechanism="warps multiply different tiles", changes=((MULTIPLY, MULTIPLY.replace("b(slot)", "b(warp_id() == 6)")),),
           kind="divergent collective", says="issues another wgmma", at="wgmma_ss("),
+    Fault(mechanism="a wait that one warp executes and the others don't",
+          changes=((WAIT, "    if (warp_id() == 6) wgmma_wait<0>();\n" + WAIT),), kind="divergent collective",
+          says="is in wgmma_wait, and another warp of its warpgroup in that of another line", at="if (warp_id() == 6)",
+          other="    wgmma_wait<0>();\n    if (lane_id()", right=True),
+    Fault(mechanism="a fence that one warp executes and the others don't",
+          changes=(("    wgmma_fence();\n", "    if (warp_id() == 6) wgmma_fence();\n    wgmma_fence();\n"),),
+          kind="divergent collective", says="is in wgmma_fence", at="if (warp_id() == 6)", right=True),
+    Fault(mechanism="warps commit at two places",
+          changes=((COMMIT, "    if (warp_id() == 6) wgmma_commit(), warp_barrier();\n    else wgmma_commit();\n"),),
+          kind="divergent collective", says="is in wgmma_commit", at="wgmma_commit(), warp_barrier();", right=True),
+    Fault(mechanism="warps multiply at two places",
+          changes=((MULTIPLY, "if (warp_id() == 6) {\n" + MULTIPLY + " warp_barrier();\n} else {\n" + MULTIPLY + "\n}"),),
+          kind="divergent collective", says="is in wgmma, and another warp", at="k > 0); warp_barrier();", right=True),
+    Fault(mechanism="a wait for which one warp has left",
+          changes=((WAIT, WAIT + "    if (warp_id() == 6 && j == tiles - 1) continue;\n    wgmma_wait<0>();  // again\n"),),
+          kind="divergent collective", says="to which warp 2 of its warpgroup never comes", at="wgmma_wait<0>();  // again"),
     Fault(mechanism="a thread stores into an operand without a proxy fence",
           changes=((WAIT_FULL, WAIT_FULL + " store_shared(b(slot).base + 16 * threadIdx.x % 4096, make_uint4(0, 0, 0, 0));"
                                " named_barrier_sync(1, 128);"),),
@@ -373,7 +390,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.mechanism.replace(" ", "-"))
+@pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda f: f.kind, lambda f: f.mechanism.replace(" ", "-")))
 def test_fault_is_found_at_its_line(tmp_path: Path, fault: Fault) -> None:
     if fault.watch and "clang" in _compiler()[1]:
         pytest.skip("clang++ doesn't report reads of accumulators: use g++")
@@ -417,7 +434,16 @@ def test_without_watching_registers_a_missing_wait_still_shows(tmp_path: Path) -
         ((("<24>", "<16>"),), "registers", "24 to 256"),
         ((("release_registers<24>", "claim_registers<24>"),), "registers", "claims 24 registers"),
         ((("claim_registers<256>", "release_registers<264>"),), "registers", "264"),
-        ((("release_registers<24>", "if (warp_id() < 3) release_registers<24>"),), "registers", "all four"),
+        (
+            (("release_registers<24>();", "if (warp_id() < 3) release_registers<24>();"),),
+            "divergent collective",
+            "warp 3 of its",
+        ),
+        (
+            (("release_registers<24>();", "warp_id() < 3 ? release_registers<24>() : release_registers<32>();"),),
+            "divergent collective",
+            "another operand",
+        ),
     ],
 )
 def test_registers(tmp_path: Path, changes: Sequence[tuple[str, str]], kind: str, said: str) -> None:

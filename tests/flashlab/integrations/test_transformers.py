@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 import flashlab as fl
 from flashlab.integrations.transformers import capture, save
 
-torch = pytest.importorskip("torch", reason="no torch: pip install torch transformers")
-transformers = pytest.importorskip("transformers", reason="no transformers: pip install transformers")
+pytestmark = pytest.mark.transformers
 
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 GQA = {**TINY, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 16}
@@ -24,9 +24,14 @@ MODELS = {
 }
 
 
+def torch() -> Any:
+    return importlib.import_module("torch")
+
+
 def model_of(name: str, implementation: str = "sdpa") -> Any:
+    transformers: Any = importlib.import_module("transformers")
     family, config = MODELS[name]
-    torch.manual_seed(0)
+    torch().manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**config, attn_implementation=implementation)
     return getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config).eval()
 
@@ -34,10 +39,10 @@ def model_of(name: str, implementation: str = "sdpa") -> Any:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, implementation: str):
-    model, tokens = model_of(name, implementation), torch.arange(24).view(2, 12)
+    model, tokens = model_of(name, implementation), torch().arange(24).view(2, 12)
     before = model(tokens).logits
     seen = capture(model, tokens, layer=1)
-    assert torch.equal(model(tokens).logits, before)  # and the model is as it was
+    assert torch().equal(model(tokens).logits, before)  # and the model is as it was
     save(seen, tmp_path / "a.safetensors")
     q, k, v = data = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape[:3] == (2, 4, 12)
@@ -50,7 +55,7 @@ def test_the_file_gives_the_models_own_output(tmp_path: Path, name: str, impleme
 
 
 def test_some_heads_in_another_dtype(tmp_path: Path):
-    seen = capture(model_of("llama"), torch.arange(12)[None], layer=0)
+    seen = capture(model_of("llama"), torch().arange(12)[None], layer=0)
     save(seen, tmp_path / "a.safetensors", "bfloat16", range(2, 4))
     q, k, v = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape == (1, 2, 12, 16) and k.shape == v.shape == (1, 1, 12, 16)
@@ -62,11 +67,11 @@ def test_some_heads_in_another_dtype(tmp_path: Path):
 
 def test_a_layer_that_is_not_there():
     with pytest.raises(fl.UsageError, match="layer = 2: expected 0 to 1"):
-        capture(model_of("llama"), torch.arange(12)[None], layer=2)
+        capture(model_of("llama"), torch().arange(12)[None], layer=2)
 
 
 def test_a_model_with_attention_of_its_own():
     model = model_of("llama")
     model.forward = lambda **_: None
     with pytest.raises(fl.UsageError, match="ALL_ATTENTION_FUNCTIONS"):
-        capture(model, torch.arange(12)[None], layer=0)
+        capture(model, torch().arange(12)[None], layer=0)
