@@ -13,10 +13,10 @@ A block below `<!-- file: NAME -->` is also that file.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import importlib.util
 import io
-import json
 import os
 import pkgutil
 import re
@@ -32,7 +32,9 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+from flashlab.measure import results
 from tests.conftest import NEEDS
+from tools import readme
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -160,12 +162,37 @@ def test_links(page: Path):
     assert [target for target in near if not (page.parent / target).exists()] == []
 
 
-def test_readme_claims_what_was_measured():
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "tools" / "readme_results.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.README.read_text(encoding="utf-8")
-    assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"
+def test_readme_says_what_catalogue_and_results_say():
+    text = readme.PAGE.read_text(encoding="utf-8")
+    assert readme.page_with(text, dict(readme.drawn())) == text, "run python -m tools.readme"
+    with pytest.raises(ValueError, match="no block 'speed'"):
+        readme.page_with(text.replace("<!-- speed: end -->", ""), dict(readme.drawn()))
+
+
+def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
+    """A row without a formula, a kernel or results has no ticks for them; a count that differs loses its tick."""
+    row = simulator.catalogue.CATALOGUE["flash2"]
+    assert all(find(row) for find in readme.COLUMNS.values())
+    bare = dataclasses.replace(row, name="mine", formula=None, kernels=())
+    assert [name for name, find in readme.COLUMNS.items() if find(bare)] == ["program"]
+    real = readme.measured
+
+    def one_differs(kind: str) -> list[results.Result]:
+        if kind != "counters":
+            return real(kind)
+        return [
+            results.Result(of.path, {**of.content, "data": {"summary": {"compared": 9, "equal": 8}}})
+            for of in real(kind)
+        ]
+
+    monkeypatch.setattr(readme, "measured", one_differs)
+    assert [name for name, find in readme.COLUMNS.items() if not find(row)] == ["bytes = counters"]
+
+
+def test_readme_is_short():
+    lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
 
 
 def test_the_emulators_times_are_those_measured():
@@ -179,7 +206,9 @@ def test_the_emulators_times_are_those_measured():
 
 
 def test_flash3_is_as_fast_as_the_readme_says():
-    """README's first lines: faster than both in every cell."""
-    cells = json.loads((ROOT / "docs" / "results" / "bench_flash3_h200_2026-11-21.json").read_text(encoding="utf-8"))
-    assert len(cells) == 18
-    assert min(min(cell["ratio_fa4"], cell["ratio_cudnn"]) for cell in cells) > 1
+    """Faster than each of the fastest peers, in every cell."""
+    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    assert of is not None
+    cells = readme.best(of, ["fa4", "cudnn"])
+    assert len(cells) == 18 and all(len(ratios) == 2 for ratios in cells)
+    assert min(map(min, cells)) > 1
