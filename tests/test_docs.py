@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import doctest
-import importlib.util
+import importlib
 import io
 import os
 import pkgutil
@@ -34,7 +34,7 @@ import kernels_cu
 import simulator
 from flashlab.measure import results
 from tests.conftest import NEEDS
-from tools import readme
+from tools import bench_emulator, readme
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -157,9 +157,31 @@ def test_links(page: Path):
     """Links and pictures within the project are there. The site's own pages are made: tests/test_site.py follows links to them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
+    targets += re.findall(r"(?m)^\[\w+\]: (\S+)", text)
     made = ("lessons/", "measured/")
     near = [target for target in targets if ":" not in target and not target.startswith(made)]
     assert [target for target in near if not (page.parent / target).exists()] == []
+
+
+GENERATED = re.compile(r"(?s)<!-- (\w+): begin .*?<!-- \1: end -->")
+
+
+def too_long(text: str) -> list[str]:
+    """Lines of prose over 100 columns: tables, code and what tools write may run on."""
+    lines = GENERATED.sub("", FENCE.sub("", text)).splitlines()
+    return [line for line in lines if len(line) > 100 and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_prose_keeps_to_100_columns(page: Path):
+    assert too_long(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_line_is_found():
+    long = "x" * 101
+    assert too_long(f"{long}\n\n| {long} |\n\n```sh\n{long}\n```\n<!-- a: begin -->\n{long}\n<!-- a: end -->\n") == [
+        long
+    ]
 
 
 def test_readme_says_what_catalogue_and_results_say():
@@ -190,19 +212,17 @@ def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_readme_is_short():
+    """At most 120 lines, none over 100 columns but in tables: code and what is generated included."""
     lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 120
     assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
 
 
 def test_the_emulators_times_are_those_measured():
-    spec = importlib.util.spec_from_file_location("bench_emulator", ROOT / "tools" / "bench_emulator.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.block()
-    assert text == tool.page_with(text, tool.block()), "run python tools/bench_emulator.py"
-    assert text != tool.page_with(text, tool.block().replace("0.", "9."))
+    text = bench_emulator.PAGE.read_text(encoding="utf-8")
+    assert bench_emulator.block()
+    assert text == bench_emulator.page_with(text, bench_emulator.block()), "run python tools/bench_emulator.py"
+    assert text != bench_emulator.page_with(text, bench_emulator.block().replace("0.", "9."))
 
 
 def test_flash3_is_as_fast_as_the_readme_says():

@@ -100,7 +100,7 @@ RELATIVE = re.compile(r"\]\((?!https?:)[^)]*\)")
 def test_no_link_dies_on_a_package_index(archives: dict[str, Path]):
     with zipfile.ZipFile(archives["wheel"]) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
-        shown = email.message_from_bytes(wheel.read(name)).get_payload()
+        shown = str(email.message_from_bytes(wheel.read(name)).get_payload())
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert RELATIVE.findall(text)
     assert RELATIVE.findall(shown) == []
@@ -109,6 +109,7 @@ def test_no_link_dies_on_a_package_index(archives: dict[str, Path]):
 
 def test_a_stated_repository_is_where_links_lead():
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
     hook = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hook)
     text = "[a](docs/a.md), [b](https://b.org)\n\n![c](c.png)\n\nd\n"
