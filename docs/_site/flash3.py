@@ -10,6 +10,7 @@ import functools
 import io
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import kernels_cu
 from docs._site import flash3_binds as climb_binds
 from docs._site import kinds
 from docs._site.figures import STYLE
+from docs._site.flash3_binds import prose
 from flashlab.files import replace_file
 from flashlab.measure import results, speed
 
@@ -72,11 +74,11 @@ def summary() -> str:
         for of, name in ((ladder, "flash2"), (ladder, "flash3"), (peers, "flash3"))
     )  # fmt: skip
     worst = min(min(row["ratio_fa4"], row["ratio_cudnn"]) for row in cells())
-    return (
-        f"From **{first:.0f}** TFLOP/s to **{last:.0f}**, at head dim 128 and 16,384 tokens without a mask, in a run whose\n"
-        f"matrix product made {matmul(ladder):.0f}; and in another, beside others' kernels ({again:.0f}, matrix product "
-        f"{matmul(peers):.0f}), at least\n"
-        f"{worst:.2f} times the better of FlashAttention-4 and cuDNN in each of {len(cells())} cells.\n"
+    return prose(
+        f"From **{first:.0f}** TFLOP/s to **{last:.0f}**: this is the way at head dim 128 and 16,384 tokens without a mask. A "
+        f"matrix product of that run reached {matmul(ladder):.0f}. In another run, beside others' kernels ({again:.0f}; matrix "
+        f"product {matmul(peers):.0f}), `flash3` was at least {worst:.2f} times as fast as the better of FlashAttention-4 and "
+        f"cuDNN in each of {len(cells())} cells."
     )
 
 
@@ -132,7 +134,7 @@ def cells() -> Sequence[Row]:
 def fp8() -> str:
     """FP8's errors and its speed, and what its source says of it."""
     of = result("fp8", "flash3_fp8")
-    errors = [[row["kernel"], f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
+    errors = [[row["kernel"].replace(" a tile", " per tile"), f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
     found = {(row["head_dim"], row["causal"], row["length"]): row for row in of.data["speed"]}
     rows = [
         [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
@@ -152,7 +154,12 @@ def verified() -> str:
     found += [
         result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")
     ]
-    return "".join(f"- {kinds.claim(each)}: {link(each)}\n" for each in found)
+    return "".join(prose(f"- {kinds.claim(each)}: {link(each)}", "  ") for each in found)
+
+
+def links() -> str:
+    """Where the page's reference links lead."""
+    return f"[accumulation]: {target(result('accumulation', None))}\n"
 
 
 def profile() -> climb_binds.Profile:
@@ -191,18 +198,17 @@ def beside() -> str:
     )
     rate = [f"{row['value']:.2f}" for row in (*floats, *whole)]
     left = min(row["tensor_share"] for row in whole)
-    return (
-        "Beside a warpgroup that always has products waiting, a warp gets through "
-        f"{rate[0]} additions in float32 a clock, or {rate[1]} FMAs,\n"
-        f"and the tensor cores through {floats[0]['tensor_share']:.0%} of what they can. Of maxima, conversions and "
-        "exponentials it gets\n"
-        f"through {rate[2]}, {rate[4]} and {rate[5]}, and the tensor cores through {left:.0%}.\n"
-        f"{source(of)}"
+    said = prose(
+        "Let a warp work beside a warpgroup that always has products waiting. It gets through "
+        f"{rate[0]} additions in float32 per clock, or {rate[1]} FMAs, and the tensor cores through "
+        f"{floats[0]['tensor_share']:.0%} of what they can do. Of maxima, conversions and exponentials it gets through "
+        f"{rate[2]}, {rate[4]} and {rate[5]} per clock, and the tensor cores through {left:.0%}."
     )
+    return said + source(of)
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "fp8": fp8, "beside": beside, "verified": verified,
+          "peers": peers, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """By the name that the page's marks give."""
 
@@ -226,8 +232,13 @@ def said(name: str) -> str:
     text = ""
     for before, part in zip(["", *parts], parts, strict=False):
         apart = "" if not before or (before.startswith("- ") and part.startswith("- ")) else ">\n"
-        text += f"{apart}> {part}\n"
+        text += apart + quoted(part)
     return f"From the head of `kernels_cu/{name}.cu`:\n\n{text}"
+
+
+def quoted(part: str) -> str:
+    """A paragraph, or an entry of a list, as a quotation."""
+    return textwrap.indent(prose(part, "  " if part.startswith("- ") else ""), "> ")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
@@ -236,14 +247,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def target(of: results.Result) -> str:
+    return of.path.relative_to(PAGE.parent).as_posix()
+
+
 def link(of: results.Result) -> str:
-    return f"[{of.kind}]({of.path.relative_to(PAGE.parent).as_posix()})"
+    return f"[{of.kind}]({target(of)})"
 
 
 def source(of: results.Result) -> str:
     """Where the figures above come from."""
     c = of.content
-    return f"\n*{c['device']['name']}, driver {c['driver']}, {str(c['date'])[:10]}: `{c['command']}`, {link(of)}.*\n"
+    said = f"*{c['device']['name']}, driver {c['driver']}, {str(c['date'])[:10]}: `{c['command']}`, {link(of)}.*"
+    return f"\n{prose(said)}"
 
 
 def page_with(text: str, blocks: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,11 @@ def span(values: Iterable[float], shown: str = "{:.0%}") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def prose(text: str, indent: str = "") -> str:
+    """A paragraph of the page, in lines of at most 100 columns."""
+    return textwrap.fill(text, 98, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 # -- blocks of the page ---------------------------------------------------------------------------------------------
 
 Table = Callable[..., str]
@@ -117,7 +123,7 @@ def rounds(profile: Profile, table: Table) -> str:
             per_score = f"{32 * found['instructions'] / found['scores']:.1f}"
             uniform = f"{found['pipes'].get('uniform', 0) / found['instructions']:.0%}"
             rows.append([str(dim), kernel, per_score, uniform, *shares])
-    header = ["head dim", "kernel", "instructions a score", "of them uniform",
+    header = ["head dim", "kernel", "instructions per score", "of them uniform",
               "exponentials", "issue slots", "ALU", "FMA"]  # fmt: skip
     return table(header, rows, left=2)
 
@@ -130,11 +136,11 @@ def rung_2(profile: Profile) -> str:
     work = [f"{padding(b) / padding(a):.2f}" for a, b in zip(lower, upper, strict=True)]
     rates = [f"{busy(b, 'tensor'):.0%} instead of {busy(a, 'tensor'):.0%}" for a, b in zip(lower, upper, strict=True)]
     waits = [f"{outside(b):.0%} instead of {outside(a):.0%}" for a, b in zip(lower, upper, strict=True)]
-    return (
-        f"By ncu: at head dim 64 and 1k tokens rung 2 executes {work[0]} times rung 1's products without a mask, {work[1]} times\n"
-        f"under a causal one, because 192 rows fit the length worse than 128. Its tensor cores are busy {rates[0]} of the\n"
-        f"clocks ({rates[1]}): what the overlap gains, the larger tile wastes. Of its computing warps' time, {waits[0]} passes\n"
-        f"outside of the main loop ({waits[1]}).\n"
+    return prose(
+        f"By ncu, at head dim 64 and 1k tokens, rung 2 executes {work[0]} times rung 1's products without a mask, and {work[1]} "
+        f"times under a causal one. The cause is that 192 rows fit the length worse than 128. Its tensor cores are busy {rates[0]} "
+        f"of the clocks (causal: {rates[1]}): what the overlap gains, the larger tile wastes. Of its computing warps' time, "
+        f"{waits[0]} passes outside of the main loop (causal: {waits[1]})."
     )
 
 
@@ -167,14 +173,14 @@ def load(profile: Profile, table: Table) -> str:
     d = profile.of.data
     cooler = [row["zeros"]["watts"] for row in profile.mine() if "zeros" in row and row["zeros"]["capped"] > 0.5]
     watts, highest = f"{d['limit_watts']:.0f}", f"{d['highest_mhz'] / 1e3:.2f}"
-    text = (
-        f"\nThe limit is {watts} W. The driver names it as what lowers the clock {span(capped)} of the time, in each of the\n"
-        f"{len(capped)} cells. On zeros it doesn't in {len(free)} of {len(free) + len(cooler)}: there the SMs count "
-        f"{span(free, '{:.2f}')} GHz, and NVML says {highest}.\n"
-        f"In the other {len(cooler)} it names the limit on zeros, too, though the board draws {span(cooler, '{:.0f}')} W then:\n"
-        "something else is limited there, and we don't know what.\n"
+    text = prose(
+        f"The limit is {watts} W. By the driver, it lowers the clock {span(capped)} of the time, in each of the {len(capped)} "
+        f"cells. On zeros it does not in {len(free)} of {len(free) + len(cooler)} cells: there the SMs count "
+        f"{span(free, '{:.2f}')} GHz, and NVML says {highest}. In the other {len(cooler)} the driver names the limit on zeros "
+        f"too, although the board then draws only {span(cooler, '{:.0f}')} W. Something else is limited there, and we don't know "
+        "what."
     )
-    return table(header, rows, left=2) + text
+    return f"{table(header, rows, left=2)}\n{text}"
 
 
 def energy(profile: Profile, table: Table) -> str:
@@ -184,18 +190,18 @@ def energy(profile: Profile, table: Table) -> str:
          *(f"{profile.long(kernel, dim)['loaded']['tflops']:.0f}" for dim in DIMS)]
         for kernel in KERNELS
     ]  # fmt: skip
-    header = ["16k tokens, full", *(f"pJ a FLOP, {dim}" for dim in DIMS), *(f"TFLOP/s, {dim}" for dim in DIMS)]
+    header = ["16k tokens, full", *(f"pJ per FLOP, {dim}" for dim in DIMS), *(f"TFLOP/s, {dim}" for dim in DIMS)]
     row = profile.product
     ratios = [
         x["loaded"]["tflops"] / profile.rows["cudnn", dim, causal, length]["loaded"]["tflops"]
         for (kernel, dim, causal, length), x in profile.rows.items()
         if kernel == "flash3" and ("cudnn", dim, causal, length) in profile.rows
     ]
-    text = (
-        f"\nThe matrix product: {picojoules(row):.2f} pJ, {row['loaded']['tflops']:.0f} TFLOP/s. flash3 does "
-        f"{span(ratios, '{:.2f}')} times cuDNN's work in the {len(ratios)} cells that both ran under load.\n"
+    text = prose(
+        f"The matrix product takes {picojoules(row):.2f} pJ per FLOP and does {row['loaded']['tflops']:.0f} TFLOP/s. flash3 is "
+        f"{span(ratios, '{:.2f}')} times as fast as cuDNN in the {len(ratios)} cells that both ran under load."
     )
-    return table(header, rows) + text
+    return f"{table(header, rows)}\n{text}"
 
 
 def waits(profile: Profile, table: Table) -> str:
@@ -213,10 +219,10 @@ def bursts(profile: Profile) -> str:
     spent = row["code"]["spent"]
     share = spent["exp"] / sum(spent.values())
     none, one = (1 - share) ** 3, 3 * share * (1 - share) ** 2
-    return (
-        f"A warp stands at its exponentials for {share:.0%} of the main loop. If the three warps of a scheduler came to them at\n"
-        f"random, none would be there for {none:.0%} of the time, and for {1 - none - one:.0%} two or three would queue. The\n"
-        f"units are idle for {1 - busy(row, 'exp'):.0%}.\n"
+    return prose(
+        f"A warp stands at its exponentials for {share:.0%} of the main loop. If the three warps of a scheduler came to them at "
+        f"random, none would be there for {none:.0%} of the time, and two or three would queue for {1 - none - one:.0%}. The "
+        f"units are idle for {1 - busy(row, 'exp'):.0%}."
     )
 
 
@@ -230,11 +236,11 @@ def fp8(profile: Profile) -> str:
     capped = [row["loaded"]["capped"] for row in rows]
     round_ = [profile.long(name, 128)["code"]["round"] for name in ("flash3_fp8", "flash3")]
     each = [32 * x["instructions"] / x["scores"] for x in round_]
-    return (
-        f"Busy at 16k without a mask: {parts[0]} at head dim 128; {parts[1]} at 256.\n"
-        f"A score takes {each[0]:.1f} instructions at head dim 128, {each[1]:.1f} in bfloat16. Under load: "
-        f"{rows[0]['loaded']['tflops']:.0f} and {rows[1]['loaded']['tflops']:.0f} TFLOP/s, at\n"
-        f"{ghz(rows[0]):.2f} and {ghz(rows[1]):.2f} GHz; the power limit is named {span(capped)} of the time.\n"
+    return prose(
+        f"At 16k without a mask, these shares are busy: {parts[0]} at head dim 128; {parts[1]} at 256. A score takes "
+        f"{each[0]:.1f} instructions at head dim 128, and {each[1]:.1f} in bfloat16. Under load the kernel does "
+        f"{rows[0]['loaded']['tflops']:.0f} and {rows[1]['loaded']['tflops']:.0f} TFLOP/s, at {ghz(rows[0]):.2f} and "
+        f"{ghz(rows[1]):.2f} GHz. The driver names the power limit {span(capped)} of the time."
     )
 
 
@@ -244,12 +250,12 @@ def ends(profile: Profile) -> str:
     share, first = outside(row), 1 / 8
     pace = (first / share) / ((1 - first) / (1 - share))
     masked, narrow = profile.rows["flash3", 128, True, SHORT], profile.rows["flash3", 64, False, SHORT]
-    return (
-        "At head dim 128 and 1k tokens without a mask an eighth of a row tile's products is its first scores and its last\n"
-        f"output; they take {share:.0%} of the computing warps' time. So the main loop gets on {1 / pace:.1f} times as fast. The\n"
-        f"tensor cores are busy {busy(row, 'tensor'):.0%} of the clocks instead of {busy(long, 'tensor'):.0%} at 16k. Under a\n"
-        f"causal mask {outside(masked):.0%} of the time passes there. At head dim 64 the tile of 192 rows adds that it doesn't\n"
-        f"divide 1,024: {padding(narrow) - 1:.0%} more products are executed than count.\n"
+    return prose(
+        "At head dim 128 and 1k tokens without a mask, a row tile's first scores and its last output are an eighth of its "
+        f"products. They take {share:.0%} of the computing warps' time, so the main loop gets on {1 / pace:.1f} times as fast as "
+        f"they do. The tensor cores are busy {busy(row, 'tensor'):.0%} of the clocks, instead of {busy(long, 'tensor'):.0%} at "
+        f"16k. Under a causal mask, {outside(masked):.0%} of the time passes there. At head dim 64, the tile of 192 rows doesn't "
+        f"divide 1,024 either: {padding(narrow) - 1:.0%} more products are executed than count."
     )
 
 
@@ -337,7 +343,8 @@ def half_rate(profile: Profile) -> str:
     """What a busy clock of `mma.sync` is worth, in a sentence."""
     row = profile.long("flash2", 128)["counters"]
     share = row["flops"] / (row["busy"]["tensor"] * row["clocks"] * profile.sms * FLOPS_16_BIT)
-    return (
-        f"*Of the clocks of one launch, from a cold L2, 16k tokens without a mask. A busy clock of flash2, whose products are "
-        f"`mma.sync`, does {share:.0%} of the FLOPs of one of wgmma. Above: the clock when called without pauses.*\n"
+    return prose(
+        f"*Shares of the clocks of one launch, from a cold L2, at 16k tokens without a mask. The products of flash2 are "
+        f"`mma.sync`: one of its busy clocks does {share:.0%} of the FLOPs of a busy clock of wgmma. Above the bars stands the "
+        "clock when calls follow each other without a pause.*"
     )
