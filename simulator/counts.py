@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,7 +73,8 @@ class LaunchCounts:
     """One kernel launch: its grid, its ledger and its arithmetic.
 
     `distinct[(tensor, "read" | "write")]` are the bytes requested at least once. `heads_together` says how many (batch,
-    head) pairs run side by side before the next ones start (the block order, which the DRAM model needs).
+    head) pairs run side by side before the next ones start (the block order, which the DRAM model needs). `walk(i)` are the
+    tiles that row block i of a head walks over, where the blocks of a head walk over the same tiles.
     """
 
     name: str
@@ -86,6 +87,7 @@ class LaunchCounts:
     flops_other: int
     exp: int
     heads_together: int = 1
+    walk: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction, as in `"hbm.read"`; of one tensor, of one step, or all."""
@@ -280,6 +282,7 @@ class _Page:
     flops_other: int = 0
     exp: int = 0
     sram_peak: int = 0
+    walk: Callable[[int], range] | None = None
 
 
 class Book:
@@ -310,9 +313,13 @@ class Book:
         self.tensors[spec.name] = spec
         return spec
 
-    def launch(self, name: str, blocks: int, warps: int, heads_together: int = 1, sram_peak: int = 0) -> None:
-        """Begin a launch; what follows belongs to it."""
-        self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=sram_peak if blocks else 0))
+    def launch(
+        self, name: str, blocks: int, warps: int, heads_together: int = 1, sram_peak: int = 0,
+        walk: Callable[[int], range] | None = None,
+    ) -> None:  # fmt: skip
+        """Begin a launch; what follows belongs to it. `walk` as in `LaunchCounts`: the estimate of DRAM reads asks for it."""
+        peak = sram_peak if blocks else 0
+        self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk))
 
     def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
         """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. Zeros leave no entry."""
@@ -335,7 +342,7 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together)
+                         p.flops_other, p.exp, p.heads_together, p.walk)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

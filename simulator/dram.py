@@ -69,8 +69,8 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
         return once
     most = counts.config.blocks_per_sm if counts.config else 16
     at_once = min(launch.blocks, resident_blocks(launch, counts.device, most))
-    blocks_per_head = launch.blocks // (counts.problem.batch * counts.problem.heads)
-    if blocks_per_head == 1 or not launch.sram_peak:
+    blocks_per_head = max(1, launch.blocks // (counts.problem.batch * counts.problem.heads))
+    if (blocks_per_head == 1 and not launch.walk) or not launch.sram_peak:
         return once + _own_rows(counts, launch, again, at_once / blocks_per_head)
     if blocks_per_head == counts.problem.row_tiles(counts.tile):
         return once + _walks(counts, launch, again, min(at_once, launch.heads_together * blocks_per_head))
@@ -99,7 +99,7 @@ def _walks(counts: Counts, launch: LaunchCounts, again: dict[str, float], runnin
         streamed = sum(n for (name, _), n in launch.distinct.items() if name not in again)
         held += streamed * running / launch.blocks
     fits = _missed(held, counts.device, _shared(counts.device)) == 0
-    passes = 1.0 if fits else _passes(counts, running, launch.heads_together, held, counts.device)
+    passes = 1.0 if fits else _passes(counts, launch, running, held)
     return sum(int(launch.distinct[name, "read"] * passes) for name in again)
 
 
@@ -128,22 +128,21 @@ def _missed(working_set: float, device: Device, points: tuple[tuple[float, float
     return float(np.interp(working_set / device.l2, [x for x, _ in points], [y for _, y in points]))
 
 
-def _passes(counts: Counts, running: int, together: int, held: float, device: Device) -> float:
+def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> float:
     """How often K and V of a group of heads are fetched: `running` blocks walk at once, one segment a step.
 
     A segment's stack distance is the number of segments touched since its last use; every block that ends hands its place
     to the next one, which starts at its own first key.
     """
-    p, tile = counts.problem, counts.tile
+    p, tile, device, together = counts.problem, counts.tile, counts.device, launch.heads_together
     rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
     parts = min(tiles, _SEGMENTS)
-    walked = [p.tiles_of_row(i, tile) if counts.algorithm == "flash2" else range(tiles) for i in _sample(rows)]
+    walked = [launch.walk(i) if launch.walk else range(tiles) for i in _sample(rows)]
     groups = min(3, p.batch * p.heads // together)  # the next group's blocks fill the last one's last wave
     spans = [
-        (g * parts + r.start * parts // tiles, g * parts - (-r.stop * parts // tiles))
+        (g * parts + first * parts // tiles, g * parts - (-stop * parts // tiles))
         for g in range(groups)
-        for r in walked
-        if r
+        for first, stop in (_along(r, tiles) for r in walked if r)
     ]
     copies = together * rows / max(1, len(walked))  # blocks that one of the sample stands for: all heads walk alike
     queue = iter(spans)
@@ -162,6 +161,11 @@ def _passes(counts: Counts, running: int, together: int, held: float, device: De
         active = [w if w[0] < w[1] else list(next(queue, (0, 0))) for w in active]
         active = [w for w in active if w[0] < w[1]]
     return fetched / max(1, int(seen.sum()))
+
+
+def _along(walk: range, tiles: int) -> tuple[int, int]:
+    """First tile and the one after the last, counted in the direction of the walk."""
+    return (walk.start, walk.stop) if walk.step > 0 else (tiles - 1 - walk.start, tiles - 1 - walk.stop)
 
 
 def _sample(rows: int, most: int = 2048) -> list[int]:

@@ -441,7 +441,8 @@ class Machine:
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
         rows = 0 if self.operation.idle(self.problem) else rows
-        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together)
+        alone = walk if cols == 1 else None  # blocks of several columns don't walk alike
+        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=alone)
         self._touched.clear()
         walks = _walks(walk, rows, cols)
         most = (

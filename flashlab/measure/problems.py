@@ -8,6 +8,7 @@ from typing import Any
 
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
+from simulator.problem import FP8
 
 __all__ = ["l2_problems", "matrix"]
 
@@ -43,7 +44,8 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
 def l2_problems() -> list[Case]:
     """Problems that hold the L2 model to account: in those called shared, all SMs share over 30 MB of K and V.
 
-    The model's constants were set on the other problems; those called fresh were first measured when it stood.
+    The model's constants were set on the other problems; those called fresh were first measured when it stood. Those called
+    walks and short came with the launches' own walks: their estimates were committed before they were measured.
     """
     one = {"batch": 1, "heads": 1}
     return [
@@ -76,6 +78,31 @@ def l2_problems() -> list[Case]:
               dtype="float16", causal=False),
         _case("flash2", "L2 shared fresh", batch=1, heads=4, kv_heads=2, len_q=40960, len_kv=81920, head_dim=128,
               dtype="bfloat16", causal=True),
+        *(
+            _case("flash3", "L2 walks", **shape, head_dim=dim, dtype="bfloat16", causal=causal)
+            for causal, dim, shape in (
+                (True, 64, {"batch": 1, "heads": 4, "len_q": 131072}),
+                (True, 64, {**one, "len_q": 300000}),
+                (True, 128, {**one, "len_q": 131072}),
+                (True, 128, {"batch": 1, "heads": 8, "kv_heads": 2, "len_q": 65536}),
+                (False, 64, {**one, "len_q": 131072}),
+                (False, 128, {**one, "len_q": 81920}),
+                (False, 128, {"batch": 1, "heads": 4, "kv_heads": 1, "len_q": 16384, "len_kv": 131072}),
+                (True, 256, {**one, "len_q": 49152}),
+            )
+        ),
+        *(
+            _case("flash3_fp8", "L2 walks", batch=1, heads=heads, len_q=n, head_dim=128, dtype=FP8, causal=causal)
+            for heads, n, causal in ((2, 131072, True), (1, 131072, False), (8, 32768, True))
+        ),
+        *(
+            _case(algorithm, "L2 short", batch=batch, heads=32, kv_heads=4, len_q=rows, len_kv=n, head_dim=128,
+                  dtype="float16", causal=causal)
+            for algorithm, batch, rows, n, causal in (
+                ("flash2", 4, 16, 32768, True), ("flash2", 1, 1, 131072, False), ("flash2", 8, 64, 8192, False),
+                ("flash3", 4, 16, 32768, True), ("flash3", 2, 128, 65536, False),
+            )
+        ),
     ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import walk
@@ -21,7 +23,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     visited = walk(p, tile)
     q_tile, k_tile, v_tile = br * d * es, bc * d * es, bc * dv * es
     ring = config.stages * (k_tile + v_tile) if visited.pairs else 0
-    book.launch("flash2", rows * heads, w, config.heads_together, q_tile + ring)
+    book.launch("flash2", rows * heads, w, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile))
 
     tiles, pairs = heads * rows, heads * visited.pairs
     q_bytes = heads * p.len_q * t["q"].row_bytes

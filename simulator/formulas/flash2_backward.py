@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import walk
@@ -26,7 +28,8 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
     peak = sram_bytes(p, tile) if seen.pairs else ((d + dv) * bc + br * bc) * es
-    book.launch("flash2_backward", visits, w, config.heads_together, peak)
+    visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
+    book.launch("flash2_backward", visits, w, config.heads_together, peak, visible)
     for name, width in (("k", d), ("v", dv)):
         if visits:
             book.add("load_kv", name, hbm_read=t[name].nbytes, sram_write=visits * bc * width * es)

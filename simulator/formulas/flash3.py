@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import PANEL, sram_bytes
+from simulator.programs.flash3 import PANEL, backwards, sram_bytes
 
 
 def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -20,7 +22,14 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited = walk(p, tile)
-    book.launch(book.algorithm, rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
+    book.launch(
+        book.algorithm,
+        rows * heads,
+        config.warps,
+        config.heads_together,
+        sram_bytes(p, tile, config.stages),
+        partial(backwards, p, tile),
+    )
 
     tiles, pairs = heads * rows, heads * visited.pairs
     book.add("load_q", "q", hbm_read=tiles * tile.rows * d * es, sram_write=tiles * br * d * es)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3 import backwards
 from simulator.programs.flash3_fp8 import KEYS, ONES, PANEL, sram_bytes
 
 
@@ -35,7 +38,14 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
     br, bc, panels = padded(tile.rows), padded(tile.cols), round_up(tile.cols, PANEL)
     d, dv = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited, readers = walk(p, tile), config.consumers
-    book.launch("flash3_fp8", rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
+    book.launch(
+        "flash3_fp8",
+        rows * heads,
+        config.warps,
+        config.heads_together,
+        sram_bytes(p, tile, config.stages),
+        partial(backwards, p, tile),
+    )
     tiles, pairs = heads * rows, heads * visited.pairs
     book.add("load_q", "q", hbm_read=tiles * tile.rows * d, sram_write=tiles * br * d)
     book.add("load_q", "q_scale", hbm_read=tiles * 16 * readers)

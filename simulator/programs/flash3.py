@@ -73,6 +73,11 @@ def order(problem: Problem, tile: Tile) -> dict[str, bool]:
     return {"persistent": not (triangular and long), "pairs": triangular and not long}
 
 
+def backwards(problem: Problem, tile: Tile, i: int) -> range:
+    """The walk of row tile i: the key tiles that the mask leaves, the last first."""
+    return problem.tiles_of_row(i, tile)[::-1]
+
+
 def _triangular(problem: Problem) -> bool:
     """Do rows see ever more keys, or ever fewer?"""
     return (problem.left is None) != (problem.right is None)
@@ -88,7 +93,7 @@ def attend(
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")
-    visible = partial(problem.tiles_of_row, tile=tile)
+    visible = partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
@@ -99,7 +104,7 @@ def attend(
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
-        for j in reversed(block.walk):
+        for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             block.step("scores")

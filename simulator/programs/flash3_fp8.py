@@ -11,7 +11,7 @@ from simulator.devices import Device
 from simulator.machine import HbmTensor, Machine
 from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, configure_rung, order
+from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, order
 
 PANEL = 128
 """Columns of a box: 128 bytes, the reach of TMA's swizzle."""
@@ -79,7 +79,7 @@ def flash3_fp8(
     out, lse = m.output("out"), m.output("lse")
     q_scale, k_scale, v_scale = m.optional("q_scale"), m.optional("k_scale"), m.optional("v_scale")
     v_t = transpose(m, v, problem)
-    visible = partial(problem.tiles_of_row, tile=tile)
+    visible = partial(backwards, problem, tile)
     for block in m.launch("flash3_fp8", rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
@@ -92,7 +92,7 @@ def flash3_fp8(
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, d, 0.0)
-        for j in reversed(block.walk):
+        for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             of_k = block.fetch(k_scale, j, 1, warps=warps)
