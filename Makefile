@@ -1,17 +1,21 @@
-# make demo    set up the library and run its main job on real attention inputs
-# make test    set up and run everything that is checked: lint, types, tests, documentation
-# make lab     open JupyterLab at the first lesson
-# make lessons run the lessons' sources, and renew notebooks/*.ipynb with their outputs
-# make docs    build the site into out/site
-# make lock    renew requirements/*.txt
-# make clean   remove what these made
+# make demo       set up the library and run its main job on real attention inputs
+# make test       set up and run what each change must pass: lint, types, tests, documentation
+# make test-torch run, on a CPU, what needs torch and Triton; in an environment of its own
+# make test-long  run what takes too long for make test, and what needs JAX
+# make lab        open JupyterLab at the first lesson
+# make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
+# make docs       build the site into out/site
+# make lock       renew requirements/*.txt
+# make clean      remove what these made
 
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH := .venv-torch/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
-SETUP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := -m pip install --quiet --disable-pip-version-check
+PYTEST := -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo test browser lab lessons docs lock clean
+.PHONY: demo test test-torch test-long browser lab lessons docs lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -20,10 +24,20 @@ test: .venv/.test browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python $(PYTEST)
 
+# Neither asks for a GPU; on a machine with one, .venv-torch/bin/pytest -m torch runs what needs both.
+test-torch: .venv-torch/.torch
+	FLASHLAB_REQUIRE=compiler,torch,triton,transformers $(TORCH)/python $(PYTEST) -m "(torch or triton or transformers) and not gpu and not long"
+
+test-long: .venv/.test .venv-torch/.jax browser
+	$(BIN)/python $(PYTEST) -m "long and not jax"
+	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
+
+# Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
+# asks for a token.
 lab: .venv/.lab
-	$(BIN)/jupyter lab notebooks/00_memory.ipynb
+	$(BIN)/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/00_memory.ipynb
 
 lessons: .venv/.test
 	$(BIN)/python tools/lessons.py build
@@ -33,17 +47,28 @@ docs: .venv/.test
 	@echo "out/site/index.html"
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
-.venv/.demo: requirements/demo.txt pyproject.toml | .venv
-	$(SETUP) --require-hashes --requirement $<
-	$(SETUP) --no-deps --no-build-isolation --no-index --editable .
+%/.demo: requirements/demo.txt pyproject.toml | %
+	$*/bin/python $(INSTALL) --require-hashes --requirement $<
+	$*/bin/python $(INSTALL) --no-deps --no-build-isolation --no-index --editable .
 	@touch $@
 
-.venv/.test: requirements/test.txt .venv/.demo
-	$(SETUP) --require-hashes --requirement $<
+%/.test: requirements/test.txt %/.demo
+	$*/bin/python $(INSTALL) --require-hashes --requirement $<
 	@touch $@
 
 .venv/.lab: requirements/lab.txt .venv/.demo
-	$(SETUP) --require-hashes --requirement $<
+	$(BIN)/python $(INSTALL) --require-hashes --requirement $<
+	@touch $@
+
+.PRECIOUS: %/.demo %/.test
+
+# Frameworks whose arrays the library takes are in no lock: they bring gigabytes, and a build for each kind of machine.
+.venv-torch/.torch: requirements/torch.in .venv-torch/.test
+	$(TORCH)/python $(INSTALL) --requirement $<
+	@touch $@
+
+.venv-torch/.jax: requirements/jax.in .venv-torch/.test
+	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
 # The player is tested in Chromium. As root on Debian, as in CI, it is installed; elsewhere a line says what is missing.
@@ -55,7 +80,7 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
 	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
-.venv:
+.venv .venv-torch:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $@
@@ -66,4 +91,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

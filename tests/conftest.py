@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 # Before NumPy is imported: two workers whose matrix products spin on every core slow each other down twentyfold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -49,6 +50,10 @@ def _compiler() -> str | None:
     return None if any(map(shutil.which, names)) else "no C++ compiler: install g++ or clang++"
 
 
+def _module(name: str, remedy: str) -> Callable[[], str | None]:
+    return lambda: None if find_spec(name) else f"no {remedy}"
+
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 """Names under which Chromium and its kin are installed."""
 
@@ -66,26 +71,68 @@ def _browser() -> str | None:
 
 NEEDS: dict[str, Callable[[], str | None]] = {
     marker: functools.cache(find)
-    for marker, find in (("gpu", _gpu), ("nvrtc", _nvrtc), ("compiler", _compiler), ("browser", _browser))
+    for marker, find in (
+        ("gpu", _gpu),
+        ("nvrtc", _nvrtc),
+        ("compiler", _compiler),
+        ("browser", _browser),
+        ("torch", _module("torch", "PyTorch: make test-torch")),
+        ("triton", _module("triton", "Triton: make test-torch")),
+        ("transformers", _module("transformers", "Transformers: make test-torch")),
+        ("jax", _module("jax", "JAX: make test-long")),
+    )
 }
 """By marker: what is missing here, in one line, or None."""
+
+ALL = {"nvrtc", "compiler", "browser"}
+"""What FLASHLAB_REQUIRE=all means: what the locks and a Debian have. Others are required by their names."""
+
+
+def required(marker: str) -> bool:
+    """Must it be here, by FLASHLAB_REQUIRE?"""
+    names = os.environ.get("FLASHLAB_REQUIRE", "").split(",")
+    return marker in names or ("all" in names and marker in ALL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, find in NEEDS.items():
         if item.get_closest_marker(marker) and (missing := find()):
-            if marker != "gpu" and os.environ.get("FLASHLAB_REQUIRE") == "all":
-                pytest.fail(f"FLASHLAB_REQUIRE=all, but {missing}", pytrace=False)
+            if required(marker):
+                pytest.fail(f"FLASHLAB_REQUIRE={os.environ['FLASHLAB_REQUIRE']}, but {missing}", pytrace=False)
             pytest.skip(missing)
 
 
+LEFT_OUT = pytest.StashKey[int]()
+"""How many long tests were left out."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests are left out unless somebody asks for them: by a marker, or by the name of a test."""
+    if config.option.markexpr or any("::" in word for word in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    config.stash[LEFT_OUT] = len(long)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = len(long)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What one of xdist's processes has left out, all have."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Skipped tests by reason, so that a green run says what it did not look at."""
+    """Skipped tests by reason, and long ones, so that a green run says what it did not look at."""
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")
         for report in terminalreporter.getreports("skipped")
         if isinstance(report.longrepr, tuple)
     )
+    if n := terminalreporter.config.stash.get(LEFT_OUT, 0):
+        reasons["too long: make test-long"] = n
     if reasons:
         terminalreporter.section("not run here")
         for reason, n in reasons.most_common():

@@ -1,4 +1,4 @@
-"""Seeded bugs in the kernels: textual patches of the .cu and .cuh files. None reaches memory that isn't the caller's."""
+"""Seeded bugs in the kernels: patches of the .cu and .cuh files. None reaches memory that isn't the caller's."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ KERNELS = [
         file=STANDARD,
         check="memory",
         blind=True,
+        step="store_o",
         find="const int bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;",
         put="const int bytes = row <= shape.len_q ? padded_row_bytes(shape) : 0;",
     ),
@@ -52,6 +53,7 @@ KERNELS = [
         file=STANDARD,
         check="memory",
         blind=True,
+        step="store_p",
         find="for (int key = first; key < round_up(shape.len_kv, CHUNK_ELEMENTS); key += WARP_COLUMNS) {",
         put="for (int key = first; key < shape.len_kv; key += WARP_COLUMNS) {",
     ),
@@ -88,8 +90,9 @@ KERNELS = [
         file=STANDARD,
         check="rule",
         blind=False,
-        find="    copy_wait<0>();",
-        put="    copy_wait<1>();",
+        step="load_v",
+        find="copy_wait<0>();",
+        put="copy_wait<1>();",
     ),
     Mutant(
         mechanism="running maximum starts at 0",
@@ -97,6 +100,7 @@ KERNELS = [
         file=FLASH1,
         check="rule",
         blind=True,
+        step="init",
         find="store_global(m + statistics + row, -INF);",
         put="store_global(m + statistics + row, 0.f);",
     ),
@@ -106,6 +110,7 @@ KERNELS = [
         file=ONLINE,
         check="rule",
         blind=False,
+        step="online_pass",
         find="const float l = warp_sum(lane_l * exp_approx(lane_m - base));",
         put="const float l = warp_sum(lane_l);",
     ),

@@ -17,12 +17,17 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from tests.patches import patched
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`find`, which occurs once in `file`, becomes `put`; `check` must fail then, on `algorithm`."""
+    """`find`, which occurs once in `file`, becomes `put`; `check` must fail then, on `algorithm`.
+
+    In a kernel `find` is code, looked for within `step` (None: anywhere), as tests/patches.py does.
+    """
 
     mechanism: str
     algorithm: str
@@ -32,11 +37,14 @@ class Mutant:
     check: str
     blind: bool
     dtype: str = "float16"
+    step: str | None = None
 
     @property
     def source(self) -> str:
         """The patched text."""
         text = (ROOT / self.file).read_text(encoding="utf-8")
+        if not self.file.endswith(".py"):
+            return patched(text, self.find, self.put, step=self.step)
         assert text.count(self.find) == 1, (
             f"{self.mechanism}: {self.find!r} occurs {text.count(self.find)} times in {self.file}"
         )

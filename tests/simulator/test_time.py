@@ -19,9 +19,7 @@ from simulator.time import beside, costs, engine, prediction, rates, schedule
 from simulator.time.engine import SM, UNITS
 from simulator.time.launch import Work, works
 from simulator.time.schedules import flash2, flash3_fp8
-
-ALGORITHMS = sorted(name for name in fl.CATALOGUE if name != "flash3_fp8")
-FLASH = [name for name in ALGORITHMS if name not in ("standard", "online_softmax", "flash1")]
+from tests.simulator.problems import ALGORITHMS, taken_by
 
 problems = st.builds(
     fl.Problem, batch=st.integers(1, 4), heads=st.integers(1, 20), len_q=st.integers(0, 3000), len_kv=st.integers(0, 3000),
@@ -64,14 +62,15 @@ def breaks(t: fl.Timeline) -> str | None:
 @settings(max_examples=60, deadline=None)
 @given(algorithms, problems)
 def test_no_prediction_undercuts_the_hardware(algorithm: str, problem: fl.Problem):
-    assert breaks(fl.timeline(algorithm, problem, device="h200")) is None
+    assert breaks(fl.timeline(algorithm, taken_by(algorithm, problem), device="h200")) is None
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_large_prediction_undercuts_the_hardware(algorithm: str, causal: bool):
     for head_dim in (64, 128, 256):
-        assert breaks(fl.timeline(algorithm, cell(16384, head_dim, causal), device="h200")) is None
+        problem = taken_by(algorithm, cell(16384, head_dim, causal))
+        assert breaks(fl.timeline(algorithm, problem, device="h200")) is None
 
 
 @pytest.mark.parametrize(
@@ -103,17 +102,10 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
 
 
 @settings(max_examples=30, deadline=None)
-@given(problems)
-def test_no_prediction_of_fp8_undercuts_the_hardware(problem: fl.Problem):
-    assert breaks(fl.timeline("flash3_fp8", problem.replace(dtype="float8_e4m3fn"), device="h200")) is None
-
-
-@settings(max_examples=30, deadline=None)
 @given(algorithms, problems)
 def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
-    first, second = (
-        fl.timeline(algorithm, problem, device="a100" if "3" not in algorithm else "h100") for _ in range(2)
-    )
+    device = "h100" if fl.CATALOGUE[algorithm].arch else "a100"
+    first, second = (fl.timeline(algorithm, taken_by(algorithm, problem), device=device) for _ in range(2))
     assert first == second
 
 
@@ -142,7 +134,7 @@ def test_more_sms_are_never_slower(algorithm: str, problem: fl.Problem, few: int
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_unit_does_one_thing_at_a_time(algorithm: str):
-    assert overlaps(fl.timeline(algorithm, cell(1024), device="h200").events) == []
+    assert overlaps(fl.timeline(algorithm, taken_by(algorithm, cell(1024)), device="h200").events) == []
 
 
 def overlaps(events: tuple[engine.Event, ...]) -> list[tuple[engine.Event, engine.Event]]:
@@ -289,11 +281,10 @@ def test_exponentials_and_products_slow_each_other_down():
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int):
     """And by chance, in between."""
-    dtype = "float8_e4m3fn" if algorithm == "flash3_fp8" else "bfloat16"
-    problem = cell(4096, head_dim).replace(dtype=dtype)
+    problem = taken_by(algorithm, cell(4096, head_dim))
     module = importlib.import_module(f"simulator.time.schedules.{algorithm}")
     config = fl.CATALOGUE[algorithm].program.configure(problem, fl.DEVICES["h200"], None)
-    launch = module.launches(problem, config, rates.Rates(fl.DEVICES["h200"], dtype))[-1]
+    launch = module.launches(problem, config, rates.Rates(fl.DEVICES["h200"], problem.dtype))[-1]
     apart, chance, step = (
         costs.Costs(replace(launch, chance=p), launch.slots, 370.0).of((Work(12),)).cycles
         for p in (0.0, launch.chance, 1.0)
@@ -304,11 +295,11 @@ def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int)
 
 def test_a_long_walk_goes_on_as_a_short_one_did(monkeypatch: pytest.MonkeyPatch):
     """The straight line beside the simulation of every tile."""
-    problem = cell(16384, causal=False)
-    line = {name: fl.timeline(name, problem, device="h200").seconds for name in FLASH}
+    problems = {name: taken_by(name, cell(16384, causal=False)) for name in ALGORITHMS}
+    line = {name: fl.timeline(name, p, device="h200").seconds for name, p in problems.items()}
     monkeypatch.setattr(costs, "LONGEST_WALK", 300)
-    for name, seconds in line.items():
-        assert fl.timeline(name, problem, device="h200").seconds == pytest.approx(seconds, rel=0.03)
+    for name, p in problems.items():
+        assert fl.timeline(name, p, device="h200").seconds == pytest.approx(line[name], rel=0.03), name
 
 
 # blocks over SMs
@@ -352,7 +343,7 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
 
 @given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
 def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
-    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.kv_length % 700)
+    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.len_kv % 700)
     for i, work in enumerate(works(problem, tile)):
         rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
         tiles = problem.tiles_of_row(i, tile)
@@ -424,6 +415,6 @@ def test_bad_input_is_one_line():
 
 def test_an_empty_problem_still_has_to_start():
     for name in ALGORITHMS:
-        t = fl.timeline(name, cell().replace(len_q=0, len_kv=0))
+        t = fl.timeline(name, taken_by(name, cell()).replace(len_q=0, len_kv=0))
         assert t.seconds >= rates.LAUNCH and max(t.utilisation.values()) <= 1
         assert prediction.UNIT_NAMES.keys() == t.utilisation.keys()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ import pytest
 
 import flashlab as fl
 
-torch = pytest.importorskip("torch", reason="no torch: pip install torch transformers")
-transformers = pytest.importorskip("transformers", reason="no transformers: pip install transformers")
+pytestmark = pytest.mark.transformers
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "capture_hf.py"
 TINY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -25,6 +25,10 @@ MODELS = {
 }
 
 
+def torch() -> Any:
+    return importlib.import_module("torch")
+
+
 @pytest.fixture(scope="module")
 def tool() -> Any:
     spec = importlib.util.spec_from_file_location("capture_hf", TOOL)
@@ -35,8 +39,9 @@ def tool() -> Any:
 
 
 def model_of(name: str, implementation: str = "sdpa") -> Any:
+    transformers: Any = importlib.import_module("transformers")
     family, config = MODELS[name]
-    torch.manual_seed(0)
+    torch().manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**config, attn_implementation=implementation)
     return getattr(transformers, "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")(config).eval()
 
@@ -44,10 +49,10 @@ def model_of(name: str, implementation: str = "sdpa") -> Any:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_file_gives_the_models_own_output(tool: Any, tmp_path: Path, name: str, implementation: str):
-    model, tokens = model_of(name, implementation), torch.arange(24).view(2, 12)
+    model, tokens = model_of(name, implementation), torch().arange(24).view(2, 12)
     before = model(tokens).logits
     seen = tool.capture(model, tokens, layer=1)
-    assert torch.equal(model(tokens).logits, before)  # and the model is as it was
+    assert torch().equal(model(tokens).logits, before)  # and the model is as it was
     tool.save(seen, tmp_path / "a.safetensors")
     q, k, v = data = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape[:3] == (2, 4, 12)
@@ -60,7 +65,7 @@ def test_the_file_gives_the_models_own_output(tool: Any, tmp_path: Path, name: s
 
 
 def test_some_heads_in_another_dtype(tool: Any, tmp_path: Path):
-    seen = tool.capture(model_of("llama"), torch.arange(12)[None], layer=0)
+    seen = tool.capture(model_of("llama"), torch().arange(12)[None], layer=0)
     tool.save(seen, tmp_path / "a.safetensors", "bfloat16", range(2, 4))
     q, k, v = fl.load_inputs(tmp_path / "a.safetensors")
     assert q.shape == (1, 2, 12, 16) and k.shape == v.shape == (1, 1, 12, 16)
@@ -72,4 +77,4 @@ def test_some_heads_in_another_dtype(tool: Any, tmp_path: Path):
 
 def test_a_layer_that_is_not_there(tool: Any):
     with pytest.raises(SystemExit, match="layer = 2: expected 0 to 1"):
-        tool.capture(model_of("llama"), torch.arange(12)[None], layer=2)
+        tool.capture(model_of("llama"), torch().arange(12)[None], layer=2)

@@ -8,7 +8,7 @@ import re
 import stat
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ import flashlab as fl
 from flashlab import files
 from flashlab.cli import app, options, output
 from flashlab.measure import counters, sanitizers, speed
+from flashlab.views import tables
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
@@ -138,7 +139,7 @@ def test_count_of_the_default_problem() -> None:
 
 @settings(max_examples=25)
 @given(
-    algorithm=st.sampled_from(sorted(fl.CATALOGUE)), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
+    algorithm=st.sampled_from(sorted(fl.catalogue.of())), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
     group=st.integers(1, 4), len_q=st.integers(0, 5000), len_kv=st.none() | st.integers(0, 5000),
     head_dim=st.integers(1, 128), dtype=st.sampled_from(["float32", "float16", "float8_e4m3fn"]), causal=st.booleans(),
     window=st.none() | st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
@@ -561,10 +562,13 @@ def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPat
 def test_results_are_kept(tmp_path: Path) -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
     run(*words)
-    (path,) = tmp_path.glob("verify_flash2_*.json")
+    (path,) = tmp_path.glob("verify/flash2_*.json")
     assert json.loads(path.read_text())["kind"] == "verify"
     assert "--force" in one_line(*words)
     run(*words, "--force")
+    run(*words, "--condition", "again")
+    (path,) = tmp_path.glob("verify/flash2_again_*.json")
+    assert json.loads(path.read_text())["condition"] == "again"
 
 
 # tables
@@ -581,7 +585,7 @@ def test_tables_fit_the_terminal(command: str, width: int, monkeypatch: pytest.M
 
 
 def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table("t", ("name", "n"), [("[red]mine[/red]", "1")])
+    tables.table("t", ("name", "n"), [("[red]mine[/red]", "1")])
     assert "[red]mine[/red]" in capsys.readouterr().out
 
 
@@ -595,25 +599,31 @@ def test_progress_passes_everything_on_and_prints_nothing_to_a_pipe(capsys: pyte
 
 @pytest.mark.parametrize("slow", [True, False])
 def test_a_bar_shows_after_a_second(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer that shows it is asked for one second; here it rings at once where the work is slow, else never."""
+    import rich.progress
     from rich.console import Console
 
-    written = open(os.devnull, "w")
-    console = Console(file=written, force_terminal=True, record=True)
-    shown: list[bool] = []
-    monkeypatch.setattr(output, "_console", lambda _: console)
-    import rich.progress
+    class Timer:
+        def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+            asked.append(seconds)
+            self.start = ring if slow else lambda: None
 
+        def cancel(self) -> None: ...
+        def join(self) -> None: ...
+
+    asked, shown = list[float](), list[bool]()
     start = rich.progress.Progress.start
+    monkeypatch.setattr(output.threading, "Timer", Timer)
     monkeypatch.setattr(rich.progress.Progress, "start", lambda self: (shown.append(True), start(self)))
-    for _ in output.track("things")(range(2)):
-        time.sleep(0.6 if slow else 0)
-    written.close()
-    assert shown == ([True] if slow else [])
+    with open(os.devnull, "w") as written:
+        monkeypatch.setattr(output, "console", lambda _: Console(file=written, force_terminal=True))
+        assert list(output.track("things")(range(2))) == [0, 1]
+    assert (asked, shown) == ([1.0], [True] if slow else [])
 
 
 @given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
 def test_json_is_json_whatever_the_numbers(value: Any) -> None:
-    text = json.dumps(output._plain({"x": value}), allow_nan=False)  # pyright: ignore[reportPrivateUsage]
+    text = json.dumps(files.plain({"x": value}), allow_nan=False)
     assert isinstance(json.loads(text), dict)
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import kernels_cu
 from flashlab.cli import app
+from tests.patches import patched
 
 pytestmark = pytest.mark.compiler
 
@@ -96,11 +97,11 @@ def test_the_default_is_flash2() -> None:
     assert document("emulate")["algorithm"] == "flash2"
 
 
-def changed(tmp_path: Path, old: str, new: str) -> Path:
-    text = kernels_cu.source("flash2").read_text(encoding="utf-8")
-    assert old in text
+def changed(tmp_path: Path, step: str, old: str, new: str) -> Path:
     path = tmp_path / "mine.cu"
-    path.write_text(text.replace(old, new), encoding="utf-8")
+    path.write_text(
+        patched(kernels_cu.source("flash2").read_text(encoding="utf-8"), old, new, step=step), encoding="utf-8"
+    )
     return path
 
 
@@ -108,25 +109,25 @@ SIZE = ["--len-q", 40, "--head-dim", 16]
 
 
 def test_a_file_in_an_algorithms_place(tmp_path: Path) -> None:
-    path = changed(tmp_path, "o[i][n][e] *= alpha", "o[i][n][e] = o[i][n][e] * alpha")
+    path = changed(tmp_path, "rescale", "o[i][n][e] *= alpha", "o[i][n][e] = o[i][n][e] * alpha")
     assert "passed: every byte is the formula's" in run("emulate", path, "--as", "flash2", *SIZE).stdout
 
 
 def test_its_misuse_has_status_1(tmp_path: Path) -> None:
-    path = changed(tmp_path, "    barrier();  // K_j", "    // K_j")
+    path = changed(tmp_path, "load_k", "copy_wait<0>(); … barrier();", "")
     text = run("emulate", path, "--as", "flash2", *SIZE, code=1).stdout
     assert "mine.cu:" in text and ": race: " in text and "findings" in text.splitlines()[-1]
     assert not document("emulate", path, "--as", "flash2", *SIZE, code=1)["passed"]
 
 
 def test_its_bytes_are_held_to_the_formula(tmp_path: Path) -> None:
-    path = changed(tmp_path, "  // step: load_q\n", "  // step: load_q\n  (void)load_global<float>(q.data);\n")
+    path = changed(tmp_path, "load_q", "", "  (void)load_global<float>(q.data);\n")
     text = run("emulate", path, "--as", "flash2", *SIZE, code=1).stdout
     assert "flash2, step load_q, hbm.read of q: " in text and "bytes, the formula" in text
 
 
 def test_its_endless_loop_is_ended(tmp_path: Path) -> None:
-    path = changed(tmp_path, "  // step: load_q\n", "  // step: load_q\n  for (volatile int i = 0;;) i = 0;\n")
+    path = changed(tmp_path, "load_q", "", "  for (volatile int i = 0;;) i = 0;\n")
     text = run("emulate", path, "--as", "flash2", *SIZE, "--time-limit", 0.3, code=1).stdout
     assert "mine.cu:" in text and "at the time limit" in text
 
@@ -321,7 +322,7 @@ def test_counters() -> None:
 
 def start(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """As a process of its own: what it finds is kept while a process lives."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "flashlab", *map(str, words)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(root), **environment}

@@ -20,6 +20,7 @@ import kernels_cu
 from flashlab.run.nvrtc import cache_dir
 from simulator.counts import Counts
 from tests.flashlab.emulator.run import PLAIN, Job, attention_job, plain_job
+from tests.patches import patched
 
 CHECKS = ("numbers", "bytes", "ledger", "wavefronts", "sectors", "plain")
 """What kills a mutant that misuses nothing: the rule, bytes by the formula, the same by step, passes over SRAM's banks,
@@ -37,10 +38,11 @@ ALIGNED_SIZES = {**SIZES, "block_sum": 1024, "axpy": 1024, "histogram": 512}
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """`old`, which occurs once in `file` (None: the kernel's own .cu), becomes `new`; `sees` must see it then.
+    """`old`, code that occurs once in `file` (None: the kernel's own .cu), becomes `new`; `sees` must see it then.
 
-    `at`, `via`, `other`: text of the kernel's line, of a header's line, of the other party's, as far as they are named.
-    `also`: kinds of findings that come along.
+    `within`: the step in whose region `old` is looked for (None: anywhere). `step`, `tensor`: what the finding names.
+    `at`, `via`, `other`: code of the kernel's line, of a header's line, of the other party's, as far as they are named.
+    `also`: kinds of findings that come along. How code is found: tests/patches.py.
     """
 
     mechanism: str
@@ -50,6 +52,7 @@ class Mutant:
     sees: str
     blind: bool
     file: str | None = None
+    within: str | None = None
     at: str = ""
     via: str = ""
     other: str = ""
@@ -78,11 +81,7 @@ class Mutant:
     @cached_property
     def text(self) -> str:
         """The patched text."""
-        text = self.real.read_text(encoding="utf-8")
-        assert text.count(self.old) == 1, (
-            f"{self.mechanism}: {text.count(self.old)} times {self.old!r} in {self.real.name}"
-        )
-        return text.replace(self.old, self.new)
+        return patched(self.real.read_text(encoding="utf-8"), self.old, self.new, step=self.within)
 
     @cached_property
     def source(self) -> Path:

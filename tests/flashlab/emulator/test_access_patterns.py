@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
+from tests.patches import patched
 from tools.access_patterns.emulate import counted, crosses_lines, differences, launched, library, measured, pattern_of
 from tools.access_patterns.patterns import KERNELS, Pattern
 
 pytestmark = pytest.mark.compiler
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULT = results.latest("patterns", ROOT / "docs" / "results")
+ROOT = Path(__file__).resolve().parents[3]
+RESULT = results.latest("patterns", ROOT / results.FOLDER)
 assert RESULT is not None
 ROWS: list[dict[str, Any]] = list(RESULT.data["rows"])
 IDEAL = ROOT / "tests" / "data" / "ncu_ideal_wavefronts.csv"
@@ -134,8 +135,7 @@ def test_a_wrong_rule_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     folder = tmp_path / "emulator"
     shutil.copytree(kernels_cu.emulator_dir(), folder)
     source = (folder / "counts.cpp").read_text(encoding="utf-8")
-    assert source.count(old) == 1
-    (folder / "counts.cpp").write_text(source.replace(old, new), encoding="utf-8")
+    (folder / "counts.cpp").write_text(patched(source, old, new), encoding="utf-8")
     monkeypatch.setattr(kernels_cu, "emulator_dir", lambda: folder)
     found = differences(ROWS, library())
     assert any(

@@ -17,7 +17,7 @@ import kernels_cu
 from flashlab.emulator import build
 from flashlab.run.nvrtc import cache_dir
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NEEDS_COMPILER = pytest.mark.compiler
 
 RUN = """

@@ -14,6 +14,8 @@ from flashlab.emulator import Finding, Line
 from flashlab.verify.rule import expect, judge
 from simulator.dtypes import Array
 from tests.flashlab.emulator.mutant import kept
+from tests.patches import line_of, patched
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -30,9 +32,10 @@ ONE, TWO = (64, 16), (128, 16)
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`old`, which occurs once in `file` (None: the kernel's own), becomes `new`; the symptoms are then `sees` and `also`.
+    """`old`, code that occurs once in `file` (None: the kernel's own), becomes `new`; the symptoms are then `sees` and `also`.
 
-    `at`, `other`: text, once in the kernel, of the line of the finding `sees`, and of its other party's.
+    `within`: the step in whose region `old` is looked for (None: anywhere). `at`, `other`: code, once in the kernel, of the line of
+    the finding `sees`, and of its other party's. How code is found: tests/patches.py.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Fault:
     new: str
     sees: str
     also: tuple[str, ...] = ()
+    within: str | None = None
     at: str = ""
     other: str = ""
     kernel: str = "flash3"
@@ -54,22 +58,23 @@ class Fault:
         files = {real.name: real.read_text(encoding="utf-8")}
         if self.file is not None:
             files[self.file] = (kernels_cu.include_dir() / self.file).read_text(encoding="utf-8")
-        patched = self.file or real.name
-        assert files[patched].count(self.old) == 1, f"{files[patched].count(self.old)} times {self.old!r} in {patched}"
-        files[patched] = files[patched].replace(self.old, self.new)
+        file = self.file or real.name
+        files[file] = patched(files[file], self.old, self.new, step=self.within)
         return kept(files) / real.name
 
 
-K_FULL = "        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);\n"
-V_FULL = "        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);\n"
-Q_FULL = "    mbarrier_wait(sram.q_full(), q_parity);\n"
-K_EMPTY = "          mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);\n"
-V_EMPTY = "          mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);\n"
-Q_EMPTY = "        mbarrier_wait(sram.q_empty(), q_parity ^ 1);\n"
-RELEASE_K = "        release(sram.k_empty(k_ring.slot));\n"
-RELEASE_V = "        release(sram.v_empty(v_ring.slot));\n"
-WAIT_S = "        wgmma_wait<1>();  // S\n        settle(s);\n"
-WAIT_O = "        wgmma_wait<0>();\n        settle(o);\n"
+LOOP = "for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) { … "
+"""Over the consumers' key tiles, all but the first."""
+K_FULL = "mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);"
+V_FULL = "mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);"
+Q_FULL = "mbarrier_wait(sram.q_full(), q_parity);"
+K_EMPTY = "mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);"
+V_EMPTY = "mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);"
+Q_EMPTY = "mbarrier_wait(sram.q_empty(), q_parity ^ 1);"
+RELEASE_K = "release(sram.k_empty(k_ring.slot));"
+RELEASE_V = "release(sram.v_empty(v_ring.slot));"
+WAIT_S = "wgmma_wait<1>(); settle(s);"
+WAIT_O = "wgmma_wait<0>(); settle(o);"
 RAISE, RESCALE = "if (risen) softmax.raise(s, alpha);", "if (risen) rescale(o, alpha);"
 EXPECT = "mbarrier_arrive_expect(full, TileT::BYTES)"
 LOAD_K, LOAD_V, LOAD_Q = "load_k(j - 1);", "load_tile(sram.v(v_ring.slot)", "load_tile(sram.q(), q,"
@@ -78,10 +83,10 @@ PV, PV_LAST = "multiply_pv(", "multiply_pv_alone("
 
 WAITS = [
     Fault(
-        name="wait for K removed", old=K_FULL, new="", sees="wait forgotten", at=QK, other=LOAD_K, also=("mbarrier",),
+        name="wait for K removed", old=LOOP + K_FULL, new="", sees="wait forgotten", at=QK, other=LOAD_K, also=("mbarrier",),
     ),
     Fault(
-        name="wait for V removed", old=V_FULL, new="", sees="wait forgotten", at=PV, other=LOAD_V, also=("mbarrier",),
+        name="wait for V removed", old=LOOP + V_FULL, new="", sees="wait forgotten", at=PV, other=LOAD_V, also=("mbarrier",),
     ),
     Fault(
         name="wait for Q removed", old=Q_FULL, new="", sees="wait forgotten", at=QK_FIRST, other=LOAD_Q,
@@ -107,7 +112,7 @@ WAITS = [
         sees="race", at=LOAD_V, other=PV,
     ),
     Fault(
-        name="wait leaves a product too many", old="wgmma_wait<1>();  // S", new="wgmma_wait<2>();  // S",
+        name="wait leaves a product too many", old="wgmma_wait<1>();", new="wgmma_wait<2>();",
         sees="wait forgotten", at="if (risen) softmax.raise(", other=QK, also=("race",),
     ),
     Fault(
@@ -115,21 +120,21 @@ WAITS = [
         sees="wait forgotten", at="softmax.raise(s, alpha), rescale", other=PV,
     ),
     Fault(
-        name="product never committed", file=HEADER, old="#endif\n  }\n  wgmma_commit();\n", new="#endif\n  }\n",
-        sees="wait forgotten", at="softmax.raise(s, alpha);\n      softmax.exponentials",
+        name="product never committed", file=HEADER, old="void multiply_qk( … wgmma_commit();", new="",
+        sees="wait forgotten", at="softmax.raise(s, alpha); softmax.exponentials",
         other=QK_FIRST, also=("race",),
     ),
     Fault(
-        name="fence removed before a product of registers", file=HEADER, old="wgmma_fence();\n  multiply_pv",
-        new="multiply_pv", sees="fence forgotten", at=PV_LAST,
+        name="fence removed before a product of registers", file=HEADER, old="void multiply_pv_alone( … wgmma_fence();",
+        new="", sees="fence forgotten", at=PV_LAST,
     ),
     Fault(
-        name="fence removed before accumulators are used anew", old="wgmma_fence();\n        multiply_qk",
-        new="multiply_qk", sees="fence forgotten", at=QK,
+        name="fence removed before accumulators are used anew", old="wgmma_fence(); multiply_qk", new="multiply_qk",
+        within="scores", sees="fence forgotten", at=QK,
     ),
     Fault(
         name="rung 1: slot filled again before all are done", kernel="flash3_1",
-        old="    barrier();  // everybody is done with K_j and V_j\n", new="", sees="race", problem=BFLOAT16, tile=TWO,
+        within="output", old="barrier();", new="", sees="race", problem=BFLOAT16, tile=TWO,
         at="load_k(ring, j - STAGES);", other="multiply_qk(",
     ),
 ]  # fmt: skip
@@ -145,7 +150,7 @@ BARRIERS = [
         sees="deadlock", at=Q_FULL,
     ),
     Fault(
-        name="slot of the ring not advanced", old=RELEASE_V + "        v_ring.advance();\n", new=RELEASE_V,
+        name="slot of the ring not advanced", old=WAIT_O + RELEASE_V + "v_ring.advance();", new=WAIT_O + RELEASE_V,
         sees="wait forgotten", at=PV, other=LOAD_V, also=("deadlock",),
     ),
     Fault(
@@ -158,20 +163,20 @@ BARRIERS = [
         sees="race", at=LOAD_K, other=QK, also=("mbarrier", "wait forgotten", "deadlock"),
     ),
     Fault(
-        name="one consumer never releases", old=RELEASE_V, new=f"if (consumer == 0) {RELEASE_V.strip()}\n",
+        name="one consumer never releases", old=WAIT_O + RELEASE_V, new=f"{WAIT_O} if (consumer == 0) {RELEASE_V}",
         sees="deadlock", at=V_EMPTY, tile=TWO,
     ),
     Fault(
-        name="mbarriers not shown to the copy engine", file=HEADER, old="    mbarrier_publish();\n", new="",
+        name="mbarriers not shown to the copy engine", file=HEADER, old="mbarrier_publish();", new="",
         sees="proxy fence forgotten", at=LOAD_Q,
     ),
     Fault(
-        name="mbarriers used before they are made", file=HEADER, old="  }\n  barrier();", new="  }", sees="race",
+        name="mbarriers used before they are made", file=HEADER, old="void open( … barrier();", new="", sees="race",
         at=Q_FULL,
     ),
     Fault(
-        name="turns of too few threads", file=HEADER, old="sync(1 + consumer, 2 * WARPGROUP)",
-        new="sync(1 + consumer, WARPGROUP)", sees="barrier", at="turns.take();", tile=TWO,
+        name="turns of too few threads", file=HEADER, old="named_barrier_sync(1 + consumer, 2 * WARPGROUP)",
+        new="named_barrier_sync(1 + consumer, WARPGROUP)", sees="barrier", at="turns.take();", tile=TWO,
     ),
     Fault(
         name="one consumer never passes its turn on", old="turns.pass();", new="if (consumer == 0) turns.pass();",
@@ -190,10 +195,10 @@ BARRIERS = [
 
 RESULTS = [
     Fault(
-        name="K of the tile before", old="first) load_k(j - 1);", new="first) load_k(j);", sees="numbers",
+        name="K of the tile before", within="load_k", old="load_k(j - 1);", new="load_k(j);", sees="numbers",
     ),
     Fault(
-        name="box a row too low", old="kv, j * BC, sram.v_full", new="kv, j * BC + 1, sram.v_full", sees="numbers",
+        name="box a row too low", within="load_v", old="kv, j * BC, sram", new="kv, j * BC + 1, sram", sees="numbers",
         problem=BFLOAT16,
     ),
     Fault(
@@ -234,7 +239,9 @@ FAULTS = [*WAITS, *BARRIERS, *RESULTS]
 SOUND = sorted({(fault.kernel, fault.problem.dtype, fault.tile) for fault in FAULTS})
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name.replace(" ", "-")) for fault in FAULTS])
+@pytest.mark.parametrize(
+    "fault", one_of_each(FAULTS, lambda fault: fault.sees, lambda fault: fault.name.replace(" ", "-"))
+)
 def test_caught(fault: Fault) -> None:
     """By its sanitiser at its line; or, if it misuses nothing, by just those checks."""
     done, checks = run(fault.kernel, fault.problem, fault.tile, fault.source)
@@ -247,9 +254,10 @@ def test_caught(fault: Fault) -> None:
         assert any(_names(finding, fault) for finding in done.findings), said
 
 
-@pytest.mark.parametrize(("kernel", "dtype", "tile"), SOUND)
-def test_sound_kernels_have_no_complaint(kernel: str, dtype: str, tile: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sound", one_of_each(SOUND, lambda sound: sound[0]))
+def test_sound_kernels_have_no_complaint(sound: tuple[str, str, tuple[int, int]]) -> None:
     """On the problems and tiles on which the faults have."""
+    kernel, dtype, tile = sound
     done, checks = run(kernel, CAUSAL.replace(dtype=dtype), tile, kernels_cu.source(kernel))
     assert done.complaints() == []
     assert checks == set()
@@ -259,7 +267,7 @@ def run(kernel: str, problem: fl.Problem, tile: tuple[int, int], source: Path) -
     """A run of that file, and which of the checks fail."""
     arrays = fl.random_inputs(problem, seed=0)
     done = fl.emulate(
-        *arrays, algorithm=kernel, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
+        kernel, *arrays, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
         time_limit=20,
     )  # fmt: skip
     right = judge(expect(problem, *arrays), done.out, done.lse).passed
@@ -276,12 +284,10 @@ def _names(finding: Finding, fault: Fault) -> bool:
     )
 
 
-def _is(line: Line | None, text: str, source: Path) -> bool:
-    """The line is that of a text that occurs once in the kernel as it was run."""
-    kernel = source.read_text(encoding="utf-8")
-    assert kernel.count(text) == 1, f"{text!r}: {kernel.count(text)} times"
-    begin = kernel.find(text) + len(text) - len(text.lstrip())
-    return line is not None and Path(line.file) == source.resolve() and line.number == 1 + kernel.count("\n", 0, begin)
+def _is(line: Line | None, code: str, source: Path) -> bool:
+    """The line is that of code that occurs once in the kernel as it was run."""
+    number = line_of(source.read_text(encoding="utf-8"), code)
+    return line is not None and Path(line.file) == source.resolve() and line.number == number
 
 
 @pytest.mark.parametrize("kernel", ["flash3_3", "flash3"])
@@ -296,18 +302,24 @@ def test_a_wait_in_a_branch_that_warps_take_apart(kernel: str) -> None:
     branch = "if (risen) {\n softmax.raise(s, alpha);\n wgmma_wait<0>();  // in the branch\n settle(o);\n }"
     assert text.count(RAISE) == 1
     faulty = kept({name: text.replace(RAISE, branch)}) / name
+    lines = faulty.read_text(encoding="utf-8").splitlines()
+    waits = [n for n, line in enumerate(lines, 1) if "wgmma_wait<0>();" in line]
+    inside = next(n for n in waits if "// in the branch" in lines[n - 1])
+    behind = waits[waits.index(inside) + 1]
     for source, kinds in ((kernels_cu.source(kernel), []), (faulty, ["divergent collective"])):
-        done = fl.emulate(q, k, v, algorithm=kernel, lse=True, tile=ONE, device="h200", source=source, time_limit=20)
+        done = fl.emulate(kernel, q, k, v, lse=True, tile=ONE, device="h200", source=source, time_limit=20)
         assert [finding.kind for finding in done.findings] == kinds, done.complaints()
         assert judge(expect(p, q, k, v), done.out, done.lse).passed
-        assert all(_is(finding.line, "wgmma_wait<0>();  // in the branch", source) for finding in done.findings)
-        assert all(_is(finding.other_line, WAIT_O.strip().split("\n")[0] + "\n", source) for finding in done.findings)
+        for finding in done.findings:
+            assert finding.line and finding.other_line
+            assert {finding.line.number, finding.other_line.number} == {inside, behind}
 
 
+@pytest.mark.long
 def test_more_blocks_than_sms_hand_over_their_registers() -> None:
     """A warp that was told to wait for registers may have been given them before it does."""
     p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")
     ran = fl.emulate(
-        *fl.random_inputs(p), algorithm="flash3", device="h200", source=kernels_cu.source("flash3"), time_limit=60
+        "flash3", *fl.random_inputs(p), device="h200", source=kernels_cu.source("flash3"), time_limit=60
     )
     assert ran.complaints() == []

@@ -17,6 +17,7 @@ from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
 from flashlab.emulator.build import _compiler
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
+from tests.tiers import one_of_each
 from tools.fp8_accumulation.cases import EIGHT
 
 pytestmark = pytest.mark.compiler
@@ -389,7 +390,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.mechanism.replace(" ", "-"))
+@pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda f: f.kind, lambda f: f.mechanism.replace(" ", "-")))
 def test_fault_is_found_at_its_line(tmp_path: Path, fault: Fault) -> None:
     if fault.watch and "clang" in _compiler()[1]:
         pytest.skip("clang++ doesn't report reads of accumulators: use g++")

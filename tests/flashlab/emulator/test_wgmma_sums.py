@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
+from tests.patches import patched
+from tests.tiers import one_of_each
 from tools.fp8_accumulation.cases import INSTRUCTIONS, Cases
 from tools.fp8_accumulation.launches import emulated
 from tools.fp8_accumulation.recorded import different, recorded
 
 pytestmark = pytest.mark.compiler
 
-RESULT = results.latest("accumulation", Path(__file__).resolve().parents[2] / "docs" / "results")
+RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / results.FOLDER)
 assert RESULT is not None
 RECORDED = [case for case in recorded(RESULT.data) if case[0].dtype == ml_dtypes.float8_e4m3fn]
 E4M3 = INSTRUCTIONS["wgmma e4m3"]
@@ -80,13 +82,12 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", one_of_each(WRONG, lambda _: "wrong"))
 def test_a_wrong_sum_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = WRONG[name]
     folder = tmp_path / "emulator"
     shutil.copytree(kernels_cu.emulator_dir(), folder)
     source = (folder / "wgmma.cpp").read_text(encoding="utf-8")
-    assert source.count(old) == 1
-    (folder / "wgmma.cpp").write_text(source.replace(old, new), encoding="utf-8")
+    (folder / "wgmma.cpp").write_text(patched(source, old, new), encoding="utf-8")
     monkeypatch.setattr(kernels_cu, "emulator_dir", lambda: folder)
     assert any(different(kind, d, emulated(x, kind)) for x, kind, d in RECORDED)

@@ -6,72 +6,71 @@ from tests.flashlab.emulator.mutant import ALIGNED, FULL, NARROW, NO_KEYS, ONE_S
 
 TILE, PARAMS, MMA = (f"include/{name}.cuh" for name in ("tile", "params", "mma"))
 
-_LOAD_V = """\
-    load_tile<THREADS>(v_tile, v_rows + j * BC * v.row, v.row, shape.len_kv - j * BC, row_bytes(shape));
-"""
+_LOAD_V = "load_tile<THREADS>(v_tile, v_rows + j * BC * v.row, v.row, shape.len_kv - j * BC, row_bytes(shape));"
 
 WAITS = [
     Mutant(
         mechanism="barrier after a copy removed", kernel="flash2", sees="race", blind=False, tool="racecheck",
-        old="    barrier();  // K_j is there (with two stages V_j too), and no warp still reads the tiles before\n", new="",
+        within="load_k", old="copy_wait<0>(); … barrier();", new="",
         at="load_b_rows(k_tile(j)", via="ldmatrix(b.r", step="scores", tensor="k",
     ),
     Mutant(
         mechanism="barrier before a tile's reuse removed", kernel="standard", sees="race", blind=True, tool="racecheck",
-        old="    barrier();  // the previous tiles are read\n", new="", problem=FULL,
+        old="for (int j = 0; j < key_tiles; ++j) { … barrier();", new="", problem=FULL,
         at="load_tile<THREADS>(p_tile", step="load_p", tensor="p", other="load_a(p_tile",
     ),
     Mutant(
         mechanism="barrier between partial maxima and their reduction removed", kernel="flash1", sees="race", blind=False,
-        old="      barrier();\n      float m_tile", new="      float m_tile", tool="racecheck",
+        within="row_max", old="barrier(); float m_tile", new="float m_tile", tool="racecheck",
         also=("uninitialised",), at="m_tile[f][half] = fmaxf", step="row_max", tensor="row_max", other="store_shared(row_max(",
     ),
     Mutant(
         mechanism="barrier between a row's factors and their use removed", kernel="flash1", sees="race", blind=False,
-        old="        barrier();\n\n        // step: update_o", new="        // step: update_o", tool="racecheck",
+        within="output", old="barrier();", new="", tool="racecheck",
         also=("uninitialised",),
         at="load_shared<float2>(coefficients(row))", step="update_o", tensor="a+b", other="store_shared(coefficients(row)",
     ),
     Mutant(
         mechanism="barrier before the single stage is filled again removed", kernel="flash2", sees="race", blind=True,
-        old="      barrier();  // all warps are done with K_j\n", new="", problem=ONE_STAGE, tool="racecheck",
+        within="load_k", old="barrier(); if (j < tiles.last) load_k(j + 1);", new="if (j < tiles.last) load_k(j + 1);",
+        problem=ONE_STAGE, tool="racecheck",
         at="if (j < tiles.last) load_k(j + 1);", step="load_k", tensor="k", other="load_b_rows(k_tile(j)",
     ),
     Mutant(
         mechanism="wait leaves one group too many", kernel="flash2", sees="wait forgotten", blind=False, problem=ONE_STAGE,
-        old="copy_wait<1>();  // all but", new="copy_wait<2>();  // all but", tool="racecheck",
-        at="load_b_columns(v_tile(j)", step="output", tensor="v", other="      load_v(j);\n", also=("race",),
+        within="load_v", old="copy_wait<1>();", new="copy_wait<2>();", tool="racecheck",
+        at="load_b_columns(v_tile(j)", step="output", tensor="v", other="load_v(j);", also=("race",),
     ),
     Mutant(
         mechanism="wait before the commit", kernel="standard", sees="wait forgotten", blind=False, tool="racecheck",
-        old="copy_commit();\n    copy_wait<0>();\n    barrier();\n\n    // step: output",
-        new="copy_wait<0>();\n    copy_commit();\n    barrier();\n\n    // step: output",
+        within="load_v", old="copy_commit(); copy_wait<0>();", new="copy_wait<0>(); copy_commit();",
         at="load_a(p_tile", step="output", tensor="p", other="load_tile<THREADS>(p_tile",
     ),
     Mutant(
         mechanism="commit removed", kernel="flash1", sees="wait forgotten", blind=False, tool="racecheck",
-        old="      copy_commit();\n", new="", at="load_b_rows(k_tile", step="scores", tensor="k", other="load_tile<THREADS>(k_tile",
+        within="load_q", old="copy_commit();", new="",
+        at="load_b_rows(k_tile", step="scores", tensor="k", other="load_tile<THREADS>(k_tile",
     ),
     Mutant(
         mechanism="barrier before the wait", kernel="standard", sees="wait forgotten", blind=False, tool="racecheck",
-        old="copy_wait<0>();\n  barrier();", new="barrier();\n  copy_wait<0>();",
+        within="load_k", old="copy_wait<0>(); barrier();", new="barrier(); copy_wait<0>();",
         at="load_a(q_tile", step="scores", tensor="q", other="load_tile<THREADS>(q_tile",
         also=("race",),
     ),
     Mutant(
         mechanism="thread ends with copies on their way", kernel="flash2", sees="wait forgotten", blind=True, problem=NO_KEYS,
-        old="  copy_wait<0>();  // without key tiles Q is still on its way\n", new="",
+        within="output", old="copy_wait<0>();", new="",
         at="load_tile<THREADS>(q_tile", tensor="q", step="load_q",
     ),
     Mutant(
         mechanism="stale buffer of the ring", kernel="flash2", sees="wait forgotten", blind=False, tool="racecheck",
-        old="load_b_columns(v_tile(j), key", new="load_b_columns(v_tile(j + 1), key",
-        at="load_b_columns(v_tile(j + 1)", step="output", tensor="v", other="      load_v(j + 1);\n", also=("race",),
+        within="output", old="load_b_columns(v_tile(j), key", new="load_b_columns(v_tile(j + 1), key",
+        at="load_b_columns(v_tile(j + 1)", step="output", tensor="v", other="load_v(j + 1);", also=("race",),
     ),
     Mutant(
         mechanism="two stages in one buffer", kernel="flash2", sees="wait forgotten", blind=True, tool="racecheck",
         old="(j & (STAGES - 1)) * KVTile::BYTES", new="0 * KVTile::BYTES",
-        at="load_b_rows(k_tile(j)", step="scores", tensor="k", other="      load_k(j + 1);\n", also=("race",),
+        at="load_b_rows(k_tile(j)", step="scores", tensor="k", other="else if (j < tiles.last) { … load_k(j + 1);", also=("race",),
     ),
     Mutant(
         mechanism="tiles overlap in SRAM", kernel="standard", sees="race", blind=False, tool="racecheck",
@@ -106,7 +105,7 @@ MEMORY = [
     Mutant(
         mechanism="tile behind the end of the SRAM", kernel="flash2", sees="out of bounds", blind=False, tool="memcheck",
         old="k_tile(j).base + STAGES * KVTile::BYTES}", new="k_tile(j).base + (STAGES + 1) * KVTile::BYTES}",
-        at="      load_v(j + 1);\n", step="load_v", tensor="v",
+        at="load_v(j + 1);", step="load_v", tensor="v",
     ),
     Mutant(
         mechanism="static SRAM array too small", kernel="block_sum", sees="out of bounds", blind=False, tool="memcheck",
@@ -128,18 +127,18 @@ MEMORY = [
     ),
     Mutant(
         mechanism="SRAM of the ragged rows never written", kernel="flash1", sees="uninitialised", blind=True,
-        old="        store_shared(coefficients(row),", new="        if (row < rows) store_shared(coefficients(row),",
+        within="stats", old="store_shared(coefficients(row),", new="if (row < rows) store_shared(coefficients(row),",
         at="load_shared<float2>(coefficients(row))", step="update_o", tensor="a+b", problem=RAGGED.replace(len_q=20),
     ),
     Mutant(
         mechanism="workspace not initialised", kernel="flash1", sees="uninitialised", blind=False, tool="initcheck",
-        old="    store_global(m + statistics + row, -INF);\n", new="",
+        within="init", old="store_global(m + statistics + row, -INF);", new="",
         at="m_old = load_global<float>(m + place)", step="stats", tensor="m",
     ),
     Mutant(
         mechanism="row stride of half a tile forgotten", kernel="standard", sees="uninitialised", blind=False,
         old="row_address(s, batch, head, row + 8 * half)", new="row_address(s, batch, head, row)", tool="initcheck",
-        at="float4 x = load_global<float4>(s_row + key * 4LL);\n    m =", step="row_max", tensor="s",
+        at="float m = -INF; … load_global<float4>(s_row + key * 4LL)", step="row_max", tensor="s",
     ),
     Mutant(
         mechanism="padding of a workspace row never written", kernel="standard", sees="uninitialised", blind=True,
@@ -154,8 +153,8 @@ MEMORY = [
     ),
     Mutant(
         mechanism="input written", kernel="axpy", sees="input written", blind=True,
-        old="  reinterpret_cast<float4*>(y)[i] = right;",
-        new="  reinterpret_cast<float4*>(y)[i] = right;\n  const_cast<float*>(x)[4 * i] = 0;",
+        old="reinterpret_cast<float4*>(y)[i] = right;",
+        new="reinterpret_cast<float4*>(y)[i] = right;\n  const_cast<float*>(x)[4 * i] = 0;",
         at="const_cast<float*>(x)", step="store", tensor="x",
     ),
     Mutant(
@@ -169,8 +168,8 @@ MEMORY = [
     ),
     Mutant(
         mechanism="zeroed by one block while others add", kernel="histogram", sees="race between blocks", blind=True,
-        old="  // step: count\n",
-        new="  if (blockIdx.x == 0 && threadIdx.x < bin_count) bins[threadIdx.x] = 0;\n  __syncthreads();\n  // step: count\n",
+        within="count", old="",
+        new="  if (blockIdx.x == 0 && threadIdx.x < bin_count) bins[threadIdx.x] = 0;\n  __syncthreads();\n",
         at="atomicAdd(&bins[bin]", step="count", tensor="bins", other="bins[threadIdx.x] = 0",
     ),
     Mutant(
@@ -183,12 +182,12 @@ MEMORY = [
 TOGETHER = [
     Mutant(
         mechanism="barrier of a reduction's steps removed", kernel="block_sum", sees="race", blind=False, tool="racecheck",
-        old="part[threadIdx.x + half];\n    __syncthreads();", new="part[threadIdx.x + half];",
+        within="tree", old="__syncthreads();", new="",
         at="part[threadIdx.x] += part", step="tree", tensor="part", other="part[threadIdx.x] += part",
     ),
     Mutant(
         mechanism="words exchanged in a warp without its barrier", kernel="warp_sums", sees="race", blind=False,
-        old="  __syncwarp();\n", new="", tool="racecheck",
+        old="__syncwarp();", new="", tool="racecheck",
         at="const float mirrored", step="mirror", tensor="words", other="words[threadIdx.x] = mine", also=("uninitialised",),
     ),
     Mutant(
@@ -211,22 +210,21 @@ TOGETHER = [
     ),
     Mutant(
         mechanism="barrier under divergence", kernel="block_sum", sees="barrier", blind=True, tool="synccheck",
-        old="  part[threadIdx.x] = i < n ? x[i] : 0;\n  __syncthreads();",
+        within="load", old="part[threadIdx.x] = i < n ? x[i] : 0; __syncthreads();",
         new="  if (i < n) {\n    part[threadIdx.x] = x[i];\n    __syncthreads();\n  } else {\n    part[threadIdx.x] = 0;\n  }",
-        at="__syncthreads();\n  }\n\n  // step: add", other="__syncthreads();\n  } else", step="tree",
+        at="part[threadIdx.x + half]; … __syncthreads();", other="__syncthreads(); } else", step="tree",
     ),
     Mutant(
         mechanism="warps at barriers of different lines", kernel="block_sum", sees="barrier", blind=True,
-        old="part[threadIdx.x + half];\n    __syncthreads();",
-        new="part[threadIdx.x + half];\n    if (threadIdx.x < 32)\n      __syncthreads();\n    else\n      __syncthreads(),"
-        " (void)0;",
-        at="__syncthreads(), (void)0", other="__syncthreads();\n    else", step="tree",
+        within="tree", old="__syncthreads();",
+        new="if (threadIdx.x < 32)\n      __syncthreads();\n    else\n      __syncthreads(), (void)0;",
+        at="__syncthreads(), (void)0", other="__syncthreads(); else", step="tree",
     ),
     Mutant(
         mechanism="early return before a barrier", kernel="standard", sees="barrier", blind=True, tool="synccheck",
-        old="  const Tile<BR, BC> p_tile{sram_base()};",
-        new="  if (first_row + warp_row >= shape.len_q) return;\n  const Tile<BR, BC> p_tile{sram_base()};",
-        at="barrier();  // the previous tiles are read", also=("uninitialised",), problem=FULL.replace(len_q=100),
+        old="const Tile<BR, BC> p_tile{sram_base()};",
+        new="if (first_row + warp_row >= shape.len_q) return;\n  const Tile<BR, BC> p_tile{sram_base()};",
+        at="for (int j = 0; j < key_tiles; ++j) { … barrier();", also=("uninitialised",), problem=FULL.replace(len_q=100),
     ),
     Mutant(
         mechanism="barrier's thread count too large", kernel="hand_over", sees="barrier", blind=False, hangs=True,
@@ -238,13 +236,14 @@ TOGETHER = [
     ),
     Mutant(
         mechanism="half a warp at a barrier, half at a shuffle", kernel="block_sum", sees="divergent collective", blind=False,
-        old="  // step: add\n", new="  if (threadIdx.x < 16) __syncthreads();\n  __shfl_sync(0xffffffffu, 0, 0);\n  // step: add\n",
+        within="tree", old="__syncthreads(); }",
+        new="__syncthreads();\n  }\n  if (threadIdx.x < 16) __syncthreads();\n  __shfl_sync(0xffffffffu, 0, 0);\n",
         at="__shfl_sync(0xffffffffu, 0, 0)", other="if (threadIdx.x < 16) __syncthreads()", step="tree", tool="synccheck",
         hangs=True,
     ),
     Mutant(
         mechanism="flag that nobody sets", kernel="hand_over", sees="deadlock", blind=False, hangs=True,
-        old="if (lane == 0) {\n      total", new="if (lane == 32) {\n      total", at="while (atomicAdd(flag", step="wait",
+        old="if (lane == 0) { total", new="if (lane == 32) {\n      total", at="while (atomicAdd(flag", step="wait",
     ),
 ]  # fmt: skip
 """What threads must do together."""
@@ -290,8 +289,8 @@ COUNTS = [
     ),
     Mutant(
         mechanism="neighbouring threads copy neighbouring rows", kernel="flash2", sees="sectors", blind=True, file=TILE,
-        problem=NARROW, old="row = i / CHUNKS, chunk = i % CHUNKS;\n        const int bytes",
-        new="row = i % ROWS, chunk = i / ROWS;\n        const int bytes", step="load_k", tensor="k",
+        problem=NARROW, old="row = i / CHUNKS, chunk = i % CHUNKS;", new="row = i % ROWS, chunk = i / ROWS;",
+        step="load_k", tensor="k",
     ),
     Mutant(
         mechanism="columns written where rows should be", kernel="transpose", sees="sectors", blind=True,
@@ -304,9 +303,9 @@ COUNTS = [
     ),
     Mutant(
         mechanism="K loaded anew for each tile of Q", kernel="flash1", sees="bytes", blind=True, problem=FULL,
-        old="      copy_commit();\n",
-        new="      if (i > 0)\n        load_tile<THREADS>(k_tile, row_address(k, batch, kv_head(shape, head), j * BC), k.row, "
-        "keys, row_bytes(shape));\n      copy_commit();\n",
+        within="load_q", old="copy_commit();",
+        new="if (i > 0)\n        load_tile<THREADS>(k_tile, row_address(k, batch, kv_head(shape, head), j * BC), k.row, "
+        "keys, row_bytes(shape));\n      copy_commit();",
         step="load_q", tensor="k",
     ),
     Mutant(
@@ -316,13 +315,13 @@ COUNTS = [
     ),
     Mutant(
         mechanism="fragment of K read for each product", kernel="flash1", sees="bytes", blind=True,
-        old="          FragmentA a = load_a(q_tile, 16 * f, d);\n",
-        new="          FragmentA a = load_a(q_tile, 16 * f, d);\n          b[0] = load_b_rows(k_tile, warp * WARP_KEYS, d);\n",
+        within="scores", old="FragmentA a = load_a(q_tile, 16 * f, d);",
+        new="FragmentA a = load_a(q_tile, 16 * f, d);\n          b[0] = load_b_rows(k_tile, warp * WARP_KEYS, d);",
         step="scores", tensor="k",
     ),
     Mutant(
         mechanism="step mark after what it marks", kernel="standard", sees="ledger", blind=True,
-        old="    // step: load_v\n" + _LOAD_V, new=_LOAD_V + "    // step: load_v\n",
+        within="load_v", old=_LOAD_V, new=f"// step: load_p (longer than it takes)\n{_LOAD_V}\n// step: load_v (too late)\n",
         step="load_p", tensor="v",
     ),
 ]  # fmt: skip

@@ -43,11 +43,12 @@ def test_the_solution_passes(name: str):
     assert all(line.equal for line in verdict.budget) and verdict.budget
 
 
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.long)], ids=["few", "many"])
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_solution_passes_whatever_is_drawn(name: str):
+def test_the_solution_passes_whatever_is_drawn(name: str, seeds: range):
     """Numbers and bytes of fifty draws, here in this process: a check must not fail by bad luck."""
     exercise, program = EXERCISES[name], program_of(EXERCISES[name].solution)
-    for seed in range(50):
+    for seed in seeds:
         for case in exercise.cases(Random(seed)):
             result, budget = run(program, case), exercise.budget(case.problem, case.tile)
             wrong = exercise.truth(case.problem, *case.inputs()).wrong(result["out"])

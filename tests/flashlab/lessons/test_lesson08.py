@@ -18,7 +18,7 @@ from flashlab.lessons.lesson08 import WIDEST, finish, ring_tile
 from flashlab.measure import results
 from tools.fp8_accumulation.cases import INSTRUCTIONS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @given(st.integers(1, 512), st.sampled_from(["float16", "float32"]), st.integers(60, 400))

@@ -22,7 +22,7 @@ from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PRE
 from flashlab.lessons.show import TABLE
 from tools import lessons
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 POSED = [*EXERCISES, *KERNEL_EXERCISES]
 NAMES = sorted(path.stem for path in lessons.SOURCES.glob("*.md"))
 
@@ -48,6 +48,7 @@ def test_a_notebook_is_what_its_source_gives(name: str):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long  # for the test before runs each notebook, and the exercises' tests each solution
 @pytest.mark.parametrize("name", NAMES)
 def test_a_learner_gets_through(name: str):
     """With every solution and every right prediction filled in, in Jupyter's kernel, with live sliders and players."""

@@ -11,8 +11,7 @@ from flashlab.measure.agreement import Agreement, Row
 from flashlab.measure.problems import matrix
 from simulator.devices import DEVICES
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "results"
-MEASURED = results.find(FOLDER, kind="agreement")
+MEASURED = results.find(Path(__file__).resolve().parents[3] / results.FOLDER, kind="agreement")
 GPU: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
 for measured in MEASURED:
     for row in measured.data["rows"]:

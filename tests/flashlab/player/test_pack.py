@@ -21,6 +21,7 @@ from flashlab.player import INLINE_LIMIT, LIMIT
 from flashlab.player.pack import THINNINGS, Thinning, document, float24, kept
 from flashlab.player.page import Part, attribute, build
 from tests.flashlab.player.traces import LESSON, SMALL, lesson, long, record, small
+from tests.simulator.problems import taken_by
 
 
 class Parts(HTMLParser):
@@ -90,7 +91,7 @@ def test_thinnings_fall() -> None:
     assert Thinning(4, 4).of(np.zeros((128, 1), np.float32)).shape == (128, 1)
 
 
-@pytest.mark.parametrize("algorithm", ["standard", "online_softmax", "flash1", "flash2"])
+@pytest.mark.parametrize("algorithm", fl.catalogue.of())
 def test_the_document_holds_the_counts(algorithm: str) -> None:
     """The bytes on the page are those of the formula for one head."""
     packed = document(lesson(algorithm))
@@ -100,7 +101,7 @@ def test_the_document_holds_the_counts(algorithm: str) -> None:
             for kind, n in zip(moved[::2], moved[1::2], strict=True):
                 key = packed["names"][tensor], packed["names"][kind]
                 sums[key] = sums.get(key, 0) + n
-    counts = fl.count(algorithm, LESSON.replace(heads=1), tile=(32, 32), device="a100")
+    counts = fl.count(algorithm, taken_by(algorithm, LESSON).replace(heads=1), tile=(32, 32), device="a100")
     for tensor, moved in counts.by_tensor.items():
         for kind in ("hbm_read", "hbm_write", "sram_read", "sram_write"):
             assert sums.get((tensor, kind.replace("_", ".")), 0) == getattr(moved, kind), (tensor, kind)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import flashlab as fl
+from tests.simulator.problems import taken_by
 
 LESSON = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
 """As large as what a lesson steps through."""
@@ -23,12 +24,12 @@ def record(program: Any, problem: fl.Problem, tile: tuple[int, int], *, lse: boo
 
 @cache
 def lesson(algorithm: str) -> fl.Trace:
-    return record(algorithm, LESSON, (32, 32))
+    return record(algorithm, taken_by(algorithm, LESSON), (32, 32))
 
 
 @cache
 def small(algorithm: str) -> fl.Trace:
-    return record(algorithm, SMALL, (16, 16))
+    return record(algorithm, taken_by(algorithm, SMALL), (16, 16))
 
 
 @cache

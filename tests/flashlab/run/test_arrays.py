@@ -23,12 +23,13 @@ from flashlab.run import abi, arrays, call, devices
 from flashlab.run import plan as plans
 from simulator import Problem, SramOverflow, Unavailable, UsageError
 from simulator.dtypes import numpy_dtype
-from simulator.simulate import problem_of
+from simulator.operations.attention import problem_of
+from tests.work import calls
 
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 UNBOUNDED = 1 << 30
 # TMA's descriptors are made by a real driver
-ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not row.hopper]
+ALGORITHMS = [name for name, row in simulator.catalogue.of().items() if not row.arch]
 
 
 def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
@@ -476,6 +477,21 @@ def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
             call.attention(q, k, v, causal=1, out=out)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_warm_call_does_little(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Function calls beside the launch, the same at any size. (Its microseconds: tools/launch_overhead.py.)"""
+    monkeypatch.setattr(Kernel, "launch", lambda *_: None)
+    made: list[int] = []
+    for length in (16, 4096):
+        q, k, v, out = (
+            cupy.asarray(in_buffer(x, (0, 0, 0, 0)))
+            for x in (*inputs(len_q=length, len_kv=length), inputs(len_q=length)[0])
+        )
+        for _ in range(2):
+            warm = calls(lambda x=(q, k, v), out=out: call.attention(*x, out=out, causal=True))
+        made.append(warm)
+    assert made[0] == made[1] < 60
+
+
 def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) -> None:
     many, none = ([cupy.asarray(x) for x in inputs(len_kv=n, head_dim=256)] for n in (70, 0))
     for q, k, v in (many, none, many):  # one kernel; without keys its blocks hold Q only
@@ -493,9 +509,9 @@ CALLS = st.tuples(
 Call = tuple[tuple[int, ...], tuple[str, str], bool, float]
 
 
-def outcome(cupy: FakeCupy, pool: np.ndarray[Any, Any], call: Call) -> bytes | str:
+def outcome(cupy: FakeCupy, pool: np.ndarray[Any, Any], one: Call) -> bytes | str:
     """What a call comes to: the bytes of the whole pool afterwards, or the error's line."""
-    places, (dtype, dtype_out), causal, scale = call
+    places, (dtype, dtype_out), causal, scale = one
     pool[...] = np.random.default_rng(0).integers(0, 60, pool.size)  # finite in either dtype
     *inputs, out = (
         cupy.asarray(pool[4 * place :].view(kind)[:256].reshape(1, 2, 8, 16))
@@ -604,11 +620,11 @@ def test_out_must_be_apart_from_the_inputs_and_itself(cupy: FakeCupy) -> None:
 def test_sizes_past_the_grid_are_refused(cupy: FakeCupy) -> None:
     problem = Problem(batch=2**16, heads=2**12, len_q=2**10, head_dim=64, dtype="float16")
     with pytest.raises(UsageError, match="a grid of at most 2,147,483,647"):
-        plans.plan("flash2", problem, tile=(16, 16))
+        plans.gpu_plan("flash2", problem, tile=(16, 16))
     with pytest.raises(UsageError, match="len_kv = "):
-        plans.plan("flash2", problem.replace(len_kv=2**30 + 1))
+        plans.gpu_plan("flash2", problem.replace(len_kv=2**30 + 1))
     with pytest.raises(SramOverflow):
-        plans.plan("flash2", problem, tile=(1024, 512))
+        plans.gpu_plan("flash2", problem, tile=(1024, 512))
 
 
 def test_what_each_gpu_cannot() -> None:

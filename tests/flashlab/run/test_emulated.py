@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,11 @@ from flashlab.verify.cases import LAYOUTS, make_inputs
 from flashlab.verify.memory import frame_named, place
 from flashlab.verify.rule import expect, judge
 from simulator.dtypes import numpy_dtype
+from tests.patches import patched
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels and not row.hopper]
+ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels and not row.arch]
 SMALL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=40, len_kv=50, head_dim=32, dtype="float16", causal=True)
 
 
@@ -168,20 +170,19 @@ def test_a_program_of_ones_own_has_no_kernel() -> None:
 
 @pytest.fixture
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a changed copy in the place of an algorithm's source."""
+    """Puts a changed copy in the place of an algorithm's source; how code is found: tests/patches.py."""
     real = kernels_cu.source
 
-    def change(name: str, old: str, new: str) -> None:
-        text = real(name).read_text(encoding="utf-8")
-        assert old in text
-        (tmp_path / real(name).name).write_text(text.replace(old, new), encoding="utf-8")
+    def change(name: str, step: str | None, old: str, new: str) -> None:
+        text = patched(real(name).read_text(encoding="utf-8"), old, new, step=step)
+        (tmp_path / real(name).name).write_text(text, encoding="utf-8")
         monkeypatch.setattr(kernels_cu, "source", lambda asked: tmp_path / real(asked).name)
 
     return change
 
 
 def test_misuse_raises_and_leaves_out_alone(changed: Any) -> None:
-    changed("flash2", "    copy_wait<0>();\n    barrier();  // K_j", "    copy_wait<0>();\n    // K_j")
+    changed("flash2", "load_k", "copy_wait<0>(); … barrier();", "")
     q, k, v = make_inputs(SMALL)
     out = np.full_like(q, 7)
     with pytest.raises(fl.EmulationError) as misused:
@@ -192,13 +193,13 @@ def test_misuse_raises_and_leaves_out_alone(changed: Any) -> None:
 
 
 def test_what_is_not_written_raises(changed: Any) -> None:
-    changed("flash2", "const bool inside = row < shape.len_q;", "const bool inside = row < shape.len_q - 1;")
+    changed("flash2", None, "const bool inside = row < shape.len_q;", "const bool inside = row < shape.len_q - 1;")
     with pytest.raises(fl.EmulationError, match="never written"):
         attention(*make_inputs(SMALL.replace(len_q=3)))
 
 
 def test_verify_names_the_misuse(changed: Any) -> None:
-    changed("flash2", "    copy_wait<0>();\n    barrier();  // K_j", "    copy_wait<0>();\n    // K_j")
+    changed("flash2", "load_k", "copy_wait<0>(); … barrier();", "")
     report = fl.verify("flash2", backend="emulator", dtypes=["float16"], checks=["gqa"], examples=1)
     assert not report.passed
 
@@ -206,13 +207,10 @@ def test_verify_names_the_misuse(changed: Any) -> None:
 # Other frameworks
 
 
-def torch() -> Any:
-    return pytest.importorskip("torch", reason="no PyTorch: pip install torch")
-
-
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_tensors_of_torch(dtype: str) -> None:
-    t = torch()
+    t: Any = importlib.import_module("torch")
     plain = make_inputs(SMALL.replace(dtype=dtype))
     as_int = {2: np.int16, 4: np.int32}[plain[0].itemsize]
     tensors = [t.from_numpy(x.view(as_int)).view(getattr(t, dtype)) for x in plain]

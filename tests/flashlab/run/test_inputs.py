@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 import flashlab as fl
 from flashlab.run.inputs import InputError, Inputs, load_inputs, sample
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "flashlab" / "data" / "sample.npz"
 
 
