@@ -99,15 +99,19 @@ struct RowTile {
   int consumer, lane_row;
   unsigned q_parity;
   float scale;                               // of the exponents, in each tile multiplied by those of Q and K
-  const float *q_scale, *k_scale, *v_scale;
+  const float* q_scale;
+  const float* k_scale;
+  const float* v_scale;
   int tile, first_tile;  // number of this tile's scale of Q, and of its head's first ones of K and V
 };
 
 // The main loop where T has room beside S: P V of a tile runs beside the maximum of the next. (This and in_turn are
 // templates so that only the one that is called gets compiled.)
 template <int D>
-DEVICE void overlapped(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring, Ring& v_ring) {
-  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] = row_tile;
+DEVICE void overlapped(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring,
+                       Ring& v_ring) {
+  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] =
+      row_tile;
 
   // step: load_q
   const float c = scale * load_global<float>(q_scale + tile);
@@ -229,9 +233,11 @@ DEVICE void overlapped(const RowTile& row_tile, RoundedSoftmax& softmax, float (
 // The main loop where T takes the place of S: one thing after the other, but two chunks of T take turns, and one is folded
 // while the other is multiplied.
 template <int D>
-DEVICE void in_turn(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring, Ring& v_ring) {
+DEVICE void in_turn(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring,
+                    Ring& v_ring) {
   constexpr int CHUNK = 64, CHUNKS = D / CHUNK;
-  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] = row_tile;
+  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] =
+      row_tile;
 
   // step: load_q (in turn)
   const float c = scale * load_global<float>(q_scale + tile);
