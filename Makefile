@@ -40,7 +40,7 @@ lab: .venv/.lab
 	$(BIN)/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) notebooks/00_memory.ipynb
 
 lessons: .venv/.test
-	$(BIN)/python tools/lessons.py build
+	$(BIN)/python notebooks/source/lessons.py build
 
 docs: .venv/.test
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs out/site

@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 import flashlab  # noqa: E402
-from tools import site_pages  # noqa: E402
+from docs._site import pages  # noqa: E402
 
 project = "flashlab"
 author = "flashlab contributors"
@@ -53,5 +53,5 @@ def parsable(signature: str | None) -> str | None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("config-inited", lambda *_: site_pages.write(DOCS))
+    app.connect("config-inited", lambda *_: pages.write(DOCS))
     app.connect("autodoc-process-signature", lambda *given: (parsable(given[5]), given[6]))

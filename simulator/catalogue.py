@@ -194,6 +194,7 @@ CATALOGUE = {
 def of(operation: Operation = ATTENTION) -> dict[str, Algorithm]:
     """The algorithms of an operation, by name.
 
+    >>> from simulator.operations.softmax import SOFTMAX
     >>> list(of(SOFTMAX))
     ['softmax_naive', 'softmax_safe', 'softmax_online', 'softmax_merge']
     """

@@ -13,8 +13,9 @@ A block below `<!-- file: NAME -->` is also that file.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
-import importlib.util
+import importlib
 import io
 import os
 import pkgutil
@@ -31,9 +32,9 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+from docs._site import emulator, readme
 from flashlab.measure import results
 from tests.conftest import NEEDS
-from tools import bench_emulator, readme_results
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -156,27 +157,78 @@ def test_links(page: Path):
     """Links and pictures within the project are there. The site's own pages are made: tests/test_site.py follows links to them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     targets = re.findall(r"\]\(([^)#\s]+)", text) + re.findall(r'src="([^"]+)"', text)
+    targets += re.findall(r"(?m)^\[\w+\]: (\S+)", text)
     made = ("lessons/", "measured/")
     near = [target for target in targets if ":" not in target and not target.startswith(made)]
     assert [target for target in near if not (page.parent / target).exists()] == []
 
 
-def test_readme_claims_what_was_measured():
-    text = readme_results.README.read_text(encoding="utf-8")
-    assert text == readme_results.readme_with(text, readme_results.claims()), "run python tools/readme_results.py"
+GENERATED = re.compile(r"(?s)<!-- (\w+): begin .*?<!-- \1: end -->")
+
+
+def too_long(text: str) -> list[str]:
+    """Lines of prose over 100 columns: tables, code and what tools write may run on."""
+    lines = GENERATED.sub("", FENCE.sub("", text)).splitlines()
+    return [line for line in lines if len(line) > 100 and not line.startswith("|")]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_prose_keeps_to_100_columns(page: Path):
+    assert too_long(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_line_is_found():
+    long = "x" * 101
+    assert too_long(f"{long}\n\n| {long} |\n\n```sh\n{long}\n```\n<!-- a: begin -->\n{long}\n<!-- a: end -->\n") == [
+        long
+    ]
+
+
+def test_readme_says_what_catalogue_and_results_say():
+    text = readme.PAGE.read_text(encoding="utf-8")
+    assert readme.page_with(text, dict(readme.drawn())) == text, "run python -m docs._site.readme"
+    with pytest.raises(ValueError, match="no block 'speed'"):
+        readme.page_with(text.replace("<!-- speed: end -->", ""), dict(readme.drawn()))
+
+
+def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
+    """A row without a formula, a kernel or results has no ticks for them; a count that differs loses its tick."""
+    row = simulator.catalogue.CATALOGUE["flash2"]
+    assert all(find(row) for find in readme.COLUMNS.values())
+    bare = dataclasses.replace(row, name="mine", formula=None, kernels=())
+    assert [name for name, find in readme.COLUMNS.items() if find(bare)] == ["program"]
+    real = readme.measured
+
+    def one_differs(kind: str) -> list[results.Result]:
+        if kind != "counters":
+            return real(kind)
+        return [
+            results.Result(of.path, {**of.content, "data": {"summary": {"compared": 9, "equal": 8}}})
+            for of in real(kind)
+        ]
+
+    monkeypatch.setattr(readme, "measured", one_differs)
+    assert [name for name, find in readme.COLUMNS.items() if not find(row)] == ["bytes = counters"]
+
+
+def test_readme_is_short():
+    """At most 120 lines, none over 100 columns but in tables: code and what is generated included."""
+    lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
 
 
 def test_the_emulators_times_are_those_measured():
-    text = bench_emulator.PAGE.read_text(encoding="utf-8")
-    assert bench_emulator.block()
-    assert text == bench_emulator.page_with(text, bench_emulator.block()), "run python tools/bench_emulator.py"
-    assert text != bench_emulator.page_with(text, bench_emulator.block().replace("0.", "9."))
+    text = emulator.PAGE.read_text(encoding="utf-8")
+    assert emulator.block()
+    assert text == emulator.page_with(text, emulator.block()), "run python -m docs._site.emulator"
+    assert text != emulator.page_with(text, emulator.block().replace("0.", "9."))
 
 
 def test_flash3_is_as_fast_as_the_readme_says():
-    """README's first lines: faster than both in every cell."""
-    bench = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
-    assert bench is not None
-    ratios = [row["ratio"] for row in bench.data["rows"] if row["peer"] in ("fa4", "cudnn")]
-    assert len(ratios) == 2 * 18
-    assert min(ratios) > 1
+    """Faster than each of the fastest peers, in every cell."""
+    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    assert of is not None
+    cells = readme.best(of, ["fa4", "cudnn"])
+    assert len(cells) == 18 and all(len(ratios) == 2 for ratios in cells)
+    assert min(map(min, cells)) > 1

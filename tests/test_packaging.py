@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import email
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -87,8 +90,33 @@ def test_sdist_carries_the_same(archives: dict[str, Path]):
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
     assert {name for name in names if name.split("/")[0] in PACKAGES} == checkout()
     assert {name for name in names if "/" not in name} == {
-        "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore",
+        "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml", ".gitignore",
     }  # fmt: skip
+
+
+RELATIVE = re.compile(r"\]\((?!https?:)[^)]*\)")
+
+
+def test_no_link_dies_on_a_package_index(archives: dict[str, Path]):
+    with zipfile.ZipFile(archives["wheel"]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        shown = str(email.message_from_bytes(wheel.read(name)).get_payload())
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert RELATIVE.findall(text)
+    assert RELATIVE.findall(shown) == []
+    assert "hardware counter" in shown and "![" not in shown  # nothing to show them from
+
+
+def test_a_stated_repository_is_where_links_lead():
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = "[a](docs/a.md), [b](https://b.org)\n\n![c](c.png)\n\nd\n"
+    assert hook.description(text, None) == "a, [b](https://b.org)\n\nd\n"
+    assert hook.description(text, "https://host/us/it") == (
+        "[a](https://host/us/it/blob/main/docs/a.md), [b](https://b.org)\n\n![c](https://host/us/it/raw/main/c.png)\n\nd\n"
+    )
 
 
 def test_installed_packages_come_from_the_environment(python: Path, tmp_path: Path):

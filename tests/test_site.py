@@ -15,9 +15,10 @@ import nbformat
 import pytest
 
 import flashlab as fl
+from docs._site import figures as site_figures
+from docs._site import pages as site_pages
 from flashlab.measure import results
 from tests.conftest import find_browser
-from tools import site_figures, site_pages
 
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]

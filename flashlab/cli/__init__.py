@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import checks, counts, emulate, time
+from flashlab.cli import capture, checks, counts, emulate, info, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -81,6 +81,8 @@ counts.register(app)
 checks.register(app)
 emulate.register(app)
 time.register(app)
+capture.register(app)
+info.register(app)
 
 
 def main() -> None:

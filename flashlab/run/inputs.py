@@ -101,7 +101,7 @@ def load_inputs(path: str | PathLike[str]) -> Inputs:
 
     Each is (batch, heads, length, head_dim), or (heads, length, head_dim) for a batch of one; float16, bfloat16,
     float32, or float64, which is rounded to float32 and said so in `.note["converted"]`. The metadata of a `.safetensors`
-    file, as tools/capture_hf.py writes it, is in `.note`, and its `causal` in `.causal`. Anything else is an `InputError`.
+    file, as `flashlab capture` writes it, is in `.note`, and its `causal` in `.causal`. Anything else is an `InputError`.
 
     >>> import flashlab as fl, numpy as np
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 8))

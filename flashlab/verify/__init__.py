@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from flashlab.verify import general
 from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
 from flashlab.verify.adapter import imported as load
 from flashlab.verify.bench import Bench, Trial
@@ -16,6 +17,7 @@ from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
+from simulator.catalogue import Algorithm
 from simulator.errors import UsageError, unknown
 from simulator.problem import ITEMSIZE
 
@@ -63,6 +65,8 @@ def verify(
     >>> report.verdict, len(report.rows)
     ('passed', 6)
     """
+    if (row := general.subject_of(target)) is not None:
+        return _general(row, backend, dtypes, checks, seed, device, tile, on_row)
     chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if checks is None else list(checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
@@ -102,6 +106,27 @@ def verify(
     return Report(
         target=wanted.name, backend=wanted.backend, rule=TEXT, seed=seed, full=full, lse_checked=wanted.lse,
         seconds=time.perf_counter() - begun, rows=rows, failing=failing,
+    )  # fmt: skip
+
+
+def _general(
+    row: Algorithm, backend: str, dtypes: Sequence[str] | None, checks: Sequence[str] | None, seed: int,
+    device: str | None, tile: TileShape, on_row: Callable[[Row], None] | None,
+) -> Report:  # fmt: skip
+    """The checks of an operation that isn't attention."""
+    if backend not in ("simulator", "emulator", "gpu"):
+        raise unknown("backend", backend, ("simulator", "emulator", "gpu"))
+    for name in checks or ():
+        if name not in general.CHECKS:
+            raise unknown("checks", name, general.CHECKS)
+    begun, found = time.perf_counter(), list[Row]()
+    for each in general.rows(row, backend, dtypes=dtypes, checks=checks, seed=seed, device=device, tile=tile):
+        found.append(each)
+        if on_row:
+            on_row(each)
+    return Report(
+        target=row.name, backend=backend, rule=f"each row within the bound of {row.operation.name}", seed=seed, full=False,
+        lse_checked=True, seconds=time.perf_counter() - begun, rows=found,
     )  # fmt: skip
 
 

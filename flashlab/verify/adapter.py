@@ -103,7 +103,7 @@ class Target:
         return None
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
         """(out, lse), the LSE None where it has none. Raises `Refused`."""
         raise NotImplementedError
@@ -141,13 +141,13 @@ class SimulatorTarget(Target):
         return self.row.refuses(problem)
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
         p = problem
         try:
             run = simulator.simulate(
                 self.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, tile=self.tile or tile,
-                device=self.device, lse=True,
+                device=self.device, lse=True, scales=scales,
             )  # fmt: skip
         except SramOverflow as overflow:
             raise Refused(str(overflow)) from None
@@ -188,7 +188,7 @@ class AttentionTarget(Target):
         return None if error is None else str(error)
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
         from flashlab.run.call import attention  # only where a kernel is launched
 
@@ -196,7 +196,7 @@ class AttentionTarget(Target):
         try:
             return attention(
                 q, k, v, algorithm=self.name, causal=p.causal, window=p.window, scale=p.scale, lse=True, out=out,
-                tile=self.tile or tile, backend=self.backend, device=self.device,
+                tile=self.tile or tile, backend=self.backend, device=self.device, scales=scales,
             )  # fmt: skip
         except SramOverflow as overflow:
             raise Refused(str(overflow)) from None
@@ -247,7 +247,7 @@ class CallableTarget(Target):
         return "not supported" if answer is False else None
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
+        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
         p, swap = problem, self.adapter.layout == "bshd"
         said = ((CAUSAL, p.causal), (SCALE, p.scale), (WINDOW, p.window), (LSE, True if self.lse else None))

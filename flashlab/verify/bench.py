@@ -15,7 +15,7 @@ from flashlab.verify.cases import Case, describe
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
-from simulator import Problem
+from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable
 from simulator.operations.attention import SCORE
@@ -65,7 +65,7 @@ class Bench:
 
     def run(
         self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
-        tile: tuple[int, int] | None = None, out: bool = False,
+        tile: tuple[int, int] | None = None, out: bool = False, scales: Scales | None = None,
     ) -> Result:  # fmt: skip
         """Run the target. Every buffer has guard bands of `garbage`, which must survive, and the inputs with them.
 
@@ -78,8 +78,9 @@ class Bench:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
         got, lse = self.target.call(
-            problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile
-        )
+            problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile,
+            scales=None if scales is None else Scales(*(frame.put(x.reshape(-1)).reshape(x.shape) for x in scales)),
+        )  # fmt: skip
         result = self._result(got if mine is None else mine.view, lse)
         for name, buffer in placed.items():
             if harm := buffer.harm():

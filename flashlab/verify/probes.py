@@ -17,6 +17,8 @@ from simulator import Problem
 from simulator.dtypes import Array
 from simulator.operations.attention import LARGEST_FP8, to_storage
 from simulator.problem import FP8
+from simulator.programs.flash3_fp8 import TILE
+from simulator.quantize import quantize
 
 Check = Callable[[Bench], Iterator[Trial]]
 
@@ -292,6 +294,30 @@ def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
     return off
 
 
+def scaled_operands(bench: Bench) -> Iterator[Trial]:
+    """Operands of 8 bits with a scale for each tile: the result is that of the values that they stand for."""
+    row = getattr(bench.target, "row", None)
+    if row is None or not row.support.eight_bit:
+        return
+    for word, p in (
+        ("ragged", _problem(FP8, len_q=300, len_kv=411)),
+        ("causal, GQA", _problem(FP8, heads=4, kv_heads=2, len_q=260, causal=True)),
+    ):
+        yield Trial(word, p, lambda p=p: _scaled_operands(bench, p))
+
+
+def _scaled_operands(bench: Bench, p: Problem) -> float:
+    sizes, arrays = np.random.default_rng(bench.seed), list[Array]()
+    for x in make_inputs(p.replace(dtype="float32"), seed=bench.seed):  # tiles of very different sizes
+        tiles = np.exp(2 * sizes.standard_normal((*x.shape[:2], -(-x.shape[2] // TILE.rows))))
+        arrays.append(x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32))
+    arrays[0] *= np.float32(0.1)  # logits of a size that leaves more than one key a weight
+    eight = quantize(arrays[0], arrays[1], arrays[2])
+    meant = [x.astype(np.float32) for x in eight.values()]
+    result = bench.run(p, eight.q, eight.k, eight.v, tile=(TILE.rows, TILE.cols), scales=eight.scales)
+    return held(judge(bench.expect(p, *meant), result.out, result.lse)).worst
+
+
 def byte_counts(bench: Bench) -> Iterator[Trial]:
     """On the simulator: the run on data, the run on shapes and (where there is one) the formula count the same bytes."""
     target = bench.target
@@ -392,6 +418,7 @@ CHECKS: dict[str, Check] = {
     "batch": batch,
     "determinism": determinism,
     "long_sums": long_sums,
+    "scaled_operands": scaled_operands,
     "byte_counts": byte_counts,
     "huge": huge,
     "misaligned": misaligned,

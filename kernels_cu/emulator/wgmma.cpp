@@ -122,7 +122,7 @@ void add_in_float32(const Operands& x, float* values, int columns, int depth) {
 // Of an e4m3; a subnormal one has that of the smallest normal number, 0 less than any.
 std::int16_t exponent_of_e4m3(float x) { return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(-6, std::ilogb(x))); }
 
-// Products of e4m3, added as an H200 adds them, to the last bit (found and checked by tools/fp8_accumulation): each one, and the
+// Products of e4m3, added as an H200 adds them, to the last bit (found and checked by flashlab/measure/accumulation): each one, and the
 // accumulator, is cut off 13 bits below the largest one's leading bit, which for a product is where its factors' exponents
 // put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain.
 void add_e4m3(const Operands& x, float* values, int columns) {

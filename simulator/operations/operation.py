@@ -91,6 +91,17 @@ class Operation(ABC):
     outputs: tuple[Operand, ...]
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
     """What `draw` can fill the inputs with, by name, in words."""
+    shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "aligned": {"heads": 2, "len_q": 128},
+        "causal": {"heads": 2, "len_q": 97, "causal": True},
+        "ragged, GQA, batch 2": {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 33, "len_kv": 70, "head_dim": 40},
+        "more queries than keys, causal": {"heads": 2, "len_q": 100, "len_kv": 37, "causal": True},
+        "window": {"heads": 2, "len_q": 90, "window": (20, 3)},
+        "one query": {"heads": 3, "len_q": 1, "len_kv": 50},
+        "one key": {"heads": 1, "len_q": 50, "len_kv": 1},
+        "head dim 128, a scale": {"heads": 1, "len_q": 65, "head_dim": 128, "scale": 0.3},
+    }
+    """Problems that verification runs: in words, and as what they change of 1 x 1 head x 64."""
 
     @property
     def required(self) -> tuple[Operand, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class Softmax(Operation):
     name = "softmax"
     inputs = (Operand(name="x", axes=("len_q", "head_dim")),)
     outputs = (Operand(name="out", axes=("len_q", "head_dim"), dtype="out"),)
+    shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        f"{n} elements": {"len_q": 1, "head_dim": n} for n in (1, 7, 64, 1000)
+    }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         x = arrays["x"]

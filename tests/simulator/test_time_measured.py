@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 import flashlab as fl
+from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
-from tools import time_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER_ERROR = 0.065

@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("out")
     given = parser.parse_args()
 
-    log = json.loads((Path(__file__).parent / "training.json").read_text())
+    log = json.loads(Path(given.out).with_name("sample_training.json").read_text())
     corpus = np.load(given.corpus)
     table = bpe.pieces([(int(a), int(b)) for a, b in corpus["merges"]])
     saved = torch.load(given.checkpoint)

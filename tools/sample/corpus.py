@@ -4,7 +4,7 @@
 
 The text is the `.py` files below `Lib/` as CPython 3.11.7 installs them, each after one zero byte. The modules of
 `HELD_OUT` are never trained on, and neither are their tests; attention is captured on them. Tokens are byte pairs
-learned on the training text. The hash printed at the end is over every file's path and bytes: `training.json` holds
+learned on the training text. The hash printed at the end is over every file's path and bytes: `sample_training.json` holds
 the one that was trained on.
 """
 

@@ -1,6 +1,6 @@
 """Train the transformer of `model.py` on the text of `corpus.py`.
 
-    python tools/sample/train.py corpus.npz --out checkpoint.pt --log training.json
+    python tools/sample/train.py corpus.npz --out checkpoint.pt --log flashlab/data/sample_training.json
 
 Needs torch (2.5 or newer) and NumPy. Seeded; two runs on one machine draw the same windows of text, and their weights
 differ by what the GPU's kernels do not fix (the order of atomic sums).
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", help="written by corpus.py")
     parser.add_argument("--out", default="checkpoint.pt", help="weights, float16")
-    parser.add_argument("--log", default="training.json")
+    parser.add_argument("--log", default="sample_training.json")
     parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--batch", type=int, default=32, help="windows per step")
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")

@@ -27,7 +27,7 @@ from flashlab.views import tables
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time",
+    "time", "capture", "info",
 ]  # fmt: skip
 
 MINE = '''

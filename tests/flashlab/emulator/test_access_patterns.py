@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
+from flashlab.measure.patterns.emulate import (
+    counted,
+    crosses_lines,
+    differences,
+    launched,
+    library,
+    measured,
+    pattern_of,
+)
+from flashlab.measure.patterns.patterns import KERNELS, Pattern
 from tests.patches import patched
-from tools.access_patterns.emulate import counted, crosses_lines, differences, launched, library, measured, pattern_of
-from tools.access_patterns.patterns import KERNELS, Pattern
 
 pytestmark = pytest.mark.compiler
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
 from flashlab.emulator.build import _compiler
+from flashlab.measure.accumulation.cases import EIGHT
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
 from tests.tiers import one_of_each
-from tools.fp8_accumulation.cases import EIGHT
 
 pytestmark = pytest.mark.compiler
 

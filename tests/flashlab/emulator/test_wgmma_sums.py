@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import kernels_cu
 from flashlab.measure import results
+from flashlab.measure.accumulation.cases import INSTRUCTIONS, Cases
+from flashlab.measure.accumulation.launches import emulated
+from flashlab.measure.accumulation.recorded import different, recorded
 from tests.patches import patched
 from tests.tiers import one_of_each
-from tools.fp8_accumulation.cases import INSTRUCTIONS, Cases
-from tools.fp8_accumulation.launches import emulated
-from tools.fp8_accumulation.recorded import different, recorded
 
 pytestmark = pytest.mark.compiler
 

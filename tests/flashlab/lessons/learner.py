@@ -10,7 +10,7 @@ import re
 import sys
 
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS
-from tools import lessons
+from notebooks.source import lessons
 
 if __name__ == "__main__":
     notebook = lessons.notebook_of((lessons.SOURCES / f"{sys.argv[1]}.md").read_text(encoding="utf-8"))

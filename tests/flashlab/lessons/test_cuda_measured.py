@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flashlab.lessons.lesson07 import FLASH2, STANDARD, launches_of, measured
-from tools import lesson_data
+from notebooks.source import measured as lesson_data
 
 
 def test_the_lesson_s_data_are_those_of_docs_results():
-    assert lesson_data.TO.read_text(encoding="utf-8") == lesson_data.text(), "run python tools/lesson_data.py"
+    assert lesson_data.TO.read_text(encoding="utf-8") == lesson_data.text(), "run python notebooks/source/measured.py"
 
 
 def test_the_cases_that_are_shown_are_there():

@@ -16,7 +16,7 @@ import flashlab as fl
 from flashlab.lessons import hopper
 from flashlab.lessons.lesson08 import WIDEST, finish, ring_tile
 from flashlab.measure import results
-from tools.fp8_accumulation.cases import INSTRUCTIONS
+from flashlab.measure.accumulation.cases import INSTRUCTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_output
 
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, LESSONS, PREDICTIONS
 from flashlab.lessons.show import TABLE
-from tools import lessons
+from notebooks.source import lessons
 
 ROOT = Path(__file__).resolve().parents[3]
 POSED = [*EXERCISES, *KERNEL_EXERCISES]
@@ -44,7 +44,7 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_is_what_its_source_gives(name: str):
-    done = python("tools/lessons.py", "check", name)
+    done = python("notebooks/source/lessons.py", "check", name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

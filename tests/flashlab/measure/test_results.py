@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from docs._site import kinds
+from docs._site.kinds import KINDS
 from flashlab.measure import results, speed
 from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError
-from tools import kinds
-from tools.kinds import KINDS
 
 RESULTS = Path(__file__).resolve().parents[3] / results.FOLDER
 
@@ -282,7 +282,7 @@ def test_there_are_results_of_every_kind() -> None:
 
 @pytest.mark.parametrize("name", kinds.schemas())
 def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
-    """Run python -m tools.kinds after changing one."""
+    """Run python -m docs._site.kinds after changing one."""
     assert (kinds.SCHEMAS / name).read_text(encoding="utf-8") == kinds.schemas()[name]
     Draft202012Validator.check_schema(json.loads(kinds.schemas()[name]))
 
@@ -290,7 +290,7 @@ def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
 def test_no_other_schema_lies_there_and_the_page_lists_the_kinds() -> None:
     assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(kinds.schemas())
     page = kinds.PAGE.read_text(encoding="utf-8")
-    assert page == kinds.page_with(page, kinds.table()), "run python -m tools.kinds"
+    assert page == kinds.page_with(page, kinds.table()), "run python -m docs._site.kinds"
     assert page != kinds.page_with(page, "")
 
 

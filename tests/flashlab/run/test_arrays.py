@@ -478,7 +478,7 @@ def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
 
 
 def test_a_warm_call_does_little(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Function calls beside the launch, the same at any size. (Its microseconds: tools/launch_overhead.py.)"""
+    """Function calls beside the launch, the same at any size. (Its microseconds: python -m flashlab.measure.overhead.)"""
     monkeypatch.setattr(Kernel, "launch", lambda *_: None)
     made: list[int] = []
     for length in (16, 4096):

@@ -165,7 +165,7 @@ def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(plans, "ARCH", "compute_75")
     if algorithm in HOPPER:
         with pytest.raises(fl.Unavailable, match="needs sm_90a"):
-            plans.gpu_plan(algorithm, problem(dtype))
+            plans.gpu_plan(algorithm, of(algorithm) if algorithm in EIGHT_BIT else problem(dtype))
         return
     for head_dim in (40, 64, 111, 128):
         p = problem(dtype, head_dim=head_dim, causal=True)

@@ -72,7 +72,7 @@ def test_the_sample_stands_on_the_text_it_names(data: Inputs):
 
 
 def test_the_sample_was_trained_as_the_log_says(data: Inputs):
-    log = json.loads((ROOT / "tools" / "sample" / "training.json").read_text("utf-8"))
+    log = json.loads(FILE.with_name("sample_training.json").read_text("utf-8"))
     note = data.note
     assert (note["seed"], note["text_sha256"], note["unit"]) == (log["seed"], log["sha256"], log["unit"])
     assert (note["train_loss"], note["held_out_loss"]) == (log["train_loss"], log["held_out_loss"])

@@ -1,0 +1,1 @@
+"""The site. Its pages and settings; `_site` has what makes pages from data."""

@@ -1,0 +1,316 @@
+"""What docs/flash3.md shows: its tables and lists, and docs/pictures/flash3_*.svg, from the files of docs/results and the
+header comments of the kernels. What binds is in `docs._site.flash3_binds`.
+
+`python -m docs._site.flash3` writes them; a test holds the page to them.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+import kernels_cu
+from docs._site import flash3_binds as climb_binds
+from docs._site import kinds
+from docs._site.figures import STYLE
+from docs._site.flash3_binds import prose
+from flashlab.files import replace_file
+from flashlab.measure import results, speed
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / results.FOLDER
+PAGE = ROOT / "docs" / "flash3.md"
+PICTURES = ROOT / "docs" / "pictures"
+DEVICE = "h200"
+
+BELOW = {"flash3_1": "flash2", "flash3_2": "flash3_1", "flash3_3": "flash3_2", "flash3": "flash3_3"}
+"""Each rung, and the one below it."""
+CLIMB = ("flash2", *BELOW)
+DIMS, MASKS, LENGTHS = (64, 128, 256), (False, True), (1024, 4096, 16384)
+COLUMNS = [f"{'causal' if causal else 'full'} {length // 1024}k" for causal in MASKS for length in LENGTHS]
+
+Row = Mapping[str, Any]
+Speeds = Mapping[tuple[str, int, bool, int], Row]
+"""By kernel, head dim, mask and length."""
+
+
+def result(kind: str, algorithm: str | None) -> results.Result:
+    """The newest result of a kind."""
+    found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE)
+    if found is None:
+        raise FileNotFoundError(f"no {kind} of {algorithm or 'anything'} in {results.FOLDER}")
+    return found
+
+
+def speeds(of: results.Result) -> Speeds:
+    """What a benchmark measured."""
+    name = of.data["algorithm"]
+    return {(row["peer"] or name, row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"]}
+
+
+def matmul(of: results.Result) -> float:
+    """TFLOP/s of the matrix product in a benchmark's run."""
+    return of.data["yardsticks"][0]["matmul"]
+
+
+# -- the blocks of the page -----------------------------------------------------------------------------------------
+
+
+def summary() -> str:
+    """From where to where, in one sentence."""
+    ladder, peers = result("ladder", "flash3"), result("bench", "flash3")
+    cell = (128, False, 16384)
+    first, last, again = (
+        speeds(of)[name, *cell]["tflops"]
+        for of, name in ((ladder, "flash2"), (ladder, "flash3"), (peers, "flash3"))
+    )  # fmt: skip
+    worst = min(min(row["ratio_fa4"], row["ratio_cudnn"]) for row in cells())
+    return prose(
+        f"From **{first:.0f}** TFLOP/s to **{last:.0f}**: this is the way at head dim 128 and 16,384 tokens without a mask. A "
+        f"matrix product of that run reached {matmul(ladder):.0f}. In another run, beside others' kernels ({again:.0f}; matrix "
+        f"product {matmul(peers):.0f}), `flash3` was at least {worst:.2f} times as fast as the better of FlashAttention-4 and "
+        f"cuDNN in each of {len(cells())} cells."
+    )
+
+
+def ladder() -> str:
+    """TFLOP/s of each kernel at head dim 128."""
+    of = result("ladder", "flash3")
+    found = speeds(of)
+    rows = [
+        [name, *(f"{found[name, 128, causal, length]['tflops']:.0f}" for causal in MASKS for length in LENGTHS)]
+        for name in (*CLIMB, "cudnn")
+    ]
+    return table(["TFLOP/s, head dim 128", *COLUMNS], rows) + source(of)
+
+
+def rung(name: str) -> str:
+    """How a rung does against the one below it, and what its source says of it."""
+    found = speeds(result("ladder", "flash3"))
+
+    def behind(kernel: str, *cell: Any) -> float:
+        """How many times as long as flash3's its calls took: the median of interleaved pairs."""
+        return found[kernel, *cell]["ratio"] or 1
+
+    rows = [
+        [str(dim), *(
+            f"{behind(BELOW[name], dim, causal, length) / behind(name, dim, causal, length):.2f}"
+            for causal in MASKS for length in LENGTHS
+        )]
+        for dim in DIMS
+    ]  # fmt: skip
+    return table([f"× {BELOW[name]}, head dim", *COLUMNS], rows) + "\n" + said(name)
+
+
+def peers() -> str:
+    """The 18 cells beside others' kernels."""
+    of = result("bench", "flash3")
+    rows = [
+        [str(row["head_dim"]), "causal" if row["causal"] else "full", f"{row['length']:,}", f"{row['tflops']:.0f}",
+         *(f"{row[f'ratio_{peer}']:.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")), f"{row['share_of_matmul']:.0%}"]
+        for row in cells()
+    ]  # fmt: skip
+    middle = [
+        f"{statistics.median(row[f'ratio_{peer}'] for row in cells()):.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")
+    ]
+    header = ["head dim", "mask", "tokens", "flash3, TFLOP/s", "× FA4", "× cuDNN", "× SDPA flash", "of the matmul"]
+    return table(header, [*rows, ["median", "", "", "", *middle, ""]], left=2) + source(of)
+
+
+def cells() -> Sequence[Row]:
+    """The newest run beside others' kernels, a flat row per cell."""
+    return speed.flat(speed.BENCH.data(result("bench", "flash3")))
+
+
+def fp8() -> str:
+    """FP8's errors and its speed, and what its source says of it."""
+    of = result("fp8", "flash3_fp8")
+    errors = [[row["kernel"].replace(" a tile", " per tile"), f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
+    found = {(row["head_dim"], row["causal"], row["length"]): row for row in of.data["speed"]}
+    rows = [
+        [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
+        for dim in (128, 256)
+        for what, key, shown in (
+            ("TFLOP/s", "tflops", "{:.0f}"), ("× bfloat16", "ratio", "{:.2f}"), ("with V's launch", "ratio_of_calls", "{:.2f}"),
+        )
+    ]  # fmt: skip
+    inputs = f"Inputs: {of.data['inputs']}.\n\n"
+    return (inputs + table(["kernel", "RMSE against float64"], errors) + "\n"
+            + table(["head dim", "", *COLUMNS], rows, left=2) + source(of) + "\n" + said("flash3_fp8"))  # fmt: skip
+
+
+def verified() -> str:
+    """What the checks said of the rungs, a line a file."""
+    found = [result("verify", name) for name in (*BELOW, "flash3_fp8")]
+    found += [
+        result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")
+    ]
+    return "".join(prose(f"- {kinds.claim(each)}: {link(each)}", "  ") for each in found)
+
+
+def links() -> str:
+    """Where the page's reference links lead."""
+    return f"[accumulation]: {target(result('accumulation', None))}\n"
+
+
+def profile() -> climb_binds.Profile:
+    """What binds, measured."""
+    return climb_binds.Profile(result("profile", "flash3"), cells())
+
+
+BINDS: dict[str, Callable[[climb_binds.Profile], str]] = {
+    "rounds": lambda x: climb_binds.rounds(x, table) + source(x.of),
+    "rung_2": climb_binds.rung_2,
+    "busy": climb_binds.half_rate,
+    "load": lambda x: climb_binds.load(x, table),
+    "energy": lambda x: climb_binds.energy(x, table),
+    "units": lambda x: climb_binds.units(x, table, source(x.of)),
+    "waits": lambda x: climb_binds.waits(x, table),
+    "bursts": climb_binds.bursts,
+    "ends": climb_binds.ends,
+    "fp8_units": climb_binds.fp8,
+    "expected": lambda x: climb_binds.expected(x, table),
+}
+"""Those of the page's blocks that tell what binds."""
+
+
+def bound(name: str) -> str:
+    """One of these."""
+    return BINDS[name](profile())
+
+
+def beside() -> str:
+    """What a warp issues beside products, and what is left of them, in a sentence."""
+    of = result("rates", None)
+    rows = {row["what"]: row for row in of.data["rows"]}
+    floats, whole = (
+        [rows[f"{name}_beside_products"] for name in names]
+        for names in (("add", "multiply_add"), ("maximum", "maximum_of_three", "convert_pair", "exponential"))
+    )
+    rate = [f"{row['value']:.2f}" for row in (*floats, *whole)]
+    left = min(row["tensor_share"] for row in whole)
+    said = prose(
+        "Let a warp work beside a warpgroup that always has products waiting. It gets through "
+        f"{rate[0]} additions in float32 per clock, or {rate[1]} FMAs, and the tensor cores through "
+        f"{floats[0]['tensor_share']:.0%} of what they can do. Of maxima, conversions and exponentials it gets through "
+        f"{rate[2]}, {rate[4]} and {rate[5]} per clock, and the tensor cores through {left:.0%}."
+    )
+    return said + source(of)
+
+
+BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
+          "peers": peers, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
+          **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
+"""By the name that the page's marks give."""
+
+
+# -- text -----------------------------------------------------------------------------------------------------------
+
+
+def said(name: str) -> str:
+    """What the comment that heads a kernel's source says from "Expected" on, as a quotation in Markdown."""
+    comment = re.match(r"(?://.*\n)+", kernels_cu.source(name).read_text(encoding="utf-8"))
+    assert comment is not None
+    lines = [line.removeprefix("//").removeprefix(" ").rstrip() for line in comment[0].splitlines()]
+    parts: list[str] = []
+    for line in lines[next(i for i, line in enumerate(lines) if line.startswith("Expected")) :]:
+        if begun := re.match(r"(Expected|Measured|What it took|What binds)(.*)", line):
+            parts.append(f"**{begun[1]}**{begun[2]}")
+        elif line.startswith("  - "):
+            parts.append(line[2:])
+        else:
+            parts[-1] += " " + line.strip()
+    text = ""
+    for before, part in zip(["", *parts], parts, strict=False):
+        apart = "" if not before or (before.startswith("- ") and part.startswith("- ")) else ">\n"
+        text += apart + quoted(part)
+    return f"From the head of `kernels_cu/{name}.cu`:\n\n{text}"
+
+
+def quoted(part: str) -> str:
+    """A paragraph, or an entry of a list, as a quotation."""
+    return textwrap.indent(prose(part, "  " if part.startswith("- ") else ""), "> ")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table in Markdown, its columns flush right after the first `left`."""
+    lines = [header, ["---"] * left + ["--:"] * (len(header) - left), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def target(of: results.Result) -> str:
+    return of.path.relative_to(PAGE.parent).as_posix()
+
+
+def link(of: results.Result) -> str:
+    return f"[{of.kind}]({target(of)})"
+
+
+def source(of: results.Result) -> str:
+    """Where the figures above come from."""
+    c = of.content
+    said = f"*{c['device']['name']}, driver {c['driver']}, {str(c['date'])[:10]}: `{c['command']}`, {link(of)}.*"
+    return f"\n{prose(said)}"
+
+
+def page_with(text: str, blocks: Mapping[str, str]) -> str:
+    """The page with its blocks replaced."""
+    for name, block in blocks.items():
+        begin, end = f"<!-- {name}: begin (written by docs/_site/flash3.py) -->\n", f"<!-- {name}: end -->"
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not begun or not ended:
+            raise ValueError(f"{PAGE.name} has no block {name!r}")
+        text = before + begin + block + end + after
+    return text
+
+
+# -- the picture ----------------------------------------------------------------------------------------------------
+
+
+def ladder_picture() -> str:
+    """The ladder at 16k tokens, as SVG on white: a panel for each head dim, a pair of bars for each kernel."""
+    of = result("ladder", "flash3")
+    found, kernels = speeds(of), (*CLIMB, "cudnn")
+    looks = {False: ("#0072B2", "full", -0.23), True: ("#9CC9E8", "causal", 0.23)}
+    greys = {False: "#6E6E6E", True: "#BDBDBD"}
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportUnknownMemberType]
+        figure: Any = Figure(figsize=(8.2, 3.9), layout="constrained")
+        panels: Any = figure.subplots(1, len(DIMS), sharey=True)
+        for panel, dim in zip(panels, DIMS, strict=True):
+            for causal, (colour, mask, shift) in looks.items():
+                heights = [found[name, dim, causal, 16384]["tflops"] for name in kernels]
+                colours = [greys[causal] if name == "cudnn" else colour for name in kernels]
+                bars = panel.bar([i + shift for i in range(len(kernels))], heights, 0.46, color=colours, label=mask)
+                panel.bar_label(
+                    bars, [f"{x:.0f}" for x in heights], fontsize=5.8, padding=-8, color="black" if causal else "white"
+                )
+            panel.axhline(matmul(of), color="#D55E00", linestyle="--", linewidth=1, zorder=0)
+            panel.set(title=f"head dim {dim}", ylim=(0, 900))
+            panel.set_xticks(range(len(kernels)), kernels, rotation=40, ha="right", rotation_mode="anchor")
+        panels[0].set_ylabel("TFLOP/s, 16,384 tokens, bfloat16")
+        panels[0].text(
+            -0.4, matmul(of) + 12, f"matrix product of the run: {matmul(of):.0f}", color="#A34700", fontsize=7.5
+        )
+        panels[0].legend(loc="upper left", bbox_to_anchor=(0, 0.84), fontsize=8)
+        content = io.StringIO()
+        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return content.getvalue()
+
+
+DRAWN = {"flash3_ladder.svg": ladder_picture, "flash3_units.svg": lambda: climb_binds.picture(profile())}
+"""The page's pictures, by their files."""
+
+if __name__ == "__main__":
+    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in BLOCKS.items()}))
+    for name, draw in DRAWN.items():
+        replace_file(PICTURES / name, draw())

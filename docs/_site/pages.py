@@ -1,0 +1,176 @@
+"""The site's pages that are made, not written: the lessons with the player working, and what was measured.
+
+docs/conf.py calls `write` before Sphinx reads docs/: lessons go to docs/lessons, measurements to docs/measured, both
+ignored by git. No lesson is run: outputs are those that notebooks/*.ipynb hold, and figures keep the tables that they carry. Only
+cells that show a player are run, after the lesson's imports. So such a cell must stand on its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import os
+import re
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell, new_output
+
+from docs._site import figures as site_figures
+from docs._site.kinds import KINDS, claim
+from flashlab import Player
+from flashlab.lessons.show import TABLE
+from flashlab.measure import results
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
+
+
+def write(docs: Path) -> None:
+    """Make the pages in docs/lessons and docs/measured; what is unchanged is left alone, what is no more goes."""
+    pages = {f"measured/{name}": text for name, text in measured()}
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        pages |= {f"lessons/{name}": text for name, text in lesson(path)}
+    for name, text in pages.items():
+        path = docs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+    for folder in ("lessons", "measured"):
+        for path in (docs / folder).rglob("*.*"):
+            if path.relative_to(docs).as_posix() not in pages:
+                path.unlink()
+
+
+# -- lessons ------------------------------------------------------------------------------------------------------
+
+
+def lesson(path: Path) -> Iterator[tuple[str, str]]:
+    """A committed notebook, with players in their places and figures above their tables; and each player as a page."""
+    notebook = nbformat.read(path, as_version=4)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    shown = 0
+    notebook.cells = [file_shown(this) for this in notebook.cells]
+    for this in notebook.cells:
+        if this.cell_type != "code":
+            continue
+        if imports_only(this.source):
+            exec(compile(this.source, path.name, "exec"), names)
+        elif "step_through(" in this.source:
+            shown += 1
+            player, alone = played(this.source, names, path.name), f"{path.stem}-player-{shown}.html"
+            yield f"players/{alone}", player.html()
+            link = f'<p><a href="../_static/{alone}">The player in a window of its own</a></p>'
+            this["outputs"] = [new_output("display_data", {"text/html": player.frame() + link})]
+        else:
+            this["outputs"] = [with_table(output) for output in this.outputs]
+    yield path.name, nbformat.writes(notebook, indent=1)
+
+
+def file_shown(this: NotebookNode) -> NotebookNode:
+    """A cell that writes a CUDA file as that file, in its own colours; other cells as they are."""
+    if not (found := re.match(r"%%writefile (\S+\.cuh?)\n", this.source)):
+        return this
+    shown = f"```{{code-block}} cuda\n:caption: {found[1]}\n\n{this.source[found.end() :]}\n```"
+    return new_markdown_cell(shown, id=this.id)
+
+
+def imports_only(source: str) -> bool:
+    """Is a cell nothing but imports? Cells with magics, as `%%writefile`, aren't."""
+    if re.search(r"(?m)^\s*[%!]", source):
+        return False
+    body = ast.parse(source).body
+    return bool(body) and all(isinstance(node, ast.Import | ast.ImportFrom) for node in body)
+
+
+def played(source: str, names: Mapping[str, Any], file: str) -> Player:
+    """What a cell that ends in `step_through(…)` shows in Jupyter."""
+    *body, last = ast.parse(source).body
+    if not isinstance(last, ast.Expr):
+        raise ValueError(f"{file}: a cell with a player must end in step_through(…)")
+    here = dict(names)
+    with patch.dict(os.environ):
+        os.environ.pop("FLASHLAB_STATIC", None)
+        exec(compile(ast.Module(body, []), file, "exec"), here)
+        return eval(compile(ast.Expression(last.value), file, "eval"), here)
+
+
+def with_table(output: NotebookNode) -> NotebookNode:
+    """A figure as HTML: the picture, and folded below it the table that it carries; other outputs as they are."""
+    data = output.get("data", {})
+    if TABLE not in data:
+        return output
+    return new_output("display_data", {"text/html": figure(data["image/svg+xml"], data[TABLE])})
+
+
+def figure(svg: str, table: Mapping[str, Any]) -> str:
+    """A picture and its table as HTML."""
+    about = escape("a figure of " + ", ".join(column for column in table["columns"] if column), quote=True)
+    picture = base64.b64encode(svg.encode()).decode("ascii")
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table["columns"])
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell(x))}</td>' for x in row)}</tr>" for row in table["rows"])
+    return (
+        f'<figure class="drawn"><img alt="{about}; its table is below" src="data:image/svg+xml;base64,{picture}">'
+        f"<details><summary>The figure as a table</summary><div class='table-wrapper'><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div></details></figure>"
+    )
+
+
+def cell(x: Any) -> str:
+    return "–" if x is None else f"{x:,}" if isinstance(x, int) else f"{x:,.4g}" if isinstance(x, float) else str(x)
+
+
+# -- measurements -------------------------------------------------------------------------------------------------
+
+
+def measured() -> Iterator[tuple[str, str]]:
+    """Name and Markdown of the page of all results, and of a page for each."""
+    found = {name_of(result): result for result in results.find(RESULTS)}
+    measured_kinds = {result.kind for result in found.values()}
+    kinds = [kind for kind in KINDS.values() if kind.name in measured_kinds]
+    parts = [
+        "# What was measured",
+        "Counts are exact and repeatable. That they are also *true* is for the hardware to say. Everything here is drawn from data "
+        "files that the project's own commands wrote: [how to read them](../results/README.md).",
+    ]
+    for kind in kinds:
+        parts.append(f"## {kind.title}")
+        for name, result in found.items():
+            if result.kind == kind.name:
+                shown = site_figures.of(result)
+                parts.append(f"- **[{result.about}]({name})**: {claim(result)}")
+                parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
+    pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind.name)
+    yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
+    for name, result in found.items():
+        yield name, page(result)
+
+
+def name_of(result: results.Result) -> str:
+    """The file name of a result's page: that of the data, behind its kind."""
+    return f"{result.kind}_{result.path.stem}.md"
+
+
+def page(result: results.Result) -> str:
+    """A result in full: what it says, where it comes from, and its tables."""
+    content = result.content
+    device = cast("Mapping[str, Any] | None", content["device"])
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    facts = {
+        **({"Algorithms": ", ".join(result.algorithms)} if result.algorithms else {}),
+        "Command": f"`{content['command']}`",
+        "Device": f"{device['name']}, driver {content['driver']}" if device else "CPU",
+        "Date": str(content["date"]),
+        "Versions": versions,
+        "Data": f"[{result.path.name}](../results/{result.path.relative_to(RESULTS).as_posix()})",
+    }
+    rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
+    shown = site_figures.of(result)
+    drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
+    said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
+    return f"# {result.kind}: {result.about}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

@@ -1,0 +1,195 @@
+"""What README.md says of data: the matrix of algorithms from the catalogue, the speeds from the newest benchmark.
+
+`python -m docs._site.readme` writes both between their marks; a test holds the page to them. No figure there is typed by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kernels_cu
+from flashlab.files import replace_file
+from flashlab.measure import results
+from simulator.catalogue import CATALOGUE, Algorithm
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "README.md"
+BEGIN, END = "<!-- {}: begin (written by docs/_site/readme.py) -->\n", "<!-- {}: end -->"
+
+LESSONS = {
+    "standard": "01_standard_attention", "online_softmax": "02_softmax", "flash1": "03_flash1", "flash2": "04_flash2",
+    **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3", "flash3_fp8"), "08_hopper"),
+}  # fmt: skip
+"""The notebook that walks through an algorithm."""
+PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
+"""The fastest of others' kernels, by their names in a benchmark."""
+DIMS, MASKS, LENGTH = (64, 128, 256), (False, True), 16384
+
+Found = Path | results.Result | None
+
+
+@functools.cache
+def measured(kind: str) -> list[results.Result]:
+    """The results of a kind, oldest first."""
+    return results.find(ROOT / results.FOLDER, kind=kind)
+
+
+def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
+    """The newest result of a kind that names an algorithm and in which something holds."""
+    return next((of for of in reversed(measured(kind)) if name in of.algorithms and holds(of.data)), None)
+
+
+# -- the matrix -----------------------------------------------------------------------------------------------------
+
+
+def program(row: Algorithm) -> Found:
+    return written(row.program)
+
+
+def formula(row: Algorithm) -> Found:
+    return row.formula and written(row.formula)
+
+
+def written(thing: Any) -> Path:
+    """The file in which something is defined."""
+    return Path(str(sys.modules[thing.__module__].__file__))
+
+
+def kernel(row: Algorithm) -> Found:
+    """The CUDA source: of several launches, the one that the algorithm gives its name."""
+    sources = [each.source for each in row.kernels]
+    return kernels_cu.source(row.name if row.name in sources else sources[-1]) if sources else None
+
+
+def emulated(row: Algorithm) -> Found:
+    """The emulator's bytes were a GPU's in every launch, and it found no misuse."""
+
+    def holds(data: results.Data) -> bool:
+        bytes_ = [n for what, n in data["summary"]["by_quantity"].items() if what.startswith(("hbm.", "sram."))]
+        return bool(bytes_) and all(equal == n for equal, n in bytes_) and data["summary"]["findings"] == 0
+
+    return matching("agreement", row.name, holds)
+
+
+def counted(row: Algorithm) -> Found:
+    """Every count of bytes was the hardware counter's."""
+    return matching("counters", row.name, lambda data: 0 < data["summary"]["compared"] == data["summary"]["equal"])
+
+
+def verified(row: Algorithm) -> Found:
+    """It passed on a GPU: in the full run, if there was one."""
+
+    def holds(data: results.Data) -> bool:
+        return data["target"] == row.name and data["backend"] == "gpu" and data["passed"]
+
+    full = matching("verify", row.name, lambda data: holds(data) and data["full"])
+    return full or matching("verify", row.name, holds)
+
+
+def lesson(row: Algorithm) -> Found:
+    return ROOT / "notebooks" / f"{LESSONS[row.name]}.ipynb" if row.name in LESSONS else None
+
+
+def timed(row: Algorithm) -> Found:
+    """Where its time was measured: alone, else beside the algorithm that it leads to."""
+    for kind in ("bench", "fp8", "ladder", "blind"):
+        for of in reversed(measured(kind)):
+            rows = of.data.get("rows", [])
+            if row.name in {each.get("peer") or each.get("algorithm") for each in rows} or of.algorithms == (row.name,):
+                return of
+    return None
+
+
+COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
+    "program": program, "formula": formula, "CUDA": kernel, "CPU emulator": emulated, "bytes = counters": counted,
+    "verified": verified, "lesson": lesson, "speed": timed,
+}  # fmt: skip
+
+
+def matrix() -> str:
+    """A row for each algorithm, a tick for each thing that there is of it. Each tick leads there.
+
+    Softmax's vector programs, which have no formula, belong to a lesson and not here.
+    """
+    shown = [row for row in CATALOGUE.values() if row.formula]
+    rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in shown]
+    return table(["", *COLUMNS], rows, ":-:")
+
+
+def tick(found: Found) -> str:
+    return f"[✓]({link(found)})" if found else ""
+
+
+def link(found: Path | results.Result) -> str:
+    path = found if isinstance(found, Path) else found.path
+    return path.relative_to(ROOT).as_posix()
+
+
+# -- the speeds -----------------------------------------------------------------------------------------------------
+
+
+def speed() -> str:
+    """flash3 at 16k tokens beside the fastest peers that its newest benchmark timed."""
+    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    if of is None:
+        return "No speed has been measured yet.\n"
+    found = {(row["peer"], row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"]}
+    peers = [peer for peer in PEERS if any(key[0] == peer for key in found)]
+    rows = [
+        [str(dim), "causal" if causal else "full", f"**{found[None, dim, causal, LENGTH]['tflops']:.0f}**",
+         *(f"{found[peer, dim, causal, LENGTH]['ratio']:.2f} ×" for peer in peers)]
+        for dim in DIMS for causal in MASKS
+    ]  # fmt: skip
+    header = ["head dim", "mask", "`flash3`, TFLOP/s", *(PEERS[peer] for peer in peers)]
+    cells = best(of, peers)
+    said = (
+        f"{of.content['device']['name']}, bfloat16, calls interleaved ([data]({link(of)})). Above 1 ×, `flash3` is the faster "
+        f"one: at least {min(map(min, cells)):.2f} × in all {len(cells)} cells from 1k to 16k tokens. Compare ratios: power "
+        "limits move the clock."
+    )
+    return f"{table(header, rows, '--:')}\n{textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False)}\n"
+
+
+def best(of: results.Result, peers: list[str]) -> list[list[float]]:
+    """Each cell's ratios to these peers: over 1 where the algorithm is the faster one."""
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    for row in of.data["rows"]:
+        if row["peer"] in peers:
+            cells.setdefault((row["dtype"], row["head_dim"], row["causal"], row["length"]), []).append(row["ratio"])
+    return list(cells.values())
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+BLOCKS = {"matrix": matrix, "speed": speed}
+
+
+def table(header: list[str], rows: list[list[str]], rule: str) -> str:
+    lines = [header, ["---", *[rule] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page_with(text: str, blocks: Mapping[str, str]) -> str:
+    """The page with its blocks replaced."""
+    for name, block in blocks.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, begun, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not begun or not ended:
+            raise ValueError(f"{PAGE.name} has no block {name!r}")
+        text = before + begin + block + end + after
+    return text
+
+
+def drawn() -> Iterator[tuple[str, str]]:
+    for name, draw in BLOCKS.items():
+        yield name, draw()
+
+
+if __name__ == "__main__":
+    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), dict(drawn())))

@@ -1,0 +1,27 @@
+"""`flashlab info`: versions, and what is found here of all that some commands need."""
+
+from __future__ import annotations
+
+import typer
+
+from flashlab.cli import options, output
+from flashlab.cli.options import Json
+from flashlab.views import tables
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: flashlab info --json")(options.expand(info))
+
+
+def info(json: Json = False) -> None:
+    """Versions, and what is found here: GPU, CuPy, ncu, compilers, a browser; and how to get what is missing."""
+    from flashlab.measure import here
+
+    with output.busy("looking"):
+        found = here.look()
+    if json:
+        output.document(found.to_dict())
+        return
+    tables.line(", ".join(f"{name} {number}" for name, number in found.versions.items()))
+    for part in found.parts:
+        tables.line(part.line)

@@ -1,0 +1,470 @@
+"""The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
+
+    python -m flashlab.measure.blind predict SET    # cells that aren't measured yet, into docs/results/blind/predictions
+    python -m flashlab.measure.blind measure FILE   # the cells of such a file, on a GPU, into docs/results
+    python -m flashlab.measure.blind draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
+
+Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+import flashlab as fl
+from flashlab.measure import results, speed
+from flashlab.measure.results import Data, Kind, markdown_table
+from simulator.time import rates
+
+ROOT = Path(__file__).resolve().parents[2]
+PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
+PICTURES = ROOT / "docs" / "pictures"
+PAGE = ROOT / "docs" / "time.md"
+BEGIN, END = "<!-- {}: begin (written by flashlab/measure/blind.py) -->\n", "<!-- {}: end -->"
+DEVICE = "h200"
+
+FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
+PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
+SECONDS = 0.35
+"""Of a cell that `measure` times, as the ladder's were."""
+MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
+"""What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
+LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
+CONSTANTS = ("AT_REST", "DRAWN")
+SET_ON = (
+    "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates/machine, clocks), no kernel's time; the "
+    "mechanisms that the model has were chosen with an eye on ladder/flash3, bench/flash2, fp8/flash3_fp8 and what "
+    "predictions/unmeasured and predictions/lengths met; what a trial of flash3_fp8 as it overlaps had measured was known, "
+    "roughly, but nothing was set on it"
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kernel in a cell of `flashlab bench`."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+
+    @property
+    def problem(self) -> fl.Problem:
+        return self._cell.problem
+
+    @property
+    def tera(self) -> float:
+        """TFLOPs by the convention of published tables."""
+        return self._cell.flops / 1e12
+
+    @property
+    def _cell(self) -> speed.Cell:
+        return speed.Cell(self.dtype, self.head_dim, self.causal, self.length)
+
+    def predicted(self) -> float:
+        """Milliseconds; of flash3_fp8 without the transposition of V, as `flashlab fp8` has it."""
+        t = fl.timeline(self.algorithm, self.problem, device=DEVICE)
+        return (t.launches[-1].seconds if self.algorithm == FP8 else t.seconds) * 1e3
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A cell predicted and measured, in milliseconds. `source`: the kind of result that measured it."""
+
+    cell: Cell
+    predicted: float
+    measured: float
+    source: str
+
+    @property
+    def error(self) -> float:
+        """Over 0 where the prediction is too long."""
+        return self.predicted / self.measured - 1
+
+
+def measured() -> list[tuple[Cell, float, str]]:
+    """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by kind of result."""
+    found: list[tuple[Cell, float, str]] = []
+    for result in _benchmarks():
+        for row in result.data["rows"]:
+            name = row["peer"] or result.data["algorithm"]
+            if name in fl.CATALOGUE:
+                cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
+                found.append((cell, row["milliseconds"], result.kind))
+    eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
+    if eight is None or not _after_its_prediction(eight):
+        return found
+    for row in eight.data["speed"]:
+        cell = Cell(FP8, EIGHT, row["head_dim"], row["causal"], row["length"])
+        found.append((cell, cell.tera / row["tflops"] * 1e3, eight.kind))
+    return found
+
+
+def _after_its_prediction(eight: results.Result) -> bool:
+    """A measurement of flash3_fp8 that is older than its prediction is of the kernel before, which was built otherwise."""
+    return eight.content["date"] > json.loads((PREDICTIONS / PREDICTION_FP8).read_text(encoding="utf-8"))["date"]
+
+
+def _benchmarks() -> list[results.Result]:
+    found = [
+        results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=DEVICE)
+        for kind, algorithm in (("bench", "flash2"), ("ladder", "flash3"))
+    ]
+    assert None not in found, f"flash2's benchmark or the ladder isn't in {results.FOLDER}"
+    return [result for result in found if result is not None]
+
+
+def beside() -> list[Beside]:
+    """The model as it is now beside what was measured."""
+    return [Beside(cell, cell.predicted(), time, source) for cell, time, source in measured()]
+
+
+def said(file: str | Path) -> dict[Cell, float]:
+    """What a prediction file says: milliseconds by cell."""
+    rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
+    return {_cell(row): row["milliseconds"] for row in rows}
+
+
+def blind_ladder() -> list[Beside]:
+    """The rungs, and flash3_fp8, as they were predicted before their measurement was made or looked at, beside it."""
+    before = {**said("ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
+    return [
+        Beside(cell, before[cell], time, source)
+        for cell, time, source in measured() if cell in before and source != "bench"
+    ]  # fmt: skip
+
+
+def blind(result: results.Result) -> list[Beside]:
+    """What `measure` measured, beside what had been predicted before."""
+    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.kind) for row in result.data["rows"]]
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    found = Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
+    return replace(found, dtype=EIGHT) if found.algorithm == FP8 else found  # a file may name that of its output
+
+
+def mean_error(cells: Iterable[Beside]) -> float:
+    """The mean absolute error, relative to what was measured."""
+    return statistics.fmean(abs(cell.error) for cell in cells)
+
+
+def lengths() -> list[Cell]:
+    """Lengths that nothing was measured at when the model got the mechanisms that it has."""
+    return [
+        Cell(name, dtype, dim, causal, length)
+        for dtype, dims, found, names in (
+            ("bfloat16", (64, 128, 256), (256, 768, 1536, 3072, 6144, 12288, 32768), ("flash2", *LADDER)),
+            ("float16", (64, 128, 256), (3072,), ("flash2", *LADDER)),
+            ("bfloat16", (64, 128), (2048,), ("standard", "online_softmax", "flash1")),
+        )
+        for dim in dims for causal in (False, True) for length in found for name in names
+    ]  # fmt: skip
+
+
+def rungs() -> list[Cell]:
+    """The ladder at lengths that nothing was measured at when its warpgroups were let fall in step."""
+    return [
+        Cell(name, "bfloat16", dim, causal, length)
+        for dim in (64, 128, 256) for causal in (False, True) for length in (640, 1280, 2560, 5120, 10240, 20480) for name in LADDER
+    ]  # fmt: skip
+
+
+def eight() -> list[Cell]:
+    """flash3_fp8 where `flashlab fp8` times it, and at head dim 64."""
+    return [
+        Cell(FP8, EIGHT, dim, causal, length)
+        for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)
+    ]  # fmt: skip
+
+
+SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight}
+"""What `predict` can be asked for."""
+
+
+def predict(name: str) -> dict[str, Any]:
+    """The content of a set's prediction file."""
+    model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
+    commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "command": f"python -m flashlab.measure.blind predict {name}",
+        "constants": {constant: getattr(rates, constant) for constant in CONSTANTS}, "set_on": SET_ON,
+        "rows": [
+            {**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3}
+            for cell in SETS[name]()
+        ],
+    }  # fmt: skip
+
+
+def measure(file: str) -> Path:
+    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, whose
+    condition is the set's name."""
+    predicted = said(file)
+    together: dict[speed.Cell, list[str]] = {}
+    for cell in predicted:
+        together.setdefault(speed.Cell(cell.dtype, cell.head_dim, cell.causal, cell.length), []).append(cell.algorithm)
+    rows: list[dict[str, Any]] = []
+    yardsticks: list[dict[str, Any]] = []
+    not_run: list[str] = []
+    for names in dict.fromkeys(map(tuple, together.values())):
+        cells = [cell for cell, found in together.items() if tuple(found) == names]
+        report = speed.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
+        for row in report.rows:
+            kept = {"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
+            rows.append({**kept, "predicted": predicted[_cell(kept)]})
+        yardsticks += [asdict(yardstick) for yardstick in report.yardsticks]
+        not_run += report.not_run
+    data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    return results.save(KIND, algorithms, data, condition=Path(file).name.split("_")[0], replace=True)
+
+
+class Timed(Data):
+    """A cell that was measured, and the milliseconds that had been predicted of it."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    milliseconds: float
+    tflops: float
+    of_matmul: float | None
+    error: float
+    rounds: int
+    predicted: float
+
+
+class Blind(Data):
+    """All cells of a prediction, measured. `prediction` is its file in the folder `predictions`."""
+
+    prediction: str
+    yardsticks: tuple[speed.Yardstick, ...]
+    rows: tuple[Timed, ...]
+    not_run: tuple[str, ...]
+
+
+class Predicted(Data):
+    """A cell, and what the model says of it."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    milliseconds: float
+    tflops: float
+
+
+class Prediction(Data):
+    """What `predict` writes: no measurement, but what one is to be held against. `commit` is the model's."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    kind: Literal["prediction"]
+    device: str
+    commit: str
+    date: str
+    command: str
+    constants: dict[str, float]
+    set_on: str
+    rows: tuple[Predicted, ...]
+
+
+def headline(data: Blind) -> str:
+    """The mean error, by kernel."""
+    errors: dict[str, list[float]] = {}
+    for row in data.rows:
+        errors.setdefault(row.algorithm, []).append(abs(row.predicted / row.milliseconds - 1))
+    parts = ", ".join(f"{name} {statistics.fmean(found):.1%} ({len(found)} times)" for name, found in errors.items())
+    return f"mean error of the time model's predictions made before measuring: {parts}"
+
+
+def table_of_cells(data: Blind) -> str:
+    """A row per cell."""
+    header = ("kernel", "dtype", "head dim", "mask", "length", "ms", "predicted", "TFLOP/s")
+    return markdown_table(header, [
+        (r.algorithm, r.dtype, str(r.head_dim), "causal" if r.causal else "full", str(r.length),
+         f"{r.milliseconds:.3f}", f"{r.predicted:.3f}", f"{r.tflops:.0f}")
+        for r in data.rows
+    ])  # fmt: skip
+
+
+KIND = Kind(
+    "blind", "Speed: what had been predicted",
+    "times of cells that the time model had predicted before; the predictions lie in `predictions/`",
+    "python -m flashlab.measure.blind measure FILE", Blind, headline, table_of_cells, {"predictions": Prediction},
+)  # fmt: skip
+
+
+def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
+    for cell in cells:
+        print(datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), cell, file=sys.stderr, flush=True)
+        yield cell
+
+
+def table() -> str:
+    """The errors by kernel and length, and how the blind predictions did."""
+    rows, first = beside(), blind_ladder()
+    lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER, FP8)}
+    if not groups[FP8]:
+        del groups[FP8]  # predicted, and not measured yet
+    groups["the ladder"] = [r for name in LADDER for r in groups[name]]
+    for name, group in groups.items():
+        members = LADDER if name == "the ladder" else (name,)
+        before = [r for r in first if r.cell.algorithm in members]
+        parts = [mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
+        shown = [f"{x:.1%}" for x in (*parts, mean_error(group))]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
+                     f"{f'{mean_error(before):.1%}' if before else ''} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def blind_tables() -> str:
+    """How the predictions of cells that nobody had measured did, a table a measurement."""
+    return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=DEVICE)))
+
+
+def _blind_table(result: results.Result) -> str:
+    rows = blind(result)
+    lengths = sorted({r.cell.length for r in rows})
+    sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
+    lines = [f"`{result.data['prediction']}`, measured by `{result.path.name}`:", "",
+             f"| kernel | cells | {sizes} | all | bias |", "|---|--:|" + len(lengths) * "--:|" + "--:|--:|"]  # fmt: skip
+    groups = {
+        name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
+    }
+    groups["the ladder"] = [r for name in LADDER for r in groups.get(name, [])]
+    for name, group in groups.items():
+        parts = [[r for r in group if r.cell.length == n] for n in lengths]
+        shown = [f"{mean_error(part):.1%}" if part else "" for part in (*parts, group)]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def figures() -> dict[str, float]:
+    """What the constants of simulator/time/rates.py were measured to be, by name."""
+    machine = results.latest("rates", ROOT / results.FOLDER, device=DEVICE)
+    assert machine is not None, f"no rates in {results.FOLDER}"
+    rows, peak = machine.data["rows"], 4096.0
+
+    def of(what: str, key: str = "value", warps: int | None = None) -> float:
+        return next(row[key] for row in rows if row["what"] == what and row.get("warps") == warps)
+
+    box, eight = 128 * 128 / of("boxes_of_one"), 8 * 2 * 64 * 128 * 16 / peak
+    ss, rs = (of(f"products_128_{where}", "clocks", 4) - eight for where in ("sram", "registers"))
+    beside: list[float] = []
+    products: list[float] = []
+    for what, clocks, latency in (
+        ("128_sram", eight, ss),
+        ("64_registers", eight / 2, rs),
+        ("128_registers", eight, rs),
+    ):
+        for warps in (4, 8):
+            name = f"exponentials_beside_{what}"
+            beside.append(128 * warps / of(name, warps=warps))
+            products.append((of(name, "products", warps) - latency) / clocks)
+    clocks = machine.data["clocks"]
+    boost = rates.Rates(fl.DEVICES[DEVICE], "bfloat16").boost / 1e9
+    line = np.polyfit([_tensor_load(row) for row in clocks], [row["gigahertz"] / boost for row in clocks], 1)
+    return {
+        "AT_REST": line[1], "DRAWN": -line[0], "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
+        "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
+        "SRAM_BYTES": of("shared_bandwidth"), "SRAM_LATENCY": of("shared_latency"), "EXP": of("exponential"),
+        "L2_LATENCY": of("l2_latency"), "DRAM_LATENCY": of("dram_latency"),
+        "L2_BYTES": statistics.fmean((of("l2_bandwidth_of_all"), of("boxes_of_all"))),
+        "BOX_L2_LATENCY": of("box_latency") - box, "BOX_DRAM_LATENCY": of("box_latency_dram") - box,
+        "SS_LATENCY": ss, "RS_LATENCY": rs, "MMA_SHARE": of("warp_products", warps=8) / peak,
+        "DRAM_SHARE": statistics.fmean(y["copy"] for r in _benchmarks() for y in r.data["yardsticks"]) * 1e9
+        / fl.DEVICES[DEVICE].bandwidth,
+    }  # fmt: skip
+
+
+def _tensor_load(row: Mapping[str, Any]) -> float:
+    """How busy the tensor cores were at that clock; mma.sync keeps them busy longer for the same products."""
+    cell = _cell(row)
+    flops = cell.tera * 1e12 / (row["milliseconds"] * 1e-3) / (fl.DEVICES[DEVICE].sms * row["gigahertz"] * 1e9)
+    return flops / 4096 / (rates.MMA_SHARE[9] if cell.algorithm == "flash2" else 1)
+
+
+def constants() -> str:
+    """A table of them, and what the model has."""
+    shown = {**vars(rates), "MMA_SHARE": rates.MMA_SHARE[9]}
+    lines = ["| constant | measured | in the model |", "|---|--:|--:|"]
+    lines += [f"| `{name}` | {value:.3g} | {shown[name]:g} |" for name, value in figures().items()]
+    return "\n".join(lines) + "\n"
+
+
+def draw() -> Any:
+    """Prediction against measurement, a panel a kernel, TFLOP/s."""
+    from flashlab.views.plots import Picture
+
+    rows = beside()
+    names = ("flash2", *LADDER)
+    figure: Any = Picture(figsize=(12.5, 3.3), layout="constrained")
+    colours = {64: "#D55E00", 128: "#0072B2", 256: "#009E73"}
+    for ax, name in zip(figure.subplots(1, len(names), sharex=True, sharey=True), names, strict=True):
+        for r in (r for r in rows if r.cell.algorithm == name):
+            size = {1024: 16, 4096: 36, 16384: 64}[r.cell.length]
+            face = colours[r.cell.head_dim] if r.cell.causal else "none"
+            ax.scatter(r.cell.tera / r.measured * 1e3, r.cell.tera / r.predicted * 1e3, s=size,
+                       edgecolors=colours[r.cell.head_dim], facecolors=face, linewidths=1.2)  # fmt: skip
+        ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
+        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#EDEDED", linewidth=0, zorder=0)
+        ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("predicted, TFLOP/s")
+    for dim, colour in colours.items():
+        figure.axes[0].scatter([], [], color=colour, label=f"head dim {dim}")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+BLOCKS = {"errors": table, "blind": blind_tables, "constants": constants}
+"""What of docs/time.md is drawn from data."""
+
+
+def main(what: str, *files: str) -> None:
+    if what == "measure" and len(files) == 1:
+        print(measure(files[0]))
+    elif what == "predict" and len(files) == 1 and files[0] in SETS:
+        content = predict(files[0])
+        path = PREDICTIONS / f"{files[0]}_{DEVICE}_{content['date'][:10]}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(path.relative_to(ROOT))
+    elif what == "draw":
+        from flashlab.views.plots import save
+
+        save(draw(), PICTURES / "time_errors.png")
+        shown = Cell("flash3", "bfloat16", 128, False, 4096)
+        save(fl.timeline(shown.algorithm, shown.problem, device=DEVICE).plot(), PICTURES / "time_flash3.png")
+        text = PAGE.read_text(encoding="utf-8")
+        for name, block in BLOCKS.items():
+            before, _, rest = text.partition(BEGIN.format(name))
+            text = before + BEGIN.format(name) + block() + END.format(name) + rest.partition(END.format(name))[2]
+        PAGE.write_text(text, encoding="utf-8")
+        print(table(), blind_tables(), sep="\n", end="")
+    else:
+        sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)}; measure FILE; draw")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:] or [""])

@@ -1,0 +1,107 @@
+"""What a warm call of `fl.attention` costs in Python: `python -m flashlab.measure.overhead [--out docs/results] [--force]`.
+
+Small arrays (1 × 1 head × 128 × 128, float16) with `out=` given, plan and descriptors cached; the time until the call
+returns, the kernel still running: microseconds, median of many. The floor is CuPy's bare call of the driver for a kernel
+without arguments. Needs a Hopper GPU, CuPy and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from importlib import import_module
+from statistics import median
+from typing import Any
+
+import flashlab as fl
+from flashlab.measure import results
+from flashlab.measure.results import Data, Kind, markdown_table
+
+CALLS = 3000
+
+
+def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:
+    """The median of calls; the GPU is waited for now and then, outside of what is timed, so that no queue fills up."""
+    taken: list[float] = []
+    for i in range(CALLS):
+        if i % 50 == 0:
+            wait()
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    wait()
+    return 1e6 * median(taken[CALLS // 10 :])
+
+
+def rows() -> list[dict[str, Any]]:
+    """The floor, and a row for each algorithm and kind of arrays."""
+    cupy: Any = import_module("cupy")
+    torch: Any = import_module("torch")
+    arrays = {
+        "cupy": [cupy.ones((1, 1, 128, 128), "float16") for _ in range(4)],
+        "torch": [torch.ones((1, 1, 128, 128), dtype=torch.float16, device="cuda") for _ in range(4)],
+    }
+    wait = cupy.cuda.runtime.deviceSynchronize
+    launch = cupy.cuda.driver.launchKernel
+    empty = cupy.RawKernel('extern "C" __global__ void empty() {}', "empty").kernel.ptr
+    floor = microseconds(lambda: launch(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0), wait)
+    return [{"algorithm": "an empty kernel", "framework": "the driver alone", "microseconds": floor}] + [
+        {
+            "algorithm": algorithm, "framework": framework,
+            "microseconds": microseconds(lambda a=algorithm, x=x: fl.attention(*x[:3], algorithm=a, out=x[3]), wait),
+        }
+        for algorithm in ("flash2", "flash3")
+        for framework, x in arrays.items()
+    ]  # fmt: skip
+
+
+class Row(Data):
+    """One algorithm on one kind of arrays, or the floor."""
+
+    algorithm: str
+    framework: str
+    microseconds: float
+
+
+class Overhead(Data):
+    """Medians of so many calls."""
+
+    calls: int
+    rows: tuple[Row, ...]
+
+
+def headline(data: Overhead) -> str:
+    """Every row's time."""
+    each = ", ".join(f"{row.microseconds:.1f} µs ({row.algorithm}, {row.framework})" for row in data.rows)
+    return f"a warm call from Python: {each}"
+
+
+def table(data: Overhead) -> str:
+    """A row per algorithm and kind of arrays."""
+    rows = [(row.algorithm, row.framework, f"{row.microseconds:.1f}") for row in data.rows]
+    return markdown_table(("algorithm", "arrays", "µs a call"), rows)
+
+
+KIND = Kind(
+    "overhead", "Speed: what a call costs before the GPU works", "a warm call of `fl.attention` from Python, until it returns",
+    "python -m flashlab.measure.overhead", Overhead, headline, table,
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
+    parser.add_argument("--force", action="store_true", help="replace the file of that name")
+    given = parser.parse_args()
+    found = rows()
+    path = results.save(
+        KIND, ["flash2", "flash3"], {"calls": CALLS, "rows": found}, subject="calls", folder=given.out, replace=given.force,
+    )  # fmt: skip
+    for row in found:
+        print(f"{row['algorithm']}, {row['framework']}: {row['microseconds']:.1f} µs")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

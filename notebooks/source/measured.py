@@ -1,0 +1,61 @@
+"""What lessons 07 and 08 show of docs/results, in one small file that is installed with the library.
+
+    python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
+
+A test holds the file to what this makes today.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flashlab.files import replace_file
+from flashlab.measure import results
+
+ROOT = Path(__file__).resolve().parents[2]
+TO = ROOT / "flashlab" / "data" / "measured.json"
+
+
+def measured() -> dict[str, Any]:
+    """Launches as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
+    counters, bench = of("counters", "flash2"), of("bench", "flash2")
+    ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
+    launches = [
+        {
+            "case": row["case"], "algorithm": row["algorithm"], "launch": row["launch"], "problem": row["problem"],
+            "requested": {x["what"]: x["measured"] for x in row["rows"]},
+            "compulsory_read": row["dram"]["low"], "dram_read": row["dram"]["measured"],
+            "dram_estimate": row["dram"]["estimate"], "dram_written": row["dram"]["written"],
+        }
+        for row in counters["data"]["launches"]
+        if "L2" in row["case"]
+    ]  # fmt: skip
+    kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
+    return {
+        "device": counters["device"],
+        "summary": counters["data"]["summary"],
+        "launches": launches,
+        "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
+        "ladder": {
+            "device": ladder["device"]["name"],
+            "rows": [{key: row[key] for key in (*kept, "of_matmul")} for row in ladder["data"]["rows"]],
+        },
+        "fp8": {"device": fp8["device"]["name"], **{key: fp8["data"][key] for key in ("accuracy", "speed")}},
+    }
+
+
+def of(kind: str, algorithm: str) -> Any:
+    """The newest result of this kind about this algorithm."""
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm)
+    assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
+    return found.content
+
+
+def text() -> str:
+    return json.dumps(measured(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    replace_file(TO, text())
