@@ -5,7 +5,7 @@
 //
 // One thread block owns BR rows of Q and walks the key tiles that they see (the paper swaps FlashAttention-1's loops:
 // Q outside, K and V inside), so O, m and l never leave the registers. Split-Q: warp w owns BR / WARPS of the rows and
-// all BC columns of a tile. No warp needs another's scores, but each reads all of K and V from SRAM: with 32 rows a
+// all BC columns of a tile. No warp needs another's scores, but each reads all of K and V from SRAM: with 32 rows per
 // warp, every fragment of K and V that is read feeds two products.
 //
 //   SRAM        Q  BR x D | K  STAGES x (BC x D) | V  STAGES x (BC x D)     D = HEAD_DIM, head_dim rounded up to 16
@@ -16,15 +16,10 @@
 // interleaved, median of the ratios; data: docs/results/bench/flash2_h200_2026-11-21.json):
 //   - bytes: to the byte. Speed: D = 64 1.12 to 1.16 times, causal 1.17 to 1.20; D = 128 1.06 to 1.09, causal 1.15 to
 //     1.20. That is about 350 and 380 TFLOP/s at 4k and 16k, 45 to 48 and 49 to 52 % of that run's matmul (which has wgmma).
-//     With 64 heads side by side instead of those that share the L2: within 1 % of that, and far more DRAM traffic.
-//   - the tensor pipe is busy 54 % (D = 64) and 59 % (D = 128) of the time: 255 registers leave two warps to a
-//     scheduler, and while both are in their softmax nobody multiplies. Hence no branch between the exponentials and
-//     P V (the compiler then mixes them), and Bc = 128 at D = 64 (1.15 where Bc = 64 had 1.03).
-//   - two stages against one: 1 to 2 % more at D = 64 and 128, where two blocks an SM still fit; where only one fits
-//     (D = 256), 16 % less.
-//   - lost: 16 rows a warp (20 % less), three or four blocks an SM with fewer registers (10 %), S of the next tile
-//     computed beside this tile's softmax (10 %: it halves Bc), causal with groups of heads so small that the last
-//     group's long rows start alone (up to 15 %).
+//
+// 255 registers leave two warps to a scheduler, and while both are in their softmax, nothing is multiplied. Hence no branch
+// stands between the exponentials and P V (the compiler then mixes them), and Bc is 128 at D = 64. Two stages pay where two
+// blocks per SM still fit.
 #include "mask.cuh"
 #include "mma.cuh"
 
@@ -41,10 +36,11 @@ using KVTile = Tile<BC, HEAD_DIM>;
 
 // Which rows of which head a block computes. Blocks start in the order of their number, so under a causal mask the
 // longest rows (the last) come first and the short ones fill the gaps at the end. `group` heads run side by side before
-// the next ones: few enough, and their K and V stay in the L2 while all their rows pass.
-struct Work { int flat_head, first_row; };
+// the next ones start (a swizzle of the heads for the L2): few enough that their K and V stay in the L2 while all their
+// rows pass.
+struct RowTile { int flat_head, first_row; };
 
-DEVICE Work work_of(const Shape& shape, int block) {
+DEVICE RowTile row_tile_of(const Shape& shape, int block) {
   const int row_tiles = ceil_div(shape.len_q, BR);
   const int first_head = block / (shape.group * row_tiles) * shape.group;  // of the group
   const int heads = min(shape.group, shape.batch * shape.heads - first_head);
@@ -54,7 +50,7 @@ DEVICE Work work_of(const Shape& shape, int block) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const Shape shape) {
-  const auto [flat_head, first_row] = work_of(shape, blockIdx.x);
+  const auto [flat_head, first_row] = row_tile_of(shape, blockIdx.x);
   const int batch = flat_head / shape.heads, head = flat_head % shape.heads;
   const int rows = min(BR, shape.len_q - first_row);  // of the problem, in this tile
   const Keys walk = visible_tiles(shape, first_row, first_row + rows - 1, BC);
@@ -227,12 +223,12 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   }
 
   copy_wait<0>();  // without key tiles Q is still on its way
-  const Work work = work_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const RowTile tile = row_tile_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
 #pragma unroll
   for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = work.first_row + warp_row + lane_id() / 4 + 16 * i + 8 * half;
+      const int row = tile.first_row + warp_row + lane_id() / 4 + 16 * i + 8 * half;
       const bool inside = row < shape.len_q;
 
       // step: normalize
@@ -240,11 +236,11 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       const float factor = sum > 0 ? reciprocal(sum) : 0;
 
       // step: store_o
-      char* out_row = row_address(out, work.flat_head / shape.heads, work.flat_head % shape.heads, row);
+      char* out_row = row_address(out, tile.flat_head / shape.heads, tile.flat_head % shape.heads, row);
       store_row(out_row, o[i], half, factor, inside ? padded_row_bytes(shape) : 0);
 
       // step: store_lse
-      float* row_lse = lse + static_cast<long long>(work.flat_head) * shape.len_q + row;
+      float* row_lse = lse + static_cast<long long>(tile.flat_head) * shape.len_q + row;
       if (inside && t == 0)  // line 13: L = m + log(l), -inf for a row without keys
         store_global(row_lse, (m[i][half] + log2_approx(sum)) * LN2);
     }

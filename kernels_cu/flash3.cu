@@ -3,53 +3,28 @@
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
-// Rung 3 computes a tile as fast as this one; what is left is which block computes what, and when:
-//   - persistent blocks: one an SM, each with a list of row tiles. While the consumers finish one, the producer loads the next.
-//   - under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head: all pairs see
-//     about the same number of keys, so all lists take the same time. Where a head has so many tiles that the start of one
-//     hardly counts, blocks aren't persistent and the longest tile comes first.
-//   - heads in groups whose K and V stay in the L2 while all their rows pass.
+// Rung 3 computes a tile as fast as this one. What is left is which block computes what, and when (scheduler.cuh):
+//   - Blocks are persistent: there is one per SM, with a list of row tiles. While the consumers finish one tile, the producer
+//     loads the next.
+//   - Under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head. All pairs see
+//     about the same number of keys, so all lists take the same time. Where a head has so many tiles that its start hardly
+//     counts, blocks aren't persistent, and the longest tile comes first.
+//   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
-// Expected: what the start and the end of a tile cost is hidden, most in short sequences; no block left alone with long rows.
+// NEW marks what this kernel adds to rung 3.
+//
+// Expected: the cost of a tile's start and end is hidden, most of all in short sequences. No block is left alone with long
+// rows.
 // Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
 // ratios; data: docs/results/bench/flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
 // 1.11 of that run's matrix product. Against rung 3 (ladder/flash3_h200_2026-11-21.json): 1.01 to 1.02 times at 16k full,
 // 1.02 to 1.14 at 1k full, 1.11 to 1.34 at 1k causal, 1.05 to 1.14 at 16k causal.
-//   - persistent: 11 % at 1k full (D = 128), 4 % at 4k, nothing at 16k.
-//   - pairs: 20 % at 1k causal, 4 % at 4k, 1 to 3 % less than one block a row tile, the longest first, at 16k. Persistent with
-//     longest first in turns, there and back: 13 to 40 % less, for the groups of heads fall in step with the turns.
-//   - at 1k causal, D = 64: 128 rows a tile, 13 % more than 192, of which too much is hidden; at 4k 192 rows have 7 % more.
-//   - D = 256: 64 keys a tile rather than 80: 5 % at 1k causal, else 1 %.
-//   - kept: where a maximum has risen, a warp waits for its products in the branch of the rescale, though another of its warpgroup may
-//     wait behind it. PTX wants one place for all; Hopper keeps count for each warp (synccheck finds nothing, 1,000 runs are equal in
-//     every bit). Waiting behind the branch, in a trial: at D = 128 1 to 3 % less, at 64 and 256 nothing.
-//   - lost: the operands' descriptors by one addition each, which takes 8 to 17 % of the main loop's instructions: nothing, at 1k
-//     causal with D = 64 3 % less.
 // What binds (profile/flash3_h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
-// without a pause; on zeros, which take less power, it is 1.15 to 1.37 times as fast. Of the clocks: at D = 128 and 256 the tensor
-// cores; at D = 64 no unit; at 1k the first scores and the last output of each tile.
+// without a pause. On zeros, which take less power, the kernel is 1.15 to 1.37 times as fast. Within the clocks: at D = 128 and
+// 256 the tensor cores bind; at D = 64 no unit does; at 1k the first scores and the last output of each tile do.
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-
-// The row tiles of one block: it takes every gridDim-th unit, which is a row tile of a head or, with PAIRS, two.
-struct Agenda {
-  const Shape& shape;
-  int unit = blockIdx.x, half = 0;
-
-  DEVICE bool next(Work& work) {
-    const int row_tiles = ceil_div(shape.len_q, BR), units = PAIRS ? ceil_div(row_tiles, 2) : row_tiles;  // of a head
-    const int all_heads = shape.batch * shape.heads;
-    if (unit >= units * all_heads) return false;
-    const int first_head = unit / (shape.group * units) * shape.group;  // of the group
-    const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
-    const int front = place / heads, back = row_tiles - 1 - front;
-    work = work_of(shape, first_head + place % heads, half ? front : back);
-    half = PAIRS && half == 0 && front != back;
-    if (half == 0) unit += gridDim.x;
-    return true;
-  }
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -59,11 +34,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   if (warpgroup_id() == 0) {
     become_producer();
     if (threadIdx.x == 0) {
-      Agenda agenda{shape};
+      Agenda agenda{shape};  // NEW
       Work work;
       Ring k_ring, v_ring;
-      unsigned q_parity = 0;
-      while (agenda.next(work)) {
+      unsigned q_parity = 0;  // NEW
+      while (agenda.next(work)) {  // NEW
         const int kv = kv_head(shape, work.head);
         auto load_k = [&](int j) {
           mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
@@ -72,16 +47,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         };
 
         // step: load_k (producer: the first, into a slot that is free before Q's)
-        if (work.tiles.first <= work.tiles.last) load_k(work.tiles.last);
+        if (work.tiles.first <= work.tiles.last) load_k(work.tiles.last);  // NEW
 
         // step: load_q (producer)
-        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);  // NEW
         load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
-        q_parity ^= 1;
+        q_parity ^= 1;  // NEW
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           // step: load_k (producer: the next)
-          if (j > work.tiles.first) load_k(j - 1);
+          if (j > work.tiles.first) load_k(j - 1);  // NEW
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
@@ -94,26 +69,27 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   }
 
   become_consumer();
-  Agenda agenda{shape};
+  Agenda agenda{shape};  // NEW
   Work work;
   const int consumer = warpgroup_id() - 1;
-  const Turns turns(consumer);
+  const Turns turns{consumer};
+  turns.start();
   Softmax softmax(shape);
   unsigned p[P_REGISTERS][4], q_parity = 0;
   Ring k_ring, v_ring;
-  while (agenda.next(work)) {
+  while (agenda.next(work)) {  // NEW
     const int last_row = min(work.first_row + BR, shape.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
     const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
     float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
-    softmax.begin();
+    softmax.begin();  // NEW
 
     // step: load_q
-    mbarrier_wait(sram.q_full(), q_parity);
-    q_parity ^= 1;
+    mbarrier_wait(sram.q_full(), q_parity);  // NEW
+    q_parity ^= 1;  // NEW
 
     if (work.tiles.first > work.tiles.last) {
-      release(sram.q_empty());
+      release(sram.q_empty());  // NEW
     } else {
       // step: load_k (first)
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
@@ -122,7 +98,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
-      if (work.tiles.first == work.tiles.last) release(sram.q_empty());
+      if (work.tiles.first == work.tiles.last) release(sram.q_empty());  // NEW
 
       // step: mask (first)
       softmax.mask(s, shape, lane_row, work.tiles.last, full);
@@ -155,7 +131,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         settle(s);
         release(sram.k_empty(k_ring.slot));
         k_ring.advance();
-        if (j == work.tiles.first) release(sram.q_empty());
+        if (j == work.tiles.first) release(sram.q_empty());  // NEW
 
         // step: mask
         softmax.mask(s, shape, lane_row, j, full);
@@ -175,7 +151,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         round_p(p, s);
 
         // step: rescale
-        if (risen) rescale(o, alpha);  // not sooner: a branch here would keep the wait ahead of the exponentials
+        if (risen) rescale(o, alpha);  // behind the exponentials (flash3_3)
       }
 
       // step: load_v

@@ -1,17 +1,17 @@
-// FlashAttention-3, rung 1: TMA loads and WGMMA. (The algorithm: Shah et al. 2024, arXiv 2407.08608; rungs 2 and 3 add its ideas.)
+// FlashAttention-3, rung 1: TMA loads and WGMMA. (The algorithm: Shah et al. 2024, arXiv 2407.08608. Rungs 2 and 3 add the
+// paper's ideas.)
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
-// flash2 with Hopper's two engines: one thread asks for whole tiles, and a warpgroup multiplies 64 rows at once, K and V straight
-// from SRAM. Split-Q as before, now over warpgroups: warpgroup w owns rows 64 w .. 64 w + 63 of the block's BR.
+// This is flash2 with Hopper's two engines. One thread asks for whole tiles (TMA), and a warpgroup multiplies 64 rows at
+// once, with K and V straight from SRAM (WGMMA). The rows are split as before (split-Q), now over warpgroups: warpgroup w
+// owns rows 64 w .. 64 w + 63 of the block's BR.
 //
-// Expected: the tensor cores at twice the rate of mma.sync, and no instruction spent on copies; but while a warpgroup is in its
-// softmax nobody multiplies for it, and all wait for each other once a tile.
+// Expected: the tensor cores run at twice the rate of mma.sync, and copies cost no instructions. But while a warpgroup is
+// in its softmax, nothing is multiplied for it, and all warpgroups wait for each other once per tile.
 // Measured (H200, bf16, 16k tokens in all, hidden size 2048; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.3 to 1.4
-// times flash2 at D = 128 and 1.6 to 2.0 at D = 256 (4k and 16k), and a third less than rung 4. wgmma's rate is 1.5 times that of
-// mma.sync, not twice. At D = 128 Bc = 64 has 10 to 14 % less than Bc = 128; at D = 64 it has 17 to 27 % more, for two blocks share
-// an SM then.
+// times flash2 at D = 128 and 1.6 to 2.0 at D = 256 (4k and 16k), and a third less than flash3.
 #include "flash3.cuh"
 
 constexpr int THREADS = CONSUMERS * WARPGROUP;

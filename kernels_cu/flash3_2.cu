@@ -1,18 +1,21 @@
-// FlashAttention-3, rung 2: producer and consumers. Section 3.1 of Shah et al. 2024 (arXiv 2407.08608): warp specialisation.
+// FlashAttention-3, rung 2: a producer and its consumers. Section 3.1 of Shah et al. 2024 (arXiv 2407.08608): warp
+// specialisation.
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
-// One warpgroup loads, the others compute. K and V go round a ring of STAGES slots, each with two mbarriers: "full" when the
-// bytes have come, "empty" when every consumer warp is done with them. So nobody waits for the whole block any more, and the
-// producer, which needs few registers, leaves its own to the consumers (setmaxnreg).
+// One warpgroup loads, the others compute. K and V go round a ring of STAGES slots. Each slot has two mbarriers: "full" when
+// the bytes have come, "empty" when every consumer warp is done with them. So nothing waits for the whole block any more.
+// The producer needs few registers and leaves its own to the consumers (setmaxnreg).
 //
-// Expected: warpgroups that drift apart, so that one multiplies while the other takes exponentials; loads a whole ring ahead.
+// NEW marks what this kernel adds to rung 1.
+//
+// Expected: warpgroups drift apart, so that one multiplies while the other takes exponentials. Loads run a whole ring ahead.
 // Measured (H200, bf16; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.04 to 1.13 times rung 1 at D = 128
 // and 256. The drift is left to chance, and within a warpgroup softmax and products still alternate.
 #include "flash3.cuh"
 
-constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;  // NEW
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -20,8 +23,8 @@ flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
   const Sram sram;
   open(sram);
 
-  if (warpgroup_id() == 0) {
-    become_producer();
+  if (warpgroup_id() == 0) {  // NEW
+    become_producer();  // NEW
     if (threadIdx.x == 0) {
       const Work work = work_in_order(shape);
       const int kv = kv_head(shape, work.head);
@@ -30,17 +33,17 @@ flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       Ring ring;
       for (int j = work.tiles.last; j >= work.tiles.first; --j, ring.advance()) {
         // step: load_k (producer)
-        mbarrier_wait(sram.k_empty(ring.slot), ring.parity ^ 1);
+        mbarrier_wait(sram.k_empty(ring.slot), ring.parity ^ 1);  // NEW
         load_tile(sram.k(ring.slot), k, work.batch, kv, j * BC, sram.k_full(ring.slot), EVICT_LAST);
         // step: load_v (producer)
-        mbarrier_wait(sram.v_empty(ring.slot), ring.parity ^ 1);
+        mbarrier_wait(sram.v_empty(ring.slot), ring.parity ^ 1);  // NEW
         load_tile(sram.v(ring.slot), v, work.batch, kv, j * BC, sram.v_full(ring.slot), EVICT_LAST);
       }
     }
     return;
   }
 
-  become_consumer();
+  become_consumer();  // NEW
   const Work work = work_in_order(shape);
   const int consumer = warpgroup_id() - 1, last_row = min(work.first_row + BR, shape.len_q) - 1;
   const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
@@ -63,7 +66,7 @@ flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     multiply_qk(s, sram.q(), consumer * 64, sram.k(ring.slot));
     wgmma_wait<0>();
     settle(s);
-    release(sram.k_empty(ring.slot));
+    release(sram.k_empty(ring.slot));  // NEW
 
     // step: mask
     softmax.mask(s, shape, lane_row, j, full);
@@ -88,7 +91,7 @@ flash3_2(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     multiply_pv(o, p, sram.v(ring.slot));
     wgmma_wait<0>();
     settle(o);
-    release(sram.v_empty(ring.slot));
+    release(sram.v_empty(ring.slot));  // NEW
   }
 
 #pragma unroll

@@ -1,26 +1,26 @@
-// FlashAttention-3, rung 3: softmax beside the matrix products. Section 3.2 and Algorithm 2 of Shah et al. 2024 (arXiv 2407.08608).
+// FlashAttention-3, rung 3: softmax beside the matrix products. Section 3.2 and Algorithm 2 of Shah et al. 2024 (arXiv
+// 2407.08608).
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
-// The tensor cores must not wait for exponentials. Two overlaps:
-//   - within a warpgroup: S_j = Q K_jᵀ is issued before O += P V of the tile before, and while that one still runs, the warpgroup
-//     looks for the maxima of S_j;
-//   - between warpgroups (ping-pong): they take turns at the tensor cores, so that one's softmax runs beside another's products.
+// The tensor cores must not wait for exponentials. There are two overlaps:
+//   - Within a warpgroup: S_j = Q K_jᵀ is issued before O += P V of the tile before. While that product still runs, the
+//     warpgroup looks for the maxima of S_j.
+//   - Between warpgroups (ping-pong): they take turns at the tensor cores, so that the softmax of one runs beside the products
+//     of another.
+//
+// Two choices keep the softmax short:
+//   - m stays until a score exceeds it by 2^8 (TAU). A lane sees that by itself, so there are no shuffles and hardly a rescale.
+//   - The wait for O stands in the same straight piece of code as the exponentials, and O is rescaled behind them. ptxas moves
+//     a wait ahead of all that doesn't depend on it, but not over a branch. So the exponentials mix with the wait and with the
+//     rounding of P. A wait inside the branch is no choice: PTX wants all four warps of a warpgroup to execute the same one.
+//
+// NEW marks what this kernel adds to rung 2.
 //
 // Expected: tensor cores that never wait, at D = 128 and 256; at D = 64 the exponentials take as long as the products.
 // Measured (H200, bf16; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.10 to 1.34 times rung 2, most where
 // D and the length are large.
-// What it took (16k, D = 128 full unless said):
-//   - the maxima once a tile, not in the way of the exponentials: m stays until a score exceeds it by 2^8, which a lane sees by
-//     itself, with integer maxima of three (VIMNMX3). No shuffles, hardly a rescale: from 1.05 to 1.16 times cuDNN.
-//   - ptxas moves a wait ahead of all that doesn't depend on it. Where O's wait stands is worth 5 %: best right behind the test
-//     for risen maxima (that branch holds it there), so that the exponentials mix with the rounding of P. Held back behind a
-//     quarter, half, three quarters or all of the exponentials: 4, 1, 3 and 5 % less.
-//   - turns: 11 to 14 % at D = 128, 4 % at D = 64, nothing at D = 256.
-//   - lost: 2 of 8 exponentials by a polynomial (12 % at D = 64); 128 x 176 (2 to 4 %); three and four stages (nothing); 96 and 112
-//     keys a tile at D = 64 (2 to 4 %); P rounded before the wait (C7513: ptxas serialises the products); S of the next tile
-//     in a second set of registers (C7515).
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
@@ -55,7 +55,8 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
   const Work work = work_in_order(shape);
   const int consumer = warpgroup_id() - 1, last_row = min(work.first_row + BR, shape.len_q) - 1;
   const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
-  const Turns turns(consumer);
+  const Turns turns{consumer};  // NEW
+  turns.start();  // NEW
 
   // step: load_q
   mbarrier_wait(sram.q_full(), 0);
@@ -64,13 +65,13 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
   const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
   float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
   unsigned p[P_REGISTERS][4];
-  Ring k_ring, v_ring;
+  Ring k_ring, v_ring;  // NEW
   if (work.tiles.first <= work.tiles.last) {
     // step: load_k (first)
     mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
     // step: scores (first)
-    multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+    multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));  // NEW
     release(sram.k_empty(k_ring.slot));
     k_ring.advance();
 
@@ -82,10 +83,10 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     softmax.exponentials(s);
     round_p(p, s);
 
-    for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+    for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {  // NEW
       // step: load_k
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
-      turns.take();
+      turns.take();  // NEW
 
       // step: scores
       settle(s);
@@ -99,9 +100,9 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
 
       // step: output (of the tile before, in the background)
       wgmma_fence();
-      multiply_pv(o, p, sram.v(v_ring.slot));
-      turns.pass();
-      wgmma_wait<1>();  // S
+      multiply_pv(o, p, sram.v(v_ring.slot));  // NEW
+      turns.pass();  // NEW
+      wgmma_wait<1>();  // NEW: S
       settle(s);
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
@@ -110,11 +111,11 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       softmax.mask(s, shape, lane_row, j, full);
 
       // step: softmax
-      const bool risen = any_lane(softmax.risen(s));
-      if (risen) softmax.raise(s, alpha);
+      const bool risen = any_lane(softmax.risen(s));  // NEW
+      if (risen) softmax.raise(s, alpha);  // NEW
 
       // step: output (of the tile before: done)
-      wgmma_wait<0>();
+      wgmma_wait<0>();  // NEW
       settle(o);
       release(sram.v_empty(v_ring.slot));
       v_ring.advance();
@@ -124,14 +125,14 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       round_p(p, s);
 
       // step: rescale
-      if (risen) rescale(o, alpha);  // not sooner: a branch here would keep the wait ahead of the exponentials
+      if (risen) rescale(o, alpha);  // NEW: behind the exponentials (see above)
     }
 
     // step: load_v
     mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
     // step: output
-    multiply_pv_alone(o, p, sram.v(v_ring.slot));
+    multiply_pv_alone(o, p, sram.v(v_ring.slot));  // NEW
     release(sram.v_empty(v_ring.slot));
     v_ring.advance();
   }

@@ -23,8 +23,8 @@ DEVICE Keys full_tiles(const Shape& shape, int first_row, int last_row, int colu
   return {ceil_div(visible_keys(shape, last_row).first, columns), (visible_keys(shape, first_row).last + 1) / columns - 1};
 }
 
-// Sets the scores that the mask hides to -INF: one row of accumulators (mma.cuh), whose first column is key `key`. `row` is
-// the query of this lane's upper row, `lane_column` (2t) its first column.
+// Sets the scores that the mask hides to -INF, in one row of accumulators (mma.cuh) whose first column is key `key`. `row`
+// is the query of this lane's upper row, `lane_column` (2t) its first column.
 template <int N>
 DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, int lane_column) {
 #pragma unroll
@@ -39,18 +39,20 @@ DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, 
   }
 }
 
-// The same of one side alone: what lies behind the last key that a row sees, or before the first. `column` is the key of this
-// lane's first column.
-template <bool BEHIND, int N>
-DEVICE void hide_scores(float (&s)[N][4], const Shape& shape, int row, int column) {
+// The same for one side of what a row sees, with half of the comparisons: the keys before its first, or after its last.
+// `column` is the key of this lane's first column.
+enum class Side { BEFORE, AFTER };
+template <Side SIDE, int N>
+DEVICE void mask_side(float (&s)[N][4], const Shape& shape, int row, int column) {
+  constexpr bool AFTER = SIDE == Side::AFTER;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Keys keys = visible_keys(shape, opaque(row) + 8 * half);
-    const int bound = (BEHIND ? keys.last : keys.first) - column;
+    const int bound = (AFTER ? keys.last : keys.first) - column;
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (BEHIND ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = -INF;
+        if (AFTER ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = -INF;
   }
 }

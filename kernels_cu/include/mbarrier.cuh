@@ -1,5 +1,5 @@
-// mbarriers: 64-bit counters in SRAM that threads arrive at and copies complete on. Each round of arrivals is a phase;
-// who waits names the phase's parity: the first phase is 0, the next 1, then 0 again. A wait for the phase before the first (1)
+// mbarriers: 64-bit counters in SRAM that threads arrive at and copies complete on. Each round of arrivals is a phase. A
+// wait names the phase's parity: the first phase has 0, the next 1, then 0 again. A wait for the phase before the first (1)
 // returns at once, which is how a ring's slots start out empty.
 #pragma once
 
@@ -7,7 +7,8 @@
 
 constexpr int MBARRIER_BYTES = 8;
 
-// Phases of `arrivals` arrivals each. One thread; mbarrier_publish and barrier() must follow.
+// Makes an mbarrier whose phases have `arrivals` arrivals each. One thread calls it; mbarrier_publish and barrier() must
+// follow.
 DEVICE void mbarrier_init(unsigned address, int arrivals) {
 #ifdef EMULATOR
   emu_mbarrier_init(address, arrivals);
@@ -34,7 +35,7 @@ DEVICE void mbarrier_arrive(unsigned address) {
 #endif
 }
 
-// One arrival; the phase also waits for `bytes` to be copied.
+// One arrival. The phase also waits until `bytes` have been copied.
 DEVICE void mbarrier_arrive_expect(unsigned address, int bytes) {
 #ifdef EMULATOR
   emu_mbarrier_arrive(address, bytes);

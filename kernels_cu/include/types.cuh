@@ -22,7 +22,7 @@ constexpr float LN2 = 0.6931471805599453f;    // log(x) = log2(x) · LN2
 DEVICE constexpr int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 DEVICE constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-// The bits of a float. Of two that aren't negative, the larger has the larger bits.
+// The bits of a float. Of two floats that aren't negative, the larger one has the larger bits.
 DEVICE int bits(float x) { return __builtin_bit_cast(int, x); }
 DEVICE float float_of(int bits) { return __builtin_bit_cast(float, bits); }
 

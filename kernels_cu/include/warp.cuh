@@ -20,8 +20,8 @@ DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 // Waits for the lanes of the warp; neither lanes nor the compiler move loads across.
 DEVICE void warp_barrier() { __syncwarp(); }
 
-// All lanes of the warp are here, and will part: for the emulator, which runs lanes one after the other, and finds the
-// accesses that are one instruction by how often a lane came by since all met. On a GPU it is nothing.
+// All lanes of the warp are here, and will part. This is for the emulator, which runs lanes one after the other: it takes
+// those accesses for one instruction that the lanes reach equally often after they met. On a GPU it is nothing.
 DEVICE void lanes_meet() {
 #ifdef EMULATOR
   __any_sync(0xffffffffu, true);

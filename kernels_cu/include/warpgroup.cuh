@@ -1,5 +1,5 @@
-// A warpgroup: four neighbouring warps, the unit of Hopper's matrix products; and what warpgroups of one block say to
-// each other: named barriers, and the registers that one gives up and another takes.
+// A warpgroup is four neighbouring warps, the unit of Hopper's matrix products. Warpgroups of a block talk to each other by
+// named barriers, and one gives up registers that another takes.
 #pragma once
 
 #include "warp.cuh"
@@ -9,8 +9,8 @@ constexpr int WARPGROUP = 128;  // threads
 // The warpgroup of this thread: the same in every lane, and the compiler knows it.
 DEVICE int warpgroup_id() { return uniform(static_cast<int>(threadIdx.x) / WARPGROUP); }
 
-// Registers a thread of this warpgroup may use from here on: COUNT, a multiple of 8. All warps of the warpgroup call it.
-// ptxas heeds it only where the kernel has __launch_bounds__(threads, 1) (else warning C7508).
+// From here on each thread of this warpgroup may use COUNT registers, a multiple of 8. All warps of the warpgroup call it, in
+// one place. ptxas heeds it only where the kernel has __launch_bounds__(threads, 1) (otherwise warning C7508).
 template <int COUNT>
 DEVICE void release_registers() {
 #ifdef EMULATOR
@@ -28,7 +28,7 @@ DEVICE void claim_registers() {
 #endif
 }
 
-// Named barrier `id` (1..15; 0 is barrier()) of `threads` threads: sync waits for them all, arrive only counts.
+// Named barrier `id` (1..15; 0 is barrier()) for `threads` threads: sync waits for them all, arrive only counts.
 DEVICE void named_barrier_sync(int id, int threads) {
 #ifdef EMULATOR
   emu_named_barrier(id, threads);

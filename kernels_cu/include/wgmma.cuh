@@ -1,15 +1,18 @@
-// WGMMA: the matrix product of a warpgroup, 64 x N += 64 x 16 · 16 x N, run in the background. B lies in SRAM, A in SRAM or
-// in registers, C in registers. Accumulators are laid out as in mma.cuh, each warp with 16 of the 64 rows: lane 4g + t holds
-// c[n] = columns 8n + 2t, 8n + 2t + 1 of row g, then of row g + 8. An operand A in registers is laid out as FragmentA.
+// WGMMA: the matrix product of a warpgroup, 64 x N += 64 x 16 · 16 x N. It runs in the background. B lies in SRAM, A in SRAM
+// or in registers, C in registers. Accumulators are laid out as in mma.cuh, and each warp has 16 of the 64 rows: lane 4g + t
+// holds c[n] = columns 8n + 2t, 8n + 2t + 1 of row g, then of row g + 8. An operand A in registers is laid out as FragmentA.
 //
 // Order: wgmma_fence, products, wgmma_commit (closes a group), wgmma_wait<PENDING>, and `settle` for the accumulators that
-// are complete then: the compiler believes them complete at once, and must not read them before.
+// are complete then. The compiler believes them complete at once, so `settle` keeps it from reading them before.
+//
+// All four warps of a warpgroup execute the same product, fence, commit and wait, or none does: none of them may stand in a
+// branch that only some of the warps take (PTX: .aligned).
 #pragma once
 
 #include "warp.cuh"
 
-// A tile in SRAM as TMA writes it: panels of 64 columns side by side, each ROWS rows of 128 bytes, 16-byte chunk c of row r
-// at place c ^ (r % 8). Panels start on 1024-byte boundaries.
+// A tile in SRAM as TMA writes it with its 128-byte swizzle: panels of 64 columns lie side by side. Each panel has ROWS rows
+// of 128 bytes, with 16-byte chunk c of row r at place c ^ (r % 8). Panels start on 1024-byte boundaries.
 template <int ROWS_, int COLUMNS_>
 struct PanelTile {
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
@@ -22,32 +25,32 @@ struct PanelTile {
   DEVICE unsigned panel(int i) const { return base + i * PANEL_BYTES; }
 };
 
-// What the tensor cores are told of an operand in SRAM: address, strides, swizzle.
+// Tells the tensor cores where an operand lies in SRAM: address, strides, swizzle. (PTX: a matrix descriptor.)
 DEVICE unsigned long long wgmma_descriptor(unsigned address, int leading_bytes, int stride_bytes) {
   constexpr unsigned long long SWIZZLE_128 = 1ull << 62;
   return SWIZZLE_128 | static_cast<unsigned long long>(stride_bytes >> 4) << 32 |
          static_cast<unsigned long long>(leading_bytes >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }
 
-// A or B of which each row is contiguous along the summed dimension (Q, K): columns k..k+15 of the tile from `row` on.
+// A or B with rows contiguous along the summed dimension (Q, K; K-major): columns k..k+15 of the tile from `row` on.
 template <class TileT>
 DEVICE unsigned long long rows_operand(TileT tile, int row, int k) {
   return wgmma_descriptor(tile.panel(k / 64) + row * 128 + k % 64 * 2, 16, 1024);
 }
 
-// rows_operand(tile, row, k) less rows_operand(tile, 0, 0), known ahead: so that each product costs one addition.
+// rows_operand(tile, row, k) minus rows_operand(tile, 0, 0). It is known ahead, so each product costs one addition.
 template <class TileT>
 DEVICE constexpr unsigned operand_step(int row, int k) {
   return (k / 64 * TileT::PANEL_BYTES + row * 128 + k % 64 * 2) >> 4;
 }
 
-// B of which each row is contiguous across it (V): rows k..k+15 of the tile, all its columns.
+// B with rows contiguous across the summed dimension (V; MN-major): rows k..k+15 of the tile, all its columns.
 template <class TileT>
 DEVICE unsigned long long columns_operand(TileT tile, int k) {
   return wgmma_descriptor(tile.base + k * 128, TileT::PANEL_BYTES, 1024);
 }
 
-// Registers that the next product uses were written by ordinary instructions: make them visible.
+// Makes visible what ordinary instructions wrote to the registers that the next product uses.
 DEVICE void wgmma_fence() {
 #ifdef EMULATOR
   emu_wgmma_fence();
@@ -74,7 +77,8 @@ DEVICE void wgmma_wait() {
 #endif
 }
 
-// To be called after the wait (and before the fence): reads and writes of these registers stay on their side.
+// Comes after the wait, and before the fence. Reads and writes of these registers stay on their side of it. (CUTLASS:
+// warpgroup_fence_operand.)
 template <int N>
 DEVICE void settle(float (&c)[N][4]) {
 #ifndef EMULATOR
@@ -93,15 +97,15 @@ DEVICE void settle(unsigned (&a)[N][4]) {
 #endif
 }
 
-// c (64 x 8N8, added to unless `add` is 0) += A · B. wgmma_ss: A and B in SRAM, each row contiguous along the summed
-// dimension. wgmma_rs: A in registers, B's rows contiguous across it.
+// c (64 x 8N8) += A · B, or = A · B if `add` is 0. wgmma_ss: A and B lie in SRAM, with rows contiguous along the summed
+// dimension. wgmma_rs: A lies in registers, and B's rows are contiguous across that dimension.
 template <int N8>
 DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
 
-// The same with operands of 8 bits (e4m3), 32 deep: as many bytes. Both lie contiguous along the summed dimension. A in registers:
-// lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of either.
+// The same with operands of 8 bits (e4m3), 32 deep, which is as many bytes. Both are contiguous along the summed dimension.
+// A in registers: lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of both.
 template <int N8>
 DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>

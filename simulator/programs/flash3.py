@@ -22,7 +22,7 @@ _LONG = 64  # row tiles of a head from which on the start of one hardly counts
 
 
 def choose_tile(problem: Problem) -> Tile:
-    """The tile of the top rung by head dim and length; see the kernel's header for what it was measured against."""
+    """The tile of the top rung by head dim and length."""
     d = round_up(problem.head_dim, PANEL)
     if d > 128:
         return Tile(128, 64)

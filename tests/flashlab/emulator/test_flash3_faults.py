@@ -22,7 +22,7 @@ pytestmark = pytest.mark.compiler
 CHECKS = ("numbers", "bytes", "unwritten")
 """What catches a fault that misuses nothing: the rule, bytes by the formula, outputs that nobody wrote."""
 
-HEADER = "flash3.cuh"
+HEADER, SCHEDULER = "flash3.cuh", "scheduler.cuh"
 CAUSAL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=150, len_kv=110, head_dim=40, dtype="float16", causal=True)
 """Up to seven key tiles in a ring of two slots; a pair of row tiles and one alone; rows that see no key; a tail."""
 BFLOAT16 = CAUSAL.replace(dtype="bfloat16")
@@ -56,8 +56,10 @@ class Fault:
         """The kernel's file, patched or beside a patched header."""
         real = kernels_cu.source(self.kernel)
         files = {real.name: real.read_text(encoding="utf-8")}
-        if self.file is not None:
-            files[self.file] = (kernels_cu.include_dir() / self.file).read_text(encoding="utf-8")
+        if self.file is not None:  # with all the others: a header finds those beside it first
+            files |= {
+                path.name: path.read_text(encoding="utf-8") for path in sorted(kernels_cu.include_dir().glob("*.cuh"))
+            }
         file = self.file or real.name
         files[file] = patched(files[file], self.old, self.new, step=self.within)
         return kept(files) / real.name
@@ -120,12 +122,12 @@ WAITS = [
         sees="wait forgotten", at="softmax.raise(s, alpha), rescale", other=PV,
     ),
     Fault(
-        name="product never committed", file=HEADER, old="void multiply_qk( … wgmma_commit();", new="",
+        name="product never committed", file="fp16.cuh", old="void multiply_qk( … wgmma_commit();", new="",
         sees="wait forgotten", at="softmax.raise(s, alpha); softmax.exponentials",
         other=QK_FIRST, also=("race",),
     ),
     Fault(
-        name="fence removed before a product of registers", file=HEADER, old="void multiply_pv_alone( … wgmma_fence();",
+        name="fence removed before a product of registers", file="fp16.cuh", old="void multiply_pv_alone( … wgmma_fence();",
         new="", sees="fence forgotten", at=PV_LAST,
     ),
     Fault(
@@ -175,8 +177,8 @@ BARRIERS = [
         at=Q_FULL,
     ),
     Fault(
-        name="turns of too few threads", file=HEADER, old="named_barrier_sync(1 + consumer, 2 * WARPGROUP)",
-        new="named_barrier_sync(1 + consumer, WARPGROUP)", sees="barrier", at="turns.take();", tile=TWO,
+        name="turns of too few threads", file=HEADER, old="named_barrier_sync(TURN + consumer, 2 * WARPGROUP)",
+        new="named_barrier_sync(TURN + consumer, WARPGROUP)", sees="barrier", at="turns.take();", tile=TWO,
     ),
     Fault(
         name="one consumer never passes its turn on", old="turns.pass();", new="if (consumer == 0) turns.pass();",
@@ -221,15 +223,15 @@ RESULTS = [
         sees="out of bounds", at="store_lse(lse",
     ),
     Fault(
-        name="agenda drops the last unit", old="unit >= units * all_heads)", new="unit >= units * all_heads - 1)",
+        name="agenda drops the last unit", file=SCHEDULER, old="unit >= units * all_heads)", new="unit >= units * all_heads - 1)",
         sees="unwritten", also=("numbers", "bytes"),
     ),
     Fault(
-        name="middle tile of a head computed twice", old=" && half == 0 && front != back;", new=" && half == 0;",
+        name="middle tile of a head computed twice", file=SCHEDULER, old=" && half == 0 && front != back;", new=" && half == 0;",
         sees="bytes",
     ),
     Fault(
-        name="last tile of a head in every pair", old="back = row_tiles - 1 - front;", new="back = row_tiles - 1;",
+        name="last tile of a head in every pair", file=SCHEDULER, old="back = row_tiles - 1 - front;", new="back = row_tiles - 1;",
         sees="race between blocks", at="store_o(out",
     ),
 ]  # fmt: skip

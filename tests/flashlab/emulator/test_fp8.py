@@ -185,16 +185,16 @@ def test_a_neighbours_scale_is_seen(name: str) -> None:
 
 
 FAULTS = {
-    "offset forgotten in P": ("flash3_fp8.cu", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
-    "no offset at all": ("flash3.cuh", "LARGEST_P = 5;", "LARGEST_P = 0;", {"out", "lse"}),
+    "offset forgotten in P": ("fp8.cuh", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
+    "no offset at all": ("softmax.cuh", "LARGEST_P = E4M3 ? 5 : 0;", "LARGEST_P = 0;", {"out", "lse"}),
     "offset forgotten in the LSE": ("flash3.cuh", "(m - LARGEST_P + log2_approx", "(m + log2_approx", {"lse"}),
 }
 """Of P: file, code, what takes its place, what is off then."""
 LOOP = "for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) { … "
 """Over the consumers' key tiles, all but the first, where P V runs beside the scores."""
 MORE_FAULTS = {
-    "no mask": ("flash3.cuh", "hide_scores<true>(s, shape, row, key);", "", {"out", "lse"}),
-    "no scale of V": ("flash3_fp8.cu", "+= scale * t[n][e];", "+= t[n][e];", {"out"}),
+    "no mask": ("softmax.cuh", "mask_side<Side::AFTER>(s, shape, row, key);", "", {"out", "lse"}),
+    "no scale of V": ("fp8.cuh", "+= scale * t[n][e];", "+= t[n][e];", {"out"}),
     "no rescale of O": (
         "flash3_fp8.cu",
         LOOP + "rescale(o, alpha);",
@@ -207,11 +207,11 @@ MORE_FAULTS = {
         "",
         {"out", "lse"},
     ),
-    "no rescale of l": ("flash3_fp8.cu", "l[0] *= alpha[0], l[1] *= alpha[1];", "", {"out", "lse"}),
-    "no ones": ("flash3.cuh", "FOUR = 0x38383838;", "FOUR = 0;", {"out", "lse"}),
-    "a half for a one": ("flash3.cuh", "FOUR = 0x38383838;", "FOUR = 0x30383838;", {"out", "lse"}),
+    "no rescale of l": ("fp8.cuh", "l[0] *= alpha[0], l[1] *= alpha[1];", "", {"out", "lse"}),
+    "no ones": ("flash3_fp8.cu", "FOUR = 0x38383838;", "FOUR = 0;", {"out", "lse"}),
+    "a half for a one": ("flash3_fp8.cu", "FOUR = 0x38383838;", "FOUR = 0x30383838;", {"out", "lse"}),
     "the sums of other rows": (
-        "flash3_fp8.cu",
+        "fp8.cuh",
         "l[0] += sums[0], l[1] += sums[2];",
         "l[0] += sums[2], l[1] += sums[0];",
         {"out", "lse"},
@@ -228,10 +228,10 @@ MORE_FAULTS = {
 
 IN_TURN = "if (any_lane(softmax.risen(s))) { … "
 WIDE_FAULTS = {
-    "the sums of a tile are V's": ("multiply_pv(sums, p, v_tile, HEAD_DIM);", "multiply_pv(sums, p, v_tile, HEAD_DIM - 8);"),
-    "no scale of V": MORE_FAULTS["no scale of V"][1:3],
-    "no rescale of O": (IN_TURN + "rescale(o, alpha);", ""),
-    "no rescale of l": (IN_TURN + "softmax.rescale(alpha);", ""),
+    "the sums of a tile are V's": ("flash3_fp8.cu", "multiply_pv(sums, p, v_tile, D);", "multiply_pv(sums, p, v_tile, D - 8);"),
+    "no scale of V": MORE_FAULTS["no scale of V"][:3],
+    "no rescale of O": ("flash3_fp8.cu", IN_TURN + "rescale(o, alpha);", ""),
+    "no rescale of l": ("flash3_fp8.cu", IN_TURN + "softmax.rescale(alpha);", ""),
 }  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def test_a_fault_is_seen(fault: str) -> None:
 @pytest.mark.parametrize("fault", one_of_each(WIDE_FAULTS, lambda name: "wide"))
 def test_a_fault_of_wide_heads_is_seen(fault: str) -> None:
     x = fp8.quantize(*inputs(WIDE))
-    ran = run(x, WIDE, changed(("flash3_fp8.cu", *WIDE_FAULTS[fault])), sanitize=False)
+    ran = run(x, WIDE, changed(WIDE_FAULTS[fault]), sanitize=False)
     assert "out" in wrong(ran, expect(*x.values(), WIDE))
 
 
@@ -266,7 +266,7 @@ SYNCHRONISATION_FAULTS = {
     "K goes early": (
         CAUSAL, "flash3_fp8.cu", LOOP + "const float factor_k =", "release(sram.k_empty(k_ring.slot)); const float factor_k =",
     ),
-    "the ones are shown to nobody": (CAUSAL, "flash3.cuh", "fence_async();", ""),
+    "the ones are shown to nobody": (CAUSAL, "flash3_fp8.cu", "fence_async();", ""),
     "a chunk of wide heads isn't waited for": (WIDE, "flash3_fp8.cu", "i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();", ""),
     "Q never goes": (
         CAUSAL.replace(heads=300, kv_heads=300, len_q=40, len_kv=40), "flash3_fp8.cu",
@@ -282,10 +282,10 @@ def test_a_fault_of_synchronisation_is_found(fault: str) -> None:
 
 
 def changed(*changes: tuple[str, str, str]) -> Path:
-    """The kernel with these changes (file, old code, new), in a folder with its header; how code is found: tests/patches.py."""
+    """The kernel with these changes (file, old code, new), in a folder with all headers; how code is found: tests/patches.py."""
     real = kernels_cu.source("flash3_fp8")
-    header = kernels_cu.include_dir() / "flash3.cuh"
-    files = {path.name: path.read_text(encoding="utf-8") for path in (real, header)}
+    headers = sorted(kernels_cu.include_dir().glob("*.cuh"))
+    files = {path.name: path.read_text(encoding="utf-8") for path in (real, *headers)}
     for file, old, new in changes:
         files[file] = patched(files[file], old, new)
     return kept(files) / real.name
@@ -293,14 +293,14 @@ def changed(*changes: tuple[str, str, str]) -> Path:
 
 ONE_ACCUMULATOR = [
     ("flash3_fp8.cu", "float t[O_FRAGMENTS + 1][4];", "float t[O_FRAGMENTS + 1][4] = {};"),
-    ("flash3_fp8.cu", "o[first + n][e] += scale * t[n][e];", "o[first + n][e] = t[n][e];"),
-    ("flash3_fp8.cu", "l[0] += sums[0], l[1] += sums[2];", "l[0] = sums[0], l[1] = sums[2];"),
+    ("fp8.cuh", "o[first + n][e] += scale * t[n][e];", "o[first + n][e] = t[n][e];"),
+    ("fp8.cuh", "l[0] += sums[0], l[1] += sums[2];", "l[0] = sums[0], l[1] = sums[2];"),
     (
         "flash3_fp8.cu",
         LOOP + "round_p(p, s);",
         "round_p(p, s); if (risen) rescale(t, alpha);",
     ),
-    ("flash3.cuh", "operand_step<VTile>(dim, 16 * i), i > 0)", "operand_step<VTile>(dim, 16 * i), 1)"),
+    ("fp8.cuh", "operand_step<VTile>(dim, 16 * i), i > 0)", "operand_step<VTile>(dim, 16 * i), 1)"),
 ]
 """P V of all key tiles, and the sums of P, in one accumulator of the tensor cores, as flash3 has it; without scales of V."""
 

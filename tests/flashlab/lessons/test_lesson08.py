@@ -60,7 +60,7 @@ def test_a_step_is_shown_as_program_and_as_kernel(rung: str):
 
 
 def test_an_excerpt_ends_where_its_brace_closes():
-    agenda = hopper.excerpt("flash3.cu", "struct Agenda").splitlines()
+    agenda = hopper.excerpt("scheduler.cuh", "struct Agenda").splitlines()
     assert agenda[-1] == "};" and not any(line.startswith("}") for line in agenda[:-1])
     assert hopper.excerpt("flash3.cuh", "DEVICE void become_producer").endswith("}")
 
