@@ -11,6 +11,7 @@ import pytest
 
 from flashlab.measure import sanitizers
 from flashlab.measure.sanitizers import FAULTS, TOOLS, Findings, Row, SanitizersReport
+from simulator.catalogue import CATALOGUE, with_kernels
 from simulator.errors import Unavailable
 
 MEMCHECK = """\
@@ -88,8 +89,10 @@ def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_tool_has_a_fault_to_find_and_the_grid_has_every_edge() -> None:
     assert {fault.tool for fault in FAULTS.values()} == set(TOOLS)
     grid = sanitizers.grid()
-    assert {case.algorithm for case in grid} == {"standard", "online_softmax", "flash1", "flash2"}
-    assert {case.problem.dtype for case in grid} == {"float32", "float16", "bfloat16"}
+    assert {case.algorithm for case in grid} == set(with_kernels())
+    for algorithm in with_kernels():
+        dtypes = {case.problem.dtype for case in grid if case.algorithm == algorithm}
+        assert dtypes == set(CATALOGUE[algorithm].dtypes)
 
 
 def test_no_compute_sanitizer_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
