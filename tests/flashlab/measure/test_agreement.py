@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import flashlab as fl
 from flashlab.measure import agreement, emulated, results
 from flashlab.measure.agreement import Agreement, Row
 from flashlab.measure.problems import matrix
 from simulator.devices import DEVICES
+from tests.tiers import one_of_each
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "results"
 MEASURED = results.find(FOLDER, kind="agreement")
@@ -23,7 +25,7 @@ ALGORITHMS = sorted({case.split()[0] for case, _ in GPU})
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].hopper))
 def test_counts_are_those_that_the_gpu_had(algorithm: str) -> None:
     """Bytes, sectors and wavefronts of the ragged problems, where lanes part, as an H200 counted them."""
     cases = [
