@@ -25,7 +25,7 @@ ALGORITHMS = sorted({case.split()[0] for case, _ in GPU})
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].hopper))
+@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
 def test_counts_are_those_that_the_gpu_had(algorithm: str) -> None:
     """Bytes, sectors and wavefronts of the ragged problems, where lanes part, as an H200 counted them."""
     cases = [
