@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
+    from flashlab.run.plan import plan
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
 
@@ -76,6 +77,7 @@ __version__ = "0.1.0"
 # what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
 _LAZY = {
     "attention": "flashlab.run.call",
+    "plan": "flashlab.run.plan",
     "check": "flashlab.lessons",
     "compare": "flashlab.views.comparison",
     "emulate": "flashlab.run.emulated",
@@ -125,6 +127,6 @@ __all__ = [
     "Emulation", "EmulationError", "Empty", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
     "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
-    "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "player", "predict", "program", "progress",
+    "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "plan", "player", "predict", "program", "progress",
     "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

@@ -12,12 +12,12 @@ _HERE = Path(__file__).resolve().parent
 
 
 def source(name: str) -> Path:
-    """The `.cu` of an algorithm.
+    """The `.cu` of an algorithm; of one that isn't ours, the file that its row names by its path.
 
     >>> source("standard").is_file()
     True
     """
-    path = _HERE / f"{name}.cu"
+    path = Path(name) if name.endswith(".cu") else _HERE / f"{name}.cu"
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in _HERE.glob("*.cu")))
         raise ValueError(f"name={name!r}: no such kernel; there are {known}")

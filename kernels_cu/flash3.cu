@@ -12,8 +12,8 @@
 //
 // Expected: what the start and the end of a tile cost is hidden, most in short sequences; no block left alone with long rows.
 // Measured (H200, bf16, 16k tokens in all, hidden size 2048, against FlashAttention-4 and cuDNN, calls interleaved, median of the
-// ratios; data: docs/results/bench_flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
-// 1.11 of that run's matrix product. Against rung 3 (ladder_flash3_h200_2026-11-21.json): 1.01 to 1.02 times at 16k full,
+// ratios; data: docs/results/bench/flash3_h200_2026-11-21.json): 1.02 to 1.13 times the better of the two in every cell, 0.46 to
+// 1.11 of that run's matrix product. Against rung 3 (ladder/flash3_h200_2026-11-21.json): 1.01 to 1.02 times at 16k full,
 // 1.02 to 1.14 at 1k full, 1.11 to 1.34 at 1k causal, 1.05 to 1.14 at 16k causal.
 //   - persistent: 11 % at 1k full (D = 128), 4 % at 4k, nothing at 16k.
 //   - pairs: 20 % at 1k causal, 4 % at 4k, 1 to 3 % less than one block a row tile, the longest first, at 16k. Persistent with
@@ -25,7 +25,7 @@
 //     every bit). Waiting behind the branch, in a trial: at D = 128 1 to 3 % less, at 64 and 256 nothing.
 //   - lost: the operands' descriptors by one addition each, which takes 8 to 17 % of the main loop's instructions: nothing, at 1k
 //     causal with D = 64 3 % less.
-// What binds (profile_flash3-..._h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
+// What binds (profile/flash3_h200_2026-11-21.json): the clock, by the power limit, in every cell, once calls follow each other
 // without a pause; on zeros, which take less power, it is 1.15 to 1.37 times as fast. Of the clocks: at D = 128 and 256 the tensor
 // cores; at D = 64 no unit; at 1k the first scores and the last output of each tile.
 #include "flash3.cuh"
@@ -161,14 +161,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         softmax.mask(s, shape, lane_row, j, full);
 
         // step: softmax
-        if (any_lane(softmax.risen(s))) {
-          softmax.raise(s, alpha);
-          wgmma_wait<0>();
-          settle(o);
-
-          // step: rescale
-          rescale(o, alpha);
-        }
+        const bool risen = any_lane(softmax.risen(s));
+        if (risen) softmax.raise(s, alpha);
 
         // step: output (of the tile before: done)
         wgmma_wait<0>();
@@ -179,6 +173,9 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         // step: softmax (P)
         softmax.exponentials(s);
         round_p(p, s);
+
+        // step: rescale
+        if (risen) rescale(o, alpha);  // not sooner: a branch here would keep the wait ahead of the exponentials
       }
 
       // step: load_v

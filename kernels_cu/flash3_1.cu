@@ -8,7 +8,7 @@
 //
 // Expected: the tensor cores at twice the rate of mma.sync, and no instruction spent on copies; but while a warpgroup is in its
 // softmax nobody multiplies for it, and all wait for each other once a tile.
-// Measured (H200, bf16, 16k tokens in all, hidden size 2048; data: docs/results/ladder_flash3_h200_2026-11-21.json): 1.3 to 1.4
+// Measured (H200, bf16, 16k tokens in all, hidden size 2048; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.3 to 1.4
 // times flash2 at D = 128 and 1.6 to 2.0 at D = 256 (4k and 16k), and a third less than rung 4. wgmma's rate is 1.5 times that of
 // mma.sync, not twice. At D = 128 Bc = 64 has 10 to 14 % less than Bc = 128; at D = 64 it has 17 to 27 % more, for two blocks share
 // an SM then.

@@ -9,7 +9,7 @@
 //   - between warpgroups (ping-pong): they take turns at the tensor cores, so that one's softmax runs beside another's products.
 //
 // Expected: tensor cores that never wait, at D = 128 and 256; at D = 64 the exponentials take as long as the products.
-// Measured (H200, bf16; data: docs/results/ladder_flash3_h200_2026-11-21.json): 1.10 to 1.34 times rung 2, most where
+// Measured (H200, bf16; data: docs/results/ladder/flash3_h200_2026-11-21.json): 1.10 to 1.34 times rung 2, most where
 // D and the length are large.
 // What it took (16k, D = 128 full unless said):
 //   - the maxima once a tile, not in the way of the exponentials: m stays until a score exceeds it by 2^8, which a lane sees by
@@ -110,14 +110,8 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       softmax.mask(s, shape, lane_row, j, full);
 
       // step: softmax
-      if (any_lane(softmax.risen(s))) {
-        softmax.raise(s, alpha);
-        wgmma_wait<0>();
-        settle(o);
-
-        // step: rescale
-        rescale(o, alpha);
-      }
+      const bool risen = any_lane(softmax.risen(s));
+      if (risen) softmax.raise(s, alpha);
 
       // step: output (of the tile before: done)
       wgmma_wait<0>();
@@ -128,6 +122,9 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       // step: softmax (P)
       softmax.exponentials(s);
       round_p(p, s);
+
+      // step: rescale
+      if (risen) rescale(o, alpha);  // not sooner: a branch here would keep the wait ahead of the exponentials
     }
 
     // step: load_v

@@ -21,9 +21,9 @@
 // after the other there.
 //
 // Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
-// Measured (H200, 16k tokens in all; data: docs/results/fp8_flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.32 times
+// Measured (H200, 16k tokens in all; data: docs/results/fp8/flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.32 times
 // bfloat16, 1.31 causal, and at D = 256 1.47 and 1.45; at 1k 1.24 to 1.38.
-// What binds (profile_flash3-..._h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the clocks;
+// What binds (profile/flash3_h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the clocks;
 // additions and FMAs in float32 keep the tensor cores from some of the others. At D = 256 first the tensor cores, 71 %. In both the
 // power limit holds the clock down.
 // What it took (trials, a run each, side by side: D = 128, 16k, times bfloat16, full; causal is 0.01 to 0.02 less):

@@ -8,7 +8,7 @@ from simulator.counts import Book, Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.machine import Block, HbmTensor, Machine, SramTile
-from simulator.naive import Reference, naive, naive_loop, random_inputs
+from simulator.operations.attention import Reference, naive, naive_loop, random_inputs
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers

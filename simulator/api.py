@@ -8,25 +8,29 @@ import numpy as np
 
 from simulator import catalogue
 from simulator.catalogue import Formula
-from simulator.counts import Book, Counts, io_tensors
+from simulator.counts import Book, Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
+from simulator.operations.attention import Window
+from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem
 from simulator.program import Program
-from simulator.simulate import Run, Scales, TileLike, Window, problem_of, run_on_data, run_on_shapes
+from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 
 def simulate(
-    algorithm: str | Program, q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None,
-    tile: TileLike = None, device: Device | str = "h100", lse: bool = False, trace: bool | tuple[int, int] = False,
-    check_finite: bool = False, scales: Scales | None = None,
+    algorithm: str | Program, *arrays: Any, causal: bool = False, window: Window = None, scale: float | None = None,
+    tile: TileLike = None, device: Device | str = "h100", lse: Any = False, trace: bool | tuple[int, int] = False,
+    check_finite: bool = False, scales: Scales | None = None, **named: Any,
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
-    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: NumPy, float32, float16 or bfloat16, all
-    of one dtype (float8_e4m3fn for `flash3_fp8`, whose `scales` are 1 unless given); never changed. `trace=(batch, head)`
-    (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and `SramOverflow` for a
-    tile that does not fit.
+    The arrays are the inputs of the algorithm's operation, in order or by name. Of attention they are q `(batch, heads, len_q,
+    head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype (float8_e4m3fn for
+    `flash3_fp8`, whose `scales` are 1 unless given); never changed. Of a backward pass q, k, v, out, lse, dout.
+    `lse=True` asks for the LSE as an output.
+    `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and
+    `SramOverflow` for a tile that does not fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -34,23 +38,33 @@ def simulate(
     >>> run.out.shape, run.counts.hbm.read
     ((1, 2, 128, 64), 131072)
     """
-    q, k, v = (np.asarray(x) for x in (q, k, v))
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    row = catalogue.get(algorithm)
+    if not isinstance(lse, bool):  # of a backward pass an input
+        named, lse = {"lse": lse, **named}, False
+    given = {name: np.asarray(x) for name, x in row.operation.bound(arrays, named).items()}
+    problem = row.operation.problem(given, causal=causal, window=window, scale=scale)
     if check_finite:
-        for name, x in (("q", q), ("k", k), ("v", v)):
+        for name, x in given.items():
             if not np.isfinite(x.astype(np.float32)).all():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
     head = (0, 0) if trace is True else trace or None
     if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
         raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
-    program, on = catalogue.get(algorithm).taking(problem).program, Device.named(device)
-    return run_on_data(program, q, k, v, problem, tile=tile, device=on, lse=lse, trace=head, scales=scales)
+    row.check(problem)
+    program, on = row.program, Device.named(device)
+    if scales is not None:
+        given |= Scales.of(scales).named(problem, program.configure(problem, on, tile).tile)
+    return run_on_data(program, given, problem, tile=tile, device=on, asked=_asked(lse), trace=head)
+
+
+def _asked(lse: bool) -> tuple[str, ...]:
+    return ("lse",) if lse else ()
 
 
 def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
     """Run a vector's softmax (`softmax_naive`, `softmax_safe`, `softmax_online`, `softmax_merge`), `tile` elements at a time.
 
-    x is a 1-D NumPy array of a storage dtype; `run.out` is its softmax. Raises `UsageError`.
+    x is a 1-D array of a storage dtype; `run.out` is its softmax. Raises `UsageError`.
 
     >>> import numpy as np, flashlab as fl
     >>> run = fl.softmax("softmax_online", np.array([1.0, 2.0, 3.0], np.float32))
@@ -60,26 +74,17 @@ def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
     x = np.asarray(x)
     if x.ndim != 1:
         raise UsageError("x.shape", x.shape, "a vector, (length,)")
-    problem = _vector_problem(x.shape[0], str(x.dtype))
-    none = np.empty((1, 1, 0, x.shape[0]), x.dtype)
-    run = run_on_data(
-        _vector_program(name), x.reshape(1, 1, 1, -1), none, none, problem, tile=(1, tile), device=Device.named("h100"), lse=False,
-        trace=None,
-    )  # fmt: skip
-    return Run(run.out.reshape(-1), None, run.counts, None)
+    given = {"x": x.reshape(1, -1)}
+    problem, on = SOFTMAX.problem(given), Device.named("h100")
+    run = run_on_data(_vector_program(name), given, problem, tile=(1, tile), device=on)
+    return Run({"out": run.out.reshape(-1)}, run.counts, None)
 
 
 def _vector_program(name: str) -> Program:
-    if name not in catalogue.VECTOR_PROGRAMS:
-        raise unknown("name", name, catalogue.VECTOR_PROGRAMS)
-    return catalogue.VECTOR_PROGRAMS[name]
-
-
-def _vector_problem(length: int, dtype: str) -> Problem:
-    """A vector as the one query row of a problem without keys."""
-    if length < 1:
-        raise UsageError("length", length, "an integer of at least 1")
-    return Problem(batch=1, heads=1, len_q=1, len_kv=0, head_dim=length, dtype=dtype)
+    known = catalogue.of(SOFTMAX)
+    if name not in known:
+        raise unknown("name", name, known)
+    return known[name].program
 
 
 def count(
@@ -99,21 +104,23 @@ def count(
     >>> fl.count("softmax_safe", length=1024, dtype="float32").hbm.read // 4
     3072
     """
-    if problem is None:
+    row, on = catalogue.get(algorithm), Device.named(device)
+    if row.operation is SOFTMAX and problem is None:
         if length is None:
-            raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
-        vector = _vector_program(str(algorithm))
-        return run_on_shapes(
-            vector, _vector_problem(length, dtype), tile=tile or (1, 128), device=Device.named(device), lse=lse
-        )
+            raise UsageError("length", None, f"an integer of at least 1: {row.name} is the softmax of a vector")
+        problem, tile = vector_problem(length, dtype), tile or (1, 128)
+    if length is not None and row.operation is not SOFTMAX:
+        raise unknown("name", row.name, catalogue.of(SOFTMAX))
+    if problem is None:
+        raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
     if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
-    if isinstance(algorithm, str) and algorithm in catalogue.VECTOR_PROGRAMS:
-        raise UsageError("problem", problem, f"length=… and dtype=…: {algorithm} is the softmax of a vector")
-    row = catalogue.get(algorithm).taking(problem)
+    if row.operation is SOFTMAX and problem.len_q != 1:
+        raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
+    row.check(problem)
     if row.formula is None:
-        return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), lse=lse)
-    return _evaluate(row.formula, row.program, problem, tile, Device.named(device), lse)
+        return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse))
+    return _evaluate(row.formula, row.program, problem, tile, on, lse)
 
 
 def shape_run(
@@ -131,8 +138,10 @@ def shape_run(
     >>> fl.shape_run("flash2", p) == fl.count("flash2", p)
     True
     """
-    program = catalogue.get(algorithm).taking(problem).program
-    return run_on_shapes(program, problem, tile=tile, device=Device.named(device), lse=lse)
+    row = catalogue.get(algorithm)
+    row.check(problem)
+    program = row.program
+    return run_on_shapes(program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
 
 
 def check_formula(
@@ -153,7 +162,7 @@ def check_formula(
     >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
     """
     row, on = catalogue.get(program), Device.named(device)
-    counted, closed = run_on_shapes(row.program, problem, tile=tile, device=on, lse=lse), _evaluate(
+    counted, closed = run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)), _evaluate(
         formula, row.program, problem, tile, on, lse)  # fmt: skip
     if counted == closed:
         return
@@ -187,7 +196,8 @@ def _evaluate(
 ) -> Counts:
     config = program.configure(problem, device, tile)
     book = Book(program.name, problem, config.tile, device, config)
-    for spec in io_tensors(problem):
-        book.tensor(spec)
+    for operands, role in ((program.operation.required, "input"), (program.operation.written, "output")):
+        for operand in operands:
+            book.tensor(operand.spec(problem, config.tile, role))
     formula(book, problem, config.tile, config, lse=lse)
     return book.close()

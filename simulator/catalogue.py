@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from simulator.config import Config
-from simulator.errors import UsageError, unknown
+from simulator.devices import Device
+from simulator.errors import Unavailable, UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash2 as flash2_formula
+from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
-from simulator.problem import DTYPES, FP8, Problem
+from simulator.operations.attention import ATTENTION
+from simulator.operations.operation import Operation
+from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
+from simulator.programs import flash1 as flash1_program
+from simulator.programs import flash2 as flash2_program
+from simulator.programs import flash2_backward as flash2_backward_program
+from simulator.programs import flash3 as flash3_program
+from simulator.programs import flash3_fp8 as flash3_fp8_program
+from simulator.programs import online_softmax as online_softmax_program
+from simulator.programs import softmax as softmax_program
+from simulator.programs import standard as standard_program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
+from simulator.programs.flash2_backward import flash2_backward
 from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_fp8 import flash3_fp8
-from simulator.programs.online_softmax import online_softmax, softmax_merge, softmax_naive, softmax_online, softmax_safe
+from simulator.programs.online_softmax import online_softmax
+from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
+from simulator.support import Support, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
 from simulator.time.schedules import flash1 as flash1_schedule
@@ -48,22 +63,23 @@ Schedule = Callable[[Problem, Config, Rates], list[Launch]]
 class Kernel:
     """A launch on the GPU: the `.cu` file, its entry point, and the arrays it takes, in order; an array that the call
     doesn't have (the LSE, unless asked for) is passed as NULL. Those in `boxes` are passed as TMA's descriptors, with how
-    many rows their boxes have ("rows" or "cols" of the tile, or "head_dim"): such a kernel runs on Hopper only, in 16 or 8 bit."""
+    many rows their boxes have ("rows" or "cols" of the tile, or "head_dim"). `arch` is what the code is made for where it
+    isn't the GPU's own; a `persistent` kernel may be launched with fewer blocks than it has tiles."""
 
     source: str
     entry: str
     arguments: tuple[str, ...]
     boxes: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def hopper(self) -> bool:
-        """Does it need sm_90a?"""
-        return bool(self.boxes)
+    arch: str | None = None
+    persistent: bool = False
+    language: str = "cuda"
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An algorithm's tile program, formula, schedule and kernels; one's own program has none of the last three.
+    """One row: an algorithm's tile program, formula, schedule and kernels; one's own program has none of the last three.
+
+    `about` has a sentence for each step, by launch: the player's words. `follows` is the rung below: ladders come from it.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash2"].kernels[0].arguments
@@ -75,73 +91,132 @@ class Algorithm:
     formula: Formula | None = None
     schedule: Schedule | None = None
     kernels: tuple[Kernel, ...] = ()
-    dtypes: tuple[str, ...] = DTYPES
-    """What its kernels compute in."""
+    support: Support = Support()
+    about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    follows: str | None = None
 
     @property
-    def hopper(self) -> bool:
-        """Does it need sm_90a?"""
-        return any(kernel.hopper for kernel in self.kernels)
+    def operation(self) -> Operation:
+        """What it computes."""
+        return self.program.operation
 
-    def takes(self, problem: Problem) -> bool:
-        """Does it take the problem's dtype, of 8 bits or of more? One's own programs take any."""
-        return not self.kernels or (problem.dtype == FP8) == (FP8 in self.dtypes)
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What its kernels compute in."""
+        return self.support.dtypes
 
-    def taking(self, problem: Problem) -> Algorithm:
-        """Itself, if it takes the problem's dtype. Raises `UsageError`."""
-        if not self.takes(problem):
-            name = self.name
-            accepted = (
-                f"{FP8} for {name}" if FP8 in self.dtypes else f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]} for {name}"
-            )
-            raise UsageError("dtype", problem.dtype, accepted)
-        return self
+    @property
+    def arch(self) -> str | None:
+        """The architecture that its kernels are made for; None for the GPU's own."""
+        return next((kernel.arch for kernel in self.kernels if kernel.arch), None)
+
+    def refusal(
+        self, problem: Problem, device: Device | None = None, tile: Tile | None = None
+    ) -> UsageError | Unavailable | None:  # fmt: skip
+        """The error for a problem that it doesn't take, or with a `device` that its kernels can't do there; else None."""
+        if not self.kernels:  # one's own program takes anything
+            without = "one with a CUDA kernel (fl.simulate runs one's own)"
+            return None if device is None else UsageError("algorithm", self.name, without)
+        return self.support.refusal(self.name, problem, device, tile)
+
+    def refuses(self, problem: Problem, device: Device | None = None, tile: Tile | None = None) -> str | None:
+        """Why it doesn't take a problem, in one line, or None."""
+        error = self.refusal(problem, device, tile)
+        return None if error is None else str(error)
+
+    def check(self, problem: Problem, device: Device | None = None, tile: Tile | None = None) -> None:
+        """Raises what `refusal` says."""
+        if (error := self.refusal(problem, device, tile)) is not None:
+            raise error
 
 
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
+_FORWARD = ("q", "k", "v", "out", "lse")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
-_HALVES = ("float16", "bfloat16")
+_HOPPER = Support(
+    dtypes=("float16", "bfloat16"), only=(9, 0), tile=warpgroups,
+    tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
+)  # fmt: skip
+
+
+def _rung(name: str, program: Program, schedule: Schedule, follows: str, *, persistent: bool = False) -> Algorithm:
+    """A rung of FlashAttention-3: they move the same, and differ in what runs beside what."""
+    kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a", persistent)
+    about = {name: flash3_program.ABOUT}
+    return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
+
 
 CATALOGUE = {
     row.name: row
     for row in (
-        Algorithm("standard", standard, standard_formula.standard, standard_schedule.launches,
-                  (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT)),
-        Algorithm("online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
-                  (_SCORES, Kernel("online_softmax", "online_softmax", ("s", "p", "lse")), _OUTPUT)),
-        Algorithm("flash1", flash1, flash1_formula.flash1, flash1_schedule.launches,
-                  (Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),)),
-        Algorithm("flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-                  (Kernel("flash2", "flash2", ("q", "k", "v", "out", "lse")),)),
-        Algorithm("flash3_1", flash3_1, flash3_formula.flash3, flash3_1_schedule.launches,
-                  (Kernel("flash3_1", "flash3_1", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_2", flash3_2, flash3_formula.flash3, flash3_2_schedule.launches,
-                  (Kernel("flash3_2", "flash3_2", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_3", flash3_3, flash3_formula.flash3, flash3_3_schedule.launches,
-                  (Kernel("flash3_3", "flash3_3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-                  (Kernel("flash3", "flash3", ("q", "k", "v", "out", "lse"), _BOXES),), _HALVES),
-        Algorithm("flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
-                  (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t")),
-                   Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
-                          (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")))), (FP8,)),
+        Algorithm(
+            "standard", standard, standard_formula.standard, standard_schedule.launches,
+            (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT),
+            about=standard_program.ABOUT,
+        ),
+        Algorithm(
+            "online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
+            (_SCORES, Kernel("online_softmax", "online_softmax", ("s", "p", "lse")), _OUTPUT),
+            about=standard_program.ABOUT | online_softmax_program.ABOUT, follows="standard",
+        ),
+        Algorithm(
+            "flash1", flash1, flash1_formula.flash1, flash1_schedule.launches,
+            (Kernel("flash1", "flash1", ("q", "k", "v", "o", "l", "m", "out", "lse")),),
+            about=flash1_program.ABOUT, follows="online_softmax",
+        ),
+        Algorithm(
+            "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches, (Kernel("flash2", "flash2", _FORWARD),),
+            about=flash2_program.ABOUT, follows="flash1",
+        ),
+        _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
+        _rung("flash3_2", flash3_2, flash3_2_schedule.launches, "flash3_1"),
+        _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
+        _rung("flash3", flash3, flash3_schedule.launches, "flash3_3", persistent=True),
+        Algorithm(
+            "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
+            (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t"), arch="sm_90a"),
+             Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
+                    (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")), "sm_90a", persistent=True)),
+            Support(dtypes=(FP8,), only=(9, 0), tile=flash3_fp8_program.accepts, tiles=(None, *flash3_fp8_program.TILES[1:])),
+            flash3_fp8_program.ABOUT, "flash3",
+        ),
+        Algorithm("flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, about=flash2_backward_program.ABOUT),
+        Algorithm("softmax_naive", softmax_naive, about=softmax_program.ABOUT),
+        Algorithm("softmax_safe", softmax_safe, about=softmax_program.ABOUT),
+        Algorithm("softmax_online", softmax_online, about=softmax_program.ABOUT),
+        Algorithm("softmax_merge", softmax_merge, about=softmax_program.ABOUT),
     )
 }  # fmt: skip
 """Every algorithm by name."""
 
-VECTOR_PROGRAMS = {p.name: p for p in (softmax_naive, softmax_safe, softmax_online, softmax_merge)}
-"""The softmax of a vector, four ways: no heads, no masks, counted by `count(name, length=…, dtype=…)`."""
+
+def of(operation: Operation = ATTENTION) -> dict[str, Algorithm]:
+    """The algorithms of an operation, by name.
+
+    >>> list(of(SOFTMAX))
+    ['softmax_naive', 'softmax_safe', 'softmax_online', 'softmax_merge']
+    """
+    return {name: row for name, row in CATALOGUE.items() if row.operation is operation}
+
+
+def with_kernels(operation: Operation | None = None) -> list[str]:
+    """The algorithms that have kernels, of one operation or of all.
+
+    >>> with_kernels()[:2]
+    ['standard', 'online_softmax']
+    """
+    return [row.name for row in CATALOGUE.values() if row.kernels and operation in (None, row.operation)]
 
 
 def names(problem: Problem) -> list[str]:
-    """The algorithms that take a problem's dtype.
+    """The algorithms of attention that take a problem's dtype.
 
     >>> import flashlab as fl
     >>> names(fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float8_e4m3fn"))
     ['flash3_fp8']
     """
-    return [row.name for row in CATALOGUE.values() if row.takes(problem)]
+    return [row.name for row in of(ATTENTION).values() if row.refusal(problem) is None]
 
 
 def get(algorithm: str | Program) -> Algorithm:

@@ -18,7 +18,8 @@ class Config:
     `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
     most that the kernel's registers leave room for (its launch bounds). `consumers`: warpgroups that multiply, each of which
     reads operands for itself as elsewhere a warp does (0: the warps multiply). `persistent`: one block an SM, which takes
-    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head.
+    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head. `constants`: what
+    the kernel is compiled with besides, as macros: (("SPLITS", 4),).
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
@@ -35,6 +36,7 @@ class Config:
     consumers: int = 0
     persistent: bool = False
     pairs: bool = False
+    constants: tuple[tuple[str, int], ...] = ()
 
     def grid(self, problem: Problem, device: Device, blocks: int) -> int:
         """Blocks of the launch that does the work of `blocks` row tiles (all heads' together).
@@ -85,7 +87,7 @@ def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
     SMs are served up to about half of the 60 MB), and Q and out pass through as well. All groups are of one size, so that
     none is left to start its long rows alone.
     """
-    kv = problem.kv_length * (problem.head_dim + problem.value_dim) * problem.itemsize
-    kv_heads = problem.batch * problem.num_kv_heads
+    kv = problem.len_kv * (problem.head_dim + problem.head_dim_v) * problem.itemsize
+    kv_heads = problem.batch * problem.kv_heads
     most = max(1, min(kv_heads, device.l2 // 3 // max(1, kv)))
     return problem.queries_per_kv * next(n for n in range(most, 0, -1) if kv_heads % n == 0)

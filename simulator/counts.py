@@ -6,13 +6,14 @@ Bytes throughout. A ledger entry is `(step, tensor, what)`, where what is one of
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulator.problem import ITEMSIZE, Problem, Tile, row_bytes
+from simulator.problem import WIDTH, Problem, Tile, row_bytes
 
 if TYPE_CHECKING:
     from simulator.config import Config
@@ -32,7 +33,8 @@ class Entry(NamedTuple):
 class Spec:
     """An array in HBM: `(batch * heads, rows, cols)` of a dtype, rows padded to 16 bytes; a vector's (LSE, l, m) are not.
 
-    `role` is "input", "output" or "workspace".
+    `role` is "input", "output" or "workspace". `axes` are those that a workspace has between heads and rows, with their
+    sizes: one plane of rows and columns for each split, say.
 
     >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
     1600
@@ -45,10 +47,16 @@ class Spec:
     dtype: str
     role: str
     vector: bool = False
+    axes: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def planes(self) -> int:
+        """How many planes of rows and columns each head has."""
+        return math.prod(n for _, n in self.axes)
 
     @property
     def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
+        return WIDTH[self.dtype]
 
     @property
     def row_bytes(self) -> int:
@@ -57,7 +65,7 @@ class Spec:
 
     @property
     def nbytes(self) -> int:
-        return self.heads * self.rows * self.row_bytes
+        return self.heads * self.planes * self.rows * self.row_bytes
 
 
 @dataclass(frozen=True)
@@ -331,15 +339,3 @@ class Book:
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))
-
-
-def io_tensors(problem: Problem) -> Iterator[Spec]:
-    """The arrays that every attention algorithm has: q, k, v and out."""
-    p = problem
-    for name, heads, rows, cols, role in (
-        ("q", p.heads, p.len_q, p.head_dim, "input"),
-        ("k", p.num_kv_heads, p.kv_length, p.head_dim, "input"),
-        ("v", p.num_kv_heads, p.kv_length, p.value_dim, "input"),
-        ("out", p.heads, p.len_q, p.value_dim, "output"),
-    ):
-        yield Spec(name, p.batch * heads, rows, cols, p.out_dtype if role == "output" else p.dtype, role)

@@ -6,16 +6,25 @@ import difflib
 from collections.abc import Iterable
 
 
+class Said(str):
+    """Text that an error message shows without quotes."""
+
+    __repr__ = str.__str__
+
+
 class UsageError(ValueError):
-    """Bad input. The message is one line: the argument, the value, what is accepted.
+    """Bad input. The message is one line: the argument, the value, what is accepted. Of an array it shows dtype and shape.
 
     >>> str(UsageError("heads", 0, "an integer of at least 1"))
     'heads = 0: expected an integer of at least 1'
+    >>> import numpy as np
+    >>> str(UsageError("heads", np.zeros((1000, 3)), "an integer of at least 1"))
+    'heads = array of float64, (1000, 3): expected an integer of at least 1'
     """
 
     def __init__(self, argument: str, value: object, accepted: str) -> None:
         self.argument, self.value, self.accepted = argument, value, accepted
-        super().__init__(f"{argument} = {value!r}: expected {accepted}")
+        super().__init__(f"{argument} = {_shown(value)}: expected {accepted}")
 
 
 class SramOverflow(UsageError):
@@ -32,6 +41,18 @@ class SramOverflow(UsageError):
             value,
             f"a smaller tile, this one needs {needed:,} bytes of SRAM a block and {device} has {limit:,}",
         )
+
+
+_MOST_SHOWN = 300
+
+
+def _shown(value: object) -> str:
+    """A value in an error: short, and of an array its dtype and shape."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None and shape:
+        return f"array of {str(dtype).removeprefix('torch.')}, {tuple(shape)}"  # pyright: ignore[reportUnknownArgumentType]
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 10]} … {text[-5:]}"
 
 
 def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:

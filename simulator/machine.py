@@ -14,18 +14,21 @@ computes and counts; on shapes alone it only counts. Bytes are counted where the
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from simulator.config import Config, padded
-from simulator.counts import Book, Counts, Spec, io_tensors
+from simulator.counts import Book, Counts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import SramOverflow, UsageError
+from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
@@ -58,9 +61,12 @@ class Block:
     4
     """
 
-    def __init__(self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int, heads: int) -> None:
+    def __init__(
+        self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int, lead: tuple[int, int, int]
+    ) -> None:  # fmt: skip
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
-        self._heads = heads
+        self._lead = lead
+        self._heads = heads = math.prod(lead)
         self._step = ""
         self._sram: dict[str, int] = {}
         self._filled: dict[str, tuple[int, int, int]] = {}
@@ -109,25 +115,30 @@ class Block:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype; what lies outside the problem is not written."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
-        values = self._m.values.get(tensor.name)
-        if values is not None and last > first:
+        if self._m.data and last > first:
             start = j * (cols or tensor.cols)
             stop = min(start + x.cols, tensor.cols)
-            tiles = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols))[..., : stop - start]
-            flat = tiles.reshape(*tiles.shape[:3], -1, stop - start)
             with np.errstate(over="ignore"):
-                values[:, :, :, first:last, start:stop] = flat[:, :, :, : last - first]
+                self._m.write(
+                    tensor,
+                    first,
+                    last,
+                    start,
+                    stop,
+                    self._rows_of(tensor, x, i, rows)[..., : last - first, : stop - start],
+                )
 
-    def atomic_add(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int) -> None:
+    def atomic_add(
+        self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
+    ) -> None:  # fmt: skip
         """Add registers to float32 HBM by atomics: every lane's bytes count, blocks that collide add up."""
-        first, last, nbytes = self._extent(tensor, i, rows, 0, tensor.cols, "write")
+        first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
-        values = self._m.values.get(tensor.name)
-        if values is not None and last > first:
-            flat = np.broadcast_to(x.array, (*self._lead(tensor), rows, x.cols)).reshape(
-                *self._lead(tensor)[:3], -1, x.cols
-            )
-            values[:, :, :, first:last] += flat[:, :, :, : last - first]
+        if self._m.data and last > first:
+            start = j * (cols or tensor.cols)
+            stop = min(start + x.cols, tensor.cols)
+            flat = self._rows_of(tensor, x, i, rows, add=True)[..., : last - first, : stop - start]
+            self._m.write(tensor, first, last, start, stop, flat + self._m.read(tensor, first, last, start, stop))
 
     # -- SRAM ---------------------------------------------------------------------------------------------------
 
@@ -230,25 +241,28 @@ class Block:
             result.values = f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
         return result
 
-    def mask(self, s: Registers, i: Rows, j: int) -> Registers:
-        """-inf where tile (i, j) of S lies outside the mask or beyond the last key."""
+    def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
+        """-inf where tile (i, j) of S lies outside the mask or beyond the last key. `group`: rows of S that belong to one query,
+        where the query heads of a group are packed."""
         p = self._m.problem
         if s.values is None:
             return s
-        starts = np.asarray(i).reshape(-1, 1, 1) * s.rows + p.offset
-        first_key, last_key = j * s.cols, (j + 1) * s.cols - 1
+        rows, keys = (
+            np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
+            for n, size, shape in ((i, s.rows, (-1, 1)), (j, s.cols, (1, -1)))
+        )
+        rows = rows // group + p.offset
         if (
-            last_key < p.kv_length
-            and (p.right is None or last_key <= starts.min() + p.right)
-            and (p.left is None or first_key >= starts.max() + s.rows - 1 - p.left)
+            keys.max() < p.len_kv
+            and (p.right is None or keys.max() <= rows.min() + p.right)
+            and (p.left is None or keys.min() >= rows.max() - p.left)
         ):
             return s
-        row, key = starts + np.arange(s.rows)[:, None], np.arange(first_key, last_key + 1)
-        hidden = np.broadcast_to(key >= p.kv_length, (len(starts), s.rows, s.cols))
+        hidden = np.broadcast_to(keys >= p.len_kv, np.broadcast_shapes(rows.shape, keys.shape))
         if p.right is not None:
-            hidden = hidden | (key > row + p.right)
+            hidden = hidden | (keys > rows + p.right)
         if p.left is not None:
-            hidden = hidden | (key < row - p.left)
+            hidden = hidden | (keys < rows - p.left)
         masked = s.values.copy(order="K")
         np.copyto(masked, -np.inf, where=hidden)
         return Registers(self, s.rows, s.cols, masked)
@@ -283,9 +297,23 @@ class Block:
         if alive > m.device.sram_per_block:
             raise SramOverflow("tile", str(m.tile), needed=alive, limit=m.device.sram_per_block, device=m.device.name)
 
-    def _lead(self, tensor: HbmTensor) -> tuple[int, ...]:
-        p, groups = self._m.problem, tensor.spec.heads // (self._m.problem.batch * self._m.problem.num_kv_heads)
-        return p.batch, p.num_kv_heads, groups, len(self.i) if isinstance(self.i, np.ndarray) else 1
+    def _rows_of(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, *, add: bool = False) -> Array:
+        """Registers as rows of a tensor, (batch, kv_head, query_in_group, rows, cols): the blocks' tiles one below the other.
+
+        Where one number names the tile, all blocks in lockstep have the same rows: the last one's stay, or they add up.
+        """
+        blocks = 1 if isinstance(i, int | np.integer) else len(i)
+        lead = self._m.lead(tensor)
+        values = x.array
+        if add:  # every block adds its own, also where all have the same
+            here = len(self.i) if isinstance(self.i, np.ndarray) else 1
+            values = np.broadcast_to(values, (*self._lead, here, *values.shape[-2:]))
+            axes = tuple(axis for axis, n in enumerate((*lead, blocks)) if n == 1 and values.shape[axis] > 1)
+            values = values.sum(axes, keepdims=True) if axes else values
+        elif blocks == 1:
+            values = values[:, :, :, -1:]
+        tiles = np.broadcast_to(values, (*lead, blocks, rows, x.cols))
+        return tiles.reshape(*lead, blocks * rows, x.cols)
 
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
         """First and last row inside the problem, and the bytes requested there by all heads."""
@@ -307,11 +335,10 @@ class Block:
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
         """The bytes requested, and the values: rows outside the problem filled, columns outside left out."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
-        values = self._m.values.get(tensor.name)
-        if values is None:
+        if not self._m.data:
             return nbytes, None
         blocks = 1 if isinstance(i, int | np.integer) else len(i)
-        part = values[:, :, :, first:last, j * cols : (j + 1) * cols]
+        part = self._m.read(tensor, first, last, j * cols, (j + 1) * cols)
         part = part.astype(np.float32, copy=tensor.spec.role != "input")  # what was loaded must outlive a later store
         missing = blocks * rows - part.shape[3]
         if missing:
@@ -339,72 +366,84 @@ class Machine:
     """
 
     def __init__(
-        self, name: str, problem: Problem, config: Config, device: Device, *, lse: bool, data: Mapping[str, Array] | None,
-        recorder: Recorder | None = None,
+        self, name: str, operation: Operation, problem: Problem, config: Config, device: Device, *, asked: Collection[str] = (),
+        data: Mapping[str, Array] | None, recorder: Recorder | None = None,
     ) -> None:  # fmt: skip
-        self.problem, self.config, self.device, self.tile, self.lse = problem, config, device, config.tile, lse
-        self.data, self.recorder = data is not None, recorder
+        self.operation, self.problem, self.config, self.device, self.tile = (
+            operation,
+            problem,
+            config,
+            device,
+            config.tile,
+        )
+        self.asked, self.recorder, self.data = frozenset(asked), recorder, data is not None
         self.book = Book(name, problem, config.tile, device, config)
         self.heads = problem.batch * problem.heads
-        self._touched: defaultdict[tuple[str, str], set[tuple[int, int, int, int]]] = defaultdict(set)
-        specs = {spec.name: self.book.tensor(spec) for spec in io_tensors(problem)}
-        self.values: dict[str, Array] = {name: self._grouped(x) for name, x in (data or {}).items()}
-        if recorder:
-            for spec in specs.values():
-                recorder.tensor(spec)
-        self.inputs = HbmTensor(specs["q"]), HbmTensor(specs["k"]), HbmTensor(specs["v"])
-        self.outputs: dict[str, HbmTensor] = {}
+        self._given = data or {}
+        self.values: dict[str, Array] = {}
+        self._leads: dict[str, tuple[int, int, int]] = {}
+        self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
+        self.inputs = tuple(self._input(operand) for operand in operation.required)
+        self.outputs = {x.name: self._new(x.spec(problem, config.tile, "output"), x.lead) for x in operation.written}
 
     # -- for tile programs --------------------------------------------------------------------------------------
 
+    @property
+    def lse(self) -> bool:
+        """Was the LSE asked for?"""
+        return "lse" in self.asked
+
     def output(self, name: str = "out") -> HbmTensor:
-        """The array `out` (batch, heads, len_q, head_dim_v), or `lse` (batch, heads, len_q), float32."""
-        if name == "out":
-            spec = self.book.tensors["out"]
-        elif name == "lse":
-            spec = Spec("lse", self.heads, self.problem.len_q, 1, "float32", "output", vector=True)
-        else:
-            raise UsageError("output", name, "'out' or 'lse'")
-        self.outputs[name] = self._new(spec)
+        """An output of the operation: of attention `out` (batch, heads, len_q, head_dim_v), or `lse` (batch, heads, len_q)."""
+        if name not in self.outputs:
+            known = [operand.name for operand in self.operation.outputs]
+            if name not in known:
+                raise UsageError("output", name, " or ".join(map(repr, known)))
+            operand = self.operation.operand(name)
+            self.outputs[name] = self._new(operand.spec(self.problem, self.tile, "output"), operand.lead)
         return self.outputs[name]
+
+    def optional(self, name: str) -> HbmTensor:
+        """An input that callers may leave out: theirs, or full of its default."""
+        return self._input(self.operation.operand(name))
+
+    def packed(self, tensor: HbmTensor) -> HbmTensor:
+        """The query heads of each group as rows of one matrix, (batch, kv_heads, len_q x group): row `i group + g` is query i of
+        head g. For launches of a block per KV head; `block.mask(…, group=g)` knows of it."""
+        group, spec = self.problem.queries_per_kv, tensor.spec
+        return HbmTensor(replace(spec, heads=spec.heads // group, rows=spec.rows * group), group=group)
 
     def workspace(
         self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False,
-        of: HbmTensor | None = None,
+        of: HbmTensor | None = None, axes: Mapping[str, int] | None = None,
     ) -> HbmTensor:  # fmt: skip
-        """An array in HBM, `cols` wide, `rows` (None: len_q) a head, of the queries or of `of`; a `vector` lies unpadded."""
-        rows = self.problem.len_q if rows is None else rows
-        return self._new(Spec(name, of.spec.heads if of else self.heads, rows, cols, dtype, "workspace", vector=vector))
+        """An array in HBM, `cols` wide, `rows` (None: len_q) a head, of the queries or of `of`; a `vector` lies unpadded.
 
-    def scales(self, of: HbmTensor, rows: int) -> HbmTensor:
-        """What the values of an input are to be multiplied with, one float32 for every `rows` of its rows: `<name>_scale`.
-
-        The caller's, or 1.
+        `axes` gives each head several planes of rows, by name: `axes={"splits": 4}`, and `tensor.at(splits=j)` is one.
         """
-        spec = Spec(f"{of.name}_scale", of.spec.heads, -(-of.rows // rows), 1, "float32", "input", vector=True)
-        given = self.values.get(spec.name)
-        tensor = self._new(spec)
-        if self.data:
-            self.values[spec.name][...] = np.float32(1) if given is None else given
-        return tensor
+        rows = self.problem.len_q if rows is None else rows
+        heads = of.spec.heads if of else self.heads
+        spec = Spec(name, heads, rows, cols, dtype, "workspace", vector=vector, axes=tuple((axes or {}).items()))
+        return self._new(spec, ("batch", "heads") if of is None else self._leads[of.name])
 
     def launch(
-        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None,
+        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[..., range] | None = None,
         readers: int | None = None, of: HbmTensor | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`), and run them in lockstep groups.
 
-        `walk(i)` is the range that row block i loops over (the key tiles that the mask leaves, say): blocks with equal
-        walks share a group. `readers` share the bytes of an operand: the warps, unless it is warpgroups that multiply. A
-        problem without queries launches nothing.
+        `walk(i)`, or `walk(i, j)`, is the range that block i (of column j) loops over: the key tiles that the mask leaves,
+        say. Blocks with equal walks share a group. `readers` share the bytes of an operand: the warps, unless it is
+        warpgroups that multiply. An operation with nothing to write launches nothing.
         """
-        heads = of.spec.heads if of else self.heads
+        lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
+        heads = math.prod(lead)
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
-        rows = rows if self.problem.len_q else 0
+        rows = 0 if self.operation.idle(self.problem) else rows
         self.book.launch(name, rows * cols * heads, warps, self.config.heads_together)
         self._touched.clear()
-        walks = [walk(i) for i in range(rows)] if walk else [range(0)] * rows
+        walks = _walks(walk, rows, cols)
         most = (
             max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols)) if self.data else max(1, rows)
         )
@@ -417,7 +456,7 @@ class Machine:
             while stop < rows and stop - start < most and walks[stop] == walks[start]:
                 stop += 1
             for j in range(cols):
-                block = Block(self, np.arange(start, stop), j, walks[start], warps, readers or warps, heads)
+                block = Block(self, np.arange(start, stop), j, walks[start][j], warps, readers or warps, lead)
                 if self.recorder:
                     self.recorder.block(block)
                 yield block
@@ -430,35 +469,105 @@ class Machine:
 
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
         """Note which bytes of a tensor (of each of its heads) a launch reaches."""
-        self._touched[tensor.name, way].add(rectangle)
+        heads = tensor.spec.heads if tensor.member is None else tensor.spec.heads // self.problem.queries_per_kv
+        self._touched[_Touched(tensor.name, way, tensor.member, tensor.plane, heads)].add(rectangle)
+
+    def lead(self, tensor: HbmTensor) -> tuple[int, int, int]:
+        """Batches, KV heads and query heads of a group that a handle has; 1 where all share one."""
+        batch, kv_heads, group = self._leads[tensor.name]
+        return batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
+
+    def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
+        """The values of rows and columns, (batch, kv_head, query_in_group, rows, cols)."""
+        values = self._plane(tensor)
+        if tensor.group:
+            rows = np.arange(first, last)
+            return values[:, :, None, rows % tensor.group, rows // tensor.group, start:stop]
+        return values[:, :, :, first:last, start:stop]
+
+    def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
+        """Puts values there."""
+        values = self._plane(tensor)
+        if tensor.group:
+            rows = np.arange(first, last)
+            values[:, :, rows % tensor.group, rows // tensor.group, start:stop] = x[:, :, 0]
+        else:
+            values[:, :, :, first:last, start:stop] = x
+
+    def _plane(self, tensor: HbmTensor) -> Array:
+        values = self.values[tensor.name]
+        if tensor.spec.axes:
+            values = values[:, :, :, tensor.plane]
+        return values if tensor.member is None else values[:, :, tensor.member : tensor.member + 1]
 
     def close(self) -> Counts:
         return self.book.close()
 
-    def result(self, tensor: HbmTensor) -> Array:
-        """The values of an output, `(batch, heads, rows, cols)`; only after a run on data."""
-        p = self.problem
-        return np.ascontiguousarray(self.values[tensor.name].reshape(p.batch, p.heads, tensor.rows, tensor.cols))
+    def result(self, name: str) -> Array:
+        """The values of an output, in its shape; only after a run on data."""
+        shape = self.operation.operand(name).shape(self.problem, self.tile)
+        return np.ascontiguousarray(self.values[name].reshape(shape))
 
     def _close_launch(self) -> None:
-        for (name, way), rectangles in self._touched.items():
-            self.book.distinct(name, way, _area(rectangles) * self.book.tensors[name].heads)
+        reached: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for touched, rectangles in self._touched.items():
+            reached[touched.name, touched.way] += _area(rectangles) * touched.heads
+        for (name, way), nbytes in reached.items():
+            self.book.distinct(name, way, nbytes)
 
-    def _grouped(self, x: Array) -> Array:
-        p = self.problem
-        return x.reshape(p.batch, p.num_kv_heads, x.shape[1] // p.num_kv_heads, *x.shape[2:]).astype(
-            np.float32, copy=False
-        )
+    def _input(self, operand: Operand) -> HbmTensor:
+        """The handle of an input, its values where the caller's array has them, or its default."""
+        spec = self.book.tensor(operand.spec(self.problem, self.tile, "input"))
+        lead = self._leads[spec.name] = self._lead_of(operand.lead)
+        if self.recorder:
+            self.recorder.tensor(spec)
+        if self.data:
+            x = self._given.get(operand.name)
+            if x is None:
+                x = np.full(operand.shape(self.problem, self.tile), operand.default, np.float32)
+            self.values[spec.name] = x.reshape(*lead, spec.rows, spec.cols).astype(np.float32, copy=False)
+        return HbmTensor(spec)
 
-    def _new(self, spec: Spec) -> HbmTensor:
+    def _new(self, spec: Spec, lead: tuple[str, ...] | tuple[int, int, int]) -> HbmTensor:
         self.book.tensor(spec)
         if self.recorder:
             self.recorder.tensor(spec)
-        p = self.problem
-        shape = (p.batch, p.num_kv_heads, spec.heads // (p.batch * p.num_kv_heads), spec.rows, spec.cols)
+        shape = self._leads[spec.name] = self._lead_of(lead)
         if self.data:  # NaN until written: a store that a program forgets shows
-            self.values[spec.name] = np.full(shape, np.nan, numpy_dtype(spec.dtype))
+            dtype = numpy_dtype(spec.dtype)
+            unwritten = np.nan if dtype.kind in "fV" else np.iinfo(dtype).min
+            planes = (spec.planes,) if spec.axes else ()
+            self.values[spec.name] = np.full((*shape, *planes, spec.rows, spec.cols), unwritten, dtype)
         return HbmTensor(spec)
+
+    def _lead_of(self, axes: tuple[str, ...] | tuple[int, int, int]) -> tuple[int, int, int]:
+        """Axes of batch and heads as (batch, kv_head, query_in_group)."""
+        if axes and isinstance(axes[0], int):
+            return axes  # pyright: ignore[reportReturnType]
+        p, heads = self.problem, {"heads": (self.problem.kv_heads, self.problem.queries_per_kv)}
+        kv_heads, group = heads.get("heads" if "heads" in axes else "", (p.kv_heads if "kv_heads" in axes else 1, 1))
+        return p.batch if "batch" in axes else 1, kv_heads, group
+
+
+class _Touched(NamedTuple):
+    """Which part of a tensor a launch reaches: all its heads, or one of each group, and of which plane."""
+
+    name: str
+    way: str
+    member: int | None
+    plane: int
+    heads: int
+
+
+def _walks(walk: Callable[..., range] | None, rows: int, cols: int) -> list[tuple[range, ...]]:
+    """By row block the walks of its columns."""
+    if walk is None:
+        return [(range(0),) * cols] * rows
+    parameters = inspect.signature(walk).parameters.values()
+    by_column = (
+        sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
+    )
+    return [tuple(walk(i, j) if by_column else walk(i) for j in range(cols)) for i in range(rows)]
 
 
 def _padded_shape(x: SramTile | Registers) -> tuple[int, int]:

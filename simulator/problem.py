@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
 from operator import index
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 from simulator.errors import UsageError, unknown
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
+WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
+"""Bytes of an element of whatever an operand may hold: indices and lengths are no storage dtypes."""
 FP8 = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
 DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
@@ -59,43 +62,87 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.cols}"
 
 
-@dataclass(frozen=True, kw_only=True)
+T = TypeVar("T")
+Windowed = tuple[int | None, int | None]
+
+
+class Follows(Generic[T]):
+    """A field of `Problem` that may be left out: it then reads as what follows from the others.
+
+    What was given is kept beside (`Problem.given`), so that a copy with other fields follows them.
+    """
+
+    def __init__(self, rule: Callable[[Any], T]) -> None:
+        self._rule = rule
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> None: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> T | None:
+        if instance is None:
+            return None  # the field's default, as dataclasses ask for it
+        given = instance.__dict__.get(self._name)
+        return self._rule(instance) if given is None else given
+
+    def __set__(self, instance: object, value: T | None) -> None:
+        instance.__dict__[self._name] = None if value is self else value  # itself: the default of a field left out
+
+
+def _described(text: str, *, unit: str = "", follows: str = "", default: Any = MISSING) -> Any:
+    """A field of `Problem` with what command line, sweeps and tables say of it: its help, its unit, what it follows."""
+    return field(default=default, metadata={"help": text, "unit": unit, "follows": follows})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
     """The shapes of one attention call; the only way shapes are said here.
 
     Queries are `(batch, heads, len_q, head_dim)`, keys `(batch, kv_heads, len_kv, head_dim)`, values
-    `(batch, kv_heads, len_kv, head_dim_v)`. What is None stays None and follows: `kv_heads` the heads, `len_kv` the
-    `len_q`, `head_dim_v` the `head_dim`, `scale` 1/sqrt(head_dim); the properties `num_kv_heads`, `kv_length`,
-    `value_dim` and `softmax_scale` hold what is meant. Masks are aligned bottom-right: `window=(left, right)` is
-    inclusive around key `i + len_kv - len_q`, either side may be None, and `causal` makes right 0.
+    `(batch, kv_heads, len_kv, head_dim_v)`. What is left out (or None) follows: `kv_heads` the heads, `len_kv` the
+    `len_q`, `head_dim_v` the `head_dim`, `scale` 1/sqrt(head_dim); fields read as what they come to. Masks are aligned
+    bottom-right: `window=(left, right)` is inclusive around key `i + len_kv - len_q`, either side may be None, and `causal`
+    makes right 0. Problems are equal that ask for the same, however they were said.
 
     Raises `UsageError` naming the field for anything out of range.
 
     >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
-    >>> p.num_kv_heads, p.kv_length, p.softmax_scale, p.right
+    >>> p.kv_heads, p.len_kv, p.scale, p.right
     (2, 128, 0.125, 0)
+    >>> p.replace(len_q=256).len_kv, p == p.replace(len_kv=128)
+    (256, True)
     """
 
-    batch: int
-    heads: int
-    kv_heads: int | None = None
-    len_q: int
-    len_kv: int | None = None
-    head_dim: int
-    head_dim_v: int | None = None
-    dtype: str
-    causal: bool = False
-    window: tuple[int | None, int | None] | None = None
-    scale: float | None = None
+    batch: int = _described("Sequences")
+    heads: int = _described("Query heads")
+    kv_heads: Follows[int] = _described(
+        "Key and value heads", follows="as many as the query's", default=Follows(lambda p: p.heads)
+    )
+    len_q: int = _described("Queries per head", unit="tokens")
+    len_kv: Follows[int] = _described(
+        "Keys per head", unit="tokens", follows="as many as queries", default=Follows(lambda p: p.len_q)
+    )
+    head_dim: int = _described("Elements per query and key")
+    head_dim_v: Follows[int] = _described(
+        "Elements per value", follows="the head dim", default=Follows(lambda p: p.head_dim)
+    )
+    dtype: str = _described(f"Storage dtype: {', '.join(DTYPES)}; of 8 bits {FP8}")
+    causal: bool = _described("Mask out later keys", default=False)
+    window: Windowed | None = _described("Keys visible left and right, as in 128,0; none for all", default=None)
+    scale: Follows[float] = _described(
+        "Factor of the scores", follows="1/sqrt(head dim)", default=Follows(lambda p: 1 / math.sqrt(p.head_dim))
+    )
 
     def __post_init__(self) -> None:
+        given = self.given
         for name, low in (("batch", 1), ("heads", 1), ("kv_heads", 1), ("len_q", 0), ("len_kv", 0), ("head_dim", 1),
                           ("head_dim_v", 1)):  # fmt: skip
-            value = getattr(self, name)
-            if value is None and name in ("kv_heads", "len_kv", "head_dim_v"):
-                continue
-            object.__setattr__(self, name, _integer(name, value, low))
-        if self.heads % self.num_kv_heads:
+            if name in given:
+                object.__setattr__(self, name, _integer(name, given[name], low))
+        if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
         if self.dtype not in ITEMSIZE:
             raise unknown("dtype", self.dtype, ITEMSIZE)
@@ -109,7 +156,7 @@ class Problem:
                 raise UsageError("window", self.window, accepted) from None
             sides = tuple(None if side is None else _integer("window", side, 0, accepted) for side in (left, right))
             object.__setattr__(self, "window", sides)
-        if self.scale is not None:
+        if "scale" in given:
             try:
                 finite = math.isfinite(self.scale)
             except TypeError:
@@ -118,34 +165,37 @@ class Problem:
                 raise UsageError("scale", self.scale, "a finite number, or None for 1/sqrt(head_dim)")
             object.__setattr__(self, "scale", float(self.scale))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields as they were given; what was left to follow isn't among them."""
+        return {f.name: self.__dict__[f.name] for f in fields(self) if self.__dict__[f.name] is not None}
+
     def replace(self, **changes: object) -> Self:
-        """A copy with some fields changed; what is None still follows."""
-        known = {field.name for field in fields(self)}
+        """A copy with some fields changed; what was left out still follows, and None leaves a field out."""
+        known = [f.name for f in fields(self)]
         for name in changes:
             if name not in known:
                 raise unknown("field", name, sorted(known))
-        return type(self)(**{name: changes.get(name, getattr(self, name)) for name in known})  # pyright: ignore
+        return type(self)(**{**self.given, **changes})  # pyright: ignore[reportArgumentType]
 
-    @property
-    def num_kv_heads(self) -> int:
-        return self.heads if self.kv_heads is None else self.kv_heads
+    def _key(self) -> tuple[Any, ...]:
+        plain = [getattr(self, f.name) for f in fields(self) if f.name not in ("causal", "window")]
+        return (*plain, self.left, self.right)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Problem) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        said = ", ".join(f"{name}={value!r}" for name, value in self.given.items() if value is not False)
+        return f"Problem({said})"
 
     @property
     def queries_per_kv(self) -> int:
         """Query heads that share one KV head."""
-        return self.heads // self.num_kv_heads
-
-    @property
-    def kv_length(self) -> int:
-        return self.len_q if self.len_kv is None else self.len_kv
-
-    @property
-    def value_dim(self) -> int:
-        return self.head_dim if self.head_dim_v is None else self.head_dim_v
-
-    @property
-    def softmax_scale(self) -> float:
-        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+        return self.heads // self.kv_heads
 
     @property
     def itemsize(self) -> int:
@@ -160,7 +210,7 @@ class Problem:
     @property
     def offset(self) -> int:
         """The key that query 0 is aligned with: `len_kv - len_q`."""
-        return self.kv_length - self.len_q
+        return self.len_kv - self.len_q
 
     @property
     def left(self) -> int | None:
@@ -174,6 +224,17 @@ class Problem:
             return 0
         return None if self.window is None else self.window[1]
 
+    @property
+    def transposed(self) -> Self:
+        """The problem in which keys take the place of queries: a key sees the queries that see it.
+
+        >>> p = Problem(batch=1, heads=1, len_q=3, len_kv=5, head_dim=8, dtype="float16", causal=True)
+        >>> [list(p.transposed.visible_keys(j)) for j in range(p.len_kv)]
+        [[0, 1, 2], [0, 1, 2], [0, 1, 2], [1, 2], [2]]
+        """
+        window = None if self.left is None and self.right is None else (self.right, self.left)
+        return self.replace(len_q=self.len_kv, len_kv=self.len_q, causal=False, window=window)
+
     def visible_keys(self, row: int) -> range:
         """The keys that query `row` attends to."""
         return self.keys_of_rows(row, row)
@@ -181,7 +242,7 @@ class Problem:
     def keys_of_rows(self, first: int, last: int) -> range:
         """The keys that any of the queries first..last (inclusive) attends to; one contiguous range."""
         start = 0 if self.left is None else max(0, first + self.offset - self.left)
-        stop = self.kv_length if self.right is None else min(self.kv_length, last + self.offset + self.right + 1)
+        stop = self.len_kv if self.right is None else min(self.len_kv, last + self.offset + self.right + 1)
         return range(start, max(start, stop))
 
     def row_tiles(self, tile: Tile) -> int:
@@ -190,7 +251,7 @@ class Problem:
 
     def key_tiles(self, tile: Tile) -> int:
         """Tc, the number of key tiles."""
-        return -(-self.kv_length // tile.cols)
+        return -(-self.len_kv // tile.cols)
 
     def tiles_of_row(self, i: int, tile: Tile) -> range:
         """The key tiles that the mask leaves to row tile i; the others hold no visible pair."""

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 
 from simulator.config import Config, warps_for_rows
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
+from simulator.operations.attention import ATTENTION
+from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
-Body = Callable[[Machine, HbmTensor, HbmTensor, HbmTensor, Problem, Tile], Any]
+Body = Callable[..., Any]
+"""`(m, *inputs, problem, tile)`, the inputs those of its operation that nobody may leave out."""
 
 
 class Configure(Protocol):
@@ -37,22 +40,28 @@ class Program:
     <tile program flash1>
     """
 
-    def __init__(self, body: Body, configure: Configure = configure_plainly) -> None:
+    def __init__(
+        self, body: Body, configure: Configure = configure_plainly, operation: Operation = ATTENTION
+    ) -> None:  # fmt: skip
         update_wrapper(self, body)
         self.name: str = getattr(body, "__name__", "program")
-        self.body, self.configure = body, configure
+        self.body, self.configure, self.operation = body, configure, operation
 
-    def __call__(self, m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile) -> Any:
-        return self.body(m, q, k, v, problem, tile)
+    def __call__(self, m: Machine, *rest: Any) -> Any:
+        """The body on a machine: its inputs, the problem, the tile."""
+        return self.body(m, *rest)
 
     def __repr__(self) -> str:
         return f"<tile program {self.name}>"
 
 
-def program(body: Body | None = None, *, configure: Configure = configure_plainly) -> Any:
+def program(
+    body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation = ATTENTION
+) -> Any:  # fmt: skip
     """Make a tile program of a function `(m, q, k, v, problem, tile)` that launches blocks and returns `out` or `(out, lse)`.
 
-    `configure(problem, device, tile)` chooses tile and warps where the plain 64 x 64 won't do.
+    `configure(problem, device, tile)` chooses tile and warps where the plain 64 x 64 won't do. A program of another
+    `operation` takes that one's inputs in place of q, k, v, and returns its outputs.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -67,4 +76,4 @@ def program(body: Body | None = None, *, configure: Configure = configure_plainl
     >>> fl.count(diagonal, p).hbm.read
     16384
     """
-    return Program(body, configure) if body is not None else lambda f: Program(f, configure)  # pyright: ignore
+    return Program(body, configure, operation) if body is not None else lambda f: Program(f, configure, operation)  # pyright: ignore

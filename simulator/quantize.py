@@ -9,9 +9,10 @@ import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.operations.attention import problem_of
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import TILE
-from simulator.simulate import Scales, problem_of
+from simulator.simulate import Scales
 
 __all__ = ["Quantized", "quantize", "rotation"]
 

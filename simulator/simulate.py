@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple, Self, cast
 
@@ -18,18 +18,18 @@ from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.machine import HbmTensor, Machine
-from simulator.problem import DTYPES, FP8, ITEMSIZE, Problem, Tile
+from simulator.operations.operation import Operand, Operation
+from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
 from simulator.trace import Recorder, Trace
 
-Window = tuple[int | None, int | None] | None
 TileLike = Tile | tuple[int, int] | str | None
 
 
 @dataclass(frozen=True)
 class Run:
-    """`out` (batch, heads, len_q, head_dim_v) in the storage dtype, `lse` (batch, heads, len_q) float32 if asked for,
-    the `counts`, and the `trace` of one head if asked for.
+    """What a tile program computed (`outputs`, by name, in the dtypes of the operation), its `counts`, and the `trace` of one head
+    if asked for. Attention's are `out` (batch, heads, len_q, head_dim_v) and, if asked for, `lse` (batch, heads, len_q).
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
@@ -38,39 +38,19 @@ class Run:
     ('float16', (1, 2, 64), None)
     """
 
-    out: Array
-    lse: Array | None
+    outputs: Mapping[str, Array]
     counts: Counts
     trace: Trace | None
 
+    @property
+    def out(self) -> Array:
+        """The output called `out`."""
+        return self.outputs["out"]
 
-def problem_of(
-    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
-) -> Problem:
-    """The problem that arrays `(batch, heads, length, head_dim)` pose. Only `.shape` and `.dtype` are looked at.
-
-    Raises `UsageError` naming the array at fault.
-    """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if len(getattr(x, "shape", ())) != 4:
-            raise UsageError(f"{name}.shape", getattr(x, "shape", type(x).__name__), "(batch, heads, length, head_dim)")
-    names = {name: str(x.dtype).removeprefix("torch.") for name, x in (("q", q), ("k", k), ("v", v))}
-    for name, dtype in names.items():
-        if dtype not in ITEMSIZE:
-            raise UsageError(f"{name}.dtype", dtype, f"one of {', '.join(DTYPES)}, or {FP8} for flash3_fp8")
-        if dtype != names["q"]:
-            raise UsageError(f"{name}.dtype", dtype, f"{names['q']}, as q has")
-    (batch, heads, len_q, dim), (kb, kv_heads, len_kv, kd), (vb, vh, vl, dim_v) = (tuple(x.shape) for x in (q, k, v))
-    if (kb, kd) != (batch, dim):
-        raise UsageError("k.shape", tuple(k.shape), f"batch {batch} and head_dim {dim}, as q has")
-    if (vb, vh, vl) != (kb, kv_heads, len_kv):
-        raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
-    # what follows stays None, so that the problem equals the one a user would write
-    return Problem(
-        batch=batch, heads=heads, kv_heads=None if kv_heads == heads else kv_heads, len_q=len_q,
-        len_kv=None if len_kv == len_q else len_kv, head_dim=dim, head_dim_v=None if dim_v == dim else dim_v,
-        dtype=names["q"], causal=causal, window=window, scale=scale,
-    )  # fmt: skip
+    @property
+    def lse(self) -> Array | None:
+        """The LSE, where it was asked for."""
+        return self.outputs.get("lse")
 
 
 class Scales(NamedTuple):
@@ -105,7 +85,7 @@ class Scales(NamedTuple):
         p = problem
         if p.dtype != FP8:
             raise UsageError("scales", "given", f"None for {p.dtype}: only {FP8} has scales")
-        q_tiles, k_tiles = (p.batch, p.heads, p.row_tiles(tile)), (p.batch, p.num_kv_heads, p.key_tiles(tile))
+        q_tiles, k_tiles = (p.batch, p.heads, p.row_tiles(tile)), (p.batch, p.kv_heads, p.key_tiles(tile))
         for name, x, shape, side in (
             ("q", self.q, q_tiles, tile.rows),
             ("k", self.k, k_tiles, tile.cols),
@@ -125,35 +105,38 @@ class Scales(NamedTuple):
 
 
 def run_on_data(
-    program: Program, q: Array, k: Array, v: Array, problem: Problem, *, tile: TileLike, device: Device, lse: bool,
-    trace: tuple[int, int] | None, scales: Scales | None = None,
+    program: Program, arrays: Mapping[str, Array], problem: Problem, *, tile: TileLike, device: Device,
+    asked: Collection[str] = (), trace: tuple[int, int] | None = None,
 ) -> Run:  # fmt: skip
-    """Run a tile program on arrays, the heads or batches shared out among the cores.
+    """Run a tile program on arrays by name, the heads or batches shared out among the cores.
 
     Each core has a thread with a machine of its own; BLAS keeps to one thread meanwhile, because its threads, waiting for
     one another at every one of these many small products, cost more than they bring (and a hundredfold beside other work).
     """
-    config = program.configure(problem, device, tile)
+    config, operation = program.configure(problem, device, tile), program.operation
+    operation.check(problem, arrays, config.tile)
 
-    def run(part: Part) -> tuple[Machine, HbmTensor, HbmTensor | None]:
-        machine = Machine(program.name, part.problem, config, device, lse=lse, data=part.arrays)
-        return machine, *_returned(program(machine, *machine.inputs, part.problem, config.tile), program.name)
+    def run(part: Part) -> tuple[Machine, list[str]]:
+        machine = Machine(program.name, operation, part.problem, config, device, asked=asked, data=part.arrays)
+        return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
 
-    given = {} if scales is None else Scales.of(scales).named(problem, config.tile)
-    arrays: dict[str, Array] = {"q": q, "k": k, "v": v, **{name: x[..., None] for name, x in given.items()}}
-    parts = _parts(arrays, problem)
+    parts = _parts(operation, arrays, problem)
     with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
             with ThreadPoolExecutor(len(parts)) as pool:
                 done = list(pool.map(run, parts))
-        recorded = None if trace is None else _record(program, arrays, problem, config, device, lse, trace)
-    axis = 0 if problem.batch > 1 else 1
-    out = np.concatenate([machine.result(out) for machine, out, _ in done], axis)
-    rows = [machine.result(row_lse)[..., 0] for machine, _, row_lse in done if lse and row_lse]
-    counts = summed([machine.close() for machine, _, _ in done], problem)
-    return Run(out, np.concatenate(rows, axis) if rows else None, counts, recorded)
+        recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
+    outputs: dict[str, Array] = {}
+    for operand in operation.outputs:
+        if operand.name in done[0][1] and (operand.name in asked or not operand.asked):
+            pieces = [machine.result(operand.name) for machine, _ in done]
+            outputs[operand.name] = (
+                pieces[0] if len(pieces) == 1 else np.concatenate(pieces, _cut_along(operand, problem))
+            )
+    counts = summed([machine.close() for machine, _ in done], problem)
+    return Run(outputs, counts, recorded)
 
 
 class Part(NamedTuple):
@@ -166,26 +149,36 @@ class Part(NamedTuple):
 _WORTH_A_THREAD = 1 << 20  # scores
 
 
-def _parts(arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
+def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The problem cut along its batches, or if there is but one along its KV heads, into as many parts as there are cores."""
     p = problem
-    pieces = p.batch if p.batch > 1 else p.num_kv_heads
-    n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.kv_length // _WORTH_A_THREAD))
-    cuts = [slice(i * pieces // n, (i + 1) * pieces // n) for i in range(n)]
-    if p.batch > 1:
-        return [Part(p.replace(batch=c.stop - c.start), {name: x[c] for name, x in arrays.items()}) for c in cuts]
-    group, parts = p.queries_per_kv, list[Part]()
-    for c in cuts:
-        kv_heads = c.stop - c.start
-        one = p.replace(heads=kv_heads * group, kv_heads=kv_heads if p.kv_heads is not None else None)
-        parts.append(Part(one, {name: _heads(x, c, p) for name, x in arrays.items()}))
+    pieces = p.batch if p.batch > 1 else p.kv_heads
+    n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
+    operands = [operation.operand(name) for name in arrays]
+    if n == 1 or any(_cut_along(x, p) is None for x in operation.outputs):
+        return [Part(p, arrays)]
+    parts = list[Part]()
+    for i in range(n):
+        cut = range(i * pieces // n, (i + 1) * pieces // n)
+        heads = {} if p.batch > 1 else {"heads": len(cut) * p.queries_per_kv, "kv_heads": len(cut)}
+        one = p.replace(batch=len(cut)) if p.batch > 1 else p.replace(**heads)
+        parts.append(Part(one, {x.name: _piece(arrays[x.name], x, cut, p) for x in operands}))
     return parts
 
 
-def _heads(x: Array, kv_heads: slice, problem: Problem) -> Array:
-    """Of an array with query or KV heads those that belong to some KV heads."""
-    each = x.shape[1] // problem.num_kv_heads
-    return x[:, kv_heads.start * each : kv_heads.stop * each]
+def _cut_along(operand: Operand, problem: Problem) -> int | None:
+    """The axis along which a problem's parts cut an array; None where it belongs to all parts."""
+    names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
+    return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
+
+
+def _piece(x: Array, operand: Operand, cut: range, problem: Problem) -> Array:
+    """What belongs to some batches, or to some KV heads."""
+    axis = _cut_along(operand, problem)
+    if axis is None:
+        return x
+    each = problem.queries_per_kv if operand.axes[axis] == "heads" else 1
+    return x[(slice(None),) * axis + (slice(cut.start * each, cut.stop * each),)]
 
 
 @cache
@@ -194,31 +187,36 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def run_on_shapes(program: Program, problem: Problem, *, tile: TileLike, device: Device, lse: bool) -> Counts:
+def run_on_shapes(
+    program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
+) -> Counts:  # fmt: skip
     """Run a tile program on shapes alone: exact counts, no data."""
     config = program.configure(problem, device, tile)
-    machine = Machine(program.name, problem, config, device, lse=lse, data=None)
-    _returned(program(machine, *machine.inputs, problem, config.tile), program.name)
+    machine = Machine(program.name, program.operation, problem, config, device, asked=asked, data=None)
+    _returned(program, program(machine, *machine.inputs, problem, config.tile))
     return machine.close()
 
 
 def _record(
-    program: Program, arrays: Mapping[str, Array], problem: Problem, config: Config, device: Device, lse: bool,
+    program: Program, arrays: Mapping[str, Array], problem: Problem, config: Config, device: Device, asked: Collection[str],
     head: tuple[int, int],
 ) -> Trace:  # fmt: skip
     """Run one head alone, block by block, with a recorder listening."""
     b, h = head
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
-    data = {name: x[b : b + 1, h * x.shape[1] // problem.heads][:, None] for name, x in arrays.items()}
-    machine = Machine(program.name, one, config, device, lse=lse, data=data, recorder=recorder)
+    places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
+    data: dict[str, Array] = {}
+    for name, x in arrays.items():
+        axes = program.operation.operand(name).axes
+        data[name] = x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in axes)]
+    machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder)
     program(machine, *machine.inputs, one, config.tile)
-    shape = {name: getattr(problem, name) for name in problem.__dataclass_fields__}
     tile = config.tile.rows, config.tile.cols
     return Trace(
         program.name,
         head,
-        shape,
+        asdict(problem),
         tile,
         device.name,
         device.sram_per_block,
@@ -229,12 +227,14 @@ def _record(
     )
 
 
-def _returned(result: Any, name: str) -> tuple[HbmTensor, HbmTensor | None]:
-    """What a program returned: `out`, or `(out, lse)`."""
-    pair = result if type(result) is tuple else (result, None)  # pyright: ignore[reportUnknownVariableType]
-    out, lse = cast("tuple[Any, Any]", pair) if len(pair) == 2 else (None, None)  # pyright: ignore[reportUnknownArgumentType]
-    if not isinstance(out, HbmTensor) or not isinstance(lse, HbmTensor | None) or out.name != "out":
-        raise UsageError(
-            f"return value of {name}", cast("object", result), 'm.output("out"), or that and m.output("lse")'
-        )
-    return out, lse
+def _returned(program: Program, result: Any) -> list[str]:
+    """The outputs that a program returned, by name: all that its operation always has, perhaps others. Raises `UsageError`."""
+    handles: list[Any] = [x for x in (result if type(result) is tuple else (result,)) if x is not None]  # pyright: ignore
+    names = [x.name if isinstance(x, HbmTensor) else "" for x in handles]
+    outputs, always = program.operation.outputs, [operand.name for operand in program.operation.written]
+    if not set(always) <= set(names) <= {operand.name for operand in outputs}:
+        wanted = ", ".join(f'm.output("{name}")' for name in always)
+        besides = " and ".join(f'm.output("{operand.name}")' for operand in outputs if operand.asked)
+        accepted = f"{wanted}, or that and {besides}" if besides else wanted
+        raise UsageError(f"return value of {program.name}", cast("object", result), accepted)
+    return names

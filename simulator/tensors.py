@@ -8,13 +8,14 @@ from simulator.config import padded
 from simulator.counts import Spec
 from simulator.dtypes import Array
 from simulator.errors import UsageError
-from simulator.problem import ITEMSIZE, round_up
+from simulator.problem import WIDTH, round_up
 
 
 class HbmTensor:
     """A handle of an array in HBM. Its values are reached through counted loads only.
 
-    `rows`, `cols` and `dtype` are its shape per head and its dtype.
+    `rows`, `cols` and `dtype` are its shape per head and its dtype. `head(g)` is one query head of each group, `at(…)` one
+    plane of a workspace with axes of its own.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -22,9 +23,26 @@ class HbmTensor:
     ('q', 128, 64, 'float16')
     """
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+    def __init__(self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0) -> None:
+        self.spec, self.member, self.plane, self.group = spec, member, plane, group
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
+
+    def head(self, g: int) -> HbmTensor:
+        """The query head g of each group, for launches of a block per KV head."""
+        return HbmTensor(self.spec, g, self.plane)
+
+    def at(self, **where: int) -> HbmTensor:
+        """One plane of a workspace that has `axes`: `partial.at(splits=3)`."""
+        plane = 0
+        if list(where) != [name for name, _ in self.spec.axes]:
+            raise UsageError(
+                "at", where, f"the axes of {self.name}: {', '.join(name for name, _ in self.spec.axes) or 'none'}"
+            )
+        for name, n in self.spec.axes:
+            if not 0 <= where[name] < n:
+                raise UsageError(name, where[name], f"an integer from 0 to {n - 1}")
+            plane = plane * n + where[name]
+        return HbmTensor(self.spec, self.member, plane)
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")
@@ -84,4 +102,4 @@ class SramTile:
     def footprint(self) -> int:
         """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
         rows, cols = self.padded_shape
-        return rows * cols * ITEMSIZE[self.dtype]
+        return rows * cols * WIDTH[self.dtype]

@@ -16,7 +16,6 @@ import contextlib
 import doctest
 import importlib.util
 import io
-import json
 import os
 import pkgutil
 import re
@@ -32,7 +31,9 @@ import pytest
 import flashlab
 import kernels_cu
 import simulator
+from flashlab.measure import results
 from tests.conftest import NEEDS
+from tools import bench_emulator, readme_results
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -161,25 +162,21 @@ def test_links(page: Path):
 
 
 def test_readme_claims_what_was_measured():
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "tools" / "readme_results.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.README.read_text(encoding="utf-8")
-    assert text == tool.readme_with(text, tool.claims()), "run python tools/readme_results.py"
+    text = readme_results.README.read_text(encoding="utf-8")
+    assert text == readme_results.readme_with(text, readme_results.claims()), "run python tools/readme_results.py"
 
 
 def test_the_emulators_times_are_those_measured():
-    spec = importlib.util.spec_from_file_location("bench_emulator", ROOT / "tools" / "bench_emulator.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    text = tool.PAGE.read_text(encoding="utf-8")
-    assert tool.block()
-    assert text == tool.page_with(text, tool.block()), "run python tools/bench_emulator.py"
-    assert text != tool.page_with(text, tool.block().replace("0.", "9."))
+    text = bench_emulator.PAGE.read_text(encoding="utf-8")
+    assert bench_emulator.block()
+    assert text == bench_emulator.page_with(text, bench_emulator.block()), "run python tools/bench_emulator.py"
+    assert text != bench_emulator.page_with(text, bench_emulator.block().replace("0.", "9."))
 
 
 def test_flash3_is_as_fast_as_the_readme_says():
     """README's first lines: faster than both in every cell."""
-    cells = json.loads((ROOT / "docs" / "results" / "bench_flash3_h200_2026-11-21.json").read_text(encoding="utf-8"))
-    assert len(cells) == 18
-    assert min(min(cell["ratio_fa4"], cell["ratio_cudnn"]) for cell in cells) > 1
+    bench = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    assert bench is not None
+    ratios = [row["ratio"] for row in bench.data["rows"] if row["peer"] in ("fa4", "cudnn")]
+    assert len(ratios) == 2 * 18
+    assert min(ratios) > 1

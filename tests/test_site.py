@@ -15,6 +15,7 @@ import nbformat
 import pytest
 
 import flashlab as fl
+from flashlab.measure import results
 from tests.conftest import find_browser
 from tools import site_figures, site_pages
 
@@ -96,9 +97,7 @@ def problems(site: Path) -> Iterator[str]:
 def test_every_page_is_there(site: Path):
     wanted = {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")}
     wanted |= {f"lessons/{path.stem}.html" for path in NOTEBOOKS} | {"measured/index.html", "results/README.html"}
-    data = [path for path in site_pages.RESULTS.rglob("*.json") if path.read_text(encoding="utf-8").startswith("{")]
-    names = ["_".join(path.relative_to(site_pages.RESULTS).with_suffix("").parts) for path in data]
-    wanted |= {f"measured/{name}.html" for name in names}
+    wanted |= {f"measured/{each.kind}_{each.path.stem}.html" for each in results.find(site_pages.RESULTS)}
     assert wanted - {path.relative_to(site).as_posix() for path in site.rglob("*.html")} == set()
 
 
@@ -161,7 +160,7 @@ def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
 
 def test_what_was_measured_is_drawn_from_the_files(site: Path):
     """Another number in a file is another number on the page."""
-    result = site_pages.results.latest("bench", site_pages.RESULTS)
+    result = results.latest("bench", site_pages.RESULTS)
     assert result is not None
     row = result.data["rows"][0]
     before = site_pages.page(result), site_figures.of(result)
@@ -170,10 +169,6 @@ def test_what_was_measured_is_drawn_from_the_files(site: Path):
     assert before[0] != after[0]
     assert before[1].svg != after[1].svg
     assert before[1].rows != after[1].rows
-
-
-def test_every_kind_of_result_has_a_heading():
-    assert set(site_pages.KINDS) == set(site_pages.results.KINDS)
 
 
 def test_a_cell_with_a_player_stands_on_its_own_and_ends_in_it(tmp_path: Path):

@@ -36,6 +36,17 @@ LARGE: tuple[dict[str, Any], ...] = (
     {"batch": 1, "heads": 16, "len_q": 1_000_000, "head_dim": 64},
     {"batch": 1, "heads": 16, "len_q": 4096, "len_kv": 65_536, "head_dim": 256, "window": (4095, 0)},
 )
+ALGORITHMS = (
+    "standard",
+    "online_softmax",
+    "flash1",
+    "flash2",
+    "flash3_1",
+    "flash3_2",
+    "flash3_3",
+    "flash3",
+    "flash3_fp8",
+)
 DEVICES = ("h100", "h200", "a100", "t4", "4090")
 COMMANDS = (
     "compare", "compare --sample", "count flash2", "count flash3 --len-q 4096 --heads 16", "count flash1 --tile 32x32 --lse",
@@ -73,7 +84,8 @@ def counted(counts: fl.Counts) -> Any:
         for launch in counts.launches
     ]  # fmt: skip
     tensors = sorted((x.name, x.heads, x.rows, x.cols, x.dtype, x.role, x.nbytes) for x in counts.tensors.values())
-    return [str(counts.config), str(counts.tile), launches, tensors, vars(counts.dram)]
+    config = str(counts.config).replace(", constants=()", "")  # a later field
+    return [config, str(counts.tile), launches, tensors, vars(counts.dram)]
 
 
 def answered(ask: Callable[[], Any]) -> Any:
@@ -92,7 +104,8 @@ def counts_of(name: str, shapes: tuple[dict[str, Any], ...]) -> Iterator[tuple[s
 
 
 def shape_of(p: fl.Problem) -> str:
-    return f"{p.batch} {p.heads} {p.kv_heads} {p.len_q} {p.len_kv} {p.head_dim} {p.causal} {p.window} {p.scale}"
+    names = "batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "causal", "window", "scale"
+    return " ".join(str(p.given.get(name)) for name in names)
 
 
 def masks_of(p: fl.Problem) -> dict[str, Any]:
@@ -109,7 +122,7 @@ def runs_of(name: str) -> Iterator[tuple[str, Any]]:
             return digest(run.out.view(np.uint8), run.lse, counted(run.counts), trace)
 
         def emulated(p: fl.Problem = p, data: Any = data) -> str:
-            run = fl.emulate(*data, algorithm=name, **masks_of(p), lse=True)
+            run = fl.emulate(name, *data, **masks_of(p), lse=True)
             ledgers = [sorted(launch.ledger.items()) for launch in run.launches]
             return digest(run.out.view(np.uint8), run.lse, ledgers, run.complaints())
 
@@ -151,7 +164,7 @@ def machine_code() -> Iterator[tuple[str, Any]]:
         "flashlab.run.nvrtc" if importlib.util.find_spec("flashlab.run") else "flashlab.compiler"
     )
     devices = {"sm_75": "t4", "sm_80": "a100", "sm_89": "4090", "sm_90a": "h200"}
-    for name, arch, dim in product(fl.CATALOGUE, ARCHITECTURES, (64, 128, 256)):
+    for name, arch, dim in product(ALGORITHMS, ARCHITECTURES, (64, 128, 256)):
         hopper = name.startswith("flash3")
         if hopper != (arch == "sm_90a"):
             continue
@@ -172,7 +185,7 @@ def machine_code() -> Iterator[tuple[str, Any]]:
 
 def everything(kinds: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in fl.CATALOGUE:
+    for name in ALGORITHMS:
         if "counts" in kinds:
             found |= dict(counts_of(name, PROBLEMS)) | dict(counts_of(name, LARGE))
         if "runs" in kinds:

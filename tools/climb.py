@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +19,8 @@ from matplotlib.figure import Figure
 
 import kernels_cu
 from flashlab.files import replace_file
-from flashlab.measure import claims, results
-from tools import climb_binds
+from flashlab.measure import results, speed
+from tools import climb_binds, kinds
 from tools.site_figures import STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,11 +40,11 @@ Speeds = Mapping[tuple[str, int, bool, int], Row]
 """By kernel, head dim, mask and length."""
 
 
-def result(kind: str, algorithm: str) -> results.Result:
+def result(kind: str, algorithm: str | None) -> results.Result:
     """The newest result of a kind."""
     found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE)
     if found is None:
-        raise FileNotFoundError(f"no {kind} of {algorithm} in {results.FOLDER}")
+        raise FileNotFoundError(f"no {kind} of {algorithm or 'anything'} in {results.FOLDER}")
     return found
 
 
@@ -124,9 +123,9 @@ def peers() -> str:
     return table(header, [*rows, ["median", "", "", "", *middle, ""]], left=2) + source(of)
 
 
-def cells() -> list[Row]:
-    """The flat list of the newest run beside others' kernels."""
-    return json.loads(max(RESULTS.glob(f"bench_flash3_{DEVICE}_*.json")).read_text(encoding="utf-8"))
+def cells() -> Sequence[Row]:
+    """The newest run beside others' kernels, a flat row per cell."""
+    return speed.flat(speed.BENCH.data(result("bench", "flash3")))
 
 
 def fp8() -> str:
@@ -152,7 +151,7 @@ def verified() -> str:
     found += [
         result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")
     ]
-    return "".join(f"- {claims.headline(each)}: {link(each)}\n" for each in found)
+    return "".join(f"- {kinds.claim(each)}: {link(each)}\n" for each in found)
 
 
 def profile() -> climb_binds.Profile:
@@ -183,7 +182,7 @@ def bound(name: str) -> str:
 
 def beside() -> str:
     """What a warp issues beside products, and what is left of them, in a sentence."""
-    of = result("rates", "machine")
+    of = result("rates", None)
     rows = {row["what"]: row for row in of.data["rows"]}
     floats, whole = (
         [rows[f"{name}_beside_products"] for name in names]

@@ -16,6 +16,7 @@ from typing import Any
 
 import flashlab as fl
 from flashlab.measure import results
+from flashlab.measure.results import Data, Kind, markdown_table
 
 CALLS = 3000
 
@@ -55,6 +56,39 @@ def rows() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+class Row(Data):
+    """One algorithm on one kind of arrays, or the floor."""
+
+    algorithm: str
+    framework: str
+    microseconds: float
+
+
+class Overhead(Data):
+    """Medians of so many calls."""
+
+    calls: int
+    rows: tuple[Row, ...]
+
+
+def headline(data: Overhead) -> str:
+    """Every row's time."""
+    each = ", ".join(f"{row.microseconds:.1f} µs ({row.algorithm}, {row.framework})" for row in data.rows)
+    return f"a warm call from Python: {each}"
+
+
+def table(data: Overhead) -> str:
+    """A row per algorithm and kind of arrays."""
+    rows = [(row.algorithm, row.framework, f"{row.microseconds:.1f}") for row in data.rows]
+    return markdown_table(("algorithm", "arrays", "µs a call"), rows)
+
+
+KIND = Kind(
+    "overhead", "Speed: what a call costs before the GPU works", "a warm call of `fl.attention` from Python, until it returns",
+    "python tools/launch_overhead.py", Overhead, headline, table,
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
@@ -62,8 +96,8 @@ def main() -> None:
     given = parser.parse_args()
     found = rows()
     path = results.save(
-        "overhead", ["flash2", "flash3"], {"calls": CALLS, "rows": found}, folder=given.out, replace=given.force
-    )
+        KIND, ["flash2", "flash3"], {"calls": CALLS, "rows": found}, subject="calls", folder=given.out, replace=given.force,
+    )  # fmt: skip
     for row in found:
         print(f"{row['algorithm']}, {row['framework']}: {row['microseconds']:.1f} µs")
     print(path)

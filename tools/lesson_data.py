@@ -1,6 +1,6 @@
 """What lessons 07 and 08 show of docs/results, in one small file that is installed with the library.
 
-    python tools/lesson_data.py     docs/results/*.json to flashlab/data/measured.json
+    python tools/lesson_data.py     docs/results to flashlab/data/measured.json
 
 A test holds the file to what this makes today.
 """
@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.files import replace_file
-from flashlab.measure.results import load
+from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[1]
 TO = ROOT / "flashlab" / "data" / "measured.json"
-COUNTED = ["standard", "online_softmax", "flash1", "flash2"]
 
 
 def measured() -> dict[str, Any]:
-    """The launches of these algorithms as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
-    counters, bench = of("counters", COUNTED), of("bench", ["flash2"])
-    ladder, fp8 = of("ladder", ["flash3"]), of("fp8", ["flash3_fp8"])
+    """Launches as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
+    counters, bench = of("counters", "flash2"), of("bench", "flash2")
+    ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
     launches = [
         {
             "case": row["case"], "algorithm": row["algorithm"], "launch": row["launch"], "problem": row["problem"],
@@ -47,10 +46,11 @@ def measured() -> dict[str, Any]:
     }
 
 
-def of(kind: str, algorithms: list[str]) -> Any:
-    """The newest result of this kind about these algorithms."""
-    found = (ROOT / "docs" / "results").glob(f"{kind}_{'-'.join(algorithms)}_*.json")
-    return max((load(path).content for path in found), key=lambda x: x["date"])
+def of(kind: str, algorithm: str) -> Any:
+    """The newest result of this kind about this algorithm."""
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm)
+    assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
+    return found.content
 
 
 def text() -> str:

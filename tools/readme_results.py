@@ -5,32 +5,34 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from flashlab.measure import results
-from flashlab.measure.claims import headline
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from flashlab.measure import results  # noqa: E402
+from tools import kinds  # noqa: E402
+
 README = ROOT / "README.md"
 BEGIN = "<!-- results: begin (written by tools/readme_results.py) -->\n"
 END = "<!-- results: end -->"
 
 
 def claims() -> str:
-    """A line for the newest result of each kind, set of algorithms and device, folder by folder."""
+    """A line for the newest result of each kind, subject, condition and device."""
     found = results.find(ROOT / results.FOLDER)
-    newest = {(result.path.parent.as_posix(), result.path.stem.rsplit("_", 1)[0]): result for result in found}
+    newest = {(result.kind, result.path.stem.rpartition("_")[0]): result for result in found}
     lines = [
-        f"- {headline(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
+        f"- {kinds.claim(result)}: [{_label(result)}]({result.path.relative_to(ROOT).as_posix()})"
         for _, result in sorted(newest.items())
     ]
     return "\n".join(lines or ["No measurement on a GPU has been recorded yet."]) + "\n"
 
 
 def _label(result: results.Result) -> str:
-    """The kind, and the folder of results that differ in something else than kind, algorithm, device and date."""
-    folder = result.path.parent.relative_to(ROOT / results.FOLDER).as_posix()
-    return result.kind if folder == "." else f"{result.kind}, {folder}"
+    """The kind, and the condition of results that have one."""
+    return result.kind if result.condition is None else f"{result.kind}, {result.condition}"
 
 
 def readme_with(text: str, new: str) -> str:

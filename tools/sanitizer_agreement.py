@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import kernels_cu  # noqa: E402
 from flashlab.measure import results, sanitizers, workload  # noqa: E402
+from flashlab.measure.results import Data, Kind, markdown_table  # noqa: E402
 from flashlab.run import nvrtc  # noqa: E402
 from flashlab.run.arrays import cupy  # noqa: E402
 from simulator.errors import Unavailable, UsageError, unknown  # noqa: E402
@@ -229,6 +230,38 @@ def compare(*, only: str, workers: int, timeout: float) -> list[Row]:
     return rows + [one(target) for target in work if target[0].hangs]
 
 
+class Zoo(Data):
+    """What `report` makes of all runs."""
+
+    passed: bool
+    summary: dict[str, int]
+    rows: tuple[Row, ...]
+
+
+def headline(data: Zoo) -> str:
+    """How many of the faults each side found."""
+    s = data.summary
+    return (f"of {s['mutants']} seeded faults that a GPU can show, the emulator found {s['emulator']}, compute-sanitizer "
+            f"{s['both']} ({s['same_line']} of {s['with_lines']} at the emulator's line), and {s['hangs']} hang it; "
+            f"{s['sound_findings']} findings in {s['sound']} runs of sound kernels")  # fmt: skip
+
+
+def table(data: Zoo) -> str:
+    """A row per fault."""
+    header = ("fault", "kernel", "emulator", "line", "tool", "verdict", "tool's lines")
+    return markdown_table(header, [
+        (r.target, r.kernel, r.emulator, r.emulator_line, r.tool, r.verdict, ", ".join(r.gpu_lines[:3]))
+        for r in data.rows if not r.sound
+    ])  # fmt: skip
+
+
+KIND = Kind(
+    "zoo", "Memory: seeded faults, the emulator and compute-sanitizer",
+    "seeded faults in the kernels: what the emulator finds and what compute-sanitizer finds, with lines",
+    "python tools/sanitizer_agreement.py", Zoo, headline, table,
+)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--out", default=str(results.FOLDER), help="folder of the file (%(default)s)")
@@ -245,7 +278,7 @@ def main() -> int:
         rows = compare(only=options.only, workers=options.workers, timeout=options.timeout)
         if not options.only:
             names = ["standard", "online_softmax", "flash1", "flash2"]
-            print(results.save("zoo", names, report(rows), folder=options.out, replace=options.force))
+            print(results.save(KIND, names, report(rows), folder=options.out, replace=options.force))
     except (UsageError, Unavailable) as error:
         print(error, file=sys.stderr)
         return 2

@@ -21,31 +21,14 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
-from flashlab import Player, claims, results
+from flashlab import Player
 from flashlab.lessons.show import TABLE
+from flashlab.measure import results
 from tools import site_figures
+from tools.kinds import KINDS, claim
 
 ROOT = Path(__file__).resolve().parents[1]
-NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / "docs" / "results"
-
-KINDS = {
-    "counters": "Bytes: counted and measured",
-    "verify": "Numbers: against float64",
-    "bench": "Speed: against peers",
-    "ladder": "Speed: FlashAttention-3, rung by rung",
-    "blind": "Speed: what had been predicted",
-    "rates": "What an SM does in a clock",
-    "profile": "What binds: units, waits, clock and power",
-    "fp8": "FP8: error and speed",
-    "sanitizers": "Memory: compute-sanitizer",
-    "zoo": "Seeded faults: the emulator and compute-sanitizer",
-    "agreement": "The emulator's counts and the hardware's",
-    "overhead": "What a call costs before the GPU works",
-    "emulator": "How long the emulator takes",
-    "patterns": "Access patterns of a warp",
-    "accumulation": "How tensor cores add",
-}
-"""Headings of the kinds of results, in the order of the page."""
+NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
 
 
 def write(docs: Path) -> None:
@@ -148,34 +131,29 @@ def cell(x: Any) -> str:
 def measured() -> Iterator[tuple[str, str]]:
     """Name and Markdown of the page of all results, and of a page for each."""
     found = {name_of(result): result for result in results.find(RESULTS)}
-    kinds = sorted({result.kind for result in found.values()}, key=list(KINDS).index)
+    measured_kinds = {result.kind for result in found.values()}
+    kinds = [kind for kind in KINDS.values() if kind.name in measured_kinds]
     parts = [
         "# What was measured",
         "Counts are exact and repeatable. That they are also *true* is for the hardware to say. Everything here is drawn from data "
         "files that the project's own commands wrote: [how to read them](../results/README.md).",
     ]
     for kind in kinds:
-        parts.append(f"## {KINDS[kind]}")
+        parts.append(f"## {kind.title}")
         for name, result in found.items():
-            if result.kind == kind:
+            if result.kind == kind.name:
                 shown = site_figures.of(result)
-                parts.append(f"- **[{label(result)}]({name})**: {claims.headline(result)}")
+                parts.append(f"- **[{result.about}]({name})**: {claim(result)}")
                 parts += [figure(shown.svg, {"columns": shown.columns, "rows": shown.rows})] if shown else []
-    pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind)
+    pages = "\n".join(Path(name).stem for kind in kinds for name, result in found.items() if result.kind == kind.name)
     yield "index.md", "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{pages}\n```"]) + "\n"
     for name, result in found.items():
         yield name, page(result)
 
 
 def name_of(result: results.Result) -> str:
-    """The file name of a result's page: that of the data, with its folder."""
-    return "_".join([*result.path.relative_to(RESULTS).parent.parts, result.path.stem]) + ".md"
-
-
-def label(result: results.Result) -> str:
-    """What a result is about: the algorithms, and the folder of what differs in something else."""
-    folder = result.path.parent.relative_to(RESULTS).as_posix()
-    return ", ".join(result.algorithms) + ("" if folder == "." else f" ({folder})")
+    """The file name of a result's page: that of the data, behind its kind."""
+    return f"{result.kind}_{result.path.stem}.md"
 
 
 def page(result: results.Result) -> str:
@@ -184,6 +162,7 @@ def page(result: results.Result) -> str:
     device = cast("Mapping[str, Any] | None", content["device"])
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     facts = {
+        **({"Algorithms": ", ".join(result.algorithms)} if result.algorithms else {}),
         "Command": f"`{content['command']}`",
         "Device": f"{device['name']}, driver {content['driver']}" if device else "CPU",
         "Date": str(content["date"]),
@@ -193,5 +172,5 @@ def page(result: results.Result) -> str:
     rows = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     shown = site_figures.of(result)
     drawn = figure(shown.svg, {"columns": shown.columns, "rows": shown.rows}) + "\n\n" if shown else ""
-    said, _, tables = claims.markdown(result).partition("\n\n")
-    return f"# {result.kind}: {label(result)}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"
+    said, _, tables = KINDS[result.kind].markdown(result).partition("\n\n")
+    return f"# {result.kind}: {result.about}\n\n{said}.\n\n| | |\n|---|---|\n{rows}\n\n{drawn}{tables}\n"

@@ -1,6 +1,6 @@
 """The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
 
-    python -m tools.time_model predict SET    # cells that aren't measured yet, into docs/predictions: lengths, rungs, fp8
+    python -m tools.time_model predict SET    # cells that aren't measured yet, into docs/results/blind/predictions
     python -m tools.time_model measure FILE   # the cells of such a file, on a GPU, into docs/results
     python -m tools.time_model draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
 
@@ -17,23 +17,25 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 import flashlab as fl
 from flashlab.measure import results, speed
+from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[1]
-PREDICTIONS = ROOT / "docs" / "predictions"
+PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "time.md"
 BEGIN, END = "<!-- {}: begin (written by tools/time_model.py) -->\n", "<!-- {}: end -->"
 DEVICE = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
-PREDICTION_FP8 = "prediction_fp8_h200_2026-11-21.json"
+PREDICTION_FP8 = "fp8_h200_2026-11-21.json"
 SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
@@ -41,10 +43,10 @@ MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "
 LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
 CONSTANTS = ("AT_REST", "DRAWN")
 SET_ON = (
-    "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates_machine, clocks), no kernel's time; the "
-    "mechanisms that the model has were chosen with an eye on ladder_flash3, bench_flash2, fp8_flash3_fp8 and what "
-    "prediction_unmeasured and prediction_lengths met; what a trial of flash3_fp8 as it overlaps had measured was known, roughly, "
-    "but nothing was set on it"
+    "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates/machine, clocks), no kernel's time; the "
+    "mechanisms that the model has were chosen with an eye on ladder/flash3, bench/flash2, fp8/flash3_fp8 and what "
+    "predictions/unmeasured and predictions/lengths met; what a trial of flash3_fp8 as it overlaps had measured was known, "
+    "roughly, but nothing was set on it"
 )
 
 
@@ -79,7 +81,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Beside:
-    """A cell predicted and measured, in milliseconds. `source`: the file that measured it."""
+    """A cell predicted and measured, in milliseconds. `source`: the kind of result that measured it."""
 
     cell: Cell
     predicted: float
@@ -93,20 +95,20 @@ class Beside:
 
 
 def measured() -> list[tuple[Cell, float, str]]:
-    """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by file."""
+    """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by kind of result."""
     found: list[tuple[Cell, float, str]] = []
     for result in _benchmarks():
         for row in result.data["rows"]:
             name = row["peer"] or result.data["algorithm"]
             if name in fl.CATALOGUE:
                 cell = Cell(name, row["dtype"], row["head_dim"], row["causal"], row["length"])
-                found.append((cell, row["milliseconds"], result.path.name))
+                found.append((cell, row["milliseconds"], result.kind))
     eight = results.latest("fp8", ROOT / results.FOLDER, algorithm=FP8, device=DEVICE)
     if eight is None or not _after_its_prediction(eight):
         return found
     for row in eight.data["speed"]:
         cell = Cell(FP8, EIGHT, row["head_dim"], row["causal"], row["length"])
-        found.append((cell, cell.tera / row["tflops"] * 1e3, eight.path.name))
+        found.append((cell, cell.tera / row["tflops"] * 1e3, eight.kind))
     return found
 
 
@@ -137,16 +139,16 @@ def said(file: str | Path) -> dict[Cell, float]:
 
 def blind_ladder() -> list[Beside]:
     """The rungs, and flash3_fp8, as they were predicted before their measurement was made or looked at, beside it."""
-    before = {**said("prediction_ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
+    before = {**said("ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
     return [
         Beside(cell, before[cell], time, source)
-        for cell, time, source in measured() if cell in before and not source.startswith("bench")
+        for cell, time, source in measured() if cell in before and source != "bench"
     ]  # fmt: skip
 
 
 def blind(result: results.Result) -> list[Beside]:
     """What `measure` measured, beside what had been predicted before."""
-    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.path.name) for row in result.data["rows"]]
+    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.kind) for row in result.data["rows"]]
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
@@ -209,8 +211,8 @@ def predict(name: str) -> dict[str, Any]:
 
 
 def measure(file: str) -> Path:
-    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, in
-    a folder of the set's name."""
+    """Time the cells of a prediction file; what is predicted of one problem is timed side by side. The path of the result, whose
+    condition is the set's name."""
     predicted = said(file)
     together: dict[speed.Cell, list[str]] = {}
     for cell in predicted:
@@ -228,7 +230,84 @@ def measure(file: str) -> Path:
         not_run += report.not_run
     data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}
     algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
-    return results.save("blind", algorithms, data, folder=results.FOLDER / Path(file).name.split("_")[1], replace=True)
+    return results.save(KIND, algorithms, data, condition=Path(file).name.split("_")[0], replace=True)
+
+
+class Timed(Data):
+    """A cell that was measured, and the milliseconds that had been predicted of it."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    milliseconds: float
+    tflops: float
+    of_matmul: float | None
+    error: float
+    rounds: int
+    predicted: float
+
+
+class Blind(Data):
+    """All cells of a prediction, measured. `prediction` is its file in the folder `predictions`."""
+
+    prediction: str
+    yardsticks: tuple[speed.Yardstick, ...]
+    rows: tuple[Timed, ...]
+    not_run: tuple[str, ...]
+
+
+class Predicted(Data):
+    """A cell, and what the model says of it."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    milliseconds: float
+    tflops: float
+
+
+class Prediction(Data):
+    """What `predict` writes: no measurement, but what one is to be held against. `commit` is the model's."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    kind: Literal["prediction"]
+    device: str
+    commit: str
+    date: str
+    command: str
+    constants: dict[str, float]
+    set_on: str
+    rows: tuple[Predicted, ...]
+
+
+def headline(data: Blind) -> str:
+    """The mean error, by kernel."""
+    errors: dict[str, list[float]] = {}
+    for row in data.rows:
+        errors.setdefault(row.algorithm, []).append(abs(row.predicted / row.milliseconds - 1))
+    parts = ", ".join(f"{name} {statistics.fmean(found):.1%} ({len(found)} times)" for name, found in errors.items())
+    return f"mean error of the time model's predictions made before measuring: {parts}"
+
+
+def table_of_cells(data: Blind) -> str:
+    """A row per cell."""
+    header = ("kernel", "dtype", "head dim", "mask", "length", "ms", "predicted", "TFLOP/s")
+    return markdown_table(header, [
+        (r.algorithm, r.dtype, str(r.head_dim), "causal" if r.causal else "full", str(r.length),
+         f"{r.milliseconds:.3f}", f"{r.predicted:.3f}", f"{r.tflops:.0f}")
+        for r in data.rows
+    ])  # fmt: skip
+
+
+KIND = Kind(
+    "blind", "Speed: what had been predicted",
+    "times of cells that the time model had predicted before; the predictions lie in `predictions/`",
+    "python -m tools.time_model measure FILE", Blind, headline, table_of_cells, {"predictions": Prediction},
+)  # fmt: skip
 
 
 def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
@@ -265,8 +344,7 @@ def _blind_table(result: results.Result) -> str:
     rows = blind(result)
     lengths = sorted({r.cell.length for r in rows})
     sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
-    file = result.path.relative_to(ROOT / results.FOLDER)  # one name in several folders
-    lines = [f"`{result.data['prediction']}`, measured by `{file}`:", "",
+    lines = [f"`{result.data['prediction']}`, measured by `{result.path.name}`:", "",
              f"| kernel | cells | {sizes} | all | bias |", "|---|--:|" + len(lengths) * "--:|" + "--:|--:|"]  # fmt: skip
     groups = {
         name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
@@ -367,7 +445,7 @@ def main(what: str, *files: str) -> None:
         print(measure(files[0]))
     elif what == "predict" and len(files) == 1 and files[0] in SETS:
         content = predict(files[0])
-        path = PREDICTIONS / f"prediction_{files[0]}_{DEVICE}_{content['date'][:10]}.json"
+        path = PREDICTIONS / f"{files[0]}_{DEVICE}_{content['date'][:10]}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(path.relative_to(ROOT))

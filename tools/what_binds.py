@@ -33,6 +33,7 @@ from typing import Any
 
 from flashlab.cli.output import track
 from flashlab.measure import fp8, ncu, peers, results
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
 from simulator.programs.flash3_fp8 import ONES
 from tools import sass
@@ -116,7 +117,7 @@ def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
         return fp8.on_torch(p, *tensors)
     if peers.layout(item.kernel) == "bshd":
         tensors = [x.transpose(1, 2).contiguous() for x in tensors]
-    return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.softmax_scale)
+    return peers.prepare(item.kernel, *tensors, causal=p.causal, scale=p.scale)
 
 
 def useful(item: Item) -> float:
@@ -361,6 +362,109 @@ def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
     }
 
 
+class Counters(Data):
+    """One launch under ncu: its clocks, how busy each unit was, and the warp instructions by pipe."""
+
+    entry: str
+    clocks: float
+    clocks_active: float
+    nanoseconds: float
+    busy: dict[str, float]
+    executed: dict[str, float]
+    flops: int
+
+
+class Round(Data):
+    """The shortest way once round the main loop, of one warp."""
+
+    instructions: int
+    pipes: dict[str, int]
+    flops: int
+    tensor_clocks: float
+    scores: float | None
+
+
+class Code(Data):
+    """The machine code that ran: a round of its main loop, instructions by pipe, and samples of the warps' states."""
+
+    instructions: int
+    round: Round
+    executed: dict[str, int]
+    stalls: dict[str, dict[str, int]]
+    spent: dict[str, int]
+
+
+class Loaded(Data):
+    """Call after call without a pause: the clock, the power, and the share of the time in which the power limit is named."""
+
+    calls: int
+    milliseconds: float
+    tflops: float
+    samples: int
+    mhz: float
+    mhz_set: float
+    watts: float
+    capped: float
+    reasons: dict[str, int]
+
+
+class Row(Data):
+    """A kernel in a cell. `zeros` is the load of inputs that are zero."""
+
+    kernel: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    useful_flops: float
+    counters: Counters
+    code: Code | None
+    loaded: Loaded
+    zeros: Loaded | None = None
+
+
+class Profiled(Data):
+    """What `measure` found, and what was expected before."""
+
+    expected: dict[str, str]
+    limit_watts: float
+    highest_mhz: int
+    seconds: float
+    rows: tuple[Row, ...]
+
+
+def headline(data: Profiled) -> str:
+    """How busy the first kernel's tensor cores are, and its clock under load."""
+    first = data.rows[0].kernel
+    mine = [row for row in data.rows if row.kernel == first]
+    tensor = [row.counters.busy["tensor"] for row in mine]
+    ghz = [row.loaded.mhz / 1000 for row in mine]
+    capped = sum(row.loaded.capped > 0.5 for row in mine)
+    return (f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; called without pauses, at "
+            f"{min(ghz):.2f} to {max(ghz):.2f} GHz, for power limits the clock in {capped} of {len(mine)} cells")  # fmt: skip
+
+
+def table(data: Profiled) -> str:
+    """A row per kernel and cell."""
+    units = ("tensor", "exp", "issue", "sram", "l2", "dram")
+    header = ("kernel", "head dim", "mask", "length", *units, "GHz", "W", "power-limited", "TFLOP/s", "on zeros")
+    rows = [
+        (r.kernel, str(r.head_dim), "causal" if r.causal else "full", str(r.length),
+         *(f"{r.counters.busy[unit]:.0%}" for unit in units), f"{r.loaded.mhz / 1000:.2f}",
+         f"{r.loaded.watts:.0f}", f"{r.loaded.capped:.0%}", f"{r.loaded.tflops:.0f}",
+         "" if r.zeros is None else f"{r.zeros.tflops:.0f}")
+        for r in data.rows
+    ]  # fmt: skip
+    return markdown_table(header, rows)
+
+
+KIND = Kind(
+    "profile", "Speed: what binds: units, waits, clock and power",
+    "what binds: how busy each unit is, the main loop's instructions, waits, clock and power under load",
+    "python -m tools.what_binds", Profiled, headline, table,
+)  # fmt: skip
+
+
 def main() -> None:
     if sys.argv[1:2] == ["launch"]:
         found = json.loads(Path(sys.argv[2]).read_text(encoding="utf-8"))
@@ -374,7 +478,16 @@ def main() -> None:
     given = parser.parse_args()
     items = chosen()
     names = [name for name in dict.fromkeys(item.kernel for item in items) if name != MATMUL]
-    print(results.save("profile", names, measure(items, given.seconds), folder=given.out, replace=given.force))
+    print(
+        results.save(
+            KIND,
+            names,
+            measure(items, given.seconds),
+            subject=names[0],
+            folder=given.out,
+            replace=given.force,
+        )
+    )
     return None
 
 

@@ -13,10 +13,8 @@ from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from flashlab.views import tables
-from simulator.catalogue import CATALOGUE, get
+from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import UsageError, unknown
-
-_OURS = ("standard", "online_softmax", "flash1", "flash2")
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +33,12 @@ class SaveOptions:
     """Where results are kept."""
 
     save: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Also keep it as <kind>_<algorithms>_<device>_<date>.json.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="Also keep it as <kind>/<subject>[_<condition>]_<device>_<date>.json."),
+    ] = None
+    condition: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --save: what differs from other runs, as another framework."),
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace the file of that name.")] = False
 
@@ -44,7 +47,10 @@ class SaveOptions:
             return
         from flashlab.measure import results
 
-        path = results.save(kind, algorithms, report.to_dict(), folder=self.save, replace=self.force)
+        path = results.save(
+            results.kinds()[kind], algorithms, report.to_dict(), condition=self.condition, folder=self.save,
+            replace=self.force,
+        )  # fmt: skip
         output.remark(str(path))
 
 
@@ -140,7 +146,7 @@ def bench(
     """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
     from flashlab.measure import speed
 
-    hopper = get(algorithm).hopper
+    hopper = get(algorithm).arch
     problems = speed.cells(
         options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
         options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
@@ -193,7 +199,7 @@ def counters(
 
     if matrix or l2:
         problem.refuse_shape()
-    names = algorithms or (list(_OURS) if matrix or l2 else ["flash2"])
+    names = algorithms or (with_kernels() if matrix or l2 else ["flash2"])
     cases = [
         *(hardware.matrix(names) if matrix else []),
         *(c for c in (hardware.l2_problems() if l2 else []) if c.algorithm in names),
@@ -230,6 +236,6 @@ def sanitize(
     """compute-sanitizer's four tools over a small grid of every kernel."""
     from flashlab.measure import sanitizers
 
-    report = sanitizers.run(sanitizers.grid(algorithms or _OURS), faults=faults, progress=output.track("runs"))
+    report = sanitizers.run(sanitizers.grid(algorithms), faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
     _finish(report, json, report.passed)

@@ -132,7 +132,7 @@ def _run_algorithm(
         "time_limit": time_limit if source is not None else 0,
     }  # fmt: skip
     with output.busy("emulating"):
-        done = fl.emulate(*arrays, algorithm=algorithm, **options_of_run)
+        done = fl.emulate(algorithm, *arrays, **options_of_run)
     reference = fl.naive(*arrays, **masks)
     error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
     if json:

@@ -28,7 +28,6 @@ from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.process import run_child
 from flashlab.lessons.verdict import Line, Place, Verdict
 from simulator import CATALOGUE, Device, Program, Trace
-from simulator.catalogue import VECTOR_PROGRAMS
 from simulator.dtypes import Array
 from simulator.errors import unknown
 
@@ -83,7 +82,7 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
 
 def _program(answer: Any, exercise: Exercise) -> tuple[Program, Verdict | None]:
     """The learner's program, or why it is none of theirs."""
-    own = {row.name: row.program for row in CATALOGUE.values()} | VECTOR_PROGRAMS
+    own = {row.name: row.program for row in CATALOGUE.values()}
     nobody = next(iter(own.values()))
     for name, program in own.items():
         if answer is program or (isinstance(answer, str) and answer == name):
@@ -295,8 +294,8 @@ def _at(line: int | None, file: str) -> str:
 def _said(case: Case) -> str:
     """A case by the shapes of its arrays, as NumPy says them."""
     p = case.problem
-    keys = p.batch, p.num_kv_heads, p.kv_length
-    shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.value_dim)}"
+    keys = p.batch, p.kv_heads, p.len_kv
+    shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.head_dim_v)}"
     masked = ", causal" if p.causal else ""
     return f"{shapes}, {p.dtype}{masked}, " + (f"device {case.device}" if case.own_tile else f"tile {case.tile}")
 

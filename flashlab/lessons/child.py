@@ -59,9 +59,8 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     """Run a program on a case: `out`, the `lse` if it made one, and its counts as plain data."""
     problem, device = case.problem, Device.named(case.device)
     config = program.configure(problem, device, None if case.own_tile else case.tile)
-    machine = WatchedMachine(
-        program.name, problem, config, device, lse=False, data=dict(zip("qkv", case.inputs(), strict=True))
-    )
+    data = dict(zip("qkv", case.inputs(), strict=True))
+    machine = WatchedMachine(program.name, program.operation, problem, config, device, data=data)
     result: Any = program(machine, *machine.inputs, problem, config.tile)
     out = cast(object, result[0] if type(result) is tuple and result else result)
     if not isinstance(out, HbmTensor) or out.name not in machine.outputs:
@@ -69,9 +68,9 @@ def run(program: Program, case: Case) -> dict[str, Any]:
             f"it returned {_named(out)} where m.output('out') is expected, filled tile by tile with block.store"
         )
     counts = machine.close()
-    lse = {"lse": machine.result(machine.outputs["lse"])[..., 0]} if "lse" in machine.outputs else {}
+    lse = {"lse": machine.result("lse")} if "lse" in machine.outputs else {}
     return lse | {
-        "out": machine.result(machine.outputs["out"]),
+        "out": machine.result("out"),
         "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},
         "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
         "sram_peak": counts.sram.peak,

@@ -71,7 +71,7 @@ def product(a: Array, b: Array, dtype: str, scale: float = 1.0) -> Truth:
 def _matrix(problem: Problem, name: str) -> int:
     """Bytes of q, k, v or out, all heads."""
     p = problem
-    rows, cols = {"q": (p.len_q, p.head_dim), "k": (p.kv_length, p.head_dim), "out": (p.len_q, p.value_dim)}[name]
+    rows, cols = {"q": (p.len_q, p.head_dim), "k": (p.len_kv, p.head_dim), "out": (p.len_q, p.head_dim_v)}[name]
     return p.batch * p.heads * rows * row_bytes(cols, p.itemsize)
 
 
@@ -94,8 +94,8 @@ def _fused_budget(problem: Problem, tile: Tile) -> Budget:
 def _matmul_budget(problem: Problem, tile: Tile) -> Budget:
     """A is requested once for each column of tiles, B once for each row of tiles."""
     p = problem
-    row_tiles, col_tiles, steps = p.row_tiles(tile), -(-p.value_dim // tile.cols), -(-p.head_dim // 32)
-    a, b = p.len_q * row_bytes(p.head_dim, p.itemsize), p.head_dim * row_bytes(p.value_dim, p.itemsize)
+    row_tiles, col_tiles, steps = p.row_tiles(tile), -(-p.head_dim_v // tile.cols), -(-p.head_dim // 32)
+    a, b = p.len_q * row_bytes(p.head_dim, p.itemsize), p.head_dim * row_bytes(p.head_dim_v, p.itemsize)
     flops = 2 * row_tiles * padded(tile.rows) * col_tiles * padded(tile.cols) * steps * 32
     return Budget({"q": (a * col_tiles, 0), "v": (b * row_tiles, 0), "out": (0, _matrix(p, "out"))}, matmul=flops)
 

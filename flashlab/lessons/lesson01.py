@@ -39,14 +39,14 @@ def attention_cases(draw: Random) -> list[Case]:
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     """Query heads in all, and bytes of a head's q, of a head's k, of a head's v."""
     p = problem
-    d, dv = row_bytes(p.head_dim, p.itemsize), row_bytes(p.value_dim, p.itemsize)
-    return p.batch * p.heads, p.len_q * d, p.kv_length * d, p.kv_length * dv
+    d, dv = row_bytes(p.head_dim, p.itemsize), row_bytes(p.head_dim_v, p.itemsize)
+    return p.batch * p.heads, p.len_q * d, p.len_kv * d, p.len_kv * dv
 
 
 def _scores_budget(problem: Problem, tile: Tile) -> Budget:
     heads, q, k, _ = _sizes(problem)
     rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
-    out = heads * problem.len_q * row_bytes(problem.kv_length, problem.itemsize)
+    out = heads * problem.len_q * row_bytes(problem.len_kv, problem.itemsize)
     flops = 2 * heads * rows * padded(tile.rows) * cols * padded(tile.cols) * padded(problem.head_dim)
     return Budget({"q": (heads * q * cols, 0), "k": (heads * k * rows, 0), "out": (0, out)}, matmul=flops)
 
@@ -55,32 +55,32 @@ def _matmul_flops(problem: Problem, tile: Tile) -> int:
     """Both products over whole tiles."""
     p = problem
     pairs = p.batch * p.heads * p.row_tiles(tile) * p.key_tiles(tile)
-    return 2 * pairs * padded(tile.rows) * padded(tile.cols) * (padded(p.head_dim) + padded(p.value_dim))
+    return 2 * pairs * padded(tile.rows) * padded(tile.cols) * (padded(p.head_dim) + padded(p.head_dim_v))
 
 
 def _standard_budget(problem: Problem, tile: Tile) -> Budget:
     p = problem
     heads, q, k, v = _sizes(p)
     rows, cols = p.row_tiles(tile), p.key_tiles(tile)
-    s, probabilities = p.len_q * row_bytes(p.kv_length, 4), p.len_q * row_bytes(p.kv_length, p.itemsize)
-    out = p.len_q * row_bytes(p.value_dim, p.itemsize)
+    s, probabilities = p.len_q * row_bytes(p.len_kv, 4), p.len_q * row_bytes(p.len_kv, p.itemsize)
+    out = p.len_q * row_bytes(p.head_dim_v, p.itemsize)
     moved = {
         "q": (q * cols, 0), "k": (k * rows, 0), "s": (s, s), "p": (probabilities, probabilities), "v": (v * rows, 0),
         "out": (0, out),
     }  # fmt: skip
     every = {name: (heads * read, heads * written) for name, (read, written) in moved.items()}
-    return Budget(every, matmul=_matmul_flops(p, tile), exp=heads * p.len_q * p.kv_length)
+    return Budget(every, matmul=_matmul_flops(p, tile), exp=heads * p.len_q * p.len_kv)
 
 
 def _strip_budget(problem: Problem, tile: Tile) -> Budget:
     p = problem
     heads, q, k, v = _sizes(p)
     rows = p.row_tiles(tile)
-    out = p.len_q * row_bytes(p.value_dim, p.itemsize)
+    out = p.len_q * row_bytes(p.head_dim_v, p.itemsize)
     moved = {"q": (q, 0), "k": (k * rows, 0), "v": (v * rows, 0), "out": (0, out)}
     every = {name: (heads * read, heads * written) for name, (read, written) in moved.items()}
-    flops = 2 * heads * rows * padded(tile.rows) * padded(p.kv_length) * (padded(p.head_dim) + padded(p.value_dim))
-    return Budget(every, matmul=flops, exp=heads * p.len_q * p.kv_length)
+    flops = 2 * heads * rows * padded(tile.rows) * padded(p.len_kv) * (padded(p.head_dim) + padded(p.head_dim_v))
+    return Budget(every, matmul=flops, exp=heads * p.len_q * p.len_kv)
 
 
 EXERCISES = (
@@ -89,11 +89,11 @@ EXERCISES = (
         title="The scores",
         task="`S = scale · Q Kᵀ`, one block for each tile of S. (`out` has the shape of S here.)",
         cases=_scores_cases,
-        truth=lambda p, q, k, v: product(q, k.swapaxes(-1, -2), p.dtype, p.softmax_scale),
+        truth=lambda p, q, k, v: product(q, k.swapaxes(-1, -2), p.dtype, p.scale),
         budget=_scores_budget,
         hints=(
             "Rows of k are keys: key tile number `block.j` is `block.load(k, block.j, tile.cols)`.",
-            "`k_j.T` is its transpose. `block.matmul(…, scale=problem.softmax_scale)` scales on the way.",
+            "`k_j.T` is its transpose. `block.matmul(…, scale=problem.scale)` scales on the way.",
             "S's tile lies in row tile `block.i`, column tile `block.j`: both go into `block.store`.",
         ),
         slips={

@@ -63,7 +63,9 @@ def _mean(problem: Problem, q: Array, k: Array, v: Array) -> Truth:
 def _row_bytes(problem: Problem) -> tuple[int, int]:
     """Bytes of q, and of out."""
     heads = problem.batch * problem.heads * problem.len_q
-    return heads * row_bytes(problem.head_dim, problem.itemsize), heads * row_bytes(problem.value_dim, problem.itemsize)
+    return heads * row_bytes(problem.head_dim, problem.itemsize), heads * row_bytes(
+        problem.head_dim_v, problem.itemsize
+    )
 
 
 def _passes(reads: int, problem: Problem, exponentials: int) -> Budget:
@@ -76,10 +78,10 @@ def _mean_budget(problem: Problem, tile: Tile) -> Budget:
     p = problem
     q, out = _row_bytes(p)
     heads, rows = p.batch * p.heads, p.row_tiles(tile)
-    v = heads * rows * p.kv_length * row_bytes(p.value_dim, p.itemsize)
+    v = heads * rows * p.len_kv * row_bytes(p.head_dim_v, p.itemsize)
     pairs = heads * rows * p.key_tiles(tile)
-    flops = 2 * pairs * padded(tile.rows) * padded(tile.cols) * padded(p.value_dim)
-    return Budget({"q": (q, 0), "v": (v, 0), "out": (0, out)}, matmul=flops, exp=heads * p.len_q * p.kv_length)
+    flops = 2 * pairs * padded(tile.rows) * padded(tile.cols) * padded(p.head_dim_v)
+    return Budget({"q": (q, 0), "v": (v, 0), "out": (0, out)}, matmul=flops, exp=heads * p.len_q * p.len_kv)
 
 
 def _column_tiles(case: Case) -> tuple[int, int]:

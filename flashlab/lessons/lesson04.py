@@ -39,7 +39,7 @@ def _budget(problem: Problem, tile: Tile) -> Budget:
 def _lean_budget(problem: Problem, tile: Tile) -> Budget:
     """Q leaves SRAM once; every warp reads all of K_j and V_j."""
     p = problem
-    d, dv, bc = padded(p.head_dim) * p.itemsize, padded(p.value_dim) * p.itemsize, padded(tile.cols)
+    d, dv, bc = padded(p.head_dim) * p.itemsize, padded(p.head_dim_v) * p.itemsize, padded(tile.cols)
     row_tiles = p.batch * p.heads * p.row_tiles(tile)
     pairs, q = row_tiles * p.key_tiles(tile), row_tiles * padded(tile.rows) * d
     sram = {
@@ -83,7 +83,7 @@ EXERCISES = (
         budget=_budget,
         hints=(
             "The *last* query of the tile sees the most. Which is its last key?",
-            "With more keys than queries, query 0 already sees several keys: add problem.kv_length − problem.len_q.",
+            "With more keys than queries, query 0 already sees several keys: add problem.len_kv − problem.len_q.",
             "If the last key is number n, the tiles are 0 to n // tile.cols; if n is negative, there are none.",
         ),
         slips={

@@ -78,7 +78,7 @@ def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
         budget = {name: (moved[name].hbm_read, moved[name].hbm_write) for name in ("q", "k", "v", "out", "lse")}
         arguments: dict[str, Any] = {
             "q": q[0], "k": k[0], "v": v[0], "out": Empty(q[0].shape), "lse": Empty(q[0].shape[:2]),
-            "len_q": np.int32(len_q), "len_kv": np.int32(len_kv), "scale": np.float32(problem.softmax_scale),
+            "len_q": np.int32(len_q), "len_kv": np.int32(len_kv), "scale": np.float32(problem.scale),
         }  # fmt: skip
         out = Truth(truth.out[0], truth.tolerance[0], by_row=truth.by_row)
         for name in ("v", "out") if lse_only else ():

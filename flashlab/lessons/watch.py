@@ -42,23 +42,36 @@ class WatchedBlock(Block):
         return super()._extent(tensor, i, rows, j, cols, way)
 
 
+def _for_the_machine_alone() -> None:
+    """Refuses a call from outside of the simulator to the function that asks."""
+    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    if _SIMULATOR not in Path(caller.f_code.co_filename).parents:
+        raise Shortcut("it reached into HBM: values come through block.load and block.fetch, which count them")
+
+
 class WatchedMachine(Machine):
     """A machine whose HBM only its own blocks reach, and on which no program of the library runs."""
 
     @property
     def values(self) -> dict[str, Array]:
         """The arrays in HBM, for the machine's own code."""
-        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-        if _SIMULATOR not in Path(caller.f_code.co_filename).parents:
-            raise Shortcut("it reached into HBM: values come through block.load and block.fetch, which count them")
+        _for_the_machine_alone()
         return self._values
 
     @values.setter
     def values(self, arrays: dict[str, Array]) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self._values = arrays
 
+    def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
+        _for_the_machine_alone()
+        return super().read(tensor, first, last, start, stop)
+
+    def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
+        _for_the_machine_alone()
+        super().write(tensor, first, last, start, stop, x)
+
     def launch(
-        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[[int], range] | None = None,
+        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[..., range] | None = None,
         readers: int | None = None, of: HbmTensor | None = None,
     ) -> Iterator[Block]:  # fmt: skip
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]

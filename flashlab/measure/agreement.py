@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.measure import counters, emulated
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
 from flashlab.verify.rule import expect
@@ -17,7 +18,7 @@ from simulator import random_inputs
 from simulator.dtypes import Array, numpy_dtype
 from simulator.problem import FP8
 
-__all__ = ["Agreement", "Row", "distance", "run"]
+__all__ = ["KIND", "Agreement", "Row", "distance", "run"]
 
 HALF = 0.5
 """Outputs may differ by this much of what rounding explains for each: the rule's bound of a row."""
@@ -173,3 +174,50 @@ def distance(
             apart = np.where(a[1] == b[1], 0, np.abs(a[1] - b[1]))  # rows without keys: both -inf
         ratios.append(float((apart / expected.lse_tolerance).max(initial=0)))
     return max(ratios)
+
+
+class Summary(Data):
+    """How many counts were compared and are equal, also by quantity (equal, compared)."""
+
+    problems: int
+    compared: int
+    equal: int
+    by_quantity: dict[str, tuple[int, int]]
+    worst_output: float
+    findings: int
+
+
+class Agreed(Data):
+    """A report, as `Agreement.to_dict` gives it."""
+
+    passed: bool
+    device: str
+    summary: Summary
+    rows: tuple[Row, ...]
+    outputs: dict[str, float]
+    findings: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+def headline(data: Agreed) -> str:
+    """Which quantities are equal in every launch, and how many launches differ in the others."""
+    s = data.summary
+    same = ", ".join(what for what, (equal, compared) in s.by_quantity.items() if equal == compared)
+    apart = [f"{what} in {equal} of {n}" for what, (equal, n) in s.by_quantity.items() if equal != n]
+    return (f"emulator and GPU over {s.problems} problems: equal in every launch: {same}"
+            f"{'; ' if apart else ''}{', '.join(apart)}; outputs at most {s.worst_output:.2f} of the rule's bound apart; "
+            f"{s.findings} findings")  # fmt: skip
+
+
+def table(data: Agreed) -> str:
+    """A row per quantity."""
+    rows = [(what, f"{n:,}", f"{equal:,}") for what, (equal, n) in data.summary.by_quantity.items()]
+    return markdown_table(("", "launches", "equal"), rows)
+
+
+KIND = Kind(
+    "agreement", "Bytes: the emulator's counts and the hardware's",
+    "the emulator against the GPU: bytes, sectors, wavefronts, outputs",
+    "flashlab counters standard online_softmax flash1 flash2 --matrix --backend both --save docs/results",
+    Agreed, headline, table,
+)  # fmt: skip

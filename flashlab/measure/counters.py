@@ -15,10 +15,13 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from flashlab.measure import ncu
 from flashlab.measure import workload as case_files
 from flashlab.measure.ncu import Measured, parse
 from flashlab.measure.problems import l2_problems, matrix
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import Counts, count, dram, shape_run
 from simulator.catalogue import get
@@ -28,7 +31,7 @@ from simulator.errors import Unavailable
 from simulator.problem import FP8
 
 __all__ = [
-    "Check", "CountersReport", "DramCheck", "LaunchReport", "Measured", "ModelCheck", "compare", "l2_problems",
+    "KIND", "Check", "CountersReport", "DramCheck", "LaunchReport", "Measured", "ModelCheck", "compare", "l2_problems",
     "matrix", "parse", "run",
 ]  # fmt: skip
 
@@ -379,7 +382,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     launch = formula.launches[index]
     shadow = None if simulated is None else simulated.launches[index]
     # no counter sees what TMA writes into SRAM
-    unseen = {"sram.write"} if get(case.algorithm).kernels[index].hopper else set[str]()
+    unseen = {"sram.write"} if get(case.algorithm).kernels[index].boxes else set[str]()
     checks = [
         Check(
             what, None if shadow is None else shadow.bytes(what), launch.bytes(what),
@@ -425,3 +428,133 @@ def _profile(cases: Sequence[Case], metrics: Sequence[str], timeout: float) -> s
         command = case_files.command(case_files.write(cases, Path(folder)), "--counted")
         kernels = {entry for case in cases for entry in case.entries}
         return ncu.profile(command, kernels=kernels, metrics=metrics, timeout=timeout)
+
+
+# What its file holds and says
+
+
+class Quantity(Data):
+    """One quantity of one launch: a `Check` and its verdict."""
+
+    what: str
+    simulated: int | None
+    formula: int
+    measured: int | None
+    verdict: str
+
+
+class Dram(Data):
+    """A launch's reads from DRAM: a `DramCheck` and whether they lie inside."""
+
+    measured: int
+    low: int
+    high: int
+    estimate: int
+    written: int
+    judged: bool
+    inside: bool
+
+
+class Launch(Data):
+    """One launch of one case. `problem` are the arguments of a `Problem`; counters that are reported and not judged stand
+    under their own names (`EXTRAS`)."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, int]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    case: str
+    algorithm: str
+    problem: dict[str, Any]
+    tile: str | None
+    lse: bool
+    launch: str
+    blocks: int
+    rows: tuple[Quantity, ...]
+    dram: Dram | None
+    exp_factor: float | None
+    l2_hit_rate: float | None = None
+    occupancy: float | None = None
+    warp_efficiency: float | None = None
+    failures: tuple[str, ...]
+
+
+class Model(Data):
+    """The L2 model on one problem: a `ModelCheck` and its error."""
+
+    case: str
+    estimate: int
+    measured: int
+    large: bool
+    error: float
+
+
+class Summary(Data):
+    """How many counts and launches were compared, and how the L2 model did on large problems."""
+
+    problems: int
+    launches: int
+    compared: int
+    equal: int
+    dram_checked: int
+    dram_inside: int
+    exp_factor: tuple[float, float] | None
+    model_problems: int
+    model_median_error: float | None
+    model_worst_error: float | None
+
+
+class Counted(Data):
+    """A report, as `CountersReport.to_dict` gives it."""
+
+    passed: bool
+    device: str
+    summary: Summary
+    launches: tuple[Launch, ...]
+    models: tuple[Model, ...]
+    errors: tuple[str, ...]
+
+
+def headline(data: Counted) -> str:
+    """How many counts are equal, how many launches' DRAM reads lie inside, and the L2 model's error."""
+    s = data.summary
+    text = f"{s.equal:,} of {s.compared:,} counts of bytes and matrix FLOPs equal over {s.launches} launches"
+    text += (f"; DRAM reads within the interval (± 64 KB) in {s.dram_inside} of the {s.dram_checked} launches of"
+             " problems over 1 MB")  # fmt: skip
+    errors = {m.case: abs(m.error) for m in data.models if m.large}
+    fresh = {case for case in errors if "fresh" in case}
+    for name, chosen in (("that it was fitted to", errors.keys() - fresh), ("measured after that", fresh)):
+        if found := sorted(errors[case] for case in chosen):
+            text += (f"; L2 model on {len(found)} problems {name}: median error {statistics.median(found):.1%},"
+                     f" worst {found[-1]:.1%}")  # fmt: skip
+    return text
+
+
+def table(data: Counted) -> str:
+    """A row per launch, and a row per large problem of the L2 model."""
+    levels = ("hbm.read", "hbm.write", "sram.read", "sram.write")
+    rows: list[tuple[str, ...]] = []
+    for launch in data.launches:
+        cells = {row.what: row for row in launch.rows}
+        read = f"{launch.dram.measured:,}" if launch.dram else ""
+        rows.append((launch.case, launch.launch, *(_cell(cells.get(what)) for what in levels), read))
+    models = [
+        (model.case, f"{model.measured:,}", f"{model.estimate:,}", f"{model.error:+.1%}")
+        for model in data.models if model.large
+    ]  # fmt: skip
+    text = markdown_table(("problem", "launch", *levels, "DRAM read"), rows)
+    if models:
+        text += "\n\n" + markdown_table(("problem", "DRAM read", "L2 model", "error"), models)
+    return text
+
+
+def _cell(row: Quantity | None) -> str:
+    if row is None or row.verdict == "not measured":
+        return ""
+    return f"= {row.measured:,}" if row.verdict == "equal" else f"**{row.measured} ≠ {row.formula:,}**"
+
+
+KIND = Kind(
+    "counters", "Bytes: counted and measured",
+    "simulated, formula and measured bytes, launch by launch; DRAM reads; the error of the L2 model",
+    "flashlab counters --matrix --l2 --save docs/results", Counted, headline, table,
+)  # fmt: skip

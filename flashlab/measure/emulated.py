@@ -39,7 +39,7 @@ def emulated(case: Case, device: Device) -> Emulation:
     """A case on the emulator, on random numbers."""
     p = case.problem
     options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale, "tile": case.tile}
-    return emulate(*random_inputs(p, seed=0), algorithm=case.algorithm, device=device, lse=case.lse, **options)
+    return emulate(case.algorithm, *random_inputs(p, seed=0), device=device, lse=case.lse, **options)
 
 
 def launches(case: Case, done: Emulation) -> list[LaunchReport]:

@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
 from flashlab.run.arrays import cupy, framework
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device
-from flashlab.run.plan import plan
+from flashlab.run.plan import gpu_plan
 from simulator import Problem, Scales, naive
 from simulator.dtypes import Array
 from simulator.errors import Unavailable
 from simulator.problem import FP8
 from simulator.quantize import Quantized, quantize
 
-__all__ = ["Fp8Report", "accuracy", "attention", "on_torch", "run"]
+__all__ = ["KIND", "Fp8Report", "accuracy", "attention", "on_torch", "run"]
 
 
 def attention(x: Quantized, *, causal: bool = False) -> Array:
@@ -132,7 +133,7 @@ def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
     torch: Any = importlib.import_module("torch")
     p = problem.replace(dtype=FP8)
     given = [*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), torch.empty_like(q, dtype=torch.bfloat16)]
-    planned, kind = plan("flash3_fp8", p), framework("q", given[0])
+    planned, kind = gpu_plan("flash3_fp8", p), framework("q", given[0])
     spec = planned.counts.tensors["v_t"]
     v_t = torch.empty((p.batch, spec.heads // p.batch, spec.rows, spec.cols), dtype=torch.uint8, device="cuda")
     given.append(v_t.view(torch.float8_e4m3fn))
@@ -181,3 +182,41 @@ def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int
     inputs, errors = accuracy()
     chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
     return Fp8Report(current_device().title, inputs, tuple(errors), tuple(speed(chosen)))
+
+
+class Eight(Data):
+    """A report, as `Fp8Report.to_dict` gives it."""
+
+    passed: bool
+    device: str
+    inputs: str
+    accuracy: tuple[Accuracy, ...]
+    speed: tuple[Speed, ...]
+
+
+def headline(data: Eight) -> str:
+    """The speed at each head dim, and each way's error."""
+    ratios: dict[int, list[float]] = {}
+    for row in data.speed:
+        ratios.setdefault(row.head_dim, []).append(row.ratio)
+    fast = "; ".join(f"{min(r):.2f} to {max(r):.2f} × bfloat16 at head dim {dim}" for dim, r in ratios.items())
+    errors = ", ".join(f"{row.rmse:.1e} ({row.kernel})" for row in data.accuracy)
+    return f"FP8: {fast}; RMSE {errors}"
+
+
+def table(data: Eight) -> str:
+    """A row per way of computing, and a row per cell."""
+    errors = markdown_table(("kernel", "RMSE"), [(row.kernel, f"{row.rmse:.2e}") for row in data.accuracy])
+    rows = [
+        (str(s.head_dim), "causal" if s.causal else "full", str(s.length), f"{s.tflops:.0f}",
+         f"{s.tflops_bfloat16:.0f}", f"{s.ratio:.2f}")
+        for s in data.speed
+    ]  # fmt: skip
+    return f"{errors}\n\n{markdown_table(('head dim', 'mask', 'length', 'TFLOP/s', 'bfloat16', 'ratio'), rows)}"
+
+
+KIND = Kind(
+    "fp8", "Numbers: FP8's error, and its speed",
+    "FlashAttention-3 in FP8: errors on inputs with outliers, speed beside bfloat16",
+    "flashlab fp8 --save docs/results", Eight, headline, table,
+)  # fmt: skip

@@ -8,12 +8,11 @@ from typing import Any
 
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.problem import FP8
 
 __all__ = ["l2_problems", "matrix"]
 
 
-def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways)."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
@@ -30,7 +29,7 @@ def matrix(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", 
         "more-queries": {**shapes["more-queries"], "len_kv": 121},
     }
     own = {
-        name: whole_of_bytes if FP8 in row.dtypes else whole if row.hopper else {} for name, row in CATALOGUE.items()
+        name: whole_of_bytes if row.support.eight_bit else whole if row.arch else {} for name, row in CATALOGUE.items()
     }
     return [
         _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
@@ -82,7 +81,7 @@ def l2_problems() -> list[Case]:
 
 def _case(algorithm: str, label: str, **problem: Any) -> Case:
     p = Problem(**problem)
-    lengths = str(p.len_q) if p.len_kv is None else f"{p.len_q}/{p.len_kv}"
-    heads = str(p.heads) if p.kv_heads is None else f"{p.heads}/{p.kv_heads}"
+    lengths = str(p.len_q) if p.len_kv == p.len_q else f"{p.len_q}/{p.len_kv}"
+    heads = str(p.heads) if p.kv_heads == p.heads else f"{p.heads}/{p.kv_heads}"
     shape = f"{p.batch}×{heads}×{lengths}×{p.head_dim}"
     return Case(f"{algorithm} {p.dtype} {label} {shape}", algorithm, p)

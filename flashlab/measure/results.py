@@ -1,7 +1,8 @@
 """Evidence as data: what a command measured, with the machine, the versions and the command that wrote it.
 
-A result is one JSON file, `<kind>_<algorithms>_<device>_<date>.json`. Documents draw their figures from these files
-(`latest`; `claims.headline`, `claims.markdown`), so that no measured number is ever typed by hand.
+A result is one JSON file, `<kind>/<subject>[_<condition>]_<device>_<date>.json`. The module that measures declares its
+`Kind`: the schema of the data, and what they say as a sentence and as a table. Documents draw their figures from the
+files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever typed by hand.
 """
 
 from __future__ import annotations
@@ -11,58 +12,56 @@ import datetime
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from flashlab.files import plain, replace_file
 from flashlab.run.arrays import cupy
+from simulator.catalogue import CATALOGUE
 from simulator.devices import DEVICES
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError
+from simulator.problem import FP8
 
 __all__ = [
     "FOLDER",
-    "KINDS",
     "SCHEMA",
+    "Data",
+    "File",
+    "Kind",
     "Result",
     "device_name",
     "environment",
     "find",
+    "kinds",
     "latest",
     "load",
+    "markdown_table",
     "save",
+    "subject_of",
     "title",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the files: raised when a key changes its meaning or goes."""
 
-KINDS = (
-    "verify",
-    "counters",
-    "agreement",
-    "sanitizers",
-    "zoo",
-    "bench",
-    "ladder",
-    "blind",
-    "rates",
-    "profile",
-    "fp8",
-    "overhead",
-    "patterns",
-    "accumulation",
-    "emulator",
-)
 FOLDER = Path("docs/results")
 """Where commands write, relative to where they are called."""
+
+ROOMS = ("flashlab.measure", "flashlab.verify")
+"""Packages whose modules may declare kinds."""
 
 _PACKAGES = (
     "numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "triton", "nvidia-cuda-nvrtc-cu12",
@@ -70,7 +69,45 @@ _PACKAGES = (
     "flashinfer-python",
 )  # fmt: skip
 
-Data = Mapping[str, Any]
+Content = Mapping[str, Any]
+
+
+class Data(BaseModel):
+    """What was measured: the base of every kind's schema. Numbers that JSON lacks are text, as `files.plain` writes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Gpu(Data):
+    """The GPU of a measurement, by its own account."""
+
+    name: str
+    compute_capability: str
+    sms: int
+    memory: int
+    l2: int
+
+
+class File(Data):
+    """What the file of every kind holds beside its data."""
+
+    schema_: Annotated[Literal[2], Field(alias="schema")]
+    kind: str
+    subject: str
+    """What was measured, in a word or two: part of the file's name."""
+    condition: str | None
+    """What differs from other measurements of the subject: another framework's arrays, another build of CuPy."""
+    algorithms: tuple[str, ...]
+    device: Gpu | None
+    """None: measured on a CPU."""
+    driver: str | None
+    cuda_runtime: str | None
+    nvrtc: str | None
+    cudnn: str | None
+    versions: dict[str, str]
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+    commit: str | None
+    command: str
 
 
 @dataclass(frozen=True)
@@ -78,20 +115,133 @@ class Result:
     """A file that was read: where it lies and what it holds."""
 
     path: Path
-    content: Data
+    content: Content
 
     @property
     def kind(self) -> str:
         return self.content["kind"]
 
     @property
+    def subject(self) -> str:
+        return self.content["subject"]
+
+    @property
+    def condition(self) -> str | None:
+        return self.content["condition"]
+
+    @property
     def algorithms(self) -> tuple[str, ...]:
         return tuple(self.content["algorithms"])
 
     @property
-    def data(self) -> Data:
+    def about(self) -> str:
+        """Subject and condition, for a label.
+
+        >>> Result(Path(), {"subject": "flash2", "condition": "torch"}).about
+        'flash2 (torch)'
+        """
+        return self.subject if self.condition is None else f"{self.subject} ({self.condition})"
+
+    @property
+    def data(self) -> Content:
         """What was measured, as the report's `to_dict` gave it."""
         return self.content["data"]
+
+
+D = TypeVar("D", bound=Data)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[D]):
+    """A kind of result. The module that measures it declares one, and nothing else lists it.
+
+    `title` heads it on the site, where kinds stand in the order of their titles; `holds` and `command` are its row in
+    docs/results/README.md. `headline` makes a sentence of the data, `table` a table in Markdown. `beside` are the
+    schemas of other files, by the folder inside the kind's folder that holds them.
+    """
+
+    name: str
+    title: str
+    holds: str
+    command: str
+    schema: type[D]
+    headline: Callable[[D], str]
+    table: Callable[[D], str]
+    beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
+
+    def data(self, result: Result) -> D:
+        """What a result measured, typed."""
+        return self.schema.model_validate(result.data)
+
+    def claim(self, result: Result) -> str:
+        """The claim that a result supports, in one line."""
+        where = f"{title(result.content) or 'CPU'}, {str(result.content['date'])[:10]}"
+        return f"{self.headline(self.data(result))} ({where})"
+
+    def markdown(self, result: Result) -> str:
+        """The claim, and below it the table."""
+        return f"{self.claim(result)}\n\n{self.table(self.data(result))}"
+
+    @property
+    def file(self) -> type[File]:
+        """The schema of a whole file."""
+        fields: Any = {"kind": (Literal[self.name], ...), "data": (self.schema, ...)}
+        return create_model(self.name, __base__=File, **fields)
+
+    def schemas(self) -> dict[str, dict[str, Any]]:
+        """The JSON Schemas of the files in the kind's folder, each by a name."""
+        models = {self.name: self.file, **{f"{self.name}-{name}": model for name, model in self.beside.items()}}
+        return {name: published(model) for name, model in models.items()}
+
+
+class _Published(GenerateJsonSchema):
+    """JSON Schema of what `files.plain` writes: a float may be a word that Python's `float` reads."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # a field's name says it
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
+        return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}
+
+
+def published(model: type[BaseModel]) -> dict[str, Any]:
+    """A model as JSON Schema (draft 2020-12)."""
+    return {"$schema": _Published.schema_dialect, **model.model_json_schema(schema_generator=_Published)}
+
+
+def kinds(*rooms: str) -> dict[str, Kind[Any]]:
+    """The kinds that the modules of these packages declare, by name, in the order of their titles; flashlab's by default.
+
+    >>> list(kinds("flashlab.verify"))
+    ['verify']
+    """
+    declared: dict[str, Kind[Any]] = {}
+    for module in map(importlib.import_module, _declaring(rooms or ROOMS)):
+        found = [cast("Kind[Any]", each) for each in vars(module).values() if isinstance(each, Kind)]
+        declared |= {kind.name: kind for kind in found}
+    return dict(sorted(declared.items(), key=lambda item: item[1].title))
+
+
+def _declaring(rooms: Iterable[str]) -> Iterator[str]:
+    """The modules that declare a kind. Only these are imported: others may need what isn't installed."""
+    for room in rooms:
+        spec = importlib.util.find_spec(room)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                if re.search(r"(?m)^\w+ = (?:results\.)?Kind\(", path.read_text(encoding="utf-8")):
+                    yield ".".join((room, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown_table(("kernel", "ms"), [("flash2", "0.4")]))
+    | kernel | ms |
+    | --- | --- |
+    | flash2 | 0.4 |
+    """
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def device_name(title: str | None) -> str:
@@ -109,9 +259,27 @@ def device_name(title: str | None) -> str:
     return known[0] if known else "-".join(word for word in words if word != "nvidia")
 
 
-def title(content: Data) -> str | None:
+def subject_of(algorithms: Sequence[str]) -> str:
+    """A short name for what was measured, from the algorithms that it was measured of.
+
+    >>> subject_of(["flash2"]), subject_of(["flash3_1", "flash3_2", "flash3_3", "flash3"]), subject_of(list(CATALOGUE))
+    ('flash2', 'flash3_1-to-flash3', 'all')
+    """
+    rows = list(CATALOGUE)
+    if len(algorithms) > 1 and set(algorithms) <= set(rows):
+        chosen = sorted(map(rows.index, algorithms))
+        if len(chosen) == len(rows):
+            return "all"
+        if {rows[i] for i in chosen} == {name for name in rows if FP8 not in CATALOGUE[name].dtypes}:
+            return "16-bit"
+        if chosen == list(range(chosen[0], chosen[-1] + 1)) and len(chosen) > 2:
+            return f"{rows[chosen[0]]}-to-{rows[chosen[-1]]}"
+    return "-".join(algorithms) if len(algorithms) < 3 else f"{algorithms[0]}-and-{len(algorithms) - 1}-more"
+
+
+def title(content: Content) -> str | None:
     """What the GPU of a result calls itself."""
-    device: Data | None = content["device"]
+    device: Content | None = content["device"]
     return None if device is None else device["name"]
 
 
@@ -132,26 +300,45 @@ def environment() -> dict[str, Any]:
 
 
 def save(
-    kind: str, algorithms: Sequence[str], data: Data, *, folder: str | Path = FOLDER, replace: bool = False,
-    about: Data | None = None,
+    kind: Kind[Any], algorithms: Sequence[str], data: Content, *, subject: str | None = None, condition: str | None = None,
+    folder: str | Path = FOLDER, replace: bool = False, about: Content | None = None,
 ) -> Path:  # fmt: skip
     """Write what a command measured; the path. An existing file of that name is left alone unless `replace`.
 
-    `about` stands in for `environment()`: what was measured elsewhere or earlier.
+    `subject` is `subject_of(algorithms)` by default. `about` stands in for `environment()`: what was measured elsewhere
+    or earlier. Data that aren't as the kind's schema says are refused, and kept beside under the suffix `.refused`.
     """
-    if kind not in KINDS:
-        raise unknown("kind", kind, KINDS)
-    if not algorithms or any(not re.fullmatch(r"[\w.-]+", name) for name in algorithms):
-        raise UsageError("algorithms", list(algorithms), "at least one name of letters, digits, '_', '.' and '-'")
-    about = environment() if about is None else about
-    device = device_name(title(about))
-    path = Path(folder) / f"{kind}_{'-'.join(algorithms)}_{device}_{about['date'][:10]}.json"
+    subject = subject_of(algorithms) if subject is None else subject
+    for argument, name in (
+        *(("algorithms", name) for name in algorithms),
+        ("subject", subject),
+        ("condition", condition),
+    ):
+        if name is not None and not re.fullmatch(r"[\w.-]+", name):
+            raise UsageError(argument, name, "a name of letters, digits, '_', '.' and '-'")
+    content = plain({
+        "schema": SCHEMA, "kind": kind.name, "subject": subject, "condition": condition, "algorithms": list(algorithms),
+        **(environment() if about is None else about), "data": data,
+    })  # fmt: skip
+    path = Path(folder) / kind.name / name_of(content)
     if path.exists() and not replace:
         raise UsageError("output", str(path), "a file that isn't there yet, or --force to replace it")
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"schema": SCHEMA, "kind": kind, "algorithms": list(algorithms), **about, "data": data}
-    replace_file(path, json.dumps(plain(content), indent=1, allow_nan=False) + "\n", argument="output")
-    return path
+    try:
+        kind.file.model_validate_json(text)
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        kept = replace_file(path.with_suffix(".refused"), text, argument="output")  # it may have taken hours to measure
+        expected = f"what the schema of {kind.name} has ({first['msg']}); the data are in {kept}"
+        raise UsageError(".".join(map(str, first["loc"])), first["input"], expected) from None
+    return replace_file(path, text, argument="output")
+
+
+def name_of(content: Content) -> str:
+    """The name of a result's file."""
+    parts = (content["subject"], content["condition"], device_name(title(content)), content["date"][:10])
+    return "_".join(part for part in parts if part is not None) + ".json"
 
 
 def load(path: str | Path) -> Result:
@@ -160,38 +347,32 @@ def load(path: str | Path) -> Result:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA or content.get("kind") not in KINDS:  # pyright: ignore
-        raise UsageError("path", str(path), f"a result of schema {SCHEMA}, of kind {', '.join(KINDS)}")
-    return Result(Path(path), cast("Data", content))
+    keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore
+        raise UsageError("path", str(path), f"a result of schema {SCHEMA}, with the keys {', '.join(sorted(keys))}")
+    return Result(Path(path), cast("Content", content))
 
 
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder, and in folders inside, that match; oldest first. Plain lists of cells are passed over."""
-    results = [load(path) for path in sorted(Path(folder).rglob("*.json")) if not _is_list(path)]
+    """The results in a folder that match, of any condition; oldest first."""
+    paths = sorted(path for path in Path(folder).glob(f"{kind or '*'}/*.json") if path.parent.name != "schema")
     return sorted(
         (
-            r for r in results
-            if kind in (None, r.kind)
-            and (algorithm is None or algorithm in r.algorithms)
-            and device in (None, device_name(title(r.content)))
+            r for r in map(load, paths)
+            if (algorithm is None or algorithm in r.algorithms) and device in (None, device_name(title(r.content)))
         ),
         key=lambda r: str(r.content["date"]),
     )  # fmt: skip
 
 
-def _is_list(path: Path) -> bool:
-    """Is it a table for other programs (`flashlab bench --cells`) rather than a result?"""
-    with path.open(encoding="utf-8") as file:
-        return file.read(1) == "["
-
-
 def latest(
-    kind: str, folder: str | Path = FOLDER, *, algorithm: str | None = None, device: str | None = None
-) -> Result | None:
-    """The newest result of a kind; None without one."""
-    found = find(folder, kind=kind, algorithm=algorithm, device=device)
+    kind: str, folder: str | Path = FOLDER, *, algorithm: str | None = None, device: str | None = None,
+    condition: str | None = None,
+) -> Result | None:  # fmt: skip
+    """The newest result of a kind, measured under this condition (None: under no particular one); None without one."""
+    found = [r for r in find(folder, kind=kind, algorithm=algorithm, device=device) if r.condition == condition]
     return found[-1] if found else None
 
 

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.measure import workload as case_files
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
+from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
-from simulator.problem import FP8
 
-__all__ = ["FAULTS", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
+__all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -117,7 +118,46 @@ class SanitizersReport:
         line("passed" if self.passed else "FAILED")
 
 
-def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "flash2")) -> list[Case]:
+class Summary(Data):
+    """Runs and findings over the kernels, and how many of the planted faults were found."""
+
+    tools: tuple[str, ...]
+    runs: int
+    findings: int
+    unfinished: int
+    faults: int
+    faults_found: int
+
+
+class Sanitized(Data):
+    """A report, as `SanitizersReport.to_dict` gives it."""
+
+    passed: bool
+    device: str
+    summary: Summary
+    rows: tuple[Row, ...]
+
+
+def headline(data: Sanitized) -> str:
+    """What the tools found in the kernels, and what of the planted faults."""
+    s = data.summary
+    return (f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
+            f"{s.faults_found} of {s.faults} seeded faults found")  # fmt: skip
+
+
+def table(data: Sanitized) -> str:
+    """A row per tool and target."""
+    rows = [(r.tool, r.target, str(r.cases), str(r.findings), r.verdict) for r in data.rows]
+    return markdown_table(("tool", "algorithm", "problems", "findings", "verdict"), rows)
+
+
+KIND = Kind(
+    "sanitizers", "Memory: compute-sanitizer", "compute-sanitizer's four tools over the kernels and over planted faults",
+    "flashlab sanitize --save docs/results", Sanitized, headline, table,
+)  # fmt: skip
+
+
+def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: every algorithm × dtype × a few problems with ragged edges, masks, GQA and empty rows."""
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -129,9 +169,9 @@ def grid(algorithms: Sequence[str] = ("standard", "online_softmax", "flash1", "f
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
-        for algorithm in algorithms
+        for algorithm in algorithms or with_kernels()
         for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if FP8 in CATALOGUE[algorithm].dtypes else {})).items()
+            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
         )
     ]  # fmt: skip
 
@@ -255,9 +295,9 @@ def _without_barriers() -> None:
 
 def _unwritten() -> None:
     """flash2 on q, k and v as they come from the allocator."""
-    from flashlab.run.plan import plan
+    from flashlab.run.plan import gpu_plan
 
-    plan("flash2", _PLAIN[0].problem).launch({})
+    gpu_plan("flash2", _PLAIN[0].problem).launch({})
 
 
 _PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=64, dtype="float16"))]

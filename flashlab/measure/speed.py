@@ -17,12 +17,12 @@ from itertools import product
 from typing import Any
 
 from flashlab.measure import peers
+from flashlab.measure.results import Data, Kind, markdown_table
 from simulator import Problem
 from simulator.catalogue import get
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import FP8
 
-__all__ = ["BenchReport", "Cell", "Row", "Yardstick", "cells", "run"]
+__all__ = ["BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "run"]
 
 TOKENS, HIDDEN = 16384, 2048
 """The field's convention: tokens of all sequences together, and heads × head dim."""
@@ -111,16 +111,8 @@ class BenchReport:
         }  # fmt: skip
 
     def cells(self) -> list[dict[str, Any]]:
-        """A flat row a cell: the kernel under test, its share of the matmul rate, and its ratio to each peer there."""
-        flat: list[dict[str, Any]] = []
-        for row in self.rows:
-            cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
-            if row.peer is None:
-                same = {"kernel": self.algorithm, "device": self.device, **cell, "milliseconds": row.milliseconds}
-                flat.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
-            else:
-                flat[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
-        return flat
+        """The report as `flat` has it."""
+        return flat(self)
 
     def print(self) -> None:
         """A table, the yardsticks, and what was not run."""
@@ -158,7 +150,7 @@ def run(
     A peer that isn't installed, or refuses a cell, or computes something else there, is one line in `.not_run`. Raises
     `Unavailable` without a GPU or without torch, `UsageError` for an unknown name.
     """
-    if FP8 in get(algorithm).dtypes:
+    if get(algorithm).support.eight_bit:
         raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
     torch = _torch()
     not_run: list[str] = []
@@ -206,7 +198,7 @@ def _bench_cell(
     for name in names:
         swapped = peers.layout(name) == "bshd"
         try:
-            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.softmax_scale)
+            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.scale)
             errors[name] = _checked(torch, call, bhsd, p, swapped)
         except Exception as reason:  # whatever another library raises must not stop ours
             not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
@@ -260,7 +252,7 @@ def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Pro
     for b, h in {(0, 0), (p.batch - 1, p.heads - 1)}:
         rows = torch.linspace(0, p.len_q - 1, _SAMPLED_ROWS, device="cuda").long()
         q, k, v = (x[b, h].double() for x in tensors)
-        scores = q[rows] @ k.T * p.softmax_scale
+        scores = q[rows] @ k.T * p.scale
         if p.causal:
             scores = scores.masked_fill(torch.arange(p.len_q, device="cuda") > rows[:, None], float("-inf"))
         weights = scores.softmax(-1)
@@ -324,3 +316,64 @@ def _yardstick(torch: Any, dtype: str) -> Yardstick:
     products, copies = interleaved(torch, [matmul, copy], seconds=0.2)
     moved = 2 * source.numel()
     return Yardstick(dtype, 2 * n**3 / statistics.median(products) / 1e9, moved / statistics.median(copies) / 1e6)
+
+
+class Bench(Data):
+    """A report, as `BenchReport.to_dict` gives it."""
+
+    passed: bool
+    algorithm: str
+    device: str
+    tokens: int
+    hidden: int
+    flops: str
+    yardsticks: tuple[Yardstick, ...]
+    rows: tuple[Row, ...]
+    not_run: tuple[str, ...]
+
+
+def flat(report: BenchReport | Bench) -> list[dict[str, Any]]:
+    """A flat row per cell: the kernel under test, its share of the matmul rate, and its ratio to each peer there."""
+    found: list[dict[str, Any]] = []
+    for row in report.rows:
+        cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
+        if row.peer is None:
+            same = {"kernel": report.algorithm, "device": report.device, **cell, "milliseconds": row.milliseconds}
+            found.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
+        else:
+            found[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
+    return found
+
+
+def headline(data: Bench) -> str:
+    """The ratios to each peer, over all cells."""
+    groups: dict[str, list[float]] = {}
+    for row in data.rows:
+        if row.peer is not None and row.ratio is not None:
+            groups.setdefault(row.peer, []).append(row.ratio)
+    parts = [
+        f"{min(ratios):.2f} to {max(ratios):.2f} × {peer} (median {statistics.median(ratios):.2f})"
+        for peer, ratios in groups.items()
+    ]
+    return f"speed of {data.algorithm}: {'; '.join(parts) or 'no peer was run'}"
+
+
+def table(data: Bench) -> str:
+    """A row per kernel and cell."""
+    header = ("dtype", "head dim", "mask", "length", "kernel", "TFLOP/s", "ratio", "of matmul")
+    return markdown_table(header, [
+        (r.dtype, str(r.head_dim), "causal" if r.causal else "full", str(r.length), r.peer or data.algorithm,
+         f"{r.tflops:.0f}", "" if r.ratio is None else f"{r.ratio:.2f}",
+         "" if r.of_matmul is None else f"{r.of_matmul:.0%}")
+        for r in data.rows
+    ])  # fmt: skip
+
+
+BENCH = Kind(
+    "bench", "Speed: against peers", "times side by side with peers",
+    "flashlab bench flash2 --against sdpa-flash,cudnn,sdpa-efficient,fa4 --save docs/results", Bench, headline, table,
+)  # fmt: skip
+LADDER = Kind(
+    "ladder", "Speed: FlashAttention-3, rung by rung", "the rungs of FlashAttention-3 beside each other",
+    "flashlab bench flash3 --against flash3_3,flash3_2,flash3_1,flash2,cudnn --save docs/results", Bench, headline, table,
+)  # fmt: skip

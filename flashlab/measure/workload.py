@@ -74,12 +74,14 @@ def environment() -> dict[str, str]:
 
 def warm(cases: Sequence[Case]) -> None:
     """Compile the kernels of all cases, many at a time; other processes find them in the cache."""
-    from flashlab.run.plan import plan
+    from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
     different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile): c for c in cases}
     with ThreadPoolExecutor() as pool:
-        for future in [pool.submit(plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()]:
+        for future in [
+            pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()
+        ]:
             future.result()
 
 
@@ -89,7 +91,7 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
 
     p, random = problem, np.random.default_rng(seed)
     shapes = [(p.batch, heads, length, p.head_dim) for heads, length in
-              ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length))]  # fmt: skip
+              ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))]  # fmt: skip
 
     def array(shape: tuple[int, ...]) -> Any:
         n = int(np.prod(shape))

@@ -74,9 +74,9 @@ def _roles(trace: Trace, problem: Problem) -> dict[str, str]:
     for name, shape in trace.tensors.items():
         if shape.role == "workspace" and shape.rows == problem.len_q:
             # where there are as many keys as columns of V, O is as large as S
-            like_s = not shape.vector and shape.cols == problem.kv_length
+            like_s = not shape.vector and shape.cols == problem.len_kv
             roles[name] = (
-                "scores" if like_s and (problem.kv_length != problem.value_dim or name in ("s", "p")) else "queries"
+                "scores" if like_s and (problem.len_kv != problem.head_dim_v or name in ("s", "p")) else "queries"
             )
     return roles
 
@@ -114,8 +114,8 @@ def _grid(touched: list[dict[Rectangle, Cell]], tile: tuple[int, int], problem: 
     if not height or not width:
         return None
     height *= -(-problem.len_q // (height * MOST_CELLS))
-    width *= -(-problem.kv_length // (width * MOST_CELLS))
-    return Grid(-(-problem.len_q // height), -(-problem.kv_length // width), height, width)
+    width *= -(-problem.len_kv // (width * MOST_CELLS))
+    return Grid(-(-problem.len_q // height), -(-problem.len_kv // width), height, width)
 
 
 def _unit(ranges: set[Range], tile: int) -> int:

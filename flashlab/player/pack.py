@@ -13,7 +13,7 @@ import numpy as np
 
 from flashlab.player.grid import grids
 from flashlab.player.sources import Kernel, kernels_of, step_lines
-from flashlab.player.words import ABOUT
+from simulator.catalogue import CATALOGUE
 from simulator.dtypes import Array
 from simulator.problem import Problem
 from simulator.trace import Event, Trace, Transfer
@@ -85,7 +85,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "device": trace.device,
         "sram_limit": trace.sram_limit,
         "len_q": problem.len_q,
-        "len_kv": problem.kv_length,
+        "len_kv": problem.len_kv,
         "mask": [problem.left, problem.right, problem.offset],
         "launches": list(_launches(trace.events, cells, kernels, files)),
         "blocks": list(_blocks(trace.events)),
@@ -103,14 +103,14 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
 def _subtitle(trace: Trace, problem: Problem) -> str:
     """What is computed, in words."""
     batch, head = trace.head
-    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.kv_length == 1 else "keys"
+    queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.len_kv == 1 else "keys"
     parts = [
-        f"{problem.len_q:,} {queries} × {problem.kv_length:,} {keys}",
+        f"{problem.len_q:,} {queries} × {problem.len_kv:,} {keys}",
         f"head dim {problem.head_dim}",
         problem.dtype,
     ]
-    if problem.value_dim != problem.head_dim:
-        parts.append(f"values of {problem.value_dim}")
+    if problem.head_dim_v != problem.head_dim:
+        parts.append(f"values of {problem.head_dim_v}")
     if problem.causal:
         parts.append("causal")
     if problem.window is not None:
@@ -141,12 +141,12 @@ def _launches(
     events: list[Event], cells: list[Any], kernels: dict[str, Kernel], files: list[str]
 ) -> Iterator[dict[str, Any]]:
     """Name, first event and the one after the last, grid of S, and .cu of each launch."""
-    start = 0
+    start, words = 0, {launch: said for row in CATALOGUE.values() for launch, said in row.about.items()}
     for (name, group), grid in zip(groupby(events, key=lambda event: event.launch), cells, strict=True):
         stop = start + sum(1 for _ in group)
         yield {
             "name": name, "start": start, "stop": stop, "grid": None if grid is None else asdict(grid),
-            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": ABOUT.get(name, {}),
+            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": words.get(name, {}),
         }  # fmt: skip
         start = stop
 

@@ -1,85 +1,8 @@
-"""What the player says: what each step of the built-in algorithms is for, and what the words mean."""
+"""What the player's words mean. What each step is for, the algorithm's row of the catalogue says."""
 
 from __future__ import annotations
 
-__all__ = ["ABOUT", "GLOSSARY", "REGISTERS"]
-
-_SCORES = "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys."
-_MASK = "Set the scores that the mask hides to −∞, so that their exponential is 0."
-_STORE_LSE = "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax."
-
-ABOUT = {
-    "standard_scores": {
-        "load_q": "Fetch a tile of queries into SRAM.",
-        "load_k": "Fetch a tile of keys into SRAM.",
-        "scores": _SCORES,
-        "mask": _MASK,
-        "store_s": "Write the tile of S to HBM in float32. The whole of S goes there, and the next launch reads it back.",
-    },
-    "standard_softmax": {
-        "row_max": "First pass over the rows of S in HBM: each row's largest score.",
-        "row_sum": "Second pass over the same rows, read from HBM again: the sum of exp(score − maximum).",
-        "store_p": "Third pass: divide by the sum, and write P, the probabilities, to HBM.",
-        "store_lse": _STORE_LSE,
-    },
-    "online_softmax": {
-        "online_pass": "One pass over the rows of S finds maximum and sum together: a sum is rescaled when the maximum rises.",
-        "store_p": "Second pass: divide by the sum, and write P, the probabilities, to HBM.",
-        "store_lse": _STORE_LSE,
-    },
-    "standard_output": {
-        "load_p": "Fetch a tile of P, which the launch before wrote to HBM.",
-        "load_v": "Fetch the values that belong to these keys.",
-        "output": "Weigh the values with the probabilities, and add them to the accumulator.",
-        "store_o": "Write the finished rows of the output to HBM.",
-    },
-    "flash1": {
-        "init": "Set O and ℓ to 0 and m to −∞ in HBM: there, between two key tiles, this algorithm keeps them.",
-        "load_k": "Outer loop: fetch the next tile of keys. All queries pass by before it leaves SRAM.",
-        "load_v": "Fetch the values of the same keys.",
-        "load_q": "Inner loop: fetch a tile of queries. It will be fetched again for every other key tile.",
-        "scores": _SCORES,
-        "mask": _MASK,
-        "row_max": "Each warp has some of the keys only, so the warps' row maxima meet in SRAM.",
-        "exp": "Exponentials, with this tile's own maximum subtracted.",
-        "row_sum": "The warps' partial row sums meet in SRAM, too.",
-        "stats": "Fetch the running m and ℓ, merge this tile's into them, and write them back to HBM.",
-        "output": "Multiply P by the values. Each warp has a part of the keys, so their partial results meet in SRAM.",
-        "update_o": "Fetch the rows of O from HBM, rescale them, add this tile's part, and write them back.",
-    },
-    "flash2": {
-        "load_q": "Fetch this block's queries once. Its rows of O, m and ℓ never leave the registers.",
-        "load_k": "Walk on: fetch the next tile of keys that the mask leaves to these rows.",
-        "scores": _SCORES,
-        "mask": _MASK,
-        "softmax": "The new row maximum m, and P = exp(S − m). Nothing is divided yet.",
-        "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
-        "load_v": "Fetch the values of the same keys.",
-        "output": "Weigh the values with P, and add them to the accumulator.",
-        "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
-        "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
-        "store_lse": _STORE_LSE,
-    },
-    "softmax_naive": {
-        "row_sum": "First pass over the row: the sum of exp(x). Over 88, exp overflows in float32.",
-        "store": "Second pass: exp(x) again, divided by the sum.",
-    },
-    "softmax_safe": {
-        "row_max": "First pass over the row: its maximum.",
-        "row_sum": "Second pass: the sum of exp(x − maximum), which cannot overflow.",
-        "store": "Third pass: exp(x − maximum) again, divided by the sum.",
-    },
-    "softmax_online": {
-        "online_pass": "One pass for both: whenever the maximum rises, the sum so far is rescaled to the new one.",
-        "store": "Second pass: exp(x − maximum), divided by the sum.",
-    },
-    "partial": {"partial": "A tile finds its own maximum and sum, without any other tile, and writes the pair to HBM."},
-    "merge": {
-        "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
-        "store": "Divide this tile by the merged sum.",
-    },
-}  # fmt: skip
-"""By launch and step, for the built-in algorithms: one sentence or two."""
+__all__ = ["GLOSSARY", "REGISTERS"]
 
 GLOSSARY = {
     "HBM": "The GPU's large memory (global memory). Counted are the bytes that instructions request; caches may serve some.",

@@ -8,27 +8,31 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from simulator.dtypes import numpy_dtype
-from simulator.errors import Unavailable, UsageError
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import Said, Unavailable, UsageError
 from simulator.problem import FP8, ITEMSIZE, row_bytes
 
 __all__ = [
+    "Allocate",
     "Framework",
     "View",
     "copy",
     "cupy",
     "framework",
+    "from_numpy",
+    "from_the_pool",
     "is_aligned",
     "overlap",
     "overlaps_itself",
     "padded_like",
+    "to_numpy",
 ]
 
 _INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
@@ -79,18 +83,27 @@ class View(NamedTuple):
         return low, high + ITEMSIZE[self.dtype]
 
 
-class _Said(str):
-    """Text that an error message shows without quotes."""
-
-    __repr__ = str.__str__
-
-
 def _refused(name: str, what: str, accepted: str) -> UsageError:
-    return UsageError(name, _Said(what), accepted)
+    return UsageError(name, Said(what), accepted)
 
 
 def _line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+Allocate = Callable[[int], tuple[int, Any]]
+"""Bytes of GPU memory, uninitialised: a pointer, and what holds it."""
+
+_captured: list[Any] = []  # what a graph's replays go on using
+
+
+def from_the_pool(nbytes: int) -> tuple[int, Any]:
+    """Memory of CuPy's pool; in a captured stream it is never given back, because the graph's replays use it."""
+    cuda = cupy().cuda
+    memory = cuda.alloc(nbytes)
+    if cuda.get_current_stream().is_capturing():
+        _captured.append(memory)
+    return memory.ptr, memory
 
 
 class Framework(ABC):
@@ -110,6 +123,11 @@ class Framework(ABC):
     @abstractmethod
     def stream(self, device: int) -> AbstractContextManager[Any]:
         """Makes the device and the framework's current stream there CuPy's."""
+
+    def workspace(self, like: View) -> Allocate:
+        """Where a call's workspaces come from: the framework's own allocator, which knows its streams and its graphs."""
+        del like
+        return from_the_pool
 
     def hand_back(self, x: Any, like: View) -> Any:
         """What `empty` made, written by now, as an array of the kind that came in."""
@@ -188,6 +206,15 @@ class _TorchArrays(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
+
+    def workspace(self, like: View) -> Allocate:
+        device, torch = like.owner.device, self._torch
+
+        def allocate(nbytes: int) -> tuple[int, Any]:
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            return memory.data_ptr(), memory
+
+        return allocate
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
         # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
@@ -328,3 +355,39 @@ def _addresses(view: View) -> np.ndarray[Any, Any]:
     return np.asarray(_Addresses({
         "data": (view.pointer, True), "shape": view.shape, "strides": view.strides, "typestr": typestr, "version": 3,
     }))  # fmt: skip
+
+
+def to_numpy(name: str, x: Any) -> Array:
+    """An array of NumPy, torch, JAX or CuPy as NumPy's."""
+    if isinstance(x, np.ndarray):
+        return cast("Array", x)
+    root = type(x).__module__.partition(".")[0]
+    if root == "torch":
+        if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise UsageError(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet")
+        plain = x.detach().cpu()
+        if plain.dtype == sys.modules["torch"].bfloat16:
+            return plain.view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
+        if plain.dtype == sys.modules["torch"].float8_e4m3fn:
+            return plain.view(sys.modules["torch"].uint8).numpy().view(numpy_dtype(FP8))
+        return plain.numpy()
+    if root == "cupy":
+        return x.get()
+    if hasattr(x, "__array__"):
+        return np.asarray(x)
+    raise UsageError(name, type(x).__name__, "an array of NumPy, torch, JAX or CuPy")
+
+
+def from_numpy(values: Array, like: Any) -> Any:
+    """NumPy's array as one of another's kind, on its device."""
+    root = type(like).__module__.partition(".")[0]
+    if root == "torch":
+        torch: Any = sys.modules["torch"]
+        if values.dtype == numpy_dtype("bfloat16"):
+            return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(like.device)
+        return torch.from_numpy(values).to(like.device)
+    if root == "cupy":
+        return sys.modules["cupy"].asarray(values)
+    if root in ("jax", "jaxlib"):
+        return sys.modules["jax"].numpy.asarray(values)
+    return values

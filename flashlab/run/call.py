@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from flashlab.run import arrays, tma
+from flashlab.run import arrays
 from flashlab.run import plan as plans
 from flashlab.run.arrays import View
 from flashlab.run.plan import Plan, Ready
-from simulator import catalogue
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.problem import ITEMSIZE, output_dtype
+from simulator.operations.attention import Window, problem_of
+from simulator.problem import output_dtype
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, Window, problem_of
+from simulator.simulate import Scales, TileLike
 
 __all__ = ["attention"]
 
@@ -79,7 +79,7 @@ def attention(
     options = plans.ARCH, algorithm, causal, window, scale, tile, lse
     with framework.stream(first.device):
         if out is None:
-            _kept(_cached_plan, _layouts(views), first.device, *options)  # raises before anything is allocated
+            _kept(_cached_plan, _shapes(views), first.device, *options)  # raises before anything is allocated
             out = framework.empty(first.shape, output_dtype(first.dtype), first)
             views["out"] = arrays.framework("out", out).view("out", out)
         logs = framework.empty(first.shape[:3], "float32", first) if lse else None
@@ -89,24 +89,23 @@ def attention(
             views |= {name: framework.view(name, x) for name, x in zip(_SCALES, Scales.of(scales), strict=True)}
         call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
         if call.ready is not None:
-            call.ready.launch()
+            call.ready.launch(allocate=framework.workspace(first))
         else:
-            _launch_padded(call, views)
+            call.plan.launch_padded(views, allocate=framework.workspace(first))
         out = framework.hand_back(out, first)
         return out if logs is None else (out, framework.hand_back(logs, first))
 
 
 # an array's pointer, shape, strides, dtype and device: a View without its owner
 _Place = tuple[int, tuple[int, ...], tuple[int, ...], str, int]
-_Layout = tuple[tuple[int, ...], tuple[int, ...], str, int]
+_Shape = tuple[tuple[int, ...], str]
 
 
 class _Call(NamedTuple):
-    """What is decided once for arrays that lie where they lie: the plan, which arrays must go through padded buffers,
-    and the plan made ready for the arrays where none must."""
+    """What is decided once for arrays that lie where they lie: the plan, and the plan made ready for them, unless some must
+    go through padded buffers."""
 
     plan: Plan
-    padded: tuple[str, ...]
     ready: Ready | None
 
 
@@ -130,52 +129,28 @@ def _cached_call(
     names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
     views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
     options = arch, algorithm, causal, window, scale, tile, lse
-    plan, padded = _kept(_cached_plan, _layouts(views), views["q"].device, *options)
+    plan = _kept(_cached_plan, _shapes(views), views["q"].device, *options)
     _check_out(views)
     if _SCALES[0] in views:
         _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
-    out = views["out"]
-    # kernels write whole 16-byte chunks: a row of the caller's that isn't made of those is not theirs to write
-    if out.shape[-1] * ITEMSIZE[out.dtype] % 16 or not arrays.is_aligned(out):
-        padded = (*padded, "out")
-    return _Call(plan, padded, None if padded else plan.ready(views))
+    return _Call(plan, plan.ready(views) if all(plan.fits(name, view) for name, view in views.items()) else None)
 
 
-def _layouts(views: Mapping[str, View]) -> tuple[_Layout, ...]:
-    """Of q, k and v what a plan depends on: shape, strides, dtype, and where the base lies in a 16-byte chunk."""
-    return tuple([(x.shape, x.strides, x.dtype, x.pointer & 15) for x in (views[name] for name in _INPUTS)])
+def _shapes(views: Mapping[str, View]) -> tuple[_Shape, ...]:
+    """Of q, k and v what a plan depends on."""
+    return tuple([(x.shape, x.dtype) for x in (views[name] for name in _INPUTS)])
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _cached_plan(
-    layouts: tuple[_Layout, ...], device: int, arch: str | None, algorithm: str | Program, causal: bool,
+    shapes: tuple[_Shape, ...], device: int, arch: str | None, algorithm: str | Program, causal: bool,
     window: Window, scale: float | None, tile: TileLike, lse: bool,
-) -> tuple[Plan, tuple[str, ...]]:  # fmt: skip
-    """The plan for inputs of these layouts on the current device, and those inputs that it can't take as they lie."""
-    views = {
-        name: View(base, shape, strides, dtype, device, None)
-        for name, (shape, strides, dtype, base) in zip(_INPUTS, layouts, strict=True)
-    }
-    q, k, v = (SimpleNamespace(shape=view.shape, dtype=view.dtype) for view in views.values())
+) -> Plan:  # fmt: skip
+    """The plan for inputs of these shapes and dtypes on the current device."""
+    del device  # part of the key
+    q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
     problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
-    boxed = {name for kernel in catalogue.get(algorithm).kernels for name, _ in kernel.boxes}
-    padded = tuple(
-        name for name, view in views.items()
-        if not arrays.is_aligned(view) or (name in boxed and not tma.takes(view))
-    )  # fmt: skip
-    return plans.plan(algorithm, problem, tile=tile, lse=lse, arch=arch), padded
-
-
-def _launch_padded(call: _Call, views: Mapping[str, View]) -> None:
-    """Runs a plan on arrays of any layout: what a kernel can't take goes through padded buffers."""
-    passed = dict(views)
-    for name in call.padded:
-        passed[name] = arrays.padded_like(views[name])
-        if name != "out":
-            arrays.copy(views[name], passed[name])
-    call.plan.ready(passed).launch()
-    if "out" in call.padded:
-        arrays.copy(passed["out"], views["out"])
+    return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
 def _check_out(views: Mapping[str, View]) -> None:

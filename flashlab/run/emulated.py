@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,14 +15,16 @@ from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.run import abi, arrays, nvrtc
-from simulator import catalogue, count
+from flashlab.run.arrays import from_numpy, to_numpy
+from simulator import Algorithm, catalogue, count
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import FP8, Problem, output_dtype, row_bytes
+from simulator.operations.attention import Window
+from simulator.problem import Problem, output_dtype, row_bytes
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike, Window, problem_of
+from simulator.simulate import Scales, TileLike
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
@@ -43,25 +44,34 @@ class EmulationError(RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class Emulation:
-    """What an algorithm's kernels did: `out`, the `lse` if asked for, and the `launches` beside the formula's `counts`.
+    """What an algorithm's kernels did: `outputs` by name, the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
     its bytes are judged.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
-    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="standard")
+    >>> run = fl.emulate("standard", *fl.random_inputs(p))
     >>> [launch.kernel for launch in run.launches], run.complaints()
     (['standard_scores', 'standard_softmax', 'standard_output'], [])
     >>> run
     standard on h100: passed
     """
 
-    out: Array
-    lse: Array | None
+    outputs: Mapping[str, Array]
     counts: Counts
     launches: tuple[Launched, ...]
     unwritten: Mapping[str, int]
+
+    @property
+    def out(self) -> Array:
+        """The output called `out`."""
+        return self.outputs["out"]
+
+    @property
+    def lse(self) -> Array | None:
+        """The LSE, where it was asked for."""
+        return self.outputs.get("lse")
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -76,6 +86,13 @@ class Emulation:
             for launch, expected in zip(self.launches, formula, strict=True) if not launch.stopped
             for line in _compare(launch, expected)
         ]  # fmt: skip
+
+    def checked(self) -> Emulation:
+        """Itself, if nothing was misused and every output written. Raises `EmulationError` with a line for each finding."""
+        left = [f"never written: {dict(self.unwritten)}"] if self.unwritten else []
+        if complaints := [*map(str, self.findings), *left]:
+            raise EmulationError("\n".join(complaints))
+        return self
 
     @property
     def passed(self) -> bool:
@@ -124,41 +141,58 @@ def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
 
 
 def emulate(
-    q: Array, k: Array, v: Array, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
-    scale: float | None = None, lse: bool = False, tile: TileLike = None, device: Device | str | None = None,
-    sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
-    time_limit: float = 0, scales: Scales | None = None,
+    algorithm: str | Program, *arrays: Any, causal: bool = False, window: Window = None, scale: float | None = None,
+    lse: Any = False, tile: TileLike = None, device: Device | str | None = None, sanitize: bool = True, watch: bool = False,
+    source: Path | str | None = None, workers: int | None = None, time_limit: float = 0, scales: Scales | None = None,
+    **named: Any,
 ) -> Emulation:  # fmt: skip
-    """Run an algorithm's kernels on the CPU: NumPy arrays in, shapes and options as `flashlab.attention` has them.
+    """Run an algorithm's kernels on the CPU: arrays of any framework in, shapes and options as `flashlab.attention` has them.
 
-    The kernels are built as for `device` (None: "h100"). `sanitize=False` only computes and counts. `watch` also looks at
-    loads and stores that don't go through the primitives (slower; a test proves that our kernels have none). `source`: a
-    `.cu` file that stands in for the algorithm's own, with the same kernels, watched. `workers`: how many blocks run at
-    the same time (None: as many as there are cores). A launch that still runs after `time_limit` (seconds; 0: none) is
-    stopped, which is a finding.
+    The arrays are the inputs of the algorithm's operation, in order or by name. The kernels are built as for `device` (None:
+    "h100"). `sanitize=False` only computes and counts. `watch` also looks at loads and stores that don't go through the
+    primitives (slower; a test proves that our kernels have none). `source`: a `.cu` file that stands in for the algorithm's
+    own, with the same kernels, watched. `workers`: how many blocks run at the same time (None: as many as there are cores).
+    A launch that still runs after `time_limit` (seconds; 0: none) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `Unavailable` without a C++ compiler.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
-    >>> run = fl.emulate(*fl.random_inputs(p), algorithm="flash2")
+    >>> run = fl.emulate("flash2", *fl.random_inputs(p))
     >>> run.passed, run.launches[0].total("hbm.read") == fl.count("flash2", p).hbm.read
     (True, True)
     """
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
     row = catalogue.get(algorithm)
-    if not row.kernels:
-        raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
-    counts = count(algorithm, problem, tile=tile, device="h100" if device is None else device, lse=lse)
-    abi.check_problem(problem, counts.device)
-    if row.hopper:
-        abi.check_hopper(row.name, problem, counts.device)
+    if not isinstance(lse, bool):  # of a backward pass an input
+        named, lse = {"lse": lse, **named}, False
+    given = {name: to_numpy(name, x) for name, x in row.operation.bound(arrays, named).items()}
+    problem = row.operation.problem(given, causal=causal, window=window, scale=scale)
+    if scales is not None:
+        on = Device.named("h100" if device is None else device)
+        given |= Scales(*map(to_numpy, _SCALES, Scales.of(scales))).named(
+            problem, row.program.configure(problem, on, tile).tile
+        )
+    return emulate_problem(
+        row, problem, given, lse=lse, tile=tile, device=device, sanitize=sanitize, watch=watch, source=source, workers=workers,
+        time_limit=time_limit,
+    )  # fmt: skip
+
+
+def emulate_problem(
+    row: Algorithm, problem: Problem, arrays: Mapping[str, Array], *, lse: bool = False, tile: TileLike = None,
+    device: Device | str | None = None, sanitize: bool = True, watch: bool = False, source: Path | str | None = None,
+    workers: int | None = None, time_limit: float = 0,
+) -> Emulation:  # fmt: skip
+    """`emulate` for NumPy arrays by name, of a problem that is known."""
+    on = Device.named("h100" if device is None else device)
+    row.check(problem, on)
+    counts = count(row.program, problem, tile=tile, device=on, lse=lse)
     config = counts.config
     assert config is not None
-    abi.check_tile(config, problem)
+    row.check(problem, counts.device, config.tile)
     arena = Arena()
-    given = abi.unit_scales(counts) if scales is None else Scales.of(scales).named(problem, config.tile)
-    values = _arguments(arena, counts, {"q": q, "k": k, "v": v, **given})
+    row.operation.check(problem, arrays, config.tile)
+    values = _arguments(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     shape = abi.shape_struct(problem, config.heads_together).tobytes()
     macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
     major, minor = counts.device.compute_capability
@@ -182,9 +216,9 @@ def emulate(
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
     judged = sanitize and not any(launched.stopped for launched in launches)
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
-    found = {spec.name: _values(arena, spec, problem) for spec in outputs}
-    logs = found["lse"] if lse else None
-    return Emulation(found["out"], logs, counts, tuple(launches), {name: n for name, n in unwritten.items() if n})
+    asked = [x for x in row.operation.outputs if x.name in counts.tensors and (lse or not x.asked)]
+    found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
+    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n})
 
 
 def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dict[str | None, bytes]:
@@ -193,11 +227,13 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
     batch = counts.problem.batch
     for spec in counts.tensors.values():
         if spec.vector and spec.name in inputs:
-            arena.put(spec.name, np.asarray(inputs[spec.name], np.float32))
+            arena.put(spec.name, np.ascontiguousarray(inputs[spec.name], numpy_dtype(spec.dtype)))
             arena.buffers[spec.name].read_only = True
             strides = abi.strides_of(spec, batch)
         elif spec.name in inputs:
-            strides = _place(arena, spec.name, inputs[spec.name])
+            x = inputs[spec.name]
+            lead = (batch, spec.heads // batch) if spec.heads % batch == 0 else (1, spec.heads)
+            strides = _place(arena, spec.name, x if x.ndim == 4 else x.reshape(*lead, spec.rows, spec.cols))
         else:
             arena.new(spec.name, spec.nbytes)
             strides = abi.strides_of(spec, batch)
@@ -237,12 +273,10 @@ def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:
     return strides
 
 
-def _values(arena: Arena, spec: Spec, problem: Problem) -> Array:
-    """An output as an array of its own, (batch, heads, rows, columns), or without columns for a vector."""
-    data = arena.buffers[spec.name].data
-    rows = data.reshape(problem.batch, spec.heads // problem.batch, spec.rows, spec.row_bytes)
-    values = np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
-    return values[..., 0] if spec.vector else values
+def _values(arena: Arena, spec: Spec) -> Array:
+    """The values of an output, (heads, rows, columns), in an array of its own."""
+    rows = arena.buffers[spec.name].data.reshape(spec.heads, spec.rows, spec.row_bytes)
+    return np.ascontiguousarray(rows[..., : spec.cols * spec.itemsize]).view(numpy_dtype(spec.dtype))
 
 
 def attention(
@@ -261,14 +295,9 @@ def attention(
     if target is not None:
         _check_out(target, views)
     run = emulate(
-        *views, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device,
-        scales=None if scales is None else Scales(*map(to_numpy, _SCALES, Scales.of(scales))),
+        algorithm, *views, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device, scales=scales,
     )  # fmt: skip
-    if complaints := [
-        *map(str, run.findings),
-        *([] if not run.unwritten else [f"never written: {dict(run.unwritten)}"]),
-    ]:
-        raise EmulationError("\n".join(complaints))
+    run.checked()
     if target is not None:
         target[...] = run.out
     result: Any = from_numpy(run.out, q) if target is None else target
@@ -293,39 +322,3 @@ def _check_out(out: Array, inputs: list[Array]) -> None:
     for name, x in zip("qkv", inputs, strict=True):
         if np.may_share_memory(out, x) and np.shares_memory(out, x):
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
-
-
-def to_numpy(name: str, x: Any) -> Array:
-    """An array of NumPy, torch, JAX or CuPy as NumPy's."""
-    if isinstance(x, np.ndarray):
-        return cast("Array", x)
-    root = type(x).__module__.partition(".")[0]
-    if root == "torch":
-        if x.requires_grad and sys.modules["torch"].is_grad_enabled():
-            raise UsageError(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet")
-        plain = x.detach().cpu()
-        if plain.dtype == sys.modules["torch"].bfloat16:
-            return plain.view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
-        if plain.dtype == sys.modules["torch"].float8_e4m3fn:
-            return plain.view(sys.modules["torch"].uint8).numpy().view(numpy_dtype(FP8))
-        return plain.numpy()
-    if root == "cupy":
-        return x.get()
-    if hasattr(x, "__array__"):
-        return np.asarray(x)
-    raise UsageError(name, type(x).__name__, "an array of NumPy, torch, JAX or CuPy")
-
-
-def from_numpy(values: Array, like: Any) -> Any:
-    """NumPy's array as one of another's kind, on its device."""
-    root = type(like).__module__.partition(".")[0]
-    if root == "torch":
-        torch: Any = sys.modules["torch"]
-        if values.dtype == numpy_dtype("bfloat16"):
-            return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(like.device)
-        return torch.from_numpy(values).to(like.device)
-    if root == "cupy":
-        return sys.modules["cupy"].asarray(values)
-    if root in ("jax", "jaxlib"):
-        return sys.modules["jax"].numpy.asarray(values)
-    return values

@@ -17,7 +17,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from simulator import UsageError
-from simulator.simulate import problem_of
+from simulator.operations.attention import problem_of
 
 Array = NDArray[Any]
 

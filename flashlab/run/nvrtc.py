@@ -114,6 +114,7 @@ def defines(config: Config, dtype: str, head_dim: int) -> tuple[str, ...]:
         "STAGES": config.stages,
         "Q_IN_REGISTERS": int(config.q_in_registers),
         "PAIRS": int(config.pairs),
+        **dict(config.constants),
     }
     return tuple(f"-D{name}={value}" for name, value in values.items())
 

@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 
 import kernels_cu
-from flashlab.run import abi, nvrtc, tma
-from flashlab.run.arrays import View, cupy
+from flashlab.run import abi, arrays, nvrtc, tma
+from flashlab.run.arrays import Allocate, View, cupy, from_the_pool
 from flashlab.run.devices import current_device
 from simulator import catalogue, count
 from simulator.counts import Counts
 from simulator.devices import DEVICES, Device
 from simulator.errors import UsageError, unknown
-from simulator.problem import Problem
+from simulator.problem import ITEMSIZE, Problem
 from simulator.program import Program
-from simulator.simulate import TileLike
+from simulator.simulate import TileLike, run_on_data
+from simulator.support import MOST_BLOCKS
 
-__all__ = ["ARCH", "Plan", "Ready", "kernel_of", "plan"]
+__all__ = ["ARCH", "EmulatorPlan", "Plan", "Ready", "SimulatorPlan", "gpu_plan", "kernel_of", "plan"]
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
 _NULL = np.uintp(0)
-_MOST_BLOCKS = (1 << 31) - 1
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
@@ -76,14 +76,17 @@ class Ready:
         self._workspaces = [nbytes for (_, nbytes, _), at in zip(plan.tensors, places, strict=True) if at is None]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
-    def launch(self, first: int = 0) -> None:
-        """Launches the kernels, from the `first` on, on CuPy's current device and stream; the workspaces come from CuPy's pool."""
+    def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
+        """Launches the kernels, from the `first` on, on CuPy's current device and stream.
+
+        `allocate` gives the workspaces, of the caller's framework, in whose stream order they are handed on (None: CuPy's pool).
+        """
         cuda = cupy().cuda
-        # held until the launches are queued; the pool hands memory on in the stream's order
-        held = [cuda.alloc(nbytes) for nbytes in self._workspaces]
+        # held until the launches are queued: allocators hand memory on in the stream's order
+        held = [(allocate or from_the_pool)(nbytes) for nbytes in self._workspaces]
         stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
         # by the driver, for CuPy takes as long to look at arguments of known types as all the rest
-        for configuration, arguments in self._queue(*[memory.ptr for memory in held])[first:]:
+        for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:
             launch(*configuration, stream, arguments.pointer, 0)
 
     def _queued(self, *workspaces: int) -> list[tuple[tuple[int, ...], _Packed]]:
@@ -97,7 +100,8 @@ class Ready:
 
 
 class Plan:
-    """All of a call but its arrays: `counts` (what will be moved, to the byte), the `device`, the compiled kernels."""
+    """All of a call but its arrays: `counts` (what will be moved, to the byte), the `device`, the compiled kernels, and how many
+    bytes of `workspace` a call takes. It may be used from several threads, on any stream."""
 
     def __init__(
         self,
@@ -109,29 +113,24 @@ class Plan:
         arch: str | None,
     ) -> None:
         row = catalogue.get(algorithm)
-        if not row.kernels:
-            raise UsageError("algorithm", row.name, "one with a CUDA kernel (fl.simulate runs one's own)")
-        abi.check_problem(problem, device)
-        if row.hopper:
-            abi.check_hopper(row.name, problem, device)
-        self.device = device
+        row.check(problem, device)
+        self.device, self.operation = device, row.operation
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
-        abi.check_tile(config, problem)
+        row.check(problem, device, config.tile)
         for launch in self.counts.launches:
-            if launch.blocks > _MOST_BLOCKS:
+            if launch.blocks > MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
-                raise UsageError("problem", blocks, f"a grid of at most {_MOST_BLOCKS:,}")
+                raise UsageError("problem", blocks, f"a grid of at most {MOST_BLOCKS:,}")
+        self.workspace = sum(x.nbytes for x in self.counts.tensors.values() if x.role == "workspace")
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)
         macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
             _Launch(
-                kernel=kernel_of(
-                    kernel.source, kernel.entry, macros, "sm_90a" if row.hopper else arch, launch.sram_peak
-                ),
+                kernel=kernel_of(kernel.source, kernel.entry, macros, kernel.arch or arch, launch.sram_peak),
                 grid=(abi.blocks_of(kernel, self.counts, launch),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
@@ -146,6 +145,48 @@ class Plan:
         """Launches the kernels on CuPy's current device and stream; `views` as for `ready`."""
         self.ready(views).launch()
 
+    def fits(self, name: str, view: View) -> bool:
+        """Can the kernels take an array as it lies? What isn't aligned goes through a padded buffer, and so does an output of
+        which a row is no whole 16-byte chunks: kernels write those whole."""
+        if self.counts.tensors[name].vector:
+            return True
+        whole = view.shape[-1] * ITEMSIZE[view.dtype] % 16 == 0 or self.counts.tensors[name].role == "input"
+        return arrays.is_aligned(view) and whole and (name not in self.boxed or tma.takes(view))
+
+    def launch_padded(self, views: Mapping[str, View], *, allocate: Allocate | None = None) -> None:
+        """Launches the kernels on arrays of any layout: what they can't take goes through padded buffers, and back."""
+        passed = dict(views)
+        for name in [name for name, view in views.items() if not self.fits(name, view)]:
+            passed[name] = arrays.padded_like(views[name])
+            if self.counts.tensors[name].role == "input":
+                arrays.copy(views[name], passed[name])
+        self.ready(passed).launch(allocate=allocate)
+        for name, view in views.items():
+            if passed[name] is not view and self.counts.tensors[name].role == "output":
+                arrays.copy(passed[name], view)
+
+    def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind."""
+        inputs = self.operation.bound((), {**(given or {}), **named})
+        first = next(iter(inputs))
+        framework = arrays.framework(first, inputs[first])
+        views = {name: framework.view(name, x) for name, x in inputs.items()}
+        self.operation.check(self.counts.problem, views, self.counts.tile)
+        like, outputs = views[first], dict[str, Any]()
+        with framework.stream(like.device):
+            for operand in self.operation.outputs:
+                if operand.name in self.counts.tensors:
+                    shape = operand.shape(self.counts.problem, self.counts.tile)
+                    outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem), like)
+                    views[operand.name] = arrays.framework(operand.name, x).view(operand.name, x)
+            self.launch_padded(views, allocate=framework.workspace(like))
+            return {name: framework.hand_back(x, like) for name, x in outputs.items()}
+
+    @functools.cached_property
+    def boxed(self) -> frozenset[str]:
+        """The arrays that TMA's descriptors tell of."""
+        return frozenset(name for launch in self._launches for name in launch.boxes)
+
     def ready(self, views: Mapping[str, View]) -> Ready:
         """The plan for arrays that lie where these do: q, k, v, out and what else the caller brings, by name. Scales that he
         doesn't bring are 1.
@@ -154,18 +195,18 @@ class Plan:
         """
         return self._ready(
             tuple([
-                (x.pointer, x.strides) if (x := views.get(name)) else self._unit_scales.get(name)
+                (x.pointer, x.strides) if (x := views.get(name)) else self._left_out.get(name)
                 for name, *_ in self.tensors
             ])
         )  # fmt: skip
 
     @functools.cached_property
-    def _unit_scales(self) -> dict[str, _At]:
-        """Where scales of 1 lie, for those that the plan's kernels take."""
-        self._ones = {name: cupy().asarray(x) for name, x in abi.unit_scales(self.counts).items()}
-        if self._ones:
+    def _left_out(self) -> dict[str, _At]:
+        """Where the defaults lie of inputs that callers may leave out."""
+        self._defaults = {name: cupy().asarray(x) for name, x in abi.defaults(self.counts, self.operation).items()}
+        if self._defaults:
             cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them written
-        return {name: (x.data.ptr, ()) for name, x in self._ones.items()}
+        return {name: (x.data.ptr, ()) for name, x in self._defaults.items()}
 
     def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
@@ -186,14 +227,84 @@ class Plan:
 
 
 def plan(
-    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None
-) -> Plan:
-    """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`.
+    algorithm: str | Program, problem: Problem, *, backend: str = "gpu", tile: TileLike = None,
+    device: Device | str | None = None, lse: bool = False, arch: str | None = None,
+) -> Plan | EmulatorPlan | SimulatorPlan:  # fmt: skip
+    """What an algorithm does to a problem, decided once and run often: `plan(…).run(q=q, k=k, v=v)` gives the outputs by name.
 
-    `arch` as `ARCH`: the kernels of that architecture, configured as for the first device of the table that has it.
+    `backend` is "gpu" (the current one: arrays of CuPy, torch or JAX), "emulator" (the kernels on the CPU, built for `device`)
+    or "simulator" (the tile program). `.counts` are those of `fl.count` there; a plan on a GPU says its `.workspace` in bytes.
+    `arch` as `FLASHLAB_ARCH`: the kernels of that architecture, configured as for the first device of the table that has it.
+
+    Raises `UsageError`, `SramOverflow` for a tile that doesn't fit, `Unavailable` for what isn't here.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16", causal=True)
+    >>> plan = fl.plan("flash2", p, backend="simulator")
+    >>> q, k, v = fl.random_inputs(p)
+    >>> plan.run(q=q, k=k, v=v)["out"].shape, plan.counts == fl.count("flash2", p)
+    ((1, 2, 64, 16), True)
     """
+    if backend == "gpu":
+        if device is not None:
+            raise UsageError("device", device, "None: backend 'gpu' runs on the current GPU")
+        return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+    if backend not in ("emulator", "simulator"):
+        raise unknown("backend", backend, ["gpu", "emulator", "simulator"])
+    on = Device.named("h100" if device is None else device)
+    return (EmulatorPlan if backend == "emulator" else SimulatorPlan)(algorithm, problem, tile, lse, on)
+
+
+def gpu_plan(
+    algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None
+) -> Plan:  # fmt: skip
+    """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`."""
     arch = arch or ARCH
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
+
+
+class SimulatorPlan:
+    """A plan that runs the tile program."""
+
+    def __init__(
+        self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device
+    ) -> None:  # fmt: skip
+        self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
+        self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
+
+    def inputs(self, given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays as NumPy's, checked against the problem. Raises `UsageError`."""
+        found = self.row.operation.bound((), {**(given or {}), **named})
+        inputs = {name: arrays.to_numpy(name, x) for name, x in found.items()}
+        self.row.operation.check(self.counts.problem, inputs, self.counts.tile)
+        return inputs
+
+    def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Runs on arrays by name; the outputs by name, NumPy."""
+        asked = ("lse",) if self._lse else ()
+        inputs, tile = self.inputs(given, named), self.counts.tile
+        run = run_on_data(self.row.program, inputs, self.counts.problem, tile=tile, device=self.device, asked=asked)
+        return dict(run.outputs)
+
+
+class EmulatorPlan(SimulatorPlan):
+    """A plan that runs the kernels on the CPU. Misuse of the machine raises `EmulationError`."""
+
+    def __init__(
+        self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device
+    ) -> None:  # fmt: skip
+        super().__init__(algorithm, problem, tile, lse, device)
+        self.row.check(problem, device, self.counts.tile)
+
+    def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
+        """Runs on arrays by name; the outputs by name, NumPy."""
+        from flashlab.run.emulated import emulate_problem  # only where a kernel is emulated
+
+        inputs = self.inputs(given, named)
+        done = emulate_problem(
+            self.row, self.counts.problem, inputs, lse=self._lse, tile=self.counts.tile, device=self.device
+        )
+        return dict(done.checked().outputs)
 
 
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:

@@ -15,9 +15,8 @@ from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.catalogue import CATALOGUE
-from simulator.errors import SramOverflow, unknown
-from simulator.problem import DTYPES, FP8
-from simulator.programs.flash3_fp8 import TILES as FP8_TILES
+from simulator.errors import SramOverflow, Unavailable, unknown
+from simulator.problem import DTYPES
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
@@ -135,13 +134,11 @@ class SimulatorTarget(Target):
         self.algorithm, self.device, self.tile = algorithm, device, tile
         self.row = simulator.catalogue.get(algorithm)
         self.name, self.frame = self.row.name, frame_named("numpy")
-        if FP8 in self.row.dtypes:
+        if self.row.support.eight_bit:
             self.dtypes = self.row.dtypes
 
     def refuses(self, problem: Problem) -> str | None:
-        if self.row.takes(problem):
-            return None
-        return f"{FP8} only" if FP8 in self.row.dtypes else f"{' and '.join(DTYPES)} only"
+        return self.row.refuses(problem)
 
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
@@ -174,13 +171,21 @@ class AttentionTarget(Target):
         self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
         self.row = CATALOGUE[algorithm]
-        if FP8 in self.row.dtypes:
-            self.dtypes, self.tiles = self.row.dtypes, (None, *FP8_TILES[1:])
-        elif self.row.hopper:  # 64 rows a warpgroup
-            self.tiles = (None, (64, 64), (128, 48), (128, 128), (192, 64))
+        self.tiles = self.row.support.tiles
+        if self.row.support.eight_bit:
+            self.dtypes = self.row.dtypes
 
     def refuses(self, problem: Problem) -> str | None:
-        return None if problem.dtype in self.row.dtypes else f"{' and '.join(self.row.dtypes)} only"
+        if self.backend == "gpu":
+            from flashlab.run.devices import current_device  # only where a kernel is launched
+
+            device = current_device()
+        else:
+            device = simulator.Device.named(self.device or "h100")
+        error = self.row.refusal(problem, device)
+        if isinstance(error, Unavailable):
+            raise error
+        return None if error is None else str(error)
 
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
@@ -231,7 +236,7 @@ class CallableTarget(Target):
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
-        for said, names in ((p.causal, CAUSAL), (p.scale is not None, SCALE), (p.window is not None, WINDOW)):
+        for said, names in ((p.causal, CAUSAL), ("scale" in p.given, SCALE), (p.window is not None, WINDOW)):
             if said and not self.keyword(names):
                 return f"the function takes no {names[0]}"
         if p.window is not None and self.align == "top-left":
@@ -245,7 +250,7 @@ class CallableTarget(Target):
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None
     ) -> tuple[Any, Any]:
         p, swap = problem, self.adapter.layout == "bshd"
-        said = ((CAUSAL, p.causal), (SCALE, p.softmax_scale), (WINDOW, p.window), (LSE, True if self.lse else None))
+        said = ((CAUSAL, p.causal), (SCALE, p.scale), (WINDOW, p.window), (LSE, True if self.lse else None))
         keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
         q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
         try:
@@ -272,7 +277,7 @@ class CallableTarget(Target):
     def footprint(self, problem: Problem) -> Iterable[int]:
         p = problem
         rows = p.batch * p.heads * p.len_q
-        return [rows * p.value_dim * p.itemsize, rows * 4, rows * p.value_dim * 4]
+        return [rows * p.head_dim_v * p.itemsize, rows * 4, rows * p.head_dim_v * 4]
 
 
 def target_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,10 +14,11 @@ from flashlab.verify.adapter import CallableTarget, Refused, Target
 from flashlab.verify.cases import Case, describe
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
-from flashlab.verify.rule import SCORE, Expected, Judgement, bottom_right, expect, judge, reference
+from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable
+from simulator.operations.attention import SCORE
 
 ORACLES_AGREE = 1e-12
 """Two float64 oracles differ by their order of summation only: relative to the largest score, if that is over 1."""
@@ -74,7 +75,7 @@ class Bench:
         placed = {name: place(frame, x, layout, garbage) for name, x in (("q", q), ("k", k), ("v", v))}
         mine: Placed | None = None
         if out:
-            shape = (problem.batch, problem.heads, problem.len_q, problem.value_dim)
+            shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
         got, lse = self.target.call(
             problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile
@@ -87,9 +88,6 @@ class Bench:
             raise Failure(f"out: {harm}")
         return result
 
-    def run_case(self, case: Case) -> Result:
-        return self.run(case.problem, *case.arrays(), layout=case.layout, tile=case.tile)
-
     def expect(self, problem: Problem, q: Array, k: Array, v: Array) -> Expected:
         return expect(problem, q, k, v, align=self.target.align)
 
@@ -97,7 +95,7 @@ class Bench:
         """The rule on one case, by two oracles that share no mask code; how near to the limit it came."""
         p, arrays = case.problem, case.arrays()
         expected = self.expect(p, *arrays)
-        if p.len_q * p.kv_length * p.batch * p.heads <= DENSE_LIMIT:
+        if p.len_q * p.len_kv * p.batch * p.heads <= DENSE_LIMIT:
             self.check_oracles(p, arrays, expected)
         result = self.run(p, *arrays, layout=case.layout, tile=case.tile)
         return held(judge(expected, result.out, result.lse)).worst
@@ -173,11 +171,8 @@ def near(a: Result, b: Result, expected: Expected, *, factor: float = 2.0, what:
 def visible(problem: Problem, target: Target) -> Array:
     """(len_q, len_kv): does query i see key j, by the target's convention?"""
     p = bottom_right(problem, target.align)
-    seen = np.zeros((problem.len_q, problem.kv_length), bool)
+    seen = np.zeros((problem.len_q, problem.len_kv), bool)
     for row in range(p.len_q):
         keys = p.visible_keys(row)
         seen[row, keys.start : keys.stop] = True
     return seen
-
-
-Trials = Iterator[Trial]

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from simulator import Problem
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array
 from simulator.errors import unknown
-from simulator.problem import FP8
+from simulator.operations.attention import ATTENTION
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-LARGEST_FP8 = 448.0
-
-INPUTS = {
-    "normal": "standard normal",
-    "large": "logits up to 1e4, both signs",
-    "lone": "equal keys, logits of -1e6: a finite sentinel for masked scores outweighs them",
-    "rising": "logits that rise along the keys: the running maximum moves in every tile",
-    "falling": "logits that fall along the keys: later tiles hardly count",
-    "biased": "values around 8: the normalisation shows",
-    "outliers": "N(0, 1) and, one in a thousand, N(0, 100)",
-}
+INPUTS = ATTENTION.kinds
 """What the arrays hold, by name."""
 
 LAYOUTS = {
@@ -73,48 +60,23 @@ def problem_source(problem: Problem) -> str:
     >>> problem_source(Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype="float16", causal=True))
     "fl.Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype='float16', causal=True)"
     """
-    said = (f"{f.name}={getattr(problem, f.name)!r}" for f in fields(problem) if getattr(problem, f.name) != f.default)
-    return f"fl.Problem({', '.join(said)})"
+    return f"fl.{problem!r}"
 
 
 def describe(problem: Problem) -> str:
     """A problem in a few words, for a table."""
     p = problem
-    heads = f"{p.heads}" if p.num_kv_heads == p.heads else f"{p.heads}:{p.num_kv_heads}"
+    heads = f"{p.heads}" if p.kv_heads == p.heads else f"{p.heads}:{p.kv_heads}"
     mask = " causal" if p.causal else ""
     window = "" if p.window is None else f" window {p.window[0]},{p.window[1]}"
-    scale = "" if p.scale is None else f" scale {p.scale:g}"
-    return f"{p.batch}x{heads}x{p.len_q}x{p.kv_length}x{p.head_dim} {p.dtype}{mask}{window}{scale}"
+    scale = f" scale {p.scale:g}" if "scale" in p.given else ""
+    return f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim} {p.dtype}{mask}{window}{scale}"
 
 
 def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tuple[Array, Array, Array]:
     """q, k and v of a kind of `INPUTS`; the same seed, the same arrays."""
-    p, rng = problem, np.random.default_rng(seed)
-    q = rng.standard_normal((p.batch, p.heads, p.len_q, p.head_dim))
-    k = rng.standard_normal((p.batch, p.num_kv_heads, p.kv_length, p.head_dim))
-    v = rng.standard_normal((p.batch, p.num_kv_heads, p.kv_length, p.value_dim))
-    if inputs == "large":
-        group = p.queries_per_kv
-        top = np.abs(q @ np.repeat(k, group, axis=1).swapaxes(-1, -2)).max(initial=0.0) * abs(p.softmax_scale)
-        # half of it by q, half by k: 16-bit floats hold both
-        q, k = (x * math.sqrt(1e4 / top) if top else x for x in (q, k))
-    elif inputs == "lone":
-        size = math.sqrt(1e6 / (p.head_dim * abs(p.softmax_scale))) if p.softmax_scale else 1.0
-        q, k = np.full_like(q, math.copysign(size, p.softmax_scale)), np.full_like(k, -size)
-    elif inputs in ("rising", "falling"):
-        along = np.linspace(0, 30, p.kv_length) if inputs == "rising" else np.linspace(30, 0, p.kv_length)
-        q[..., 0] = 4.0
-        k[..., 0] = along / (4.0 * p.softmax_scale) if p.softmax_scale else along
-    elif inputs == "biased":
-        v = v + 8.0
-    elif inputs == "outliers":
-        q, k, v = (x + 10.0 * rng.standard_normal(x.shape) * (rng.random(x.shape) < 1e-3) for x in (q, k, v))
-    return to_storage(q, p.dtype), to_storage(k, p.dtype), to_storage(v, p.dtype)
-
-
-def to_storage(x: Array, dtype: str) -> Array:
-    """Rounded to a storage dtype; what is beyond the largest of 8 bits becomes that, for it has no infinity."""
-    return (np.clip(x, -LARGEST_FP8, LARGEST_FP8) if dtype == FP8 else x).astype(numpy_dtype(dtype))
+    drawn = ATTENTION.draw(problem, seed, inputs)
+    return drawn["q"], drawn["k"], drawn["v"]
 
 
 def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
@@ -220,10 +182,10 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
 
     @st.composite
     def draw_case(draw: Any) -> Case:
-        kv_heads, group = draw(at_most(p.num_kv_heads, 1)), draw(at_most(p.queries_per_kv, 1))
+        kv_heads, group = draw(at_most(p.kv_heads, 1)), draw(at_most(p.queries_per_kv, 1))
         problem = p.replace(
             batch=draw(at_most(p.batch, 1)), heads=kv_heads * group, kv_heads=kv_heads if group > 1 else None,
-            len_q=draw(at_most(p.len_q, 0)), len_kv=draw(at_most(p.kv_length, 0)), head_dim=draw(at_most(p.head_dim, 1)),
+            len_q=draw(at_most(p.len_q, 0)), len_kv=draw(at_most(p.len_kv, 0)), head_dim=draw(at_most(p.head_dim, 1)),
             causal=p.causal and draw(st.booleans()), window=draw(st.sampled_from([None, p.window])),
             scale=draw(st.sampled_from([None, p.scale])),
         )  # fmt: skip

@@ -23,7 +23,7 @@ def _half(problem: Problem, multiple: int, largest: int) -> str | None:
         return "float16 and bfloat16 only"
     if p.head_dim % multiple or p.head_dim > largest:
         return f"head dims that are multiples of {multiple}, up to {largest}"
-    return None if p.len_q and p.kv_length else "no empty sequences"
+    return None if p.len_q and p.len_kv else "no empty sequences"
 
 
 def _module(name: str, package: str) -> Any:
@@ -80,11 +80,11 @@ def _efficient() -> Adapter:
         return out, lse[..., : q.shape[2]]  # its rows are padded
 
     def supports(p: Problem) -> str | None:
-        if p.num_kv_heads != p.heads:
+        if p.kv_heads != p.heads:
             return "no GQA"
         if p.head_dim * p.itemsize % 16:
             return "rows of whole 16 bytes only"
-        return None if p.len_q and p.kv_length else "no empty sequences"
+        return None if p.len_q and p.len_kv else "no empty sequences"
 
     return Adapter(sdpa_efficient, "torch", causal="top-left", lse="e", supports=supports, name="sdpa-efficient")
 

@@ -11,10 +11,11 @@ import numpy as np
 import simulator
 from flashlab.verify.adapter import Refused, SimulatorTarget
 from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
-from flashlab.verify.cases import LARGEST_FP8, Case, edges, make_inputs, to_storage
+from flashlab.verify.cases import Case, edges, make_inputs
 from flashlab.verify.rule import SUMS, judge, reference
 from simulator import Problem
 from simulator.dtypes import Array
+from simulator.operations.attention import LARGEST_FP8, to_storage
 from simulator.problem import FP8
 
 Check = Callable[[Bench], Iterator[Trial]]
@@ -49,15 +50,15 @@ def key_sets(bench: Bench) -> Iterator[Trial]:
 
 def _key_sets(bench: Bench, p: Problem) -> None:
     # the batch axis holds the chunks of keys that one row of `out` has room for
-    chunks = -(-p.kv_length // p.value_dim)
+    chunks = -(-p.len_kv // p.head_dim_v)
     p = p.replace(batch=chunks)
     q, k, v = make_inputs(p, seed=bench.seed)
     q[...], v[...] = 0, 0
     for chunk in range(chunks):
-        keys = range(chunk * p.value_dim, min((chunk + 1) * p.value_dim, p.kv_length))
+        keys = range(chunk * p.head_dim_v, min((chunk + 1) * p.head_dim_v, p.len_kv))
         v[chunk, :, keys, range(len(keys))] = 1
     result = bench.run(p, q, k, v)
-    spelled = result.out.astype(np.float64).transpose(1, 2, 0, 3).reshape(p.heads, p.len_q, -1)[..., : p.kv_length]
+    spelled = result.out.astype(np.float64).transpose(1, 2, 0, 3).reshape(p.heads, p.len_q, -1)[..., : p.len_kv]
     wanted = visible(p, bench.target)
     counts = wanted.sum(-1)
     for h, i in np.ndindex(spelled.shape[:2]):
@@ -154,7 +155,7 @@ def permutation(bench: Bench) -> Iterator[Trial]:
 
 def _permutation(bench: Bench, p: Problem) -> float:
     q, k, v = make_inputs(p, seed=bench.seed)
-    order = np.random.default_rng(bench.seed).permutation(p.kv_length)
+    order = np.random.default_rng(bench.seed).permutation(p.len_kv)
     a, b = bench.run(p, q, k, v), bench.run(p, q, k[:, :, order], v[:, :, order])
     return near(a, b, bench.expect(p, q, k, v), what="keys and values permuted")
 
@@ -280,16 +281,14 @@ def long_sums(bench: Bench) -> Iterator[Trial]:
 
 def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
     q, k, v = make_inputs(p, seed=bench.seed)
-    q, keys, off = (q.astype(np.float32) * q_size).astype(q.dtype), p.kv_length // part, 0.0
-    for first in range(0, p.kv_length, keys):
+    q, keys, off = (q.astype(np.float32) * q_size).astype(q.dtype), p.len_kv // part, 0.0
+    for first in range(0, p.len_kv, keys):
         v[:] = 0
         v[:, :, first : first + keys] = 1
         share = reference(p, q, k, v).out
         off = max(off, float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) / share - 1).max()) / SUMS[p.dtype])
     if not off <= 1:
-        raise Failure(
-            f"the sum over {keys:,} of {p.kv_length:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g} of itself"
-        )
+        raise Failure(f"the sum over {keys:,} of {p.len_kv:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g} of itself")
     return off
 
 
@@ -350,7 +349,7 @@ def _huge(bench: Bench, p: Problem) -> float:
     """The heads are a few random ones again and again, gathered on the device; what is judged is copied back."""
     frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
     views, different = list[Any](), 5
-    for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length)):
+    for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv)):
         few = to_storage(rng.standard_normal((1, min(heads, different), length, p.head_dim)), p.dtype)
         views.append(
             frame.pick(frame.put(few.reshape(-1)).reshape(few.shape), [h % few.shape[1] for h in range(heads)])
@@ -362,7 +361,7 @@ def _huge(bench: Bench, p: Problem) -> float:
         k, v = (frame.get(x[:, kv : kv + 1]) for x in views[1:])
         for start in sorted({0, p.len_q // 2, max(0, p.len_q - 16)}):
             rows = slice(start, min(start + 16, p.len_q))
-            last = p.kv_length if not p.causal else p.kv_length - p.len_q + rows.stop
+            last = p.len_kv if not p.causal else p.len_kv - p.len_q + rows.stop
             part = p.replace(heads=1, kv_heads=1, len_q=rows.stop - start, len_kv=last)
             expected = bench.expect(part, frame.get(views[0][:, h : h + 1, rows]), k[:, :, :last], v[:, :, :last])
             got = frame.get(out[:, h : h + 1, rows]), None if lse is None else frame.get(lse[:, h : h + 1, rows])

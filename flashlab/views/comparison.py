@@ -14,10 +14,9 @@ from simulator.catalogue import names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError
-from simulator.naive import Reference, naive
+from simulator.operations.attention import Reference, naive, problem_of
 from simulator.problem import Problem, Tile
 from simulator.program import Program
-from simulator.simulate import problem_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -197,10 +196,10 @@ MOST_SCORES = 2**26, 2**29
 def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Reference | None:
     """Naive attention, one head after the other; None where that would take too much memory or time."""
     p = problem
-    scores = p.len_q * p.kv_length
+    scores = p.len_q * p.len_kv
     if scores > MOST_SCORES[0] or scores * p.batch * p.heads > MOST_SCORES[1]:
         return None
-    out = np.empty((p.batch, p.heads, p.len_q, p.value_dim))
+    out = np.empty((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.empty((p.batch, p.heads, p.len_q))
     for b, h in np.ndindex(p.batch, p.heads):
         kv = h // p.queries_per_kv

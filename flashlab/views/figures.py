@@ -44,13 +44,13 @@ def problem(p: Problem, *, length: bool = True) -> str:
     >>> problem(Problem(batch=1, heads=8, kv_heads=2, len_q=4096, head_dim=64, dtype="float16", causal=True))
     '1 × 8 heads (2 of K and V) × 4,096 × 64, float16, causal'
     """
-    kv = "" if p.num_kv_heads == p.heads else f" ({p.num_kv_heads} of K and V)"
+    kv = "" if p.kv_heads == p.heads else f" ({p.kv_heads} of K and V)"
     heads = f"{p.heads} head{'s' if p.heads > 1 else ''}{kv}"
     parts = [f"{p.batch} × {heads} × " + (f"{p.len_q:,} × " if length else "") + f"{p.head_dim}", p.dtype]
-    if length and p.kv_length != p.len_q:
-        parts.append(f"{p.kv_length:,} keys")
-    if p.value_dim != p.head_dim:
-        parts.append(f"values of {p.value_dim}")
+    if length and p.len_kv != p.len_q:
+        parts.append(f"{p.len_kv:,} keys")
+    if p.head_dim_v != p.head_dim:
+        parts.append(f"values of {p.head_dim_v}")
     if p.causal:
         parts.append("causal")
     if p.window is not None:

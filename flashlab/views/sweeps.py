@@ -135,7 +135,7 @@ def sweep(
         try:
             counts = count(target, posed, tile=values["tile"], device=where, lse=lse)
         except UsageError as error:
-            if not isinstance(error, SramOverflow) and get(target).takes(posed):
+            if not isinstance(error, SramOverflow) and get(target).refusal(posed) is None:
                 raise
             figures: dict[str, Any] = dict.fromkeys(_FIGURES + (_DRAM if dram else ()))
             rows.append({**row, **figures, "reason": str(error)})
@@ -159,11 +159,11 @@ def _is_pair(value: Any) -> bool:
 def _row(algorithm: str, problem: Problem, device: Device, tile: Tile | None) -> dict[str, Any]:
     """What identifies a cell; what the problem leaves to follow is said."""
     return {
-        "algorithm": algorithm, "batch": problem.batch, "heads": problem.heads, "kv_heads": problem.num_kv_heads,
-        "len_q": problem.len_q, "len_kv": problem.kv_length, "head_dim": problem.head_dim,
-        "head_dim_v": problem.value_dim, "dtype": problem.dtype, "causal": problem.causal,
+        "algorithm": algorithm, "batch": problem.batch, "heads": problem.heads, "kv_heads": problem.kv_heads,
+        "len_q": problem.len_q, "len_kv": problem.len_kv, "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v, "dtype": problem.dtype, "causal": problem.causal,
         "window": None if problem.window is None else ",".join(str(side).lower() for side in problem.window),
-        "scale": problem.softmax_scale, "device": device.name, "sram_per_block": device.sram_per_block,
+        "scale": problem.scale, "device": device.name, "sram_per_block": device.sram_per_block,
         "tile": None if tile is None else str(tile),
     }  # fmt: skip
 

@@ -158,6 +158,58 @@ bool Hopper::find_load(unsigned address, unsigned bytes, Lane& lane, std::string
   return false;
 }
 
+// What a warpgroup executes together
+
+// A warp is in an instruction that its warpgroup executes together: is it the one that the first warp came to there?
+void Hopper::execute_aligned(Warp& warp, std::uint64_t operand, bool product) {
+  if (!block.launch.sanitize()) return;
+  if (aligned.empty()) aligned.resize((block.warps.size() + 3) / 4);
+  Aligned& group = aligned[warp.number / 4];
+  auto& reached = group.warps[warp.number % 4];
+  while (reached.section - group.first >= group.sections.size()) group.sections.emplace_back();
+  auto& section = group.sections[reached.section - group.first];
+  const Lane& lane = *warp.lanes[0];
+  if (!section.parted && reached.step == section.steps.size()) {
+    section.steps.push_back({lane.what, operand, lane.place, &lane});
+  } else if (!section.parted) {
+    const auto& first = section.steps[reached.step];
+    const bool same = std::strcmp(first.what, lane.what) == 0, here = site_of(first.place) == site_of(lane.place);
+    if (!same || !here || first.operand != operand) {
+      section.parted = true;
+      Finding finding = block.finding("divergent collective", lane.place, lane);
+      finding.message = std::string("is in ") + lane.what + ", and another warp of its warpgroup in " +
+                        (same ? "that" : first.what) + (here ? " with another operand" : " of another line") +
+                        ": all four execute the same one, or none (.aligned)";
+      finding.has_other = true;
+      finding.other = first.place, finding.other_block = first.lane->block_index, finding.other_thread = first.lane->thread;
+      block.findings.add(std::move(finding));
+    }
+  }
+  ++reached.step;
+  if (!product) return;
+  ++reached.section, reached.step = 0;
+  std::uint64_t oldest = reached.section;
+  for (const auto& other : group.warps) oldest = std::min(oldest, other.section);
+  for (; group.first < oldest; ++group.first) group.sections.pop_front();
+}
+
+// The block has ended: what one warp executed and another never came to.
+void Hopper::end_aligned() {
+  for (std::size_t warp = 0; warp < block.warps.size() && !aligned.empty(); ++warp) {
+    Aligned& group = aligned[warp / 4];
+    const auto& reached = group.warps[warp % 4];
+    if (reached.section - group.first >= group.sections.size()) continue;
+    auto& section = group.sections[reached.section - group.first];
+    if (section.parted || reached.step == section.steps.size()) continue;
+    section.parted = true;
+    const auto& missed = section.steps[reached.step];
+    Finding finding = block.finding("divergent collective", missed.place, *missed.lane);
+    finding.message = std::string("is in ") + missed.what + ", to which warp " + number(warp % 4) +
+                      " of its warpgroup never comes: all four execute the same one, or none (.aligned)";
+    block.findings.add(std::move(finding));
+  }
+}
+
 // The end
 
 void Hopper::finished(Lane& lane) {
@@ -184,14 +236,7 @@ void Hopper::end() {
                    box.place, box.sram, CHUNK);
       break;
     }
-  for (std::size_t warp = 0; warp < most_registers.size(); ++warp)
-    if (most_registers[warp] != most_registers[warp / 4 * 4]) {
-      Lane& lane = *block.warps[warp].lanes[0];
-      Finding finding = block.finding("registers", lane.place, lane);
-      finding.message = "ends with " + number(most_registers[warp]) + " registers a thread, the first warp of its warpgroup with " +
-                        number(most_registers[warp / 4 * 4]) + ": all four warps must call setmaxnreg";
-      block.findings.add(std::move(finding));
-    }
+  end_aligned();
 }
 
 }  // namespace emulator
@@ -272,6 +317,7 @@ static unsigned registers_of(const Block& block) {
 static void setmaxnreg_of_warp(Warp& warp, unsigned) {
   Block& block = *warp.block;
   Lane& lane = *warp.lanes[0];
+  if (!lane.operands.in[2]) block.hopper->execute_aligned(warp, lane.operands.in[0]);
   auto& mine = block.hopper->most_registers;
   if (mine.empty()) mine.assign(block.warps.size(), registers_of(block));
   const auto count = static_cast<unsigned>(lane.operands.in[0]);
@@ -302,8 +348,8 @@ static void setmaxnreg_of_warp(Warp& warp, unsigned) {
 
 void emu_setmaxnreg(unsigned count, int claim) {
   Lane& lane = current_lane();
-  for (;;) {
-    lane.operands.in[0] = count, lane.operands.in[1] = claim != 0;
+  for (bool again = false;; again = true) {
+    lane.operands.in[0] = count, lane.operands.in[1] = claim != 0, lane.operands.in[2] = again;
     meet(setmaxnreg_of_warp, "setmaxnreg", ALL_LANES, true, HERE);
     if (lane.operands.out[0]) return;
     if (lane.block->hopper->handovers != lane.operands.out[1]) continue;  // since the answer: it may fit now

@@ -105,6 +105,18 @@ struct Warpgroup {
   std::array<Queue, 4> queues;
 };
 
+// The instructions that all four warps of a warpgroup execute together (PTX: `.aligned`), in the order in which the first warp
+// came to them. What another warp executes in their place must be the same instruction of the same line. A section ends
+// with a product, so that after a difference the comparison begins anew at the next one.
+struct Aligned {
+  struct Step { const char* what; std::uint64_t operand; Place place; const Lane* lane; };
+  struct Section { std::vector<Step> steps; bool parted = false; };
+  struct Reached { std::uint64_t section = 0; std::size_t step = 0; };
+  std::deque<Section> sections;
+  std::uint64_t first = 0;  // the number of sections.front()
+  std::array<Reached, 4> warps;
+};
+
 // What a thread's products use of its registers, as it was at the thread's last wgmma_fence.
 struct Registers {
   struct Operand { const char* at; std::size_t bytes; std::vector<char> fenced; };
@@ -126,6 +138,7 @@ struct Hopper {
   Block& block;
   std::map<unsigned, Mbarrier> mbarriers;
   std::vector<Warpgroup> warpgroups;
+  std::vector<Aligned> aligned;                      // by warpgroup
   std::map<int, Stores> stores;                      // by thread
   std::map<int, Registers> registers;                // by thread
   std::vector<unsigned> most_registers;              // by warp
@@ -150,6 +163,9 @@ struct Hopper {
   void load(Lane& lane, const Box& box, Mbarrier& m, Place place);
   void store(Lane& lane, const Box& box, Place place);
   void wait_stores(Lane& lane, unsigned pending, bool read);
+  // what a warpgroup executes together
+  void execute_aligned(Warp& warp, std::uint64_t operand, bool product = false);
+  void end_aligned();
   // products
   Warpgroup& warpgroup(Lane& lane, Place place);
   void finish(Warp& warp);

@@ -254,6 +254,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   Block& block = *warp.block;
   Lane& first = *warp.lanes[0];
   Warpgroup& group = block.hopper->warpgroup(first, first.place);
+  block.hopper->execute_aligned(warp, 0, true);
   const int w = warp.number % WARPS;
   auto& queue = group.queues[w];
   const std::uint64_t shape = first.operands.in[3];
@@ -320,6 +321,7 @@ void issue_of_warp(Warp& warp, unsigned) {
 }
 
 void fence_of_warp(Warp& warp, unsigned mask) {
+  warp.block->hopper->execute_aligned(warp, 0);
   for (Lane* lane : warp.lanes) {
     if (!lane || !(mask >> lane->lane & 1)) continue;
     auto& known = warp.block->hopper->registers[lane->number];
@@ -329,6 +331,7 @@ void fence_of_warp(Warp& warp, unsigned mask) {
 }
 
 void commit_of_warp(Warp& warp, unsigned) {
+  warp.block->hopper->execute_aligned(warp, 0);
   auto& queue = warp.block->hopper->warpgroup(*warp.lanes[0], warp.lanes[0]->place).queues[warp.number % WARPS];
   queue.groups.push_back(queue.issued);
 }
@@ -338,6 +341,7 @@ void wait_of_warp(Warp& warp, unsigned) {
   Hopper& hopper = *warp.block->hopper;
   auto& queue = hopper.warpgroup(*warp.lanes[0], first.place).queues[warp.number % WARPS];
   const std::uint64_t pending = first.operands.in[0], groups = queue.groups.size();
+  hopper.execute_aligned(warp, pending);
   if (groups > pending) queue.wanted = std::max(queue.wanted, queue.groups[groups - pending - 1]);
   hopper.finish(warp);
 }

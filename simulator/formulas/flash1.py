@@ -14,11 +14,11 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     heads, rows, w = p.batch * p.heads, p.row_tiles(tile), config.warps
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    o = book.tensor(Spec("o", heads, p.len_q, p.value_dim, "float32", "workspace"))
+    o = book.tensor(Spec("o", heads, p.len_q, p.head_dim_v, "float32", "workspace"))
     vector = [book.tensor(Spec(name, heads, p.len_q, 1, "float32", "workspace", vector=True)) for name in ("l", "m")][
         0
     ].nbytes
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.value_dim)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile, column = br * d * es, bc * d * es, bc * dv * es, br * 4
     sram_peak = q_tile + k_tile + v_tile + w * column * (min(dv, CHUNK) + 2) + 2 * column
     book.launch("flash1", heads if rows else 0, w, config.heads_together, sram_peak)
@@ -31,7 +31,7 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.add("init", "l", hbm_write=vector)
     book.add("init", "m", hbm_write=vector)
     for name, size in (("k", k_tile), ("v", v_tile)):
-        loaded = heads * p.kv_length * t[name].row_bytes
+        loaded = heads * p.len_kv * t[name].row_bytes
         book.add(f"load_{name}", name, hbm_read=loaded, sram_write=heads * outer * size)
         book.distinct(name, "read", t[name].nbytes)
     book.add("load_q", "q", hbm_read=outer * t["q"].nbytes, sram_write=pairs * q_tile)
@@ -60,10 +60,10 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
         book.distinct("lse", "write", vector)
 
     square = tile.rows * tile.cols
-    passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
-        other=pairs * (passes * square + 9 * tile.rows + 3 * tile.rows * p.value_dim)
+        other=pairs * (passes * square + 9 * tile.rows + 3 * tile.rows * p.head_dim_v)
         + lse * heads * rows * 2 * tile.rows,
         exp=pairs * (square + 2 * tile.rows),
     )

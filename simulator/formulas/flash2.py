@@ -17,7 +17,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, w = p.batch * p.heads, p.row_tiles(tile), config.warps
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.value_dim)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     visited = walk(p, tile)
     q_tile, k_tile, v_tile = br * d * es, bc * d * es, bc * dv * es
     ring = config.stages * (k_tile + v_tile) if visited.pairs else 0
@@ -41,10 +41,10 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("lse", "write", t["lse"].nbytes)
 
     square, column = tile.rows * tile.cols, tile.rows
-    passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
-        other=pairs * (passes * square + 4 * column + tile.rows * p.value_dim)
-        + tiles * (tile.rows * p.value_dim + 2 * column),
+        other=pairs * (passes * square + 4 * column + tile.rows * p.head_dim_v)
+        + tiles * (tile.rows * p.head_dim_v + 2 * column),
         exp=pairs * (square + column),
     )

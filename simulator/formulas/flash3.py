@@ -18,7 +18,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, readers = p.batch * p.heads, p.row_tiles(tile), config.consumers
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.value_dim, PANEL)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited = walk(p, tile)
     book.launch(book.algorithm, rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
 
@@ -36,10 +36,10 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("lse", "write", t["lse"].nbytes)
 
     square, column = tile.rows * tile.cols, tile.rows
-    passes = 3 + (p.softmax_scale != 1.0)  # scale, maximum, difference, sum
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
-        other=pairs * (passes * square + 4 * column + tile.rows * p.value_dim)
-        + tiles * (tile.rows * p.value_dim + 2 * column),
+        other=pairs * (passes * square + 4 * column + tile.rows * p.head_dim_v)
+        + tiles * (tile.rows * p.head_dim_v + 2 * column),
         exp=pairs * (square + column),
     )

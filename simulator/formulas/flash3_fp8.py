@@ -16,14 +16,14 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
     """
     del lse
     p, t = problem, book.tensors
-    heads, kv_heads, rows, keys = p.batch * p.heads, p.batch * p.num_kv_heads, p.row_tiles(tile), p.key_tiles(tile)
+    heads, kv_heads, rows, keys = p.batch * p.heads, p.batch * p.kv_heads, p.row_tiles(tile), p.key_tiles(tile)
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     for name, owners, tiles in (("q", heads, rows), ("k", kv_heads, keys), ("v", kv_heads, keys)):
         book.tensor(Spec(f"{name}_scale", owners, tiles, 1, "float32", "input", vector=True))
-    v_t = book.tensor(Spec("v_t", kv_heads, p.value_dim, round_up(p.kv_length, 16), p.dtype, "workspace"))
+    v_t = book.tensor(Spec("v_t", kv_heads, p.head_dim_v, round_up(p.len_kv, 16), p.dtype, "workspace"))
 
-    blocks = kv_heads * -(-p.kv_length // KEYS) if p.len_q else 0
-    turned = KEYS * padded(p.value_dim)
+    blocks = kv_heads * -(-p.len_kv // KEYS) if p.len_q else 0
+    turned = KEYS * padded(p.head_dim_v)
     book.launch("flash3_fp8_transpose", blocks, 4, config.heads_together, turned)
     if blocks:
         book.add("fetch_v", "v", hbm_read=t["v"].nbytes)
@@ -33,7 +33,7 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
         book.distinct("v_t", "write", v_t.nbytes)
 
     br, bc, panels = padded(tile.rows), padded(tile.cols), round_up(tile.cols, PANEL)
-    d, dv = round_up(p.head_dim, PANEL), round_up(p.value_dim, PANEL)
+    d, dv = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited, readers = walk(p, tile), config.consumers
     book.launch("flash3_fp8", rows * heads, config.warps, config.heads_together, sram_bytes(p, tile, config.stages))
     tiles, pairs = heads * rows, heads * visited.pairs
@@ -55,14 +55,14 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
     book.distinct("k", "read", kv_heads * visited.distinct_keys * t["k"].row_bytes)
     book.distinct("k_scale", "read", 4 * kv_heads * seen)
     book.distinct(
-        "v_t", "read", kv_heads * p.value_dim * min(seen * tile.cols, v_t.cols - p.kv_length + visited.distinct_keys)
+        "v_t", "read", kv_heads * p.head_dim_v * min(seen * tile.cols, v_t.cols - p.len_kv + visited.distinct_keys)
     )
     book.distinct("v_scale", "read", 4 * kv_heads * seen)
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
     square, column, wide = tile.rows * tile.cols, tile.rows, tile.rows * dv
-    passes = 3 + (p.softmax_scale != 1.0)  # scale, the operands' scales, maximum, difference
+    passes = 3 + (p.scale != 1.0)  # scale, the operands' scales, maximum, difference
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv + ONES),
         other=pairs * (passes * square + 5 * column + 3 * wide + 1) + tiles * (wide + 3 * column),

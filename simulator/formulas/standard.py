@@ -20,20 +20,20 @@ def scores(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
     if not pairs:
         return
     book.add("load_q", "q", hbm_read=cols * t["q"].nbytes, sram_write=pairs * q_tile)
-    book.add("load_k", "k", hbm_read=rows * heads * p.kv_length * t["k"].row_bytes, sram_write=pairs * k_tile)
+    book.add("load_k", "k", hbm_read=rows * heads * p.len_kv * t["k"].row_bytes, sram_write=pairs * k_tile)
     book.add("scores", "q", sram_read=pairs * q_tile)
     book.add("scores", "k", sram_read=pairs * config.warps * k_tile)
     book.add("store_s", "s", hbm_write=t["s"].nbytes)
     for name, way in (("q", "read"), ("k", "read"), ("s", "write")):
         book.distinct(name, way, t[name].nbytes)
-    book.compute(matmul=pairs * 2 * br * bc * d, other=(p.softmax_scale != 1.0) * pairs * tile.rows * tile.cols)
+    book.compute(matmul=pairs * 2 * br * bc * d, other=(p.scale != 1.0) * pairs * tile.rows * tile.cols)
 
 
 def row_softmax(book: Book, problem: Problem, config: Config, *, name: str, passes: dict[str, int], other: tuple[int, int],
                 exp: tuple[int, int], lse: bool) -> None:  # fmt: skip
     """A softmax launch that reads S `passes[step]` times in each step and writes P; FLOPs per element and per chunk."""
     p, t = problem, book.tensors
-    blocks, chunks = p.batch * p.heads * -(-p.len_q // ROWS), -(-p.kv_length // COLS)
+    blocks, chunks = p.batch * p.heads * -(-p.len_q // ROWS), -(-p.len_kv // COLS)
     book.launch(name, blocks, ROWS, config.heads_together)
     if not blocks:
         return
@@ -45,7 +45,7 @@ def row_softmax(book: Book, problem: Problem, config: Config, *, name: str, pass
     if lse:
         book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)
         book.distinct("lse", "write", t["lse"].nbytes)
-    per_element, per_chunk = blocks * ROWS * p.kv_length, blocks * ROWS * chunks
+    per_element, per_chunk = blocks * ROWS * p.len_kv, blocks * ROWS * chunks
     book.compute(
         other=other[0] * per_element + other[1] * per_chunk + 2 * lse * blocks * ROWS,
         exp=exp[0] * per_element + exp[1] * per_chunk,
@@ -62,14 +62,14 @@ def output(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
     """O = P V: every row tile loads all of V."""
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, cols = p.batch * p.heads, p.row_tiles(tile), p.key_tiles(tile)
-    br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.value_dim)
+    br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim_v)
     p_tile, v_tile, pairs = br * bc * es, bc * dv * es, heads * rows * cols
     book.launch("standard_output", heads * rows, config.warps, config.heads_together, p_tile + v_tile if cols else 0)
     if not rows:
         return
     if cols:
         book.add("load_p", "p", hbm_read=t["p"].nbytes, sram_write=pairs * p_tile)
-        book.add("load_v", "v", hbm_read=rows * heads * p.kv_length * t["v"].row_bytes, sram_write=pairs * v_tile)
+        book.add("load_v", "v", hbm_read=rows * heads * p.len_kv * t["v"].row_bytes, sram_write=pairs * v_tile)
         book.add("output", "p", sram_read=pairs * p_tile)
         book.add("output", "v", sram_read=pairs * config.warps * v_tile)
         book.distinct("p", "read", t["p"].nbytes)
@@ -86,8 +86,8 @@ def three_launches(
     p, heads = problem, problem.batch * problem.heads
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    book.tensor(Spec("s", heads, p.len_q, p.kv_length, "float32", "workspace"))
-    book.tensor(Spec("p", heads, p.len_q, p.kv_length, p.dtype, "workspace"))
+    book.tensor(Spec("s", heads, p.len_q, p.len_kv, "float32", "workspace"))
+    book.tensor(Spec("p", heads, p.len_q, p.len_kv, p.dtype, "workspace"))
     scores(book, problem, tile, config)
     middle(book, problem, config, lse=lse)
     output(book, problem, tile, config)

@@ -41,9 +41,9 @@ def walk(problem: Problem, tile: Tile) -> Walk:
     arithmetic progression, cut off at both ends. The last row tile may be ragged and is added by itself.
     """
     p, (br, bc), rows = problem, tile, problem.row_tiles(tile)
-    if not rows or not p.kv_length:
+    if not rows or not p.len_kv:
         return Walk(0, 0, 0)
-    n, tiles = p.kv_length, p.key_tiles(tile)
+    n, tiles = p.len_kv, p.key_tiles(tile)
     a = -(rows * br) - n if p.left is None else p.offset - p.left
     b = rows * br + n if p.right is None else br + p.offset + p.right
     # full row tiles that see any key: i br + b > 0 and i br + a < n

@@ -24,7 +24,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """The kernel's configuration: the largest of a few tiles that fits the block's SRAM."""
 
     def sram(t: Tile) -> int:
-        d, dv, w = padded(problem.head_dim), padded(problem.value_dim), warps_for_columns(t.cols)
+        d, dv, w = padded(problem.head_dim), padded(problem.head_dim_v), warps_for_columns(t.cols)
         br, bc = padded(t.rows), padded(t.cols)
         return (bc * (d + dv) + br * d) * problem.itemsize + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
 
@@ -68,7 +68,7 @@ def flash1(
                 block.step("load_q")
                 q_i = block.load(q, i, tile.rows)
                 block.step("scores")
-                s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.softmax_scale)
+                s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)
                 block.step("mask")
                 s = block.mask(s, i, j)
                 block.step("row_max")
@@ -99,3 +99,22 @@ def flash1(
                     o_i = block.get(a) * o_i + block.get(b) * block.get(partial)
                     block.store(out if j == last else o, o_i, i, tile.rows, chunk, CHUNK)
     return out, lse
+
+
+ABOUT = {
+    "flash1": {
+        "init": "Set O and ℓ to 0 and m to −∞ in HBM: there, between two key tiles, this algorithm keeps them.",
+        "load_k": "Outer loop: fetch the next tile of keys. All queries pass by before it leaves SRAM.",
+        "load_v": "Fetch the values of the same keys.",
+        "load_q": "Inner loop: fetch a tile of queries. It will be fetched again for every other key tile.",
+        "scores": "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "row_max": "Each warp has some of the keys only, so the warps' row maxima meet in SRAM.",
+        "exp": "Exponentials, with this tile's own maximum subtracted.",
+        "row_sum": "The warps' partial row sums meet in SRAM, too.",
+        "stats": "Fetch the running m and ℓ, merge this tile's into them, and write them back to HBM.",
+        "output": "Multiply P by the values. Each warp has a part of the keys, so their partial results meet in SRAM.",
+        "update_o": "Fetch the rows of O from HBM, rescale them, add this tile's part, and write them back.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -21,7 +21,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     leaves room for both, then the first that fits at all. K and V are double-buffered where that fits; where Q's fragments
     fit into the registers too, they stay there.
     """
-    d, dv, capability = padded(problem.head_dim), padded(problem.value_dim), device.compute_capability
+    d, dv, capability = padded(problem.head_dim), padded(problem.head_dim_v), device.compute_capability
     half = problem.itemsize == 2
     if tile is not None:
         asked = Tile.parse(tile)
@@ -87,7 +87,7 @@ def flash2(
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("mask")
             s = block.mask(s, i, j)
             block.step("softmax")
@@ -110,3 +110,21 @@ def flash2(
         block.step("store_lse")
         block.store(lse, logsumexp, i, tile.rows)
     return out, lse
+
+
+ABOUT = {
+    "flash2": {
+        "load_q": "Fetch this block's queries once. Its rows of O, m and ℓ never leave the registers.",
+        "load_k": "Walk on: fetch the next tile of keys that the mask leaves to these rows.",
+        "scores": "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "softmax": "The new row maximum m, and P = exp(S − m). Nothing is divided yet.",
+        "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
+        "load_v": "Fetch the values of the same keys.",
+        "output": "Weigh the values with P, and add them to the accumulator.",
+        "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
+        "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

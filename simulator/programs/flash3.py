@@ -56,7 +56,7 @@ def configure_rung(
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     """Q, the ring of K and V, the mbarriers."""
-    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return (rows * d + stages * cols * (d + dv)) * problem.itemsize + 4 * MBARRIERS
 
@@ -103,7 +103,7 @@ def attend(
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("mask")
             s = block.mask(s, i, j)
             block.step("softmax")
@@ -134,3 +134,19 @@ def flash3(
 ) -> tuple[HbmTensor, HbmTensor]:
     """Algorithm 1 of FlashAttention-3 (arXiv 2407.08608), forward; the top rung: `flash3_3` with an order of work."""
     return attend("flash3", m, q, k, v, problem, tile)
+
+
+ABOUT = {
+    "load_q": "TMA brings this block's queries, in boxes of 64 columns. Its rows of O, m and ℓ never leave the registers.",
+    "load_k": "Walk on, from the last key tile to the first: TMA brings the next tile of keys that the mask leaves to these rows.",
+    "scores": "Each warpgroup multiplies its 64 queries by the transposed key tile, straight from SRAM: one tile of S.",
+    "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+    "softmax": "The new row maximum m, and P = exp(S − m). Nothing is divided yet.",
+    "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
+    "load_v": "Fetch the values of the same keys.",
+    "output": "Weigh the values with P, and add them to the accumulator.",
+    "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
+    "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
+    "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -9,7 +9,7 @@ from math import inf, log
 from simulator.config import Config, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.machine import HbmTensor, Machine
-from simulator.problem import Problem, Tile, round_up
+from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.flash3 import MBARRIERS, configure_rung, order
 
@@ -27,9 +27,15 @@ LARGEST_P = 32.0
 """P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""
 
 
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """What tiles the kernel may be built for, where one isn't among them."""
+    del problem
+    return None if tile in TILES else f"one of {', '.join(map(str, TILES))} for {FP8}"
+
+
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     """Q, the ring of K and of transposed V in whole panels of keys, V with its ones, the mbarriers."""
-    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL)
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
 
@@ -43,7 +49,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
     """V transposed, (batch, kv_heads, head_dim, len_kv padded to 16): the tensor cores take 8-bit operands along the summed
     dimension only. Within 16 keys the kernel has the order in which P's accumulators lie; here they stay in theirs."""
-    d, n = problem.value_dim, problem.kv_length
+    d, n = problem.head_dim_v, problem.len_kv
     v_t = m.workspace("v_t", round_up(n, 16), problem.dtype, rows=d, of=v)
     for block in m.launch("flash3_fp8_transpose", cols=-(-n // KEYS), warps=4, of=v):
         block.step("fetch_v")
@@ -69,9 +75,9 @@ def flash3_fp8(
     rounded P, as the weights in `out` are.
     """
     c, warps = m.config, 4 * m.config.consumers
-    d = round_up(problem.value_dim, PANEL)
+    d = round_up(problem.head_dim_v, PANEL)
     out, lse = m.output("out"), m.output("lse")
-    q_scale, k_scale, v_scale = m.scales(q, tile.rows), m.scales(k, tile.cols), m.scales(v, tile.cols)
+    q_scale, k_scale, v_scale = m.optional("q_scale"), m.optional("k_scale"), m.optional("v_scale")
     v_t = transpose(m, v, problem)
     visible = partial(problem.tiles_of_row, tile=tile)
     for block in m.launch("flash3_fp8", rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
@@ -91,7 +97,7 @@ def flash3_fp8(
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             of_k = block.fetch(k_scale, j, 1, warps=warps)
             block.step("scores")
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = s * (of_q * of_k)
             block.step("mask")
             s = block.mask(s, i, j)
@@ -120,3 +126,26 @@ def flash3_fp8(
         block.step("store_lse")
         block.store(lse, logsumexp, i, tile.rows)
     return out, lse
+
+
+ABOUT = {
+    "flash3_fp8_transpose": {
+        "fetch_v": "Fetch a tile of values: the tensor cores want 8-bit operands along the summed dimension, so V is transposed.",
+        "transpose": "Turn the tile through SRAM: keys become columns.",
+        "store_v": "Write the transposed tile to HBM, for the next launch to read.",
+    },
+    "flash3_fp8": {
+        "load_q": "TMA brings this block's queries, one byte an element, and each warp asks for their scale.",
+        "load_k": "TMA brings the next tile of keys, from the last to the first; each warp asks for its scale.",
+        "scores": "Each warpgroup multiplies its 64 queries by the transposed key tile, straight from SRAM: one tile of S.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "softmax": "The new row maximum m, and P = 32 exp(S − m), in e4m3's range. Nothing is divided yet.",
+        "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α = exp(m_old − m_new).",
+        "load_v": "TMA brings the transposed values of the same keys; rows of ones lie behind them.",
+        "output": "Weigh the values with P; the ones behind V sum up P for ℓ. Each key tile's product joins O in float32.",
+        "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
+        "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -19,7 +19,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """The configuration of the scores and output launches: the largest of a few tiles that fits the block's SRAM."""
 
     def sram(t: Tile) -> int:
-        d, dv, br, bc = padded(problem.head_dim), padded(problem.value_dim), padded(t.rows), padded(t.cols)
+        d, dv, br, bc = padded(problem.head_dim), padded(problem.head_dim_v), padded(t.rows), padded(t.cols)
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
     # float32 at head dim 16 spills with 64 columns
@@ -37,7 +37,7 @@ def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Proble
         block.step("load_k")
         k_j = block.load(k, block.j, tile.cols)
         block.step("scores")
-        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
         block.step("mask")
         s_ij = block.mask(s_ij, block.i, block.j)
         block.step("store_s")
@@ -88,8 +88,8 @@ def three_launches(
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """Scores, the softmax launch given, output."""
     out, lse = m.output("out"), m.output("lse") if m.lse else None
-    s = m.workspace("s", problem.kv_length)
-    p = m.workspace("p", problem.kv_length, problem.dtype)
+    s = m.workspace("s", problem.len_kv)
+    p = m.workspace("p", problem.len_kv, problem.dtype)
     scores(m, q, k, s, problem, tile)
     middle(m, s, p, lse, problem)
     output(m, p, v, out, problem, tile)
@@ -106,3 +106,27 @@ def standard(
     has the storage dtype; both (batch, heads, len_q, len_kv) in HBM.
     """
     return three_launches(softmax, m, q, k, v, problem, tile)
+
+
+ABOUT = {
+    "standard_scores": {
+        "load_q": "Fetch a tile of queries into SRAM.",
+        "load_k": "Fetch a tile of keys into SRAM.",
+        "scores": "Multiply the query tile by the transposed key tile: one tile of S, each query's scores for these keys.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "store_s": "Write the tile of S to HBM in float32. The whole of S goes there, and the next launch reads it back.",
+    },
+    "standard_softmax": {
+        "row_max": "First pass over the rows of S in HBM: each row's largest score.",
+        "row_sum": "Second pass over the same rows, read from HBM again: the sum of exp(score − maximum).",
+        "store_p": "Third pass: divide by the sum, and write P, the probabilities, to HBM.",
+        "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
+    },
+    "standard_output": {
+        "load_p": "Fetch a tile of P, which the launch before wrote to HBM.",
+        "load_v": "Fetch the values that belong to these keys.",
+        "output": "Weigh the values with the probabilities, and add them to the accumulator.",
+        "store_o": "Write the finished rows of the output to HBM.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

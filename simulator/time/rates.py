@@ -1,6 +1,6 @@
 """What an operation takes on a unit of the SM, in clocks, from figures of the device and constants that were measured.
 
-Figures without another source were measured on an H200 by `python -m tools.machine_rates` (docs/results/rates_machine_h200_…),
+Figures without another source were measured on an H200 by `python -m tools.machine_rates` (docs/results/rates/machine_h200_…),
 rounded. They stand for other devices, too, where none is named.
 """
 

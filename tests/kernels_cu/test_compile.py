@@ -19,7 +19,7 @@ from tests.tiers import one_of_each
 pytestmark = pytest.mark.nvrtc
 
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100", "sm_90a": "h200"}
-HOPPER = [name for name, row in CATALOGUE.items() if row.hopper]
+HOPPER = [name for name, row in CATALOGUE.items() if row.arch]
 HEAD_DIMS = (40, 64, 128, 256)
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
 """With other tiles: their defaults step aside."""

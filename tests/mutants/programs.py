@@ -43,8 +43,8 @@ PROGRAMS = [
         file=MACHINE,
         check="key_sets",
         blind=True,
-        find="hidden = np.broadcast_to(key >= p.kv_length, (len(starts), s.rows, s.cols))",
-        put="hidden = np.broadcast_to(key > p.kv_length, (len(starts), s.rows, s.cols))",
+        find="hidden = np.broadcast_to(key >= p.len_kv, (len(starts), s.rows, s.cols))",
+        put="hidden = np.broadcast_to(key > p.len_kv, (len(starts), s.rows, s.cols))",
     ),
     Mutant(
         mechanism="finite sentinel for masked scores",
@@ -116,8 +116,8 @@ PROGRAMS = [
         file=FLASH2,
         check="rule",
         blind=True,
-        find="scale=problem.softmax_scale",
-        put="scale=problem.softmax_scale * 1.001",
+        find="scale=problem.scale",
+        put="scale=problem.scale * 1.001",
     ),
     Mutant(
         mechanism="LSE to the base 2",
@@ -152,8 +152,8 @@ PROGRAMS = [
         file=STANDARD,
         check="rule",
         blind=True,
-        find='s = m.workspace("s", problem.kv_length)',
-        put='s = m.workspace("s", problem.kv_length, problem.dtype)',
+        find='s = m.workspace("s", problem.len_kv)',
+        put='s = m.workspace("s", problem.len_kv, problem.dtype)',
     ),
     Mutant(
         mechanism="sum kept in 16 bits",
@@ -225,7 +225,7 @@ PROGRAMS = [
         check="rule",
         blind=True,
         find="m_new = block.maximum(m_i, s.max())",
-        put='m_new = block.maximum(m_i, block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale).max())',
+        put='m_new = block.maximum(m_i, block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale).max())',
     ),
     Mutant(
         mechanism="V lags one tile behind",
@@ -242,8 +242,8 @@ PROGRAMS = [
         file=MACHINE,
         check="gqa",
         blind=True,
-        find="return x.reshape(p.batch, p.num_kv_heads, x.shape[1] // p.num_kv_heads, *x.shape[2:])",
-        put="return x.reshape(p.batch, x.shape[1] // p.num_kv_heads, p.num_kv_heads, *x.shape[2:]).swapaxes(1, 2)",
+        find="return x.reshape(p.batch, p.kv_heads, x.shape[1] // p.kv_heads, *x.shape[2:])",
+        put="return x.reshape(p.batch, x.shape[1] // p.kv_heads, p.kv_heads, *x.shape[2:]).swapaxes(1, 2)",
     ),
     Mutant(
         mechanism="batch stride forgotten",
@@ -264,8 +264,8 @@ BYTES = [
         file=FLASH2,
         check="bytes",
         blind=True,
-        find='s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)',
-        put='s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.softmax_scale)',
+        find='s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)',
+        put='s = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)',
     ),
     Mutant(
         mechanism="a tile loaded twice",

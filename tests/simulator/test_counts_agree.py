@@ -41,7 +41,8 @@ def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, l
     q, k, v = fl.random_inputs(problem, seed=seed)
     masks = dict(causal=problem.causal, window=problem.window, scale=problem.scale)
     run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device=ROOMY, lse=lse)
-    expected = fl.count(algorithm, problem.replace(**run.counts.problem.__dict__), tile=tile, device=ROOMY, lse=lse)
+    assert run.counts.problem == problem
+    expected = fl.count(algorithm, problem, tile=tile, device=ROOMY, lse=lse)
     assert run.counts == expected
 
 
@@ -83,7 +84,7 @@ def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None
     visited = {j for r in ranges for j in r}
 
     def keys(j: int) -> int:
-        return min((j + 1) * tile.cols, problem.kv_length) - j * tile.cols
+        return min((j + 1) * tile.cols, problem.len_kv) - j * tile.cols
 
     assert walk(problem, tile) == (
         sum(map(len, ranges)), sum(keys(j) for r in ranges for j in r), sum(map(keys, visited))
@@ -97,14 +98,14 @@ def test_tiles_of_row_are_those_with_a_visible_pair(problem: Problem, tile: Tile
     p = problem
 
     def visible(i: int, j: int) -> bool:
-        distance = j - (i + p.kv_length - p.len_q)
+        distance = j - (i + p.len_kv - p.len_q)
         left, right = p.window or (None, None)
         right = 0 if p.causal else right
         return (left is None or distance >= -left) and (right is None or distance <= right)
 
     for t in range(p.row_tiles(tile)):
         rows = range(t * tile.rows, min((t + 1) * tile.rows, p.len_q))
-        expected = {j // tile.cols for i in rows for j in range(p.kv_length) if visible(i, j)}
+        expected = {j // tile.cols for i in rows for j in range(p.len_kv) if visible(i, j)}
         assert set(p.tiles_of_row(t, tile)) == expected
 
 

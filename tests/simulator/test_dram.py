@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 import flashlab as fl
+from flashlab.measure import results
 from simulator import Device, Problem, dram
 from tests.simulator.problems import ALGORITHMS, devices, problems, taken_by
 
-RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / results.FOLDER
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -31,9 +31,9 @@ def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, prob
 
 def measured_large() -> list[dict[str, Any]]:
     """Launches of the large problems in the newest counters: the tile and the model are today's, the bytes measured."""
-    newest = max(RESULTS.glob("counters_*_h200_*.json"))
-    launches = json.loads(newest.read_text(encoding="utf-8"))["data"]["launches"]
-    return [x for x in launches if " L2" in x["case"] and x["dram"]["low"] > 1e6]
+    newest = results.latest("counters", RESULTS, algorithm="flash2", device="h200")
+    assert newest is not None
+    return [x for x in newest.data["launches"] if " L2" in x["case"] and x["dram"]["low"] > 1e6]
 
 
 def errors(l2: float = 1.0) -> list[float]:

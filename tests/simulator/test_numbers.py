@@ -49,9 +49,9 @@ def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed
     assert run.out.dtype.name == problem.out_dtype
     assert run.lse is not None
     error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)
-    size = np.abs(v.astype(np.float64)).max(initial=0.0) * np.sqrt(problem.value_dim)
+    size = np.abs(v.astype(np.float64)).max(initial=0.0) * np.sqrt(problem.head_dim_v)
     # in float32 an error of s is an error of p, relative to it: the score-error term of the rule
-    u = U[problem.dtype] + (4e-7 * problem.softmax_scale * largest_score(q, k) if problem.dtype == "float32" else 0)
+    u = U[problem.dtype] + (4e-7 * problem.scale * largest_score(q, k) if problem.dtype == "float32" else 0)
     assert (error <= u * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()
     empty = np.isneginf(ref.lse)
     assert (np.isneginf(run.lse) == empty).all()
@@ -136,7 +136,7 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
         for x, scale, rows in zip((q, k, v), scales, (tile.rows, tile.cols, tile.cols), strict=True)
     ]
     ref = fl.naive(*meant, **masks(p))
-    size = np.abs(meant[2]).max(initial=0.0) * np.sqrt(p.value_dim)
+    size = np.abs(meant[2]).max(initial=0.0) * np.sqrt(p.head_dim_v)
     error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)
     assert (error <= U[FP8] * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()
     seen = ~np.isneginf(ref.lse)

@@ -104,7 +104,7 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
 @settings(max_examples=30, deadline=None)
 @given(algorithms, problems)
 def test_a_prediction_is_the_same_each_time(algorithm: str, problem: fl.Problem):
-    device = "h100" if fl.CATALOGUE[algorithm].hopper else "a100"
+    device = "h100" if fl.CATALOGUE[algorithm].arch else "a100"
     first, second = (fl.timeline(algorithm, taken_by(algorithm, problem), device=device) for _ in range(2))
     assert first == second
 
@@ -343,7 +343,7 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
 
 @given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
 def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
-    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.kv_length % 700)
+    problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.len_kv % 700)
     for i, work in enumerate(works(problem, tile)):
         rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
         tiles = problem.tiles_of_row(i, tile)

@@ -25,7 +25,7 @@ def cells() -> list[time_model.Beside]:
 
 
 def ladder(cells: list[time_model.Beside]) -> list[time_model.Beside]:
-    return [c for c in cells if c.source.startswith("ladder") and c.cell.algorithm in time_model.LADDER]
+    return [c for c in cells if c.source == "ladder" and c.cell.algorithm in time_model.LADDER]
 
 
 def test_the_ladder_is_predicted(cells: list[time_model.Beside]):
@@ -64,7 +64,7 @@ def test_a_measurement_of_the_kernel_before_is_not_compared(tmp_path: Path, monk
 
 
 def test_the_blind_predictions_are_what_was_committed_then():
-    file = json.loads((time_model.PREDICTIONS / "prediction_ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
+    file = json.loads((time_model.PREDICTIONS / "ladder_h200_2026-11-21.json").read_text(encoding="utf-8"))
     assert (file["kind"], file["commit"]) == ("prediction", "ebed09a")
     rungs = [c for c in time_model.blind_ladder() if c.cell.algorithm in time_model.LADDER]
     assert len(rungs) == 3 * 18
@@ -165,7 +165,7 @@ def test_measuring_asks_for_each_predicted_cell_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(speed, "run", run)
     monkeypatch.chdir(tmp_path)
-    written = results.load(time_model.measure("prediction_unmeasured_h200_2026-11-21.json"))
+    written = results.load(time_model.measure("unmeasured_h200_2026-11-21.json"))
     assert len(asked) == len(set(asked)) == len(written.data["rows"])
     assert {c.cell for c in time_model.blind(written)} == set(time_model.said(written.data["prediction"]))
 

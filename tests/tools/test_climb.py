@@ -60,7 +60,7 @@ def test_a_block_follows_the_data(monkeypatch: pytest.MonkeyPatch):
     """A figure that changes in a file changes the page and the picture."""
     real = climb.result
 
-    def slower(kind: str, algorithm: str) -> results.Result:
+    def slower(kind: str, algorithm: str | None) -> results.Result:
         of = real(kind, algorithm)
         if kind != "ladder":
             return of

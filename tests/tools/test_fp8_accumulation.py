@@ -16,7 +16,7 @@ from tools.fp8_accumulation.launches import emulated
 from tools.fp8_accumulation.model import alternatives
 from tools.fp8_accumulation.recorded import different, recorded, text
 
-RESULT = results.latest("accumulation", Path(__file__).resolve().parents[2] / "docs" / "results")
+RESULT = results.latest("accumulation", Path(__file__).resolve().parents[2] / results.FOLDER)
 assert RESULT is not None
 DATA: dict[str, Any] = dict(RESULT.data)
 

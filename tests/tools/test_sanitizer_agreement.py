@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flashlab.measure import claims, results
+from flashlab.measure import results
 from flashlab.run import nvrtc
 from tests.flashlab.emulator.mutant import Mutant
 from tests.flashlab.emulator.zoo import ZOO
@@ -87,13 +86,12 @@ def test_the_file_has_a_headline_and_a_table(tmp_path: Path) -> None:
     rows = [tool.judge(RACE, is_sound=False, said=said(SAW)), tool.judge(RACE, is_sound=True, said=said(CLEAN))]
     data = tool.report(rows)
     assert data["passed"]
-    about: dict[str, Any] = {"device": {"name": "NVIDIA H200"}, "date": "2026-11-21T00:00:00Z"}
-    read = results.load(results.save("zoo", ["flash2"], data, folder=tmp_path, about=about))
+    read = results.load(results.save(tool.KIND, ["flash2"], data, folder=tmp_path))
     assert (
         "of 1 seeded faults that a GPU can show, the emulator found 1, compute-sanitizer 1 (1 of 1"
-        in claims.headline(read)
+        in tool.KIND.claim(read)
     )
-    assert "| racecheck | both | warp_sums.cu:13, warp_sums.cu:14 |" in claims.markdown(read)
+    assert "| racecheck | both | warp_sums.cu:13, warp_sums.cu:14 |" in tool.KIND.markdown(read)
 
 
 def test_what_hangs_comes_last_and_every_tool_has_mutants() -> None:

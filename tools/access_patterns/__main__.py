@@ -16,6 +16,7 @@ from typing import Any
 
 from flashlab.measure import ncu, results
 from flashlab.measure.counters import SECTORS, WAVEFRONTS
+from flashlab.measure.results import Data, Kind, markdown_table
 from tools.access_patterns.emulate import crosses_lines, differences, pattern_of
 from tools.access_patterns.patterns import Pattern, patterns
 
@@ -44,7 +45,7 @@ def measure(folder: Path, *, replace: bool) -> None:
         for pattern, measured in zip(chosen, ncu.parse(printed), strict=True)
     ]
     about = {**results.environment(), "command": "python -m tools.access_patterns measure"}
-    print(results.save("patterns", ["access"], {"rows": rows}, folder=folder, replace=replace, about=about))
+    print(results.save(KIND, [], {"rows": rows}, subject="access", folder=folder, replace=replace, about=about))
 
 
 def _row(pattern: Pattern, counters: dict[str, int]) -> dict[str, Any]:
@@ -73,6 +74,48 @@ def compare(folder: Path) -> int:
     print(f"{len(rows) - len(found)} of {len(rows)} patterns counted alike, {known} copies across lines of 128 bytes not "
           f"({result.path.name})")  # fmt: skip
     return len(unexpected)
+
+
+class Row(Data):
+    """One pattern: an instruction, the lanes that take part, the byte offsets of all 32 lanes, and what was counted.
+
+    Counters that are 0 are left out.
+    """
+
+    kernel: str
+    name: str
+    mask: str
+    at: str
+    to: str | None = None
+    counters: dict[str, int]
+
+
+class Patterns(Data):
+    """What `measure` counted."""
+
+    rows: tuple[Row, ...]
+
+
+def headline(data: Patterns) -> str:
+    """How many patterns there are."""
+    instructions = {row.kernel for row in data.rows}
+    return (f"sectors and wavefronts of {len(data.rows)} access patterns of a warp, over {len(instructions)} "
+            "instructions: what the emulator's counts are held to")  # fmt: skip
+
+
+def table(data: Patterns) -> str:
+    """A row per pattern."""
+    names = list(dict.fromkeys(name for row in data.rows for name in row.counters))
+    cells = [
+        (row.kernel, row.name, row.mask, *(str(row.counters.get(name, "")) for name in names)) for row in data.rows
+    ]
+    return markdown_table(("kernel", "pattern", "lanes", *names), cells)
+
+
+KIND = Kind(
+    "patterns", "Bytes: access patterns of a warp", "sectors and wavefronts of one warp's accesses, pattern by pattern",
+    "python -m tools.access_patterns measure", Patterns, headline, table,
+)  # fmt: skip
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.measure import results
+from flashlab.measure.results import Data, Kind, markdown_table
 from tools.fp8_accumulation.cases import INSTRUCTIONS, Array, Cases, Instruction, chosen, drawn
 from tools.fp8_accumulation.launches import emulated, on_gpu
 from tools.fp8_accumulation.model import Rule, alternatives
@@ -48,7 +49,7 @@ def measure(folder: Path, *, replace: bool) -> None:
         })  # fmt: skip
     about = {**results.environment(), "command": "python -m tools.fp8_accumulation measure"}
     data = {"rows": rows, "recorded": saved}
-    print(results.save("accumulation", ["products"], data, folder=folder, replace=replace, about=about))
+    print(results.save(KIND, [], data, subject="products", folder=folder, replace=replace, about=about))
 
 
 def _cases(instruction: Instruction) -> list[tuple[int, Cases]]:
@@ -79,6 +80,60 @@ def compare(folder: Path) -> int:
                 print(f"{instruction.entry}, {way}: {line}")
     print(f"{wrong} cases differ ({result.path.name})")
     return wrong
+
+
+class Row(Data):
+    """One instruction, its rule, and how many cases this rule and each other one give in every bit."""
+
+    instruction: str
+    kept: int
+    mantissa: int
+    together: int
+    cases: int
+    equal: int
+    alternatives: dict[str, int]
+
+
+class Recorded(Data):
+    """Some cases of a kind, in hexadecimal: a, b, c and the sum."""
+
+    instruction: str
+    name: str
+    cases: tuple[str, ...]
+
+
+class Sums(Data):
+    """What `measure` found."""
+
+    rows: tuple[Row, ...]
+    recorded: tuple[Recorded, ...]
+
+
+def headline(data: Sums) -> str:
+    """Each rule, and in how many cases it holds."""
+    by_rule: dict[str, list[str]] = {}
+    for row in data.rows:
+        rule = f"{row.together} products at once, {row.kept} bits below the largest and {row.mantissa} of the sum"
+        by_rule.setdefault(rule, []).append(row.instruction)
+    said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
+    return (f"tensor cores add {said}: the same in every bit in {sum(row.equal for row in data.rows):,} of "
+            f"{sum(row.cases for row in data.rows):,} cases")  # fmt: skip
+
+
+def table(data: Sums) -> str:
+    """A row per rule, a column per instruction."""
+    rows = data.rows
+    equal = [("as measured", *(f"{row.equal / row.cases:.2%}" for row in rows))]
+    others = [(name, *(f"{row.alternatives[name] / row.cases:.2%}" for row in rows)) for name in rows[0].alternatives]
+    header = ("rule", *(row.instruction for row in rows))
+    return markdown_table(header, [("cases", *(f"{row.cases:,}" for row in rows)), *equal, *others])
+
+
+KIND = Kind(
+    "accumulation", "Numbers: how tensor cores add",
+    "by which rule tensor cores add products, bit for bit, and operands and results to hold the emulator to",
+    "python -m tools.fp8_accumulation measure", Sums, headline, table,
+)  # fmt: skip
 
 
 def main() -> None:

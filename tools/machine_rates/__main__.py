@@ -17,6 +17,7 @@ import numpy as np
 
 import kernels_cu
 from flashlab.measure import peers, results, speed
+from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.run import tma
 from flashlab.run.arrays import cupy
 
@@ -272,10 +273,7 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
 
             return both
 
-        calls = [
-            watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.softmax_scale), seen[name])
-            for name in WATCHED
-        ]
+        calls = [watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.scale), seen[name]) for name in WATCHED]
         times = speed.interleaved(torch, calls, SECONDS)
         for name, found, spent in zip(WATCHED, seen.values(), times, strict=True):
             rates = [
@@ -286,6 +284,62 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
                 {"algorithm": name, **vars(cell), "milliseconds": statistics.median(spent), "gigahertz": gigahertz}
             )
     return rows
+
+
+class Rate(Data):
+    """One rate or latency. `products` and `tensor_share` are of what the tensor cores did beside it."""
+
+    what: str
+    unit: str
+    value: float
+    warps: int | None = None
+    clocks: float | None = None
+    products: float | None = None
+    tensor_share: float | None = None
+    alone: float | None = None
+    tensor_share_alone: float | None = None
+
+
+class Clock(Data):
+    """A kernel in a cell of `flashlab bench`, and the clock of the SMs while it ran."""
+
+    algorithm: str
+    dtype: str
+    head_dim: int
+    causal: bool
+    length: int
+    milliseconds: float
+    gigahertz: float
+
+
+class Rates(Data):
+    """What was measured of the machine."""
+
+    rows: tuple[Rate, ...]
+    clocks: tuple[Clock, ...]
+
+
+def headline(data: Rates) -> str:
+    """How many rates there are, and the range of the clock."""
+    ghz = [row.gigahertz for row in data.clocks]
+    return (f"{len(data.rows)} rates and latencies of an SM; its clock while attention kernels run: {min(ghz):.2f} to "
+            f"{max(ghz):.2f} GHz (median {statistics.median(ghz):.2f})")  # fmt: skip
+
+
+def table(data: Rates) -> str:
+    """A row per rate."""
+    rows = [
+        (r.what, "" if r.warps is None else str(r.warps), f"{r.value:,.{1 if r.value >= 1 else 2}f}", r.unit)
+        for r in data.rows
+    ]
+    return markdown_table(("what", "warps", "", "unit"), rows)
+
+
+KIND = Kind(
+    "rates", "Speed: what an SM does in a clock",
+    "throughputs, latencies and bandwidths of an SM in its own clocks; its clock while attention kernels run",
+    "python -m tools.machine_rates", Rates, headline, table,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -299,7 +353,7 @@ def main() -> None:
     for row in watched:
         print(row)
     about = {**results.environment(), "command": "python -m tools.machine_rates"}
-    print(results.save("rates", ["machine"], {"rows": rows, "clocks": watched}, replace=True, about=about))
+    print(results.save(KIND, [], {"rows": rows, "clocks": watched}, subject="machine", replace=True, about=about))
 
 
 if __name__ == "__main__":

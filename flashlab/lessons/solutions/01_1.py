@@ -10,8 +10,8 @@ def my_scores(m, q, k, v, problem, tile):
         # key tile block.j, tile.cols keys of it
         k_j = block.load(k, block.j, tile.cols)  # solution
         block.step("scores")
-        # q_i times the transpose of k_j, times problem.softmax_scale
-        s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)  # solution
+        # q_i times the transpose of k_j, times problem.scale
+        s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)  # solution
         block.step("store_s")
         # tile (block.i, block.j) of S
         block.store(out, s, block.i, tile.rows, block.j, tile.cols)  # solution

@@ -2,14 +2,14 @@
 def my_standard(m, q, k, v, problem, tile):
     """Attention in three launches, with S and P in HBM."""
     out = m.output("out")
-    s = m.workspace("s", problem.kv_length)  # float32
-    p = m.workspace("p", problem.kv_length, problem.dtype)
+    s = m.workspace("s", problem.len_kv)  # float32
+    p = m.workspace("p", problem.len_kv, problem.dtype)
 
     rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
     for block in m.launch("scores", rows=rows, cols=cols, warps=4):
         block.step("scores")
         q_i, k_j = block.load(q, block.i, tile.rows), block.load(k, block.j, tile.cols)
-        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+        s_ij = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
         s_ij = block.mask(s_ij, block.i, block.j)
         block.store(s, s_ij, block.i, tile.rows, block.j, tile.cols)
 

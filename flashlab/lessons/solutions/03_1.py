@@ -19,7 +19,7 @@ def my_update(m, q, k, v, problem, tile):
                 l_i = block.fetch(l, i, tile.rows)
                 m_i = block.fetch(top, i, tile.rows, fill=float("-inf"))
                 block.step("scores")
-                s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+                s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
                 s = block.mask(s, i, j)
                 block.step("update")
                 # m_new, p = exp(s - m_new), alpha, l_new; -inf - -inf is no number: subtract m_new.finite()

@@ -24,7 +24,7 @@ def my_flash1(m, q, k, v, problem, tile):
                 m_i = block.fetch(top, i, tile.rows, fill=float("-inf"))  # solution
                 block.step("scores")
                 # line 9, and the mask
-                s = block.matmul(q_i, k_j.T, split=split, scale=problem.softmax_scale)  # solution
+                s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)  # solution
                 s = block.mask(s, i, j)  # solution
                 block.step("update")
                 # lines 10 to 12, as in 03.1

@@ -30,7 +30,7 @@ def my_sized_flash1(m, q, k, v, problem, tile):
                 q_i, o_i = block.load(q, i, tile.rows), block.fetch(o, i, tile.rows)
                 l_i = block.fetch(l, i, tile.rows)
                 m_i = block.fetch(top, i, tile.rows, fill=float("-inf"))
-                s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+                s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
                 s = block.mask(s, i, j)
                 m_new = block.maximum(m_i, s.max())
                 p, alpha = block.exp(s - m_new.finite()), block.exp(m_i - m_new.finite())

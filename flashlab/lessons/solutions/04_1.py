@@ -11,7 +11,7 @@ def my_flash2(m, q, k, v, problem, tile):
         for j in range(problem.key_tiles(tile)):
             block.step("scores")
             k_j = block.load(k, j, tile.cols)  # solution
-            s = block.matmul(q_i, k_j.T, split=split, scale=problem.softmax_scale)  # solution
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)  # solution
             s = block.mask(s, block.i, j)  # solution
             block.step("update")
             # m_new, p, alpha, l_i, acc: nothing is divided here

@@ -6,9 +6,9 @@ def my_causal_flash2(m, q, k, v, problem, tile):
     def visible(i):
         """The key tiles that row tile i has to visit: a range."""
         # its last query is (i + 1) * tile.rows - 1, or problem.len_q - 1 if that comes first;
-        # query t sees the keys 0 to t + problem.kv_length - problem.len_q
+        # query t sees the keys 0 to t + problem.len_kv - problem.len_q
         last_query = min((i + 1) * tile.rows, problem.len_q) - 1  # solution
-        last_key = last_query + problem.kv_length - problem.len_q  # solution
+        last_key = last_query + problem.len_kv - problem.len_q  # solution
         return range(max(0, last_key // tile.cols + 1))  # solution
 
     for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=4, walk=visible):
@@ -19,7 +19,7 @@ def my_causal_flash2(m, q, k, v, problem, tile):
         for j in block.walk:
             block.step("update")
             k_j = block.load(k, j, tile.cols)
-            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = block.mask(s, block.i, j)
             m_new = block.maximum(m_i, s.max())
             p, alpha = block.exp(s - m_new.finite()), block.exp(m_i - m_new.finite())

@@ -19,7 +19,7 @@ def my_rung1(m, q, k, v, problem, tile):
             block.step("scores")
             # K_j, in boxes; S, whose rows are shared out among the warpgroups; the mask
             k_j = block.load(k, j, tile.cols, panel=64)  # solution
-            s = block.matmul(q_i, k_j.T, split=split, scale=problem.softmax_scale)  # solution
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)  # solution
             s = block.mask(s, block.i, j)  # solution
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())

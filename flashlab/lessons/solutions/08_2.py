@@ -24,7 +24,7 @@ def my_rung2(m, q, k, v, problem, tile):
         for j in reversed(range(problem.key_tiles(tile))):
             block.step("scores")
             k_j = block.load(k, j, tile.cols, stages=stages, panel=64)
-            s = block.matmul(q_i, k_j.T, split=split, scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)
             s = block.mask(s, block.i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())

@@ -15,7 +15,7 @@ def my_rung3(m, q, k, v, problem, tile):
         for j in reversed(block.walk):
             block.step("scores")
             k_j = block.load(k, j, tile.cols, stages=2, panel=64)
-            s = block.matmul(q_i, k_j.T, split=split, scale=problem.softmax_scale)
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)
             block.step("output")
             # O += P V of the tile before, if there is one
             if p is not None:  # solution

@@ -21,7 +21,7 @@ ROW_INSTRUCTIONS = 70  # that a row takes then, by the compiled code: addresses,
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     p, w, es, outer = problem, config.warps, problem.itemsize, max(1, problem.key_tiles(config.tile))
     br, bc = padded(config.tile.rows), padded(config.tile.cols)
-    d, dv = padded(p.head_dim), padded(p.value_dim)
+    d, dv = padded(p.head_dim), padded(p.head_dim_v)
     float32 = p.dtype == "float32"
     matmul, unit = (rates.fma, "alu") if float32 else (rates.warp_matmul, "tensor")
     keys = rates.copy(bc * (d + dv) * es) / max(1, p.row_tiles(config.tile))  # K and V, shared out over the rows' tiles

@@ -40,7 +40,7 @@ class _Cycles:
 
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         br, bc = padded(config.tile.rows), padded(config.tile.cols)
-        d, dv, es, w = padded(problem.head_dim), padded(problem.value_dim), problem.itemsize, config.warps
+        d, dv, es, w = padded(problem.head_dim), padded(problem.head_dim_v), problem.itemsize, config.warps
         matmul = rates.fma if problem.dtype == "float32" else rates.warp_matmul
         self.unit = "alu" if problem.dtype == "float32" else "tensor"
         cold = first_touch(problem, config.tile)

@@ -59,7 +59,7 @@ class Cycles:
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         d, dv, es, bc = (
             round_up(problem.head_dim, 64),
-            round_up(problem.value_dim, 64),
+            round_up(problem.head_dim_v, 64),
             problem.itemsize,
             config.tile.cols,
         )

@@ -46,7 +46,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 def _transpose(problem: Problem, config: Config, rates: Rates) -> Launch:
     """A block turns KEYS rows of V."""
-    elements = KEYS * round_up(problem.value_dim, 16)
+    elements = KEYS * round_up(problem.head_dim_v, 16)
     moved, turned, work = rates.copy(elements, dram=1), rates.sram(elements), rates.alu(TURN_WORK * elements)
 
     def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
@@ -59,7 +59,7 @@ def _transpose(problem: Problem, config: Config, rates: Rates) -> Launch:
 
         return [("warps", warps())]
 
-    blocks = problem.batch * problem.num_kv_heads * -(-problem.kv_length // KEYS)
+    blocks = problem.batch * problem.kv_heads * -(-problem.len_kv // KEYS)
     slots = resident(replace(config, warps=4, blocks_per_sm=16), rates.device, elements)
     return Launch("flash3_fp8_transpose", block, [((Work(1),), blocks)], slots)
 
@@ -68,10 +68,10 @@ class _Cycles(Cycles):
     computed = (*Cycles.computed, "fold")
 
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
-        d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.value_dim, PANEL), config.tile.cols
+        d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL), config.tile.cols
         super().__init__(problem.replace(head_dim=d, head_dim_v=dv), config, rates)
         self.v *= round_up(cols, PANEL) / cols  # whole panels of keys
-        self.out *= 2 * problem.value_dim / dv  # in 16 bits
+        self.out *= 2 * problem.head_dim_v / dv  # in 16 bits
         self.scores, self.output = self.scores / 2, self.output / 2 * (dv + ONES) / dv
         self.d_steps, self.key_steps = d // 32, max(1, cols // 32)
         self.exp_alu = rates.alu(EXP * ROWS * cols)

@@ -57,7 +57,7 @@ def softmax(name: str, passes: Sequence[Pass], problem: Problem, rates: Rates) -
     """A warp a row: chunk by chunk, pass by pass."""
     p, chunk = problem, ROWS * COLS * IN_FLIGHT
     slots = rates.device.max_warps_per_sm // ROWS // 2  # registers leave room for half of the warps
-    in_flight = slots * rates.device.sms * ROWS * p.kv_length * 4
+    in_flight = slots * rates.device.sms * ROWS * p.len_kv * 4
     again = 0.0 if in_flight < rates.device.l2 / 2 else 1.0  # does a pass after the first find S in the L2?
 
     def warps(sm: SM, walk: Sequence[Work]) -> Actor:
@@ -73,14 +73,14 @@ def softmax(name: str, passes: Sequence[Pass], problem: Problem, rates: Rates) -
     def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
         return [("warps", warps(sm, walk))]
 
-    tiles = -(-p.kv_length // (COLS * IN_FLIGHT))
+    tiles = -(-p.len_kv // (COLS * IN_FLIGHT))
     return Launch(name, block, [((Work(tiles),), p.batch * p.heads * -(-p.len_q // ROWS))], slots)
 
 
 def output(problem: Problem, config: Config, rates: Rates) -> Launch:
     """A block a row tile: P and V tile by tile."""
     p, tile, es = problem, config.tile, problem.itemsize
-    br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.value_dim)
+    br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim_v)
     matmul, unit = _matmul(problem, rates)
     load_p, load_v = rates.copy(br * bc * es, dram=1), rates.copy(bc * dv * es)
     read, step = rates.sram((br + config.warps * dv) * 16 * es), matmul(2 * br * dv * 16)

@@ -139,7 +139,7 @@ def test_count_of_the_default_problem() -> None:
 
 @settings(max_examples=25)
 @given(
-    algorithm=st.sampled_from(sorted(fl.CATALOGUE)), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
+    algorithm=st.sampled_from(sorted(fl.catalogue.of())), batch=st.integers(1, 3), kv_heads=st.integers(1, 3),
     group=st.integers(1, 4), len_q=st.integers(0, 5000), len_kv=st.none() | st.integers(0, 5000),
     head_dim=st.integers(1, 128), dtype=st.sampled_from(["float32", "float16", "float8_e4m3fn"]), causal=st.booleans(),
     window=st.none() | st.tuples(st.none() | st.integers(0, 99), st.none() | st.integers(0, 99)),
@@ -562,10 +562,13 @@ def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPat
 def test_results_are_kept(tmp_path: Path) -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path]
     run(*words)
-    (path,) = tmp_path.glob("verify_flash2_*.json")
+    (path,) = tmp_path.glob("verify/flash2_*.json")
     assert json.loads(path.read_text())["kind"] == "verify"
     assert "--force" in one_line(*words)
     run(*words, "--force")
+    run(*words, "--condition", "again")
+    (path,) = tmp_path.glob("verify/flash2_again_*.json")
+    assert json.loads(path.read_text())["condition"] == "again"
 
 
 # tables

@@ -21,7 +21,7 @@ from tools.access_patterns.patterns import KERNELS, Pattern
 pytestmark = pytest.mark.compiler
 
 ROOT = Path(__file__).resolve().parents[3]
-RESULT = results.latest("patterns", ROOT / "docs" / "results")
+RESULT = results.latest("patterns", ROOT / results.FOLDER)
 assert RESULT is not None
 ROWS: list[dict[str, Any]] = list(RESULT.data["rows"])
 IDEAL = ROOT / "tests" / "data" / "ncu_ideal_wavefronts.csv"

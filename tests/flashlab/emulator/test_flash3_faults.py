@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flashlab as fl
 import kernels_cu
 from flashlab.emulator import Finding, Line
 from flashlab.verify.rule import expect, judge
+from simulator.dtypes import Array
 from tests.flashlab.emulator.mutant import kept
 from tests.patches import line_of, patched
 from tests.tiers import one_of_each
@@ -73,6 +75,7 @@ RELEASE_K = "release(sram.k_empty(k_ring.slot));"
 RELEASE_V = "release(sram.v_empty(v_ring.slot));"
 WAIT_S = "wgmma_wait<1>(); settle(s);"
 WAIT_O = "wgmma_wait<0>(); settle(o);"
+RAISE, RESCALE = "if (risen) softmax.raise(s, alpha);", "if (risen) rescale(o, alpha);"
 EXPECT = "mbarrier_arrive_expect(full, TileT::BYTES)"
 LOAD_K, LOAD_V, LOAD_Q = "load_k(j - 1);", "load_tile(sram.v(v_ring.slot)", "load_tile(sram.q(), q,"
 QK_FIRST, QK = "multiply_qk_alone(", "multiply_qk("
@@ -110,11 +113,11 @@ WAITS = [
     ),
     Fault(
         name="wait leaves a product too many", old="wgmma_wait<1>();", new="wgmma_wait<2>();",
-        sees="wait forgotten", at="softmax.risen(s) … softmax.raise(", other=QK, also=("race",),
+        sees="wait forgotten", at="if (risen) softmax.raise(", other=QK, also=("race",),
     ),
     Fault(
-        name="O rescaled while its product runs", old="softmax.risen(s) … " + WAIT_O, new="",
-        sees="wait forgotten", at="rescale(o, alpha);", other=PV,
+        name="O rescaled while its product runs", old=RAISE, new=RAISE.replace(";", ", rescale(o, alpha);"),
+        sees="wait forgotten", at="softmax.raise(s, alpha), rescale", other=PV,
     ),
     Fault(
         name="product never committed", file=HEADER, old="void multiply_qk( … wgmma_commit();", new="",
@@ -202,7 +205,7 @@ RESULTS = [
         name="box of the query's head", old="kv_head(shape, work.head);", new="work.head;", sees="numbers",
     ),
     Fault(
-        name="O scaled once too often", old="rescale(o, alpha);", new="rescale(o, alpha), rescale(o, alpha);", within="rescale",
+        name="O scaled once too often", old=RESCALE, new=RESCALE.replace(";", ", rescale(o, alpha);"),
         sees="numbers",
     ),
     Fault(
@@ -264,7 +267,7 @@ def run(kernel: str, problem: fl.Problem, tile: tuple[int, int], source: Path) -
     """A run of that file, and which of the checks fail."""
     arrays = fl.random_inputs(problem, seed=0)
     done = fl.emulate(
-        *arrays, algorithm=kernel, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
+        kernel, *arrays, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
         time_limit=20,
     )  # fmt: skip
     right = judge(expect(problem, *arrays), done.out, done.lse).passed
@@ -287,11 +290,36 @@ def _is(line: Line | None, code: str, source: Path) -> bool:
     return line is not None and Path(line.file) == source.resolve() and line.number == number
 
 
+@pytest.mark.parametrize("kernel", ["flash3_3", "flash3"])
+def test_a_wait_in_a_branch_that_warps_take_apart(kernel: str) -> None:
+    """PTX wants all four warps at one wait. The maxima rise from tile to tile, but only in the rows of the first warp."""
+    p = fl.Problem(batch=1, heads=1, len_q=64, len_kv=96, head_dim=64, dtype="float16")
+    q, k, v = fl.random_inputs(p, seed=3)
+    falling: Array = np.linspace(12, 0.2, 96).astype(np.float16)  # tiles are walked from the last to the first
+    first_warp: Array = np.where(np.arange(64) < 16, 1, 0.01).astype(np.float16)
+    q, k = q * first_warp[:, None], k * falling[:, None]
+    name, text = f"{kernel}.cu", kernels_cu.source(kernel).read_text(encoding="utf-8")
+    branch = "if (risen) {\n softmax.raise(s, alpha);\n wgmma_wait<0>();  // in the branch\n settle(o);\n }"
+    assert text.count(RAISE) == 1
+    faulty = kept({name: text.replace(RAISE, branch)}) / name
+    lines = faulty.read_text(encoding="utf-8").splitlines()
+    waits = [n for n, line in enumerate(lines, 1) if "wgmma_wait<0>();" in line]
+    inside = next(n for n in waits if "// in the branch" in lines[n - 1])
+    behind = waits[waits.index(inside) + 1]
+    for source, kinds in ((kernels_cu.source(kernel), []), (faulty, ["divergent collective"])):
+        done = fl.emulate(kernel, q, k, v, lse=True, tile=ONE, device="h200", source=source, time_limit=20)
+        assert [finding.kind for finding in done.findings] == kinds, done.complaints()
+        assert judge(expect(p, q, k, v), done.out, done.lse).passed
+        for finding in done.findings:
+            assert finding.line and finding.other_line
+            assert {finding.line.number, finding.other_line.number} == {inside, behind}
+
+
 @pytest.mark.long
 def test_more_blocks_than_sms_hand_over_their_registers() -> None:
     """A warp that was told to wait for registers may have been given them before it does."""
     p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")
     ran = fl.emulate(
-        *fl.random_inputs(p), algorithm="flash3", device="h200", source=kernels_cu.source("flash3"), time_limit=60
+        "flash3", *fl.random_inputs(p), device="h200", source=kernels_cu.source("flash3"), time_limit=60
     )
     assert ran.complaints() == []

@@ -64,7 +64,7 @@ WIDE = PROBLEMS["head dim 256"].replace(causal=True)
 def run(x: fp8.Quantized, p: fl.Problem, source: Path | None = None, *, sanitize: bool = True) -> fl.Emulation:
     """The launches on an H200's emulator; one that hangs is stopped."""
     return fl.emulate(
-        x.q, x.k, x.v, algorithm="flash3_fp8", scales=x.scales, causal=p.causal, lse=True, device="h200", source=source,
+        "flash3_fp8", x.q, x.k, x.v, scales=x.scales, causal=p.causal, lse=True, device="h200", source=source,
         sanitize=sanitize, time_limit=60,
     )  # fmt: skip
 
@@ -74,9 +74,9 @@ def inputs(p: fl.Problem, seed: int = 0) -> tuple[Array, Array, Array]:
     random = np.random.default_rng(seed)
     q, k, v = (
         random.standard_normal((p.batch, heads, length, p.head_dim))
-        for heads, length in ((p.heads, p.len_q), (p.num_kv_heads, p.kv_length), (p.num_kv_heads, p.kv_length))
+        for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))
     )
-    q_size, k_size = (1 + np.arange(n) // side % 3 / 2 for n, side in ((p.len_q, TILE.rows), (p.kv_length, TILE.cols)))
+    q_size, k_size = (1 + np.arange(n) // side % 3 / 2 for n, side in ((p.len_q, TILE.rows), (p.len_kv, TILE.cols)))
     return q * q_size[:, None], k * k_size[:, None], v * k_size[::-1, None]
 
 
@@ -91,12 +91,12 @@ class Expected(NamedTuple):
 
 def expect(q: Array, k: Array, v: Array, p: fl.Problem) -> Expected:
     """Attention written out once more, and the tolerance of this file's head."""
-    group = p.heads // p.num_kv_heads
+    group = p.heads // p.kv_heads
     k, v = (np.repeat(x, group, axis=1) for x in (k, v))
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(p.head_dim)
-    row, key = np.arange(p.len_q)[:, None], np.arange(p.kv_length)
+    row, key = np.arange(p.len_q)[:, None], np.arange(p.len_kv)
     if p.causal:
-        scores = np.where(key <= row + p.kv_length - p.len_q, scores, -np.inf)
+        scores = np.where(key <= row + p.len_kv - p.len_q, scores, -np.inf)
     top = scores.max(axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(axis=-1, keepdims=True)

@@ -21,7 +21,7 @@ from tools.fp8_accumulation.recorded import different, recorded
 
 pytestmark = pytest.mark.compiler
 
-RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / "docs" / "results")
+RESULT = results.latest("accumulation", Path(__file__).resolve().parents[3] / results.FOLDER)
 assert RESULT is not None
 RECORDED = [case for case in recorded(RESULT.data) if case[0].dtype == ml_dtypes.float8_e4m3fn]
 E4M3 = INSTRUCTIONS["wgmma e4m3"]

@@ -161,11 +161,11 @@ def test_a_program_that_lets_others_do_the_work(result: str, kind: str, says: st
 WHOLE_ARRAY = """
 @fl.program
 def mine(m, q, k, v, problem, tile):
-    out, n = m.output("out"), problem.kv_length
+    out, n = m.output("out"), problem.len_kv
     for block in m.launch("all", rows=problem.row_tiles(tile), warps=4):
         a, b = block.load(q, block.i, tile.rows), block.load(k, 0, n)
         c = block.load(v, 0, n)
-        s = a.values @ np.swapaxes(b.values, -1, -2) * problem.softmax_scale
+        s = a.values @ np.swapaxes(b.values, -1, -2) * problem.scale
         p = np.exp(block.mask(fl.Registers(block, tile.rows, n, s), block.i, 0).values)
         x = fl.Registers(block, tile.rows, v.cols, (p / np.maximum(p.sum(-1, keepdims=True), 1e-30)) @ c.values)
         block.store(out, x, block.i, tile.rows)

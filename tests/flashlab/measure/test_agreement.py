@@ -13,8 +13,7 @@ from flashlab.measure.problems import matrix
 from simulator.devices import DEVICES
 from tests.tiers import one_of_each
 
-FOLDER = Path(__file__).resolve().parents[3] / "docs" / "results"
-MEASURED = results.find(FOLDER, kind="agreement")
+MEASURED = results.find(Path(__file__).resolve().parents[3] / results.FOLDER, kind="agreement")
 GPU: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
 for measured in MEASURED:
     for row in measured.data["rows"]:

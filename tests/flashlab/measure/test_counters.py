@@ -129,8 +129,8 @@ def test_the_matrix_has_what_it_must() -> None:
                 ]  # fmt: skip
                 assert any(p.len_q % 16 for p in mine)
                 assert any(p.queries_per_kv > 1 for p in mine)
-                assert any(p.len_q < p.kv_length for p in mine)
-                assert any(p.len_q > p.kv_length for p in mine)
+                assert any(p.len_q < p.len_kv for p in mine)
+                assert any(p.len_q > p.len_kv for p in mine)
     assert len({case.name for case in matrix}) == len(matrix)
 
 
@@ -143,8 +143,8 @@ def test_half_of_the_l2_problems_share_over_30_mb() -> None:
         assert counts.hbm.peak > counts.device.l2 / 2
         p = case.problem
         pairs = -(-counts.launches[0].heads_together // p.queries_per_kv)
-        shared += pairs * p.kv_length * 2 * p.head_dim * p.itemsize > 30e6
-        assert ("shared" in case.name) is (pairs * p.kv_length * 2 * p.head_dim * p.itemsize > 30e6)
+        shared += pairs * p.len_kv * 2 * p.head_dim * p.itemsize > 30e6
+        assert ("shared" in case.name) is (pairs * p.len_kv * 2 * p.head_dim * p.itemsize > 30e6)
     assert 2 * shared >= len(problems)
 
 

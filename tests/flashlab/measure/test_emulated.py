@@ -22,7 +22,7 @@ from tests.tiers import one_of_each
 pytestmark = pytest.mark.compiler
 
 ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels]
-HOPPER = [name for name in ALGORITHMS if fl.CATALOGUE[name].hopper]
+HOPPER = [name for name in ALGORITHMS if fl.CATALOGUE[name].arch]
 ELSEWHERE = [name for name in ALGORITHMS if name not in HOPPER]
 IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
 SMALL = (32, 16)
@@ -57,7 +57,7 @@ def problems(draw: st.DrawFn, dtype: str) -> fl.Problem:
 
 def emulate(algorithm: str, p: fl.Problem, arrays: Any, **options: Any) -> fl.Emulation:
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
-    return fl.emulate(*arrays, algorithm=algorithm, **masks, lse=True, **options)
+    return fl.emulate(algorithm, *arrays, **masks, lse=True, **options)
 
 
 @pytest.mark.parametrize(("algorithm", "dtype"), IN_THEIR_DTYPES)

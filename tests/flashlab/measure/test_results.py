@@ -1,16 +1,23 @@
-"""Results are written whole or not at all, say where they come from, and yield the sentences that documents quote."""
+"""Results are written whole or not at all, are as their kind's schema says, and yield the sentences that documents quote."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from flashlab.measure import claims, results
+from flashlab.measure import results, speed
+from simulator.catalogue import CATALOGUE
 from simulator.errors import UsageError
+from tools import kinds
+from tools.kinds import KINDS
+
+RESULTS = Path(__file__).resolve().parents[3] / results.FOLDER
 
 H200 = {"name": "NVIDIA H200", "compute_capability": "9.0", "sms": 132, "memory": 150 << 30, "l2": 60 << 20}
 
@@ -29,66 +36,119 @@ def about(date: str = "2026-11-21T01:02:03Z", device: dict[str, Any] | None = H2
     }
 
 
-BENCH = {
-    "passed": True,
-    "algorithm": "flash2",
-    "rows": [
-        {
-            "dtype": "float16",
-            "head_dim": 64,
-            "causal": True,
-            "length": 1024,
-            "peer": peer,
-            "tflops": 300.0,
-            "ratio": ratio,
-            "of_matmul": 0.4,
-        }
-        for peer, ratio in ((None, None), ("sdpa-flash", 1.1), ("sdpa-flash", 1.3))
-    ],
-}
+class Times(results.Data):
+    """A toy's data: a kind that no module of the library knows."""
+
+    passed: bool
+    milliseconds: dict[str, float]
+    best: tuple[str, ...] = ()
+
+
+def headline(data: Times) -> str:
+    return f"fastest {min(data.milliseconds.values()):.1f} ms"
+
+
+def table(data: Times) -> str:
+    return results.markdown_table(("kernel", "ms"), [(name, f"{t:.1f}") for name, t in data.milliseconds.items()])
+
+
+TOY = results.Kind("toy", "Toys", "times of a toy", "toy measure", Times, headline, table)
+DATA = {"passed": True, "milliseconds": {"flash2": 1.25, "flash1": 3.5}, "best": ["flash2"]}
 
 
 def test_the_name_says_what_it_holds_and_reading_gives_back_what_was_written(tmp_path: Path) -> None:
-    path = results.save("bench", ["flash2", "online_softmax"], BENCH, folder=tmp_path / "new", about=about())
-    assert path.name == "bench_flash2-online_softmax_h200_2026-11-21.json"
+    path = results.save(TOY, ["flash2", "online_softmax"], DATA, folder=tmp_path / "new", about=about())
+    assert path == tmp_path / "new" / "toy" / "flash2-online_softmax_h200_2026-11-21.json"
     read = results.load(path)
-    assert (read.kind, read.algorithms, read.data) == ("bench", ("flash2", "online_softmax"), BENCH)
+    assert (read.kind, read.algorithms, read.data) == ("toy", ("flash2", "online_softmax"), DATA)
+    assert (read.subject, read.condition, read.about) == ("flash2-online_softmax", None, "flash2-online_softmax")
     assert read.content["schema"] == results.SCHEMA
     assert read.content["driver"] == "580.1"
+    assert TOY.data(read).milliseconds["flash1"] == 3.5
+
+
+def test_a_condition_is_in_the_name_and_in_the_content(tmp_path: Path) -> None:
+    path = results.save(TOY, [], DATA, subject="all", condition="torch", folder=tmp_path, about=about(device=None))
+    assert path.name == "all_torch_cpu_2026-11-21.json"
+    read = results.load(path)
+    assert (read.condition, read.about, read.algorithms) == ("torch", "all (torch)", ())
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "subject"),
+    [
+        (["mine"], "mine"),
+        (["flash1", "mine"], "flash1-mine"),
+        (["flash2", "flash1", "standard"], "flash2-and-2-more"),
+        (["flash2", "online_softmax", "flash1"], "online_softmax-to-flash2"),
+        ([name for name in CATALOGUE if name != "flash3_fp8"], "16-bit"),
+        (list(CATALOGUE)[::-1], "all"),
+    ],
+)
+def test_subjects_are_short_and_true(algorithms: list[str], subject: str) -> None:
+    assert results.subject_of(algorithms) == subject
 
 
 def test_what_is_there_stays_unless_asked(tmp_path: Path) -> None:
-    first = results.save("bench", ["flash2"], BENCH, folder=tmp_path, about=about())
+    first = results.save(TOY, ["flash2"], DATA, folder=tmp_path, about=about())
     before = first.read_bytes()
+    other = {**DATA, "passed": False}
     with pytest.raises(UsageError, match="--force"):
-        results.save("bench", ["flash2"], {"rows": []}, folder=tmp_path, about=about())
+        results.save(TOY, ["flash2"], other, folder=tmp_path, about=about())
     assert first.read_bytes() == before
-    results.save("bench", ["flash2"], {"rows": []}, folder=tmp_path, about=about(), replace=True)
-    assert results.load(first).data == {"rows": []}
-    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+    results.save(TOY, ["flash2"], other, folder=tmp_path, about=about(), replace=True)
+    assert results.load(first).data == other
+    assert [path.name for path in first.parent.iterdir()] == [first.name]
 
 
 def test_data_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        results.save("bench", ["flash2"], {"rows": object()}, folder=tmp_path, about=about())
+        results.save(TOY, ["flash2"], {**DATA, "best": object()}, folder=tmp_path, about=about())
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        ({"passed": True}, "data.milliseconds"),
+        ({**DATA, "more": 1}, "data.more"),
+        ({**DATA, "milliseconds": {"flash2": "quick"}}, "data.milliseconds.flash2"),
+    ],
+)
+def test_data_that_are_not_as_the_schema_says_are_refused_and_not_lost(
+    data: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"^{where} = .*the schema of toy"):
+        results.save(TOY, ["flash2"], data, folder=tmp_path, about=about())
+    (kept,) = (tmp_path / "toy").iterdir()
+    assert kept.suffix == ".refused"
+    assert json.loads(kept.read_text())["data"] == data
+    assert results.find(tmp_path) == []
+
+
 def test_numbers_that_json_lacks_are_text_that_float_reads(tmp_path: Path) -> None:
-    path = results.save("verify", ["flash2"], {"worst": [math.inf, 1.5]}, folder=tmp_path, about=about())
-    assert [float(x) for x in json.loads(path.read_text())["data"]["worst"]] == [math.inf, 1.5]
+    data = {**DATA, "milliseconds": {"flash2": math.inf, "flash1": 1.5}}
+    path = results.save(TOY, ["flash2"], data, folder=tmp_path, about=about())
+    assert json.loads(path.read_text())["data"]["milliseconds"] == {"flash2": "inf", "flash1": 1.5}
+    assert TOY.data(results.load(path)).milliseconds["flash2"] == math.inf
+    (schema,) = TOY.schemas().values()
+    assert Draft202012Validator(schema).is_valid(json.loads(path.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("kind", "algorithms", "said"),
-    [("speed", ["flash2"], "kind"), ("bench", [], "algorithms"), ("bench", ["a/b"], "algorithms")],
+    ("given", "said"),
+    [
+        ({"algorithms": ["a/b"]}, "algorithms"),
+        ({"algorithms": [], "subject": ""}, "subject"),
+        ({"algorithms": ["flash2"], "condition": "a b"}, "condition"),
+    ],
 )
-def test_bad_names_are_refused(kind: str, algorithms: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
-        results.save(kind, algorithms, {}, folder=tmp_path, about=about())
+def test_bad_names_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^{said} ="):
+        results.save(TOY, data=DATA, folder=tmp_path, about=about(), **given)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "kind": "poem"}', '{"schema": 99, "kind": "bench"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 2, "kind": "poem"}', '{"schema": 99, "kind": "bench"}'])
 def test_what_is_no_result_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
@@ -98,105 +158,163 @@ def test_what_is_no_result_is_refused_in_one_line(text: str, tmp_path: Path) -> 
 
 
 def test_the_newest_that_matches(tmp_path: Path) -> None:
-    for date, algorithms, device in (
-        ("2026-11-20T00:00:00Z", ["flash2"], H200),
-        ("2026-11-22T00:00:00Z", ["flash2"], None),
-        ("2026-11-21T00:00:00Z", ["flash1", "flash2"], H200),
+    for date, algorithms, device, condition in (
+        ("2026-11-20T00:00:00Z", ["flash2"], H200, None),
+        ("2026-11-22T00:00:00Z", ["flash2"], None, None),
+        ("2026-11-23T00:00:00Z", ["flash2"], H200, "torch"),
+        ("2026-11-21T00:00:00Z", ["flash1", "flash2"], H200, None),
     ):
-        results.save("bench", algorithms, BENCH, folder=tmp_path, about=about(date, device))
+        results.save(TOY, algorithms, DATA, condition=condition, folder=tmp_path, about=about(date, device))
     assert results.latest("counters", tmp_path) is None
-    newest = results.latest("bench", tmp_path)
+    newest = results.latest("toy", tmp_path)
     assert newest and newest.content["date"][:10] == "2026-11-22"
-    on_gpu = results.latest("bench", tmp_path, algorithm="flash1", device="h200")
+    on_gpu = results.latest("toy", tmp_path, algorithm="flash1", device="h200")
     assert on_gpu and on_gpu.algorithms == ("flash1", "flash2")
+    on_torch = results.latest("toy", tmp_path, condition="torch")
+    assert on_torch and on_torch.condition == "torch"
+    assert len(results.find(tmp_path, algorithm="flash2")) == 4
 
 
-def test_a_headline_and_tables_come_from_the_data(tmp_path: Path) -> None:
-    read = results.load(results.save("bench", ["flash2"], BENCH, folder=tmp_path, about=about()))
-    assert claims.headline(read) == "speed of flash2: 1.10 to 1.30 × sdpa-flash (median 1.20) (NVIDIA H200, 2026-11-21)"
-    assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in claims.markdown(read)
+def test_a_claim_and_a_table_come_from_the_data(tmp_path: Path) -> None:
+    read = results.load(results.save(TOY, ["flash2"], DATA, folder=tmp_path, about=about()))
+    assert TOY.claim(read) == "fastest 1.2 ms (NVIDIA H200, 2026-11-21)"
+    assert "| flash1 | 3.5 |" in TOY.markdown(read)
 
 
-VERIFY = {
-    "target": "flash2",
-    "backend": "gpu",
-    "verdict": "passed",
-    "counts": {"passed": 2, "failed": 0, "not run": 1},
-    "rows": [
-        {"check": "rule", "status": "passed"},
-        {"check": "edges", "status": "passed"},
-        {"check": "edges", "status": "not run"},
-    ],
-}
-SANITIZERS = {
-    "summary": {"tools": ["memcheck"], "runs": 12, "findings": 0, "faults": 1, "faults_found": 1},
-    "rows": [{"tool": "memcheck", "target": "flash2", "cases": 12, "findings": 0, "verdict": "clean"}],
-}
-COUNTERS = {
-    "summary": {
-        "equal": 5, "compared": 5, "launches": 1, "dram_checked": 1, "dram_inside": 1,
-        "model_problems": 1, "model_median_error": 0.02, "model_worst_error": 0.02,
-    },
-    "models": [
-        {"case": "big", "measured": 100, "estimate": 102, "error": 0.02, "large": True},
-        {"case": "big fresh", "measured": 100, "estimate": 91, "error": -0.09, "large": True},
-        {"case": "small", "measured": 100, "estimate": 200, "error": 1.0, "large": False},
-    ],
-    "launches": [{
-        "case": "big", "launch": "flash2", "dram": {"measured": 100},
-        "rows": [{"what": "hbm.read", "measured": 4096, "formula": 4096, "verdict": "equal"},
-                 {"what": "hbm.write", "measured": 1, "formula": 2, "verdict": "differs"}],
-    }],
-}  # fmt: skip
+# the kinds
+
+
+def test_a_kind_is_found_in_the_module_that_declares_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding a kind touches its module only; modules that declare none aren't imported."""
+    room = tmp_path / "toy_room"
+    (room / "deep").mkdir(parents=True)
+    (room / "broken.py").write_text("raise ImportError('needs what is not there')\n")
+    (room / "deep" / "timing.py").write_text(
+        "from flashlab.measure.results import Data, Kind\n\n\nclass Toy(Data):\n    n: int\n\n\n"
+        "KIND = Kind('deep-toy', 'Toys', 'toys', 'toy', Toy, lambda data: str(data.n), lambda data: '')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(results.kinds("toy_room")) == ["deep-toy"]
+    assert {"bench", "counters", "verify"} < results.kinds().keys()
+
+
+def committed(kind: str, algorithm: str) -> results.Result:
+    found = results.latest(kind, RESULTS, algorithm=algorithm)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "headline", "table"),
+    ("kind", "algorithm", "claim"),
     [
-        (
-            "verify",
-            VERIFY,
-            "flash2 on gpu (quick): passed; 2 checks passed, 0 failed, 1 not run",
-            "| edges | 1 | 0 | 1 |",
-        ),
-        ("sanitizers", SANITIZERS, "0 findings by memcheck over 12 runs; 1 of 1 seeded faults found", "| clean |"),
+        ("verify", "flash2", "flash2 on gpu (full): passed; {passed} checks passed, 0 failed, 0 not run"),
+        ("sanitizers", "flash2", "{findings} findings by memcheck, racecheck, initcheck, synccheck over {runs} runs"),
         (
             "counters",
-            COUNTERS,
-            "5 of 5 counts of bytes and matrix FLOPs equal over 1 launches",
-            "| = 4,096 | **1 ≠ 2** |",
-        ),
-        (
-            "counters",
-            COUNTERS,
-            "on 1 problems measured after that: median error 9.0%",
-            "| big fresh | 100 | 91 | -9.0% |",
-        ),
-        (
-            "counters",
-            COUNTERS,
-            "on 1 problems that it was fitted to: median error 2.0%, worst 2.0%",
-            "| big | 100 | 102 | +2.0% |",
+            "flash2",
+            "{equal:,} of {compared:,} counts of bytes and matrix FLOPs equal over {launches} launches",
         ),
     ],
 )
-def test_every_kind_has_a_headline_and_a_table(
-    kind: str, data: dict[str, Any], headline: str, table: str, tmp_path: Path
-) -> None:
-    read = results.load(results.save(kind, ["flash2"], data, folder=tmp_path, about=about()))
-    assert headline in claims.headline(read)
-    assert table in claims.markdown(read)
+def test_a_claim_has_the_figures_of_its_file(kind: str, algorithm: str, claim: str) -> None:
+    result = committed(kind, algorithm)
+    figures = result.data["counts" if kind == "verify" else "summary"]
+    assert claim.format(**figures) in KINDS[kind].claim(result)
+
+
+def test_a_difference_shows_in_the_claim_and_in_the_table() -> None:
+    """Seeded: one count that isn't equal, one check that fails."""
+    result = committed("counters", "flash3_fp8")
+    content = json.loads(json.dumps(result.content))
+    row = content["data"]["launches"][0]["rows"][0]
+    row |= {"measured": row["formula"] + 1, "verdict": "differs"}
+    changed = KINDS["counters"].markdown(results.Result(result.path, content))
+    assert f"**{row['measured']} ≠ {row['formula']:,}**" in changed
+    assert "≠" not in KINDS["counters"].markdown(result)
+    result = committed("verify", "flash2")
+    content = json.loads(json.dumps(result.content))
+    content["data"]["rows"][0] |= {"check": "rule", "case": "odd", "status": "failed"}
+    content["data"]["counts"]["failed"] = 1
+    changed = KINDS["verify"].claim(results.Result(result.path, content))
+    assert "1 failed, in rule (odd)" in changed
+
+
+def test_ratios_of_a_benchmark_are_by_peer() -> None:
+    rows = [
+        speed.Row("float16", 64, True, 1024, peer, 1.0, 300.0, 0.4, ratio, None, 0.3, 11)
+        for peer, ratio in ((None, None), ("sdpa-flash", 1.1), ("sdpa-flash", 1.3))
+    ]
+    report = speed.BenchReport("flash2", "NVIDIA H200", (), tuple(rows), ())
+    data = speed.Bench.model_validate(report.to_dict())
+    assert speed.BENCH.headline(data) == "speed of flash2: 1.10 to 1.30 × sdpa-flash (median 1.20)"
+    assert "| float16 | 64 | causal | 1024 | sdpa-flash | 300 | 1.30 | 40% |" in speed.BENCH.table(data)
+
+
+def test_errors_of_the_l2_model_are_told_apart() -> None:
+    model = {"large": True, "measured": 100}
+    data = {
+        **committed("counters", "flash2").data,
+        "models": [
+            {**model, "case": "big", "estimate": 102, "error": 0.02},
+            {**model, "case": "big fresh", "estimate": 91, "error": -0.09},
+            {**model, "case": "small", "estimate": 200, "error": 1.0, "large": False},
+        ],
+    }
+    kind = KINDS["counters"]
+    typed = kind.schema.model_validate(data)
+    said, shown = kind.headline(typed), kind.table(typed)
+    assert "on 1 problems that it was fitted to: median error 2.0%, worst 2.0%" in said
+    assert "on 1 problems measured after that: median error 9.0%" in said
+    assert "| big | 100 | 102 | +2.0% |" in shown
+    assert "| big fresh | 100 | 91 | -9.0% |" in shown
+    assert "| small |" not in shown
+
+
+# what is committed
+
+
+FILES = sorted(path for path in RESULTS.rglob("*.json") if path.parent != kinds.SCHEMAS)
+
+
+def test_there_are_results_of_every_kind() -> None:
+    assert {result.kind for result in results.find(RESULTS)} == set(KINDS)
+
+
+@pytest.mark.parametrize("name", kinds.schemas())
+def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
+    """Run python -m tools.kinds after changing one."""
+    assert (kinds.SCHEMAS / name).read_text(encoding="utf-8") == kinds.schemas()[name]
+    Draft202012Validator.check_schema(json.loads(kinds.schemas()[name]))
+
+
+def test_no_other_schema_lies_there_and_the_page_lists_the_kinds() -> None:
+    assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(kinds.schemas())
+    page = kinds.PAGE.read_text(encoding="utf-8")
+    assert page == kinds.page_with(page, kinds.table()), "run python -m tools.kinds"
+    assert page != kinds.page_with(page, "")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())
+def test_every_committed_file_is_as_its_published_schema_says(path: Path) -> None:
+    """By a validator that knows nothing of the models; a file with a key too many isn't."""
+    schema = "-".join(path.relative_to(RESULTS).parent.parts)
+    validator = Draft202012Validator(json.loads((kinds.SCHEMAS / f"{schema}.json").read_text(encoding="utf-8")))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    validator.validate(content)
+    assert not validator.is_valid({**content, "more": 1})
+    assert not validator.is_valid({key: value for key, value in content.items() if key != "date"})
+
+
+@pytest.mark.parametrize("result", results.find(RESULTS), ids=lambda result: f"{result.kind}-{result.path.stem}")
+def test_every_committed_result_lies_where_its_content_says_and_claims_something(result: results.Result) -> None:
+    assert result.path == RESULTS / result.kind / results.name_of(result.content)
+    assert re.fullmatch(r"[\w.-]{1,40}", result.subject)
+    kind = KINDS[result.kind]
+    assert len(kind.claim(result)) > 40
+    assert "\n| --- |" in kind.markdown(result)
 
 
 def test_the_environment_is_found_without_a_gpu_too() -> None:
     found = results.environment()
     assert {"python", "numpy", "flashlab"} <= set(found["versions"])
     assert found["date"].endswith("Z")
-
-
-def test_every_result_in_the_repository_can_be_read() -> None:
-    for result in results.find(Path(__file__).parents[3] / "docs" / "results"):
-        name = f"{result.kind}_{'-'.join(result.algorithms)}_"
-        assert result.path.name.startswith(name)
-        assert claims.headline(result)
-        assert claims.markdown(result)

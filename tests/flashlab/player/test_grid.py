@@ -27,10 +27,10 @@ def problems(draw: Any) -> fl.Problem:
 
 def seen(problem: fl.Problem) -> np.ndarray:
     """The mask as a matrix of len_q x len_kv, from its definition."""
-    row, key = np.ogrid[: problem.len_q, : problem.kv_length]
-    ahead = key - (row + problem.kv_length - problem.len_q)  # 0 is the key that the query is aligned with
+    row, key = np.ogrid[: problem.len_q, : problem.len_kv]
+    ahead = key - (row + problem.len_kv - problem.len_q)  # 0 is the key that the query is aligned with
     left, right = problem.window or (None, None)
-    visible = np.ones((problem.len_q, problem.kv_length), bool)
+    visible = np.ones((problem.len_q, problem.len_kv), bool)
     if problem.causal:
         visible &= ahead <= 0
     if right is not None:
@@ -44,7 +44,7 @@ def visible_cells(problem: fl.Problem, grid: Grid) -> np.ndarray:
     mask = seen(problem)
     return np.array(
         [
-            [mask[i : i + grid.height, j : j + grid.width].any() for j in range(0, problem.kv_length, grid.width)]
+            [mask[i : i + grid.height, j : j + grid.width].any() for j in range(0, problem.len_kv, grid.width)]
             for i in range(0, problem.len_q, grid.height)
         ]
     )
@@ -87,7 +87,7 @@ def test_flash2_visits_what_the_mask_leaves(problem: fl.Problem, tile: tuple[int
 @given(problems(), TILES)
 def test_flash1_visits_everything(problem: fl.Problem, tile: tuple[int, int]) -> None:
     ((_, grid, states),) = played(record("flash1", problem, tile), problem)
-    assert grid == Grid(-(-problem.len_q // tile[0]), -(-problem.kv_length // tile[1]), *tile)
+    assert grid == Grid(-(-problem.len_q // tile[0]), -(-problem.len_kv // tile[1]), *tile)
     assert (states[-1] == Cell.DONE).all()
     assert not any((now == Cell.SKIPPED).any() for now in states)
 

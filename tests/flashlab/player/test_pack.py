@@ -91,7 +91,7 @@ def test_thinnings_fall() -> None:
     assert Thinning(4, 4).of(np.zeros((128, 1), np.float32)).shape == (128, 1)
 
 
-@pytest.mark.parametrize("algorithm", fl.CATALOGUE)
+@pytest.mark.parametrize("algorithm", fl.catalogue.of())
 def test_the_document_holds_the_counts(algorithm: str) -> None:
     """The bytes on the page are those of the formula for one head."""
     packed = document(lesson(algorithm))

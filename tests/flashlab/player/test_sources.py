@@ -23,7 +23,7 @@ def lines_of(trace: fl.Trace, step: str) -> str:
     return "\n".join(line.strip() for line in text.splitlines()[begin - first : end - first + 1])
 
 
-@pytest.mark.parametrize("algorithm", fl.CATALOGUE)
+@pytest.mark.parametrize("algorithm", fl.catalogue.of())
 def test_every_step_of_a_tile_program_has_its_own_lines(algorithm: str) -> None:
     trace = small(algorithm)
     taken: dict[tuple[str, int], str] = {}

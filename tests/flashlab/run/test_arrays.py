@@ -23,13 +23,13 @@ from flashlab.run import abi, arrays, call, devices
 from flashlab.run import plan as plans
 from simulator import Problem, SramOverflow, Unavailable, UsageError
 from simulator.dtypes import numpy_dtype
-from simulator.simulate import problem_of
+from simulator.operations.attention import problem_of
 from tests.work import calls
 
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
 UNBOUNDED = 1 << 30
 # TMA's descriptors are made by a real driver
-ALGORITHMS = [name for name, row in simulator.CATALOGUE.items() if not row.hopper]
+ALGORITHMS = [name for name, row in simulator.catalogue.of().items() if not row.arch]
 
 
 def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
@@ -620,11 +620,11 @@ def test_out_must_be_apart_from_the_inputs_and_itself(cupy: FakeCupy) -> None:
 def test_sizes_past_the_grid_are_refused(cupy: FakeCupy) -> None:
     problem = Problem(batch=2**16, heads=2**12, len_q=2**10, head_dim=64, dtype="float16")
     with pytest.raises(UsageError, match="a grid of at most 2,147,483,647"):
-        plans.plan("flash2", problem, tile=(16, 16))
+        plans.gpu_plan("flash2", problem, tile=(16, 16))
     with pytest.raises(UsageError, match="len_kv = "):
-        plans.plan("flash2", problem.replace(len_kv=2**30 + 1))
+        plans.gpu_plan("flash2", problem.replace(len_kv=2**30 + 1))
     with pytest.raises(SramOverflow):
-        plans.plan("flash2", problem, tile=(1024, 512))
+        plans.gpu_plan("flash2", problem, tile=(1024, 512))
 
 
 def test_what_each_gpu_cannot() -> None:

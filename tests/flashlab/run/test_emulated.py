@@ -24,7 +24,7 @@ from tests.patches import patched
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels and not row.hopper]
+ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels and not row.arch]
 SMALL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=40, len_kv=50, head_dim=32, dtype="float16", causal=True)
 
 

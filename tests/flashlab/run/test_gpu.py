@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the fra
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other libraries need memory as well
 
 Array = np.ndarray[Any, Any]
-ALGORITHMS = list(fl.CATALOGUE)
-HOPPER = {name for name, row in fl.CATALOGUE.items() if row.hopper}
+ALGORITHMS = list(fl.catalogue.of())
+HOPPER = {name for name, row in fl.catalogue.of().items() if row.arch}
 FP8 = "float8_e4m3fn"
-EIGHT_BIT = {name for name, row in fl.CATALOGUE.items() if FP8 in row.dtypes}
-IN_THEIR_DTYPES = [(name, dtype) for name, row in fl.CATALOGUE.items() for dtype in row.dtypes]
+EIGHT_BIT = {name for name, row in fl.catalogue.of().items() if FP8 in row.dtypes}
+IN_THEIR_DTYPES = [(name, dtype) for name, row in fl.catalogue.of().items() for dtype in row.dtypes]
 DTYPES = ["float32", "float16", "bfloat16"]
 GUARD = 4096
 
@@ -165,13 +165,13 @@ def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(plans, "ARCH", "compute_75")
     if algorithm in HOPPER:
         with pytest.raises(fl.Unavailable, match="needs sm_90a"):
-            plans.plan(algorithm, problem(dtype))
+            plans.gpu_plan(algorithm, problem(dtype))
         return
     for head_dim in (40, 64, 111, 128):
         p = problem(dtype, head_dim=head_dim, causal=True)
         inputs = fl.random_inputs(p, seed=4)
         check(p, inputs, *fl.attention(*map(to_cupy, inputs), algorithm=algorithm, lse=True, causal=True))
-        plan = plans.plan(algorithm, p)
+        plan = plans.gpu_plan(algorithm, p)
         assert plan.counts == fl.count(algorithm, p, device="t4")
         assert {launch.kernel.ptx_version for launch in plan._launches} == {75}
     with pytest.raises(fl.UsageError, match="bfloat16"):
@@ -499,7 +499,7 @@ def test_counts_are_those_of_the_device(algorithm: str) -> None:
     skip_what_cannot_run(algorithm)
     device = devices.current_device()
     p = of(algorithm, len_q=1000)
-    assert plans.plan(algorithm, p).counts == fl.count(algorithm, p, device=device)
+    assert plans.gpu_plan(algorithm, p).counts == fl.count(algorithm, p, device=device)
     named = fl.DEVICES.get(device.name)
     assert named is None or named is device
     attributes = importlib.import_module("cupy").cuda.Device().attributes
@@ -513,7 +513,7 @@ def test_counts_are_those_of_the_device(algorithm: str) -> None:
 def test_kernels_neither_spill_nor_hold_sram_of_their_own(algorithm: str) -> None:
     skip_what_cannot_run(algorithm)
     for dtype in fl.CATALOGUE[algorithm].dtypes:
-        for launch in plans.plan(algorithm, problem(dtype, len_q=64))._launches:
+        for launch in plans.gpu_plan(algorithm, problem(dtype, len_q=64))._launches:
             assert launch.kernel.local_size_bytes == 0
             assert launch.kernel.shared_size_bytes == 0
 
@@ -521,10 +521,10 @@ def test_kernels_neither_spill_nor_hold_sram_of_their_own(algorithm: str) -> Non
 def test_header_edits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashlab.run import nvrtc
 
-    first = plans.plan("flash2", problem())._launches[0].kernel
-    assert plans.plan("flash2", problem())._launches[0].kernel is first
+    first = plans.gpu_plan("flash2", problem())._launches[0].kernel
+    assert plans.gpu_plan("flash2", problem())._launches[0].kernel is first
     monkeypatch.setattr(nvrtc, "sources_digest", lambda: "0123456789abcdef")
-    assert plans.plan("flash2", problem())._launches[0].kernel.options != first.options
+    assert plans.gpu_plan("flash2", problem())._launches[0].kernel.options != first.options
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ def problem(**changes: Any) -> fl.Problem:
 def test_a_correct_kernel_passes(dtype: str, keys: int) -> None:
     p = problem(dtype=dtype, causal=True)
     arrays = make_inputs(p)
-    judged = judge(expect(p, *arrays), *attention(*arrays, causal=True, scale=p.softmax_scale, keys=keys))
+    judged = judge(expect(p, *arrays), *attention(*arrays, causal=True, scale=p.scale, keys=keys))
     assert judged.passed and 0.02 < judged.worst < 0.8, judged
 
 
@@ -45,7 +45,7 @@ def test_out_is_rounded_once_and_p_once(dtype: str) -> None:
 def test_one_lost_key_of_many_fails(dtype: str) -> None:
     p = problem(dtype=dtype, len_kv=1000, scale=0.02)
     q, k, v = make_inputs(p)
-    out, lse = attention(q, k[:, :, 1:], v[:, :, 1:], scale=p.softmax_scale)
+    out, lse = attention(q, k[:, :, 1:], v[:, :, 1:], scale=p.scale)
     expected = expect(p, q, k, v)
     assert np.allclose(out.astype(float), expected.out, atol=1e-2, rtol=1e-2), "the usual tolerance does not see it"
     assert not judge(expected, out, lse).passed
@@ -62,7 +62,7 @@ def test_an_lse_of_8_bits_may_be_that_of_the_rounded_weights(keys: int) -> None:
     q, k, v = make_inputs(p)
     q[:], k[:], v[:] = 0, 0, 1
     q[..., 0], k[:, :, 1:, 0] = 1, -1
-    rounded = (32 * np.exp(p.softmax_scale * k[0, 0, :, 0].astype(float))).astype(k.dtype).astype(float) / 32
+    rounded = (32 * np.exp(p.scale * k[0, 0, :, 0].astype(float))).astype(k.dtype).astype(float) / 32
     assert rounded.sum() == 1
     expected = expect(p, q, k, v)
     assert judge(expected, expected.out, np.zeros((1, 1, 1), np.float32)).passed

@@ -20,7 +20,7 @@ from flashlab.verify.memory import FRAMES, frame_named, place
 from tests.flashlab.verify.candidates import Array, attention
 from tests.tiers import one_of_each
 
-ALGORITHMS = list(fl.CATALOGUE)
+ALGORITHMS = list(fl.catalogue.of())
 
 
 @pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].formula))

@@ -46,7 +46,7 @@ def test_on_data_is_by_formula_and_an_error(
 def test_rows_are_the_catalogue_in_order() -> None:
     assert [row.algorithm for row in fl.compare(CAUSAL).rows] == fl.catalogue.names(CAUSAL)
     assert [row.algorithm for row in fl.compare(CAUSAL.replace(dtype="float8_e4m3fn")).rows] == ["flash3_fp8"]
-    assert sorted([*fl.catalogue.names(CAUSAL), "flash3_fp8"]) == sorted(fl.CATALOGUE)
+    assert sorted([*fl.catalogue.names(CAUSAL), "flash3_fp8"]) == sorted(fl.catalogue.of())
     assert [row.algorithm for row in fl.compare(CAUSAL, algorithms=("flash2", "flash1")).rows] == ["flash2", "flash1"]
 
 
@@ -77,7 +77,7 @@ def test_memory_tells_n_squared_from_n() -> None:
 
 def test_inputs_that_know_their_mask() -> None:
     tab = fl.compare(fl.sample(), algorithms=["flash2"])
-    assert tab.problem.causal and tab.problem.num_kv_heads == 2
+    assert tab.problem.causal and tab.problem.kv_heads == 2
     assert not fl.compare(fl.sample(), algorithms=["flash2"], causal=False).problem.causal
     assert tab.rows[0].error is not None and tab.rows[0].error.relative < 1e-3
 

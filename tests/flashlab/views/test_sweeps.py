@@ -20,7 +20,7 @@ BASE = fl.Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16", cau
 
 @settings(max_examples=30)
 @given(
-    algorithms=st.lists(st.sampled_from(sorted(fl.CATALOGUE)), min_size=1, max_size=3, unique=True),
+    algorithms=st.lists(st.sampled_from(sorted(fl.catalogue.of())), min_size=1, max_size=3, unique=True),
     len_q=st.lists(st.integers(0, 3000), min_size=1, max_size=3, unique=True),
     head_dim=st.lists(st.integers(1, 256), min_size=1, max_size=2, unique=True),
     dtype=st.sampled_from(["float16", "float8_e4m3fn"]),

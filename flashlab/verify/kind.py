@@ -1,0 +1,58 @@
+"""What a result of verification holds and says: the kind `verify` of docs/results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+from pydantic import Field
+
+from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.verify.report import Failing, Row, Status
+
+__all__ = ["KIND"]
+
+STATUSES: tuple[Status, ...] = ("passed", "failed", "not run")
+
+
+class Verified(Data):
+    """A report, as `Report.to_dict` gives it."""
+
+    schema_: Annotated[int, Field(alias="schema")]
+    target: str
+    backend: str
+    verdict: str
+    passed: bool
+    lse_checked: bool
+    rule: str
+    seed: int
+    full: bool
+    seconds: float
+    counts: dict[Status, int]
+    rows: tuple[Row, ...]
+    failing: Failing | None
+
+
+def headline(data: Verified) -> str:
+    """How many checks passed, and where the others failed."""
+    n = data.counts
+    failed = dict.fromkeys(f"{row.check} ({row.case})" for row in data.rows if row.status == "failed")
+    where = f", in {', '.join(failed)}" if failed else ""
+    how = "full" if data.full else "quick"
+    return (f"{data.target} on {data.backend} ({how}): {data.verdict}; {n['passed']:,} checks passed, "
+            f"{n['failed']:,} failed{where}, {n['not run']:,} not run")  # fmt: skip
+
+
+def table(data: Verified) -> str:
+    """A row per check."""
+    by_check: dict[str, Counter[str]] = {}
+    for row in data.rows:
+        by_check.setdefault(row.check, Counter())[row.status] += 1
+    rows = [(check, *(str(found[status]) for status in STATUSES)) for check, found in by_check.items()]
+    return markdown_table(("check", *STATUSES), rows)
+
+
+KIND = Kind(
+    "verify", "Numbers: against float64", "numbers against naive attention in float64",
+    "flashlab verify flash2 --backend gpu --save docs/results", Verified, headline, table,
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""FlashAttention-2's backward counts in closed form, launch by launch."""
+
+from __future__ import annotations
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile
+from simulator.programs.flash2_backward import ROWS, sram_bytes
+
+
+def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """Algorithm 2 of 2307.08691. The main launch, per query head in elements: 2Nd + Tc (2Nd + 2N) read (the 2N by each warp),
+    Tc Nd added by atomics, 2Nd written. D and the zeros cost 2Nd read and N + Nd written, the conversion Nd of each.
+    """
+    del lse
+    p, es, t, w = problem, problem.itemsize, book.tensors, config.warps
+    heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
+    book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
+    dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
+    blocks = heads * -(-p.len_q // ROWS)
+    _delta(book, problem, blocks)
+
+    # what a key tile sees of the queries is what a row tile of the transposed problem sees of the keys
+    seen = walk(p.transposed, Tile(tile.cols, tile.rows))
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
+    peak = sram_bytes(p, tile) if seen.pairs else ((d + dv) * bc + br * bc) * es
+    book.launch("flash2_backward", visits, w, config.heads_together, peak)
+    for name, width in (("k", d), ("v", dv)):
+        if visits:
+            book.add("load_kv", name, hbm_read=t[name].nbytes, sram_write=visits * bc * width * es)
+            book.distinct(name, "read", t[name].nbytes)
+            book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
+            book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
+    for step, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
+        book.add(step, name, hbm_read=rows * t[name].row_bytes, sram_write=pairs * br * width * es)
+        book.add(step, vector, hbm_read=w * rows * 4)
+        book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
+        book.distinct(vector, "read", heads * seen.distinct_keys * 4)
+    book.add("scores", "k", sram_read=pairs * bc * d * es)
+    book.add("scores", "q", sram_read=pairs * w * br * d * es)
+    book.add("dv", "dout", sram_read=pairs * w * br * dv * es)
+    book.add("dp", "v", sram_read=pairs * bc * dv * es)
+    book.add("dp", "dout", sram_read=pairs * w * br * dv * es)
+    book.add("ds", "ds", sram_write=pairs * bc * br * es)
+    book.add("dk", "q", sram_read=pairs * w * br * d * es)
+    book.add("dq", "ds", sram_read=pairs * bc * br * es)
+    book.add("dq", "k", sram_read=pairs * w * bc * d * es)
+    book.add("dq", "dq_sum", hbm_atomic=rows * dq_sum.row_bytes)
+    book.distinct("dq_sum", "write", heads * seen.distinct_keys * dq_sum.row_bytes)
+    square = tile.rows * tile.cols
+    book.compute(
+        matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
+        other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
+        exp=pairs * square,
+    )
+
+    book.launch("flash2_backward_convert", blocks, 4, config.heads_together)
+    if blocks:
+        book.add("convert_dq", "dq_sum", hbm_read=dq_sum.nbytes)
+        book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)
+        book.distinct("dq_sum", "read", dq_sum.nbytes)
+        book.distinct("dq", "write", t["dq"].nbytes)
+        book.compute(other=blocks * ROWS * p.head_dim)
+
+
+def _delta(book: Book, problem: Problem, blocks: int) -> None:
+    """D = rowsum(dO * O), and zeros for dQ."""
+    p, t = problem, book.tensors
+    book.launch("flash2_backward_delta", blocks, 4, book.config.heads_together if book.config else 1)
+    if not blocks:
+        return
+    for name in ("dout", "out"):
+        book.add("delta", name, hbm_read=t[name].nbytes)
+        book.distinct(name, "read", t[name].nbytes)
+    book.add("delta", "delta", hbm_write=t["delta"].nbytes)
+    book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
+    for name in ("delta", "dq_sum"):
+        book.distinct(name, "write", t[name].nbytes)
+    book.compute(other=2 * blocks * ROWS * p.head_dim_v)

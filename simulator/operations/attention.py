@@ -1,0 +1,322 @@
+"""Attention: softmax(scale Q K^T + mask) V. Its operands, its judges (two, with no shared line), and the rule of its errors.
+
+The rule: with e = out - ref in float64, p the softmax weights and u the rounding unit of the storage dtype (2^-11 float16,
+2^-8 bfloat16, 2e-6 for float32, whose sums round as well), every row has to keep
+
+    |e| <= 1.5 u * sqrt(|o|^2 + sum_j p_j^2 |v_j|^2)  +  d * sqrt(sum_j p_j^2 |v_j - o|^2)
+    |LSE - ref| <= max(2e-5, d)
+
+with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees.
+
+The first term is what rounding `out` and P costs a correct kernel. It is up to 0.8 u where P is rounded before it is
+normalised. It is up to 1.4 u where P is rounded after: when a row's weights are equal they all err the same way (`standard`
+with scale 0 and values that are nearly equal). The norm of a row is a mean: heads narrower than 16 can exceed it by chance.
+The second term is what float32 scores may be off by, carried through the softmax. It matters to float32, and to logits of
+1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|, because the errors of large products stay where the
+products cancel. A tolerance such as 1e-2 is blind to a dropped key of a long row.
+
+With operands of 8 bits (float8_e4m3fn, the output bfloat16) u = 2^-4 is that of P, and weights below e4m3's smallest step
+vanish: 2^-10 max_j p_j * sqrt(sum_j |v_j|^2) is allowed besides. Hopper's tensor cores cut the products of a score to about
+14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). The LSE may be
+that of the rounded weights, because `out` is the better for it: log(1 + u) - log(1 - f) more. There
+f = min(2^-15 n max_j p_j, 1 - max_j p_j) is what may vanish of the n keys that the row sees; 2^-15 is half a step of a P that
+is taken times 2^5. So wide a rule sees little. Keys that are dropped, shown or counted twice are for the probes to find, and
+sums that lose their small addends for `long_sums`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import UsageError
+from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.problem import DTYPES, FP8, Problem
+
+Window = tuple[int | None, int | None] | None
+
+UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
+"""u of each storage dtype."""
+SCORE = dict.fromkeys(DTYPES, 2e-6) | {FP8: 2.0**-11}
+"""Error of a score, relative to the sum of its products' sizes."""
+CUT = 2.5 * 2.0**-13
+"""What an 8-bit score loses besides: its products are cut at 2^-13 of the largest, with signs at random. 4 standard deviations
+(0.58 of a cut each), relative to the square root of their number and to the largest."""
+ROUNDINGS = 1.5
+"""How much of u a row may be off by."""
+LOST = 2.0**-10
+"""Half of e4m3's smallest step: what rounding may take from a P of at most 1, relative to the row's largest."""
+LOST_SUMS = 2.0**-15
+"""The same of each addend of the sum of P, where P is taken times 2^5 first."""
+LSE_FLOOR = 2e-5
+"""LSEs closer than this are equal."""
+LARGEST_FP8 = 448.0
+"""The largest float8_e4m3fn, which has no infinity."""
+
+
+def problem_of(
+    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
+) -> Problem:
+    """The problem that arrays `(batch, heads, length, head_dim)` pose. Only `.shape` and `.dtype` are looked at.
+
+    Raises `UsageError` naming the array at fault.
+    """
+    named = {"q": q, "k": k, "v": v}
+    for name, x in named.items():
+        if len(getattr(x, "shape", ())) != 4:
+            shown = tuple(x.shape) if hasattr(x, "shape") else type(x).__name__
+            raise UsageError(f"{name}.shape", shown, "(batch, heads, length, head_dim)")
+    dtype = storage_dtypes(named, "qkv", f"one of {', '.join(DTYPES)}, or {FP8} for flash3_fp8")
+    (batch, heads, len_q, dim), (kb, kv_heads, len_kv, kd), (vb, vh, vl, dim_v) = (tuple(x.shape) for x in (q, k, v))
+    if (kb, kd) != (batch, dim):
+        raise UsageError("k.shape", tuple(k.shape), f"batch {batch} and head_dim {dim}, as q has")
+    if (vb, vh, vl) != (kb, kv_heads, len_kv):
+        raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
+    return Problem(
+        batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
+        dtype=dtype, causal=causal, window=window, scale=scale,
+    )  # fmt: skip
+
+
+class Reference(NamedTuple):
+    """`out` (batch, heads, len_q, head_dim_v) and `lse` (batch, heads, len_q), both float64; -inf for an empty row.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32")
+    >>> fl.naive(*fl.random_inputs(p)).lse.shape
+    (1, 1, 2)
+    """
+
+    out: Array
+    lse: Array
+
+
+def naive(
+    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+) -> Reference:
+    """softmax(scale Q K^T + mask) V in float64, dense; the judge of every number here.
+
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`, NumPy, any of the storage dtypes. Masks
+    are aligned bottom-right; a row that sees no key gets output 0 and LSE -inf. Raises `UsageError`.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
+    >>> q, k, v = fl.random_inputs(p, seed=0)
+    >>> bool(np.allclose(fl.naive(q, k, v, causal=True).out[0, 0, 0], v[0, 0, 0]))
+    True
+    """
+    p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
+    keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
+    with np.errstate(invalid="ignore"):
+        s = p.scale * (grouped @ keys.swapaxes(-1, -2))
+    np.putmask(s, np.broadcast_to(hidden_pairs(p), s.shape), -np.inf)
+    top: Array = s.max(-1, keepdims=True, initial=-np.inf)
+    e: Array = np.exp(s - np.where(np.isneginf(top), 0, top))
+    total = e.sum(-1, keepdims=True)
+    # a hidden key's value must not matter, not even a NaN: 0 x NaN would
+    out = _weighted_sum(e / np.where(total == 0, 1, total), values)
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[..., 0]
+    shape = p.batch, p.heads, p.len_q
+    return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
+
+
+def _weighted_sum(weights: Array, values: Array) -> Array:
+    if np.isfinite(values).all():
+        return weights @ values
+    terms = np.where(weights[..., None] == 0, 0.0, weights[..., None] * values[..., None, :, :])
+    return terms.sum(-2)
+
+
+def hidden_pairs(problem: Problem) -> Array:
+    """(len_q, len_kv): is key j hidden from query i?"""
+    p = problem
+    distance = np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset)
+    hidden = np.zeros(distance.shape, bool)
+    if p.right is not None:
+        hidden = np.logical_or(hidden, distance > p.right)
+    if p.left is not None:
+        hidden = np.logical_or(hidden, -distance > p.left)
+    return hidden
+
+
+def naive_loop(
+    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+) -> Reference:
+    """The same by a loop over queries that picks each query's keys by a slice: an oracle that shares no mask code.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=3, len_kv=5, head_dim=4, dtype="float32", causal=True)
+    >>> data = fl.random_inputs(p, seed=0)
+    >>> bool(np.allclose(fl.naive(*data, causal=True).out, fl.naive_loop(*data, causal=True).out))
+    True
+    """
+    p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
+    lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
+    for b, h, i in np.ndindex(lse.shape):
+        last_seen = p.len_kv - p.len_q + i
+        stop = p.len_kv if p.right is None else max(0, min(p.len_kv, last_seen + p.right + 1))
+        start = 0 if p.left is None else max(0, last_seen - p.left)
+        if start >= stop:
+            continue
+        kv = h // p.queries_per_kv
+        logits = p.scale * (k[b, kv, start:stop].astype(np.float64) @ q[b, h, i].astype(np.float64))
+        lse[b, h, i] = np.logaddexp.reduce(logits)
+        out[b, h, i] = np.exp(logits - lse[b, h, i]) @ v[b, kv, start:stop].astype(np.float64)
+    return Reference(out, lse)
+
+
+class Attention(Operation):
+    """The forward pass; of 8-bit operands with a scale for each of a kernel's tiles."""
+
+    name = "attention"
+    inputs = (
+        Operand(name="q", axes=("batch", "heads", "len_q", "head_dim")),
+        Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")),
+        Operand(name="v", axes=("batch", "kv_heads", "len_kv", "head_dim_v")),
+        *(
+            Operand(name=f"{name}_scale", axes=("batch", heads, tiles), dtype="float32", when=lambda p: p.dtype == FP8, default=1.0)
+            for name, heads, tiles in (("q", "heads", "row_tiles"), ("k", "kv_heads", "key_tiles"), ("v", "kv_heads", "key_tiles"))
+        ),
+    )  # fmt: skip
+    outputs = (
+        Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
+        Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32", asked=True),
+    )
+    kinds: ClassVar[Mapping[str, str]] = {
+        "normal": "standard normal",
+        "large": "logits up to 1e4, both signs",
+        "lone": "equal keys, logits of -1e6: a finite sentinel for masked scores outweighs them",
+        "rising": "logits that rise along the keys: the running maximum moves in every tile",
+        "falling": "logits that fall along the keys: later tiles hardly count",
+        "biased": "values around 8: the normalisation shows",
+        "outliers": "N(0, 1) and, one in a thousand, N(0, 100)",
+    }
+
+    def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
+        return problem_of(arrays["q"], arrays["k"], arrays["v"], **masks)
+
+    def idle(self, problem: Problem) -> bool:
+        return not problem.len_q
+
+    def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
+        normal = super().draw(problem.replace(dtype="float32"), seed, kind)
+        drawn = _of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
+        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()}
+
+    def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
+        p = problem
+        q, k, v = (arrays[name] for name in "qkv")
+        return naive(q, k, v, causal=p.causal, window=p.window, scale=p.scale)._asdict()
+
+    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        """By the module's rule: of `out` (batch, heads, len_q) what each row's 2-norm may be, of `lse` what each element."""
+        p = problem
+        q, k, v = (arrays[name] for name in "qkv")
+        grouped = (p.batch, p.kv_heads, p.queries_per_kv)
+        queries = q.astype(np.float64).reshape(*grouped, p.len_q, p.head_dim)
+        keys, values = (x[:, :, None, : p.len_kv].astype(np.float64) for x in (k, v))
+        scores = p.scale * (queries @ keys.swapaxes(-1, -2))
+        visible = np.zeros((p.len_q, p.len_kv), bool)
+        for row in range(p.len_q):
+            seen = p.visible_keys(row)
+            visible[row, seen.start : seen.stop] = True
+        sizes = abs(p.scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
+        if p.dtype == FP8:
+            largest = np.abs(queries).max(-1, keepdims=True) * np.abs(keys).max(-1)[..., None, :]
+            sizes = sizes + CUT / SCORE[FP8] * math.sqrt(p.head_dim) * abs(p.scale) * largest
+        top = np.where(visible, sizes, 0.0).max(axis=-1, initial=0.0)
+        lse: Array = truth["lse"].reshape(*grouped, p.len_q, 1)
+        weights = np.exp(np.where(visible, scores - np.where(np.isneginf(lse), 0.0, lse), -np.inf))
+        out = truth["out"].reshape(*grouped, p.len_q, p.head_dim_v)
+        squares = weights**2
+        own = (out**2).sum(-1)
+        spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
+        around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
+        smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
+        score = SCORE[p.dtype]
+        tolerance = (
+            ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread)
+            + score * np.maximum(1.0, top) * np.sqrt(around)
+            + smallest
+        )
+        heaviest = weights.max(axis=-1, initial=0.0)
+        if p.dtype == FP8:  # of a weight under P's smallest step nothing may be left
+            tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
+        lse_tolerance = np.maximum(LSE_FLOOR, score * top)
+        if p.dtype == FP8:
+            vanished = np.minimum(LOST_SUMS * heaviest * visible.sum(axis=-1), 1 - heaviest)
+            lse_tolerance += np.log1p(UNIT[FP8]) - np.log1p(-vanished)
+        shape = (p.batch, p.heads, p.len_q)
+        return {"out": tolerance.reshape(shape), "lse": lse_tolerance.reshape(shape)}
+
+    def flops(self, problem: Problem) -> int:
+        """4 len_q len_kv head_dim per head and sequence, halved if causal."""
+        p = problem
+        return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
+
+
+def _of_kind(
+    problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any
+) -> dict[str, Any]:  # fmt: skip
+    """Normal q, k and v turned into a kind of `Attention.kinds`."""
+    p = problem
+    drawn: dict[str, Any] = {"q": q, "k": k, "v": v}
+    if kind == "large":
+        products = q.astype(np.float64) @ np.repeat(k, p.queries_per_kv, axis=1).swapaxes(-1, -2)
+        top = float(np.abs(products).max(initial=0.0)) * abs(p.scale)
+        factor = math.sqrt(1e4 / top) if top else 1.0  # half of it by q, half by k: 16-bit floats hold both
+        drawn["q"], drawn["k"] = q * factor, k * factor
+    elif kind == "lone":
+        size = math.sqrt(1e6 / (p.head_dim * abs(p.scale))) if p.scale else 1.0
+        drawn["q"], drawn["k"] = np.full_like(q, math.copysign(size, p.scale)), np.full_like(k, -size)
+    elif kind in ("rising", "falling"):
+        along = np.linspace(0, 30, p.len_kv) if kind == "rising" else np.linspace(30, 0, p.len_kv)
+        q[..., 0] = 4.0
+        k[..., 0] = along / (4.0 * p.scale) if p.scale else along
+    elif kind == "biased":
+        drawn["v"] = v + 8.0
+    elif kind == "outliers":
+        return {name: outliers(x, rng) for name, x in drawn.items()}
+    return drawn
+
+
+def outliers(x: Array, rng: np.random.Generator) -> Array:
+    """Normal numbers, and to one in a thousand N(0, 100) added."""
+    shape: tuple[int, ...] = x.shape
+    few: Array = rng.random(shape) < 1e-3
+    return x + 10.0 * rng.standard_normal(shape) * few
+
+
+def to_storage(x: Array, dtype: str) -> Array:
+    """Rounded to a storage dtype; what is beyond the largest of 8 bits becomes that."""
+    return (np.clip(x, -LARGEST_FP8, LARGEST_FP8) if dtype == FP8 else x).astype(numpy_dtype(dtype))
+
+
+def _finfo(dtype: str) -> Any:
+    if dtype == "bfloat16":
+        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # only here: it costs import time
+        return ml_dtypes.finfo(numpy_dtype(dtype))
+    return np.finfo(numpy_dtype(dtype))
+
+
+ATTENTION = Attention()
+
+
+def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Standard normal q, k, v of a problem, rounded to its dtype (NumPy; bfloat16 through ml_dtypes).
+
+    >>> import flashlab as fl
+    >>> q, k, v = fl.random_inputs(fl.Problem(batch=1, heads=4, kv_heads=2, len_q=8, head_dim=16, dtype="float16"), seed=0)
+    >>> q.shape, k.shape, q.dtype.name
+    ((1, 4, 8, 16), (1, 2, 8, 16), 'float16')
+    """
+    drawn = ATTENTION.draw(problem, seed)
+    return drawn["q"], drawn["k"], drawn["v"]

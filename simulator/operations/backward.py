@@ -1,0 +1,120 @@
+"""The backward pass of attention: dQ, dK and dV from dO, by recomputation from Q, K, V, the output and its LSE.
+
+With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
+dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2).
+
+The rule of its errors, u as in the forward's, per row against float64 given the kernel's own output and LSE:
+
+    |e(dV_j)| <= 1.2 u * sqrt(|dV_j|^2 + sum_i P_ij^2 |dO_i|^2)                 + d * sum_i P_ij |dO_i|
+    |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + d * scale * sum_i G_ij |q_i|
+    |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
+
+G_ij = P_ij (|dP_ij| + |D_i|), with dP and D taken as sums of sizes, is what dS is a difference of: where dP and D cancel, their
+errors stay. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|) is what float32 scores and the natural LSE may be off by, as in
+the forward. The factor 1.2 was calibrated on the CPU: right kernels reach 1.10 (dQ in float16), the mildest wrong one 1.33
+(dS of rounded P). In 16 bits each rounded P and dS may lose half a subnormal step besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from simulator.dtypes import Array, numpy_dtype
+from simulator.operations.attention import ATTENTION, SCORE, UNIT, hidden_pairs
+from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.problem import Problem
+
+ROUNDINGS = 1.2
+"""How much of u a row may be off by."""
+
+
+class Backward(Operation):
+    """Gradients of attention. `out` and `lse` are the forward's, in the dtypes that it returns them in."""
+
+    name = "backward"
+    inputs = (
+        *ATTENTION.required,
+        Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
+        Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
+        Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
+    )
+    outputs = tuple(
+        Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required
+    )
+
+    def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
+        return ATTENTION.problem(arrays, **masks)
+
+    def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
+        """Normal q, k, v and dout; the output and its LSE are the float64 judge's, rounded."""
+        drawn = super().draw(problem, seed, kind)
+        forward = ATTENTION.judge(problem, drawn)
+        drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
+        drawn["lse"] = forward["lse"].astype(np.float32)
+        return drawn
+
+    def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
+        """The gradients in float64 given these `out` and `lse`."""
+        t = _Terms(problem, arrays)
+        dq = t.p.scale * (t.ds @ t.k)
+        dk = t.p.scale * (t.ds.swapaxes(-1, -2) @ t.q).sum(2)
+        dv = (t.weights.swapaxes(-1, -2) @ t.dout).sum(2)
+        return {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
+
+    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        """By the module's rule, of each row of dq, dk and dv."""
+        t, p, u = _Terms(problem, arrays), problem, UNIT[problem.dtype]
+        sizes = abs(p.scale) * (np.abs(t.q) @ np.abs(t.k).swapaxes(-1, -2))
+        top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
+        d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
+        whole = np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2) + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
+        gross = abs(p.scale) * d * t.weights * whole
+        # half a subnormal step of each rounded P and dS
+        step = {"float16": 2.0**-25, "bfloat16": 2.0**-134}.get(p.dtype, 0.0)
+        ds, norm = (
+            abs(p.scale) * t.ds,
+            {name: np.linalg.norm(getattr(t, name), axis=-1)[..., None] for name in ("q", "k", "dout")},
+        )
+
+        def bound(name: str, spread: Array, extra: Array) -> Array:
+            return ROUNDINGS * u * np.sqrt((truth[name] ** 2).sum(-1) + spread) + extra
+
+        def keys(terms: Array, others: Array) -> Array:
+            """Over all queries of a KV head's group."""
+            return (terms.swapaxes(-1, -2) @ others)[..., 0].sum(2)
+
+        queries = p.batch, p.heads, p.len_q
+        return {
+            "dq": bound("dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + step) @ norm["k"]).reshape(queries)),
+            "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + step, norm["q"])),
+            "dv": bound("dv", keys(t.weights**2, norm["dout"] ** 2), keys(d * t.weights + step, norm["dout"])),
+        }
+
+    def flops(self, problem: Problem) -> int:
+        """2.5 times the forward's: five products of its size instead of two."""
+        return ATTENTION.flops(problem) * 5 // 2
+
+
+class _Terms:
+    """What the formulas are made of, in float64: (batch, kv_heads, query in group, rows, columns)."""
+
+    def __init__(self, problem: Problem, arrays: Arrays) -> None:
+        self.p = p = problem
+        lead = p.batch, p.kv_heads, p.queries_per_kv
+        self.q, self.out, self.dout = (
+            np.asarray(arrays[name], np.float64).reshape(*lead, p.len_q, dim)
+            for name, dim in (("q", p.head_dim), ("out", p.head_dim_v), ("dout", p.head_dim_v))
+        )
+        self.k, self.v = (np.asarray(arrays[name], np.float64)[:, :, None] for name in ("k", "v"))
+        lse = np.asarray(arrays["lse"], np.float64).reshape(*lead, p.len_q, 1)
+        scores = p.scale * (self.q @ self.k.swapaxes(-1, -2))
+        scores = np.where(hidden_pairs(p), -np.inf, scores)
+        self.weights: Array = np.exp(scores - np.where(np.isneginf(lse), 0.0, lse))
+        delta = (self.dout * self.out).sum(-1, keepdims=True)
+        self.ds: Array = self.weights * (self.dout @ self.v.swapaxes(-1, -2) - delta)
+
+
+BACKWARD = Backward()

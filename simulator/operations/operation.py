@@ -1,0 +1,197 @@
+"""What an operation is: named operands that a `Problem` sizes, a float64 judge, an error bound, the field's count of FLOPs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simulator.counts import Spec
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import Said, UsageError, unknown
+from simulator.problem import ITEMSIZE, Problem, Tile
+
+Arrays = Mapping[str, Array]
+"""Arrays by the name of their operand."""
+
+LEADING = ("batch", "heads", "kv_heads")
+"""The axes along which blocks run beside one another; what is left of an operand's axes are its rows and columns."""
+
+
+def always(problem: Problem) -> bool:
+    """Every problem has the operand."""
+    del problem
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """An array that the caller hands over or gets back: one name in tile program, formula, `.cu`, trace and errors.
+
+    `axes` name sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "head_dim_v"), or of its
+    tiles ("row_tiles", "key_tiles"). `dtype` is "storage", "out" (the output's for that storage dtype), or a plain one such
+    as "float32" or "int32". A problem has it `when` that says so. An input with a `default` may be left out; an output that
+    is `asked` for is written on request only.
+
+    >>> p = Problem(batch=2, heads=4, kv_heads=2, len_q=10, len_kv=30, head_dim=64, dtype="float16")
+    >>> Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")).shape(p)
+    (2, 2, 30, 64)
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtype: str = "storage"
+    when: Callable[[Problem], bool] = always
+    default: float | None = None
+    asked: bool = False
+
+    @property
+    def lead(self) -> tuple[str, ...]:
+        """The axes of batch and heads among its own."""
+        return tuple(axis for axis in self.axes if axis in LEADING)
+
+    def shape(self, problem: Problem, tile: Tile | None = None) -> tuple[int, ...]:
+        """Its shape; of operands with an axis of tiles, in these tiles."""
+        return tuple(size_of(axis, problem, tile) for axis in self.axes)
+
+    def dtype_in(self, problem: Problem) -> str:
+        """Its dtype by name."""
+        return {"storage": problem.dtype, "kv": problem.dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)
+
+    def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
+        """How it lies in HBM. What has one axis beside batch and heads is a vector, unpadded."""
+        lead = [size_of(axis, problem, tile) for axis in self.lead]
+        inner = [size_of(axis, problem, tile) for axis in self.axes if axis not in LEADING]
+        rows, cols = (*inner, 1, 1)[:2]
+        heads = int(np.prod(lead, dtype=np.int64))
+        return Spec(self.name, heads, rows, cols, self.dtype_in(problem), role, vector=len(inner) < 2)
+
+
+def size_of(axis: str, problem: Problem, tile: Tile | None) -> int:
+    """How long an axis is."""
+    if axis in ("row_tiles", "key_tiles"):
+        assert tile is not None, axis
+        return problem.row_tiles(tile) if axis == "row_tiles" else problem.key_tiles(tile)
+    return getattr(problem, axis)
+
+
+class Operation(ABC):
+    """One operation: what goes in, what comes out, what is right.
+
+    >>> from simulator.operations.attention import ATTENTION
+    >>> [operand.name for operand in ATTENTION.required], [operand.name for operand in ATTENTION.outputs]
+    (['q', 'k', 'v'], ['out', 'lse'])
+    """
+
+    name: str
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
+    """What `draw` can fill the inputs with, by name, in words."""
+
+    @property
+    def required(self) -> tuple[Operand, ...]:
+        """The inputs that a tile program takes by position: those that nobody may leave out."""
+        return tuple(operand for operand in self.inputs if operand.default is None)
+
+    @property
+    def written(self) -> tuple[Operand, ...]:
+        """The outputs that every algorithm writes, asked or not."""
+        return tuple(operand for operand in self.outputs if not operand.asked)
+
+    def operand(self, name: str) -> Operand:
+        """The operand of a name. Raises `UsageError`."""
+        for operand in (*self.inputs, *self.outputs):
+            if operand.name == name:
+                return operand
+        raise unknown("operand", name, [each.name for each in (*self.inputs, *self.outputs)])
+
+    @abstractmethod
+    def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
+        """The problem that the required inputs pose; only their shapes and dtypes are looked at. Raises `UsageError`."""
+
+    @abstractmethod
+    def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
+        """The outputs in float64."""
+
+    @abstractmethod
+    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        """How far a correct kernel's outputs may lie from the truth: of each row its 2-norm, of a vector each element."""
+
+    @abstractmethod
+    def flops(self, problem: Problem) -> int:
+        """FLOPs by the field's convention, for rates: multiply-adds count 2, what a causal mask hides is left out."""
+
+    def idle(self, problem: Problem) -> bool:
+        """Is there nothing to write? Then nothing is launched."""
+        del problem
+        return False
+
+    def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
+        """The required inputs of a problem, full of random numbers of a kind; the same seed, the same arrays."""
+        if kind not in self.kinds:
+            raise unknown("inputs", kind, self.kinds)
+        random = np.random.default_rng(seed)
+        return {
+            operand.name: random.standard_normal(operand.shape(problem), np.float32).astype(
+                numpy_dtype(operand.dtype_in(problem))
+            )
+            for operand in self.required
+        }
+
+    def bound(self, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments as arrays by name: by position in the order of the required inputs, or by name. Raises `UsageError`."""
+        required = [operand.name for operand in self.required]
+        if len(given) > len(required):
+            raise UsageError("arrays", Said(f"{len(given)} by position"), f"{', '.join(required)}: {len(required)}")
+        found = dict(zip(required, given, strict=False))
+        known = [operand.name for operand in self.inputs]
+        for name, x in named.items():
+            if name not in known:
+                raise unknown("operand", name, known)
+            if name in found:
+                raise UsageError(name, "given twice", "once, by position or by name")
+            if x is not None:
+                found[name] = x
+        for name in required:
+            if found.get(name) is None:
+                raise UsageError(name, None, f"an array: {self.name} takes {', '.join(required)}")
+        return found
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        """Refuses arrays that don't fit the problem, or that it doesn't have. Only shapes and dtypes are looked at."""
+        for name, x in arrays.items():
+            operand = self.operand(name)
+            if not operand.when(problem):
+                raise UsageError(name, Said(array_in_words(x)), f"nothing: {problem} has no {name}")
+            shape, dtype = operand.shape(problem, tile), operand.dtype_in(problem)
+            if tuple(x.shape) != shape:
+                raise UsageError(f"{name}.shape", tuple(x.shape), f"{shape}, its axes are {', '.join(operand.axes)}")
+            if dtype_name(x) != dtype:
+                raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
+
+
+def dtype_name(x: Any) -> str:
+    """The dtype of an array of any framework, by the name that it has here."""
+    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+
+
+def array_in_words(x: Any) -> str:
+    """An array in an error: its shape and dtype, never its values."""
+    shape = getattr(x, "shape", None)
+    return type(x).__name__ if shape is None else f"array of {dtype_name(x)}, {tuple(shape)}"
+
+
+def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> str:
+    """The one storage dtype of several arrays. Raises `UsageError` naming the array at fault."""
+    first = names[0]
+    found = {name: dtype_name(arrays[name]) for name in names}
+    for name, dtype in found.items():
+        if dtype not in ITEMSIZE:
+            raise UsageError(f"{name}.dtype", dtype, accepted)
+        if dtype != found[first]:
+            raise UsageError(f"{name}.dtype", dtype, f"{found[first]}, as {first} has")
+    return found[first]

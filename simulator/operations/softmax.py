@@ -1,0 +1,59 @@
+"""The softmax of a vector: exp(x) / sum(exp(x)). No heads, no masks; the vector is the one row of its problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from simulator.dtypes import Array
+from simulator.errors import UsageError
+from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.problem import DTYPES, Problem
+
+_UNIT = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def vector_problem(length: int, dtype: str) -> Problem:
+    """The problem of a vector's softmax. Raises `UsageError`.
+
+    >>> vector_problem(1024, "float32").head_dim
+    1024
+    """
+    if length < 1:
+        raise UsageError("length", length, "an integer of at least 1")
+    return Problem(batch=1, heads=1, len_q=1, head_dim=length, dtype=dtype)
+
+
+class Softmax(Operation):
+    """x and out are vectors; in HBM a row of `head_dim` elements."""
+
+    name = "softmax"
+    inputs = (Operand(name="x", axes=("len_q", "head_dim")),)
+    outputs = (Operand(name="out", axes=("len_q", "head_dim"), dtype="out"),)
+
+    def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
+        x = arrays["x"]
+        dtype = storage_dtypes(arrays, ("x",), f"one of {', '.join(DTYPES)}")
+        if len(x.shape) != 2 or x.shape[0] != 1:
+            raise UsageError("x.shape", tuple(x.shape), "one row, (1, length)")
+        return vector_problem(x.shape[1], dtype)
+
+    def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
+        x = np.asarray(arrays["x"], np.float64)
+        e = np.exp(x - x.max(-1, keepdims=True))
+        return {"out": e / e.sum(-1, keepdims=True)}
+
+    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        """Of the row's 2-norm: the output's rounding, and what float32 differences and sums may be off by."""
+        size = np.linalg.norm(truth["out"], axis=-1)
+        spread = np.abs(np.asarray(arrays["x"], np.float64)).max(-1, initial=1.0)
+        return {"out": (_UNIT[problem.dtype] + 2e-6 * np.maximum(1.0, spread)) * size}
+
+    def flops(self, problem: Problem) -> int:
+        """Per element a maximum, a difference, a sum and a quotient."""
+        return 4 * problem.head_dim
+
+
+SOFTMAX = Softmax()

@@ -1,0 +1,128 @@
+"""FlashAttention-2, backward: key tiles in parallel, S and P recomputed, dQ by atomics; D = rowsum(dO * O) comes first."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.config import Config, choose, heads_that_share_the_l2, padded
+from simulator.devices import Device
+from simulator.machine import HbmTensor, Machine
+from simulator.operations.backward import BACKWARD
+from simulator.problem import Problem, Tile
+from simulator.program import program
+
+ROWS = 16
+"""Rows of a block of the first and the last launch, four of each warp."""
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """K_j and V_j, Q_i and dO_i, dS, in bytes."""
+    d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
+    return ((cols + rows) * (d + dv) + cols * rows) * problem.itemsize
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The first of a few tiles that fits the block's SRAM; four warps split the keys of a tile, and the rows of dQ."""
+    candidates = ((64, 128), (64, 64), (64, 32), (32, 32), (16, 16))
+    chosen = choose(candidates, tile, device, partial(sram_bytes, problem))
+    return Config(tile=chosen, warps=4, heads_together=heads_that_share_the_l2(problem, device))
+
+
+def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tuple[HbmTensor, HbmTensor]:
+    """Line 4 of Algorithm 2, D = rowsum(dO * O); and dQ = 0, in float32, for the atomics to add to."""
+    delta, dq_sum = m.workspace("delta", 1, vector=True), m.workspace("dq_sum", problem.head_dim)
+    for block in m.launch("flash2_backward_delta", rows=-(-problem.len_q // ROWS), warps=4):
+        i = block.i
+        block.step("delta")
+        block.store(delta, (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum(), i, ROWS)
+        block.step("zero_dq")
+        block.store(dq_sum, block.full(ROWS, problem.head_dim, 0.0), i, ROWS)
+    return delta, dq_sum
+
+
+def convert(m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> None:
+    """dQ = scale times the sum, rounded to the storage dtype."""
+    for block in m.launch("flash2_backward_convert", rows=-(-problem.len_q // ROWS), warps=4):
+        block.step("convert_dq")
+        block.store(dq, block.fetch(dq_sum, block.i, ROWS) * problem.scale, block.i, ROWS)
+
+
+@program(configure=configure, operation=BACKWARD)
+def flash2_backward(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, out: HbmTensor, lse: HbmTensor, dout: HbmTensor,
+    problem: Problem, tile: Tile,
+) -> tuple[HbmTensor, HbmTensor, HbmTensor]:  # fmt: skip
+    """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691).
+
+    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads, len_q)
+    float32. One block per key tile of Bc keys and KV head: dK_j and dV_j stay in its registers, summed over the query heads of
+    the group. It computes S transposed, keys along the rows, so that P^T and dS^T lie as the next products want them. The
+    warps split the keys; dS crosses them through SRAM for dQ, whose rows they split.
+    """
+    c = m.config
+    dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
+    delta, dq_sum = prepare(m, out, dout, problem)
+    visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
+    for block in m.launch("flash2_backward", rows=problem.key_tiles(tile), warps=c.warps, walk=visible, of=k):
+        j = block.i
+        ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype)
+        block.step("load_kv")
+        k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)
+        dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
+        for g in range(problem.queries_per_kv):
+            for i in block.walk:
+                block.step("load_q")
+                q_i = block.load(q.head(g), i, tile.rows)
+                lse_i = block.fetch(lse.head(g), i, tile.rows, warps=c.warps).T
+                block.step("scores")
+                s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
+                block.step("mask")
+                s = block.mask(s.T, i, j).T
+                block.step("exp")
+                p = block.exp(s - lse_i.finite())
+                block.step("load_do")
+                do_i = block.load(dout.head(g), i, tile.rows)
+                d_i = block.fetch(delta.head(g), i, tile.rows, warps=c.warps).T
+                block.step("dv")
+                dv_j = block.matmul(p.round(problem.dtype), do_i, split=("rows", "none"), acc=dv_j)
+                block.step("dp")
+                dp = block.matmul(v_j, do_i.T, split=("rows", "none"))
+                block.step("ds")
+                ds = (p * (dp - d_i)).round(problem.dtype)
+                block.put(ds_shared, ds)
+                block.step("dk")
+                dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
+                block.step("dq")
+                dq_i = block.matmul(ds_shared.T, k_j, split=("rows", "none"))
+                block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
+        block.step("store_dkv")
+        block.store(dk, dk_j * problem.scale, j, tile.cols)
+        block.store(dv, dv_j, j, tile.cols)
+    convert(m, dq_sum, dq, problem)
+    return dq, dk, dv
+
+
+ABOUT = {
+    "flash2_backward_delta": {
+        "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
+        "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
+    },
+    "flash2_backward": {
+        "load_kv": "Fetch a tile of keys and their values once. Their gradients never leave the registers.",
+        "load_q": "Fetch the next tile of queries that see any of these keys, and their LSE.",
+        "scores": "Multiply the keys by the queries: the tile of S again, transposed. The forward pass threw it away.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
+        "load_do": "Fetch dO of the same queries, and their D.",
+        "dv": "dV of these keys gains Pᵀ dO.",
+        "dp": "dP = V dOᵀ: how the loss depends on each probability.",
+        "ds": "dS = P (dP − D): the derivative of the softmax. It goes to SRAM, for other warps to read.",
+        "dk": "dK of these keys gains dSᵀ Q.",
+        "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+    },
+    "flash2_backward_convert": {
+        "convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

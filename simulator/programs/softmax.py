@@ -1,0 +1,115 @@
+"""The softmax of a vector, four ways (Milakov and Gimelshein, arXiv 1805.02867): x and out are one row of `length` elements."""
+
+from __future__ import annotations
+
+from math import inf
+
+from simulator.machine import HbmTensor, Machine
+from simulator.operations.softmax import SOFTMAX
+from simulator.problem import Problem, Tile
+from simulator.program import program
+
+
+@program(operation=SOFTMAX)
+def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
+    """Algorithm 1 of 1805.02867: no maximum is subtracted, so exp overflows over 88. 2 loads and 1 store an element."""
+    out = m.output("out")
+    for block in m.launch("softmax_naive", warps=1, of=x):
+        block.step("row_sum")
+        total = block.full(1, 1, 0.0)
+        for c in range(-(-x.cols // tile.cols)):
+            total = total + block.exp(block.fetch(x, 0, 1, c, tile.cols)).sum()
+        block.step("store")
+        for c in range(-(-x.cols // tile.cols)):
+            block.store(out, block.exp(block.fetch(x, 0, 1, c, tile.cols)) / total, 0, 1, c, tile.cols)
+    return out
+
+
+@program(operation=SOFTMAX)
+def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
+    """Algorithm 2 of 1805.02867: maximum, sum, quotient. 3 loads and 1 store an element."""
+    out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
+    for block in m.launch("softmax_safe", warps=1, of=x):
+        block.step("row_max")
+        top = block.full(1, 1, -inf)
+        for c in chunks:
+            top = block.maximum(top, block.fetch(x, 0, 1, c, tile.cols).max())
+        block.step("row_sum")
+        total = block.full(1, 1, 0.0)
+        for c in chunks:
+            total = total + block.exp(block.fetch(x, 0, 1, c, tile.cols) - top).sum()
+        block.step("store")
+        for c in chunks:
+            block.store(out, block.exp(block.fetch(x, 0, 1, c, tile.cols) - top) / total, 0, 1, c, tile.cols)
+    return out
+
+
+@program(operation=SOFTMAX)
+def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
+    """Algorithm 3 of 1805.02867: the sum is rescaled whenever the maximum rises. 2 loads and 1 store an element."""
+    out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
+    for block in m.launch("softmax_online", warps=1, of=x):
+        block.step("online_pass")
+        top, total = block.full(1, 1, -inf), block.full(1, 1, 0.0)
+        for c in chunks:
+            x_c = block.fetch(x, 0, 1, c, tile.cols)
+            new_top = block.maximum(top, x_c.max())
+            total = total * block.exp(top - new_top) + block.exp(x_c - new_top).sum()
+            top = new_top
+        block.step("store")
+        for c in chunks:
+            block.store(out, block.exp(block.fetch(x, 0, 1, c, tile.cols) - top) / total, 0, 1, c, tile.cols)
+    return out
+
+
+@program(operation=SOFTMAX)
+def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
+    """Section 3.1 of 1805.02867: tiles find (m, l) by themselves, in any order, and the pairs are merged.
+
+    One block a tile, twice: the first launch writes each tile's pair, the second merges all pairs and divides.
+    """
+    out, tiles = m.output("out"), -(-x.cols // tile.cols)
+    tops, totals = (m.workspace(name, 1, rows=tiles, vector=True, of=x) for name in ("m", "l"))
+    for block in m.launch("partial", cols=tiles, warps=1, of=x):
+        block.step("partial")
+        x_j = block.fetch(x, 0, 1, block.j, tile.cols)
+        top = x_j.max()
+        block.store(tops, top, block.j, 1)
+        block.store(totals, block.exp(x_j - top).sum(), block.j, 1)
+    for block in m.launch("merge", cols=tiles, warps=1, of=x):
+        block.step("merge")
+        top, total = block.full(1, 1, -inf), block.full(1, 1, 0.0)
+        for c in range(tiles):
+            tile_top, tile_total = block.fetch(tops, c, 1), block.fetch(totals, c, 1)
+            new_top = block.maximum(top, tile_top)
+            total = total * block.exp(top - new_top) + tile_total * block.exp(tile_top - new_top)
+            top = new_top
+        block.step("store")
+        x_j = block.fetch(x, 0, 1, block.j, tile.cols)
+        block.store(out, block.exp(x_j - top) / total, 0, 1, block.j, tile.cols)
+    return out
+
+
+ABOUT = {
+    "softmax_naive": {
+        "row_sum": "First pass over the row: the sum of exp(x). Over 88, exp overflows in float32.",
+        "store": "Second pass: exp(x) again, divided by the sum.",
+    },
+    "softmax_safe": {
+        "row_max": "First pass over the row: its maximum.",
+        "row_sum": "Second pass: the sum of exp(x − maximum), which cannot overflow.",
+        "store": "Third pass: exp(x − maximum) again, divided by the sum.",
+    },
+    "softmax_online": {
+        "online_pass": "One pass for both: whenever the maximum rises, the sum so far is rescaled to the new one.",
+        "store": "Second pass: exp(x − maximum), divided by the sum.",
+    },
+    "partial": {
+        "partial": "A tile finds its own maximum and sum, without any other tile, and writes the pair to HBM.",
+    },
+    "merge": {
+        "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
+        "store": "Divide this tile by the merged sum.",
+    },
+}  # fmt: skip
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -1,0 +1,102 @@
+"""What an algorithm's kernels take: the one place that says no, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simulator.devices import Device
+from simulator.errors import Unavailable, UsageError
+from simulator.problem import DTYPES, FP8, Problem, Tile
+
+MOST_KEYS = 1 << 30
+"""The longest sequence of a kernel: sums of lengths and windows must fit an int."""
+MOST_BLOCKS = (1 << 31) - 1
+"""Blocks of a grid's first axis."""
+
+
+def fragments(tile: Tile, problem: Problem) -> str | None:
+    """Whole fragments of the matrix products; what is accepted, or None if the tile is."""
+    del problem
+    return "multiples of 16, the fragment of a kernel's matrix products" if tile.rows % 16 or tile.cols % 16 else None
+
+
+def warpgroups(tile: Tile, problem: Problem) -> str | None:
+    """64 rows of Q for each of up to three warpgroups."""
+    del problem
+    if tile.rows in (64, 128, 192) and tile.cols % 16 == 0 and tile.cols <= 256:
+        return None
+    return "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What kernels take. `least` is the compute capability from which on they run, `only` the one that they need;
+    `tile` says what tiles it accepts where one isn't; `tiles` are those that verification tries beside the default.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float32")
+    >>> fl.CATALOGUE["flash3"].refuses(p, fl.DEVICES["h200"])
+    "dtype = 'float32': expected float16 or bfloat16 for flash3: use flash2"
+    >>> fl.CATALOGUE["flash2"].refuses(p, fl.DEVICES["h200"]) is None
+    True
+    """
+
+    dtypes: tuple[str, ...] = DTYPES
+    least: tuple[int, int] = (7, 5)
+    only: tuple[int, int] | None = None
+    head_dims: range = range(1, 257)
+    tile: Callable[[Tile, Problem], str | None] = fragments
+    tiles: tuple[Tile | None, ...] = (None,)
+    instead: str = "flash2"
+    """What to use where these kernels don't run."""
+
+    @property
+    def eight_bit(self) -> bool:
+        """Is it made for operands of 8 bits? Then tile program and formula take no other."""
+        return FP8 in self.dtypes
+
+    def refusal(
+        self, name: str, problem: Problem, device: Device | None = None, tile: Tile | None = None
+    ) -> UsageError | Unavailable | None:  # fmt: skip
+        """The error for what tile program and formula can't take, or with a `device` what the kernels can't do there."""
+        if (problem.dtype == FP8) != self.eight_bit:
+            halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+            return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
+        if device is None:
+            return None
+        return self._of_kernels(name, problem, device) or self._of_tile(tile, problem)
+
+    def _of_kernels(self, name: str, problem: Problem, device: Device) -> UsageError | Unavailable | None:
+        p, title = problem, device.title or device.name
+        capability = "{}.{}".format(*device.compute_capability)
+        if p.head_dim_v != p.head_dim:
+            return UsageError("head_dim of v", p.head_dim_v, f"{p.head_dim}, as q and k have: the kernels know one")
+        if p.head_dim not in self.head_dims:
+            return UsageError("head_dim", p.head_dim, f"at most {self.head_dims[-1]} for a kernel")
+        for field, length in (("len_q", p.len_q), ("len_kv", p.len_kv)):
+            if length > MOST_KEYS:
+                return UsageError(field, length, f"at most {MOST_KEYS:,} for a kernel")
+        if device.compute_capability < self.least:
+            needed = "{}.{}".format(*self.least)
+            return Unavailable(
+                f"{title} has compute capability {capability}: the kernels need a GPU of {needed} or higher"
+            )
+        if p.dtype == "bfloat16" and device.compute_capability < (8, 0):
+            return UsageError(
+                "dtype", p.dtype, f"float32 or float16: {title} has compute capability {capability}, not 8.0"
+            )
+        if self.only and device.compute_capability != self.only:
+            instead = f"{self.instead} in 16 bits" if self.eight_bit else self.instead
+            return Unavailable(
+                f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use {instead}"
+            )
+        if p.dtype not in self.dtypes:
+            return UsageError("dtype", p.dtype, f"{' or '.join(self.dtypes)} for {name}: use {self.instead}")
+        return None
+
+    def _of_tile(self, tile: Tile | None, problem: Problem) -> UsageError | None:
+        for accepts in (self.tile, fragments):
+            if tile is not None and (accepted := accepts(tile, problem)):
+                return UsageError("tile", str(tile), accepted)
+        return None

@@ -1,0 +1,120 @@
+"""The backward pass as a tile program: its numbers by the rule of its operation, its bytes three ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator import Problem, Tile
+from simulator.operations.attention import ATTENTION
+from simulator.operations.backward import BACKWARD
+from tests.simulator.problems import ROOMY, problems, tiles
+
+ALGORITHMS = sorted(fl.catalogue.of(BACKWARD))
+
+
+def masks(p: Problem) -> dict[str, Any]:
+    return {"causal": p.causal, "window": p.window, "scale": p.scale}
+
+
+def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]:
+    """The worst row of each gradient, as a share of the rule's bound."""
+    truth = BACKWARD.judge(p, arrays)
+    bounds = BACKWARD.bounds(p, arrays, truth)
+    found: dict[str, float] = {}
+    for name, exact in truth.items():
+        error = np.linalg.norm(np.asarray(outputs[name], np.float64) - exact, axis=-1)
+        found[name] = float((error / np.maximum(bounds[name], 1e-300)).max(initial=0.0))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=60)
+@given(problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])), tile=tiles, seed=st.integers(0, 3))
+def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
+    arrays = BACKWARD.draw(problem, seed)
+    run = fl.simulate(algorithm, *arrays.values(), **masks(problem), tile=tile, device=ROOMY)
+    assert max(ratios(problem, arrays, run.outputs).values()) <= 1
+    assert run.counts == fl.count(algorithm, problem, tile=tile, device=ROOMY)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=150)
+@given(problem=problems(longest=200), tile=tiles)
+def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:
+    assert fl.count(algorithm, problem, tile=tile, device=ROOMY) == fl.shape_run(
+        algorithm, problem, tile=tile, device=ROOMY
+    )
+
+
+@settings(max_examples=20)
+@given(problem=problems(longest=12, dims=st.sampled_from([4, 8])), seed=st.integers(0, 3))
+def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, seed: int) -> None:
+    """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>."""
+    p = problem.replace(dtype="float32")
+    arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in BACKWARD.draw(p, seed).items()}
+    forward = ATTENTION.judge(p, arrays)
+    arrays |= {"out": forward["out"], "lse": forward["lse"]}
+    gradients, random, h = BACKWARD.judge(p, arrays), np.random.default_rng(seed), 1e-5
+    for name in "qkv":
+        direction = random.standard_normal(arrays[name].shape)
+        moved = [_float64_forward(p, arrays | {name: arrays[name] + sign * h * direction}) for sign in (1, -1)]
+        slope = float((arrays["dout"] * (moved[0] - moved[1])).sum()) / (2 * h)
+        assert slope == pytest.approx(float((gradients[f"d{name}"] * direction).sum()), rel=1e-5, abs=1e-6)
+
+
+def _float64_forward(p: Problem, arrays: dict[str, Any]) -> Any:
+    """Attention on float64 operands, query by query: it shares no line with the judge."""
+    out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
+    for b, h, i in np.ndindex(p.batch, p.heads, p.len_q):
+        keys, kv = p.visible_keys(i), h // p.queries_per_kv
+        if keys:
+            logits = p.scale * arrays["k"][b, kv, keys.start : keys.stop] @ arrays["q"][b, h, i]
+            weights = np.exp(logits - logits.max())
+            out[b, h, i] = weights / weights.sum() @ arrays["v"][b, kv, keys.start : keys.stop]
+    return out
+
+
+MUTANTS: dict[str, Callable[[Problem, dict[str, Any], dict[str, Any]], None]] = {
+    "no D": lambda p, a, o: a.update(out=np.zeros_like(a["out"])),
+    "scale off by 1 %": lambda p, a, o: o.update(dq=o["dq"] * 1.01),
+    "a key dropped": lambda p, a, o: o["dv"].__setitem__((0, 0, 3), 0),
+    "the LSE off by 1 %": lambda p, a, o: a.update(lse=a["lse"] * 1.01),
+    "dK of one query head of the group": lambda p, a, o: o.update(dk=o["dk"] / p.queries_per_kv),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_rule_sees_what_is_wrong(mutant: str) -> None:
+    """Seeded bugs in inputs or outputs: the rule, which judges by the inputs as they should be, refuses each."""
+    p = Problem(batch=1, heads=4, kv_heads=2, len_q=60, head_dim=32, dtype="float16", causal=True)
+    right = BACKWARD.draw(p, 0)
+    assert max(ratios(p, right, BACKWARD.judge(p, right)).values()) == 0
+    given, outputs = dict(right), dict(BACKWARD.judge(p, right))
+    MUTANTS[mutant](p, given, outputs)
+    if given.keys() == right.keys() and any(given[name] is not right[name] for name in right):
+        outputs = dict(fl.simulate("flash2_backward", *given.values(), causal=True).outputs)
+    assert max(ratios(p, right, outputs).values()) > 1
+
+
+def test_a_key_tile_that_no_query_sees_has_gradients_of_zero() -> None:
+    p = Problem(batch=1, heads=2, len_q=20, len_kv=100, head_dim=16, dtype="float16", window=(5, 0))
+    run = fl.simulate("flash2_backward", *BACKWARD.draw(p, 0).values(), window=(5, 0), tile=(16, 16))
+    assert (run.outputs["dk"][:, :, :64] == 0).all() and (run.outputs["dv"][:, :, :64] == 0).all()
+
+
+def test_inputs_are_named_where_they_are_missing_or_wrong() -> None:
+    p = Problem(batch=1, heads=2, len_q=20, head_dim=16, dtype="float16")
+    arrays = BACKWARD.draw(p, 0)
+    with pytest.raises(fl.UsageError, match=r"lse = None: expected an array: backward takes q, k, v, out, lse, dout"):
+        fl.simulate("flash2_backward", *list(arrays.values())[:4], dout=arrays["dout"])
+    with pytest.raises(fl.UsageError, match=r"lse.dtype = 'float64': expected float32"):
+        fl.simulate("flash2_backward", **{**arrays, "lse": arrays["lse"].astype(np.float64)})
+    with pytest.raises(fl.UsageError, match=r"dout.shape = \(1, 2, 19, 16\): expected \(1, 2, 20, 16\)"):
+        fl.simulate("flash2_backward", **{**arrays, "dout": arrays["dout"][:, :, 1:]})

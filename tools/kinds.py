@@ -1,0 +1,63 @@
+"""The kinds of results: their schemas as JSON Schema, and the table in docs/results/README.md, from the modules that measure.
+
+`python -m tools.kinds` writes docs/results/schema/*.json and the table; a test holds both to it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flashlab.files import replace_file
+from flashlab.measure import results
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / results.FOLDER
+SCHEMAS = RESULTS / "schema"
+PAGE = RESULTS / "README.md"
+BEGIN, END = "<!-- kinds: begin (written by tools/kinds.py) -->\n", "<!-- kinds: end -->"
+
+KINDS = results.kinds(*results.ROOMS, "tools")
+"""By name, in the order of their titles: the library's own and those that tools measure."""
+
+
+def claim(result: results.Result) -> str:
+    """The claim that a result supports, in one line."""
+    return KINDS[result.kind].claim(result)
+
+
+def schemas() -> dict[str, str]:
+    """The published schemas, by the names of their files."""
+    return {
+        f"{name}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        for kind in KINDS.values() for name, schema in kind.schemas().items()
+    }  # fmt: skip
+
+
+def table() -> str:
+    """The kinds as docs/results/README.md lists them."""
+    rows = [
+        (f"[`{kind.name}`](schema/{kind.name}.json)", f"`{kind.command}`", kind.holds)
+        for kind in sorted(KINDS.values(), key=lambda kind: kind.name)
+    ]
+    return results.markdown_table(("kind", "written by", "what it holds"), rows) + "\n"
+
+
+def page_with(text: str, block: str) -> str:
+    """The page with the table in its place."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + block + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    SCHEMAS.mkdir(exist_ok=True)
+    for path in SCHEMAS.glob("*.json"):
+        if path.name not in schemas():
+            path.unlink()
+    for name, text in schemas().items():
+        replace_file(SCHEMAS / name, text)
+    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), table()))
+
+
+if __name__ == "__main__":
+    main()
