@@ -319,7 +319,5 @@ def test_a_wait_in_a_branch_that_warps_take_apart(kernel: str) -> None:
 def test_more_blocks_than_sms_hand_over_their_registers() -> None:
     """A warp that was told to wait for registers may have been given them before it does."""
     p = fl.Problem(batch=1, heads=300, len_q=40, len_kv=100, head_dim=64, dtype="bfloat16")
-    ran = fl.emulate(
-        "flash3", *fl.random_inputs(p), device="h200", source=kernels_cu.source("flash3"), time_limit=60
-    )
+    ran = fl.emulate("flash3", *fl.random_inputs(p), device="h200", source=kernels_cu.source("flash3"), time_limit=60)
     assert ran.complaints() == []
