@@ -108,6 +108,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       softmax.exponentials(s);
       round_p(p, s);
 
+      bool risen = false;
       for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
         // step: load_k
         mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
@@ -123,7 +124,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         // step: load_v (of the tile before)
         mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
+        // step: rescale (of the tile before, beside Q Kᵀ)
+        if (RESCALE_LATE && risen) rescale(o, alpha);
+
         // step: output (of the tile before, in the background)
+        settle(o);
         wgmma_fence();
         multiply_pv(o, p, sram.v(v_ring.slot));
         turns.pass();
@@ -137,7 +142,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         softmax.mask(s, shape, lane_row, j, full);
 
         // step: softmax
-        const bool risen = any_lane(softmax.risen(s));
+        risen = any_lane(softmax.risen(s));
         if (risen) softmax.raise(s, alpha);
 
         // step: output (of the tile before: done)
@@ -146,13 +151,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         release(sram.v_empty(v_ring.slot));
         v_ring.advance();
 
+        // step: rescale (at once)
+        if (!RESCALE_LATE && risen) rescale(o, alpha);
+
         // step: softmax (P)
         softmax.exponentials(s);
         round_p(p, s);
-
-        // step: rescale
-        if (risen) rescale(o, alpha);  // behind the exponentials (flash3_3)
       }
+
+      // step: rescale
+      if (RESCALE_LATE && risen) rescale(o, alpha);
 
       // step: load_v
       mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);

@@ -12,9 +12,9 @@
 //
 // Two choices keep the softmax short:
 //   - m stays until a score exceeds it by 2^8 (TAU). A lane sees that by itself, so there are no shuffles and hardly a rescale.
-//   - The wait for O stands in the same straight piece of code as the exponentials, and O is rescaled behind them. ptxas moves
-//     a wait ahead of all that doesn't depend on it, but not over a branch. So the exponentials mix with the wait and with the
-//     rounding of P. A wait inside the branch is no choice: PTX wants all four warps of a warpgroup to execute the same one.
+//   - All four warps of a warpgroup execute the same wait for O: PTX leaves a wait in a branch undefined that only some of them
+//     take. So the branch that raises the maximum comes before the wait, and O is rescaled behind it: beside the next Q Kᵀ, or
+//     at D = 64, where that product is too short to hide it, at once.
 //
 // NEW marks what this kernel adds to rung 2.
 //
@@ -83,6 +83,7 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
     softmax.exponentials(s);
     round_p(p, s);
 
+    bool risen = false;  // NEW
     for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {  // NEW
       // step: load_k
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
@@ -98,7 +99,11 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       // step: load_v (of the tile before)
       mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
+      // step: rescale (of the tile before, beside Q Kᵀ)
+      if (RESCALE_LATE && risen) rescale(o, alpha);  // NEW
+
       // step: output (of the tile before, in the background)
+      settle(o);
       wgmma_fence();
       multiply_pv(o, p, sram.v(v_ring.slot));  // NEW
       turns.pass();  // NEW
@@ -111,7 +116,7 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       softmax.mask(s, shape, lane_row, j, full);
 
       // step: softmax
-      const bool risen = any_lane(softmax.risen(s));  // NEW
+      risen = any_lane(softmax.risen(s));  // NEW
       if (risen) softmax.raise(s, alpha);  // NEW
 
       // step: output (of the tile before: done)
@@ -120,13 +125,16 @@ flash3_3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap 
       release(sram.v_empty(v_ring.slot));
       v_ring.advance();
 
+      // step: rescale (at once)
+      if (!RESCALE_LATE && risen) rescale(o, alpha);  // NEW
+
       // step: softmax (P)
       softmax.exponentials(s);
       round_p(p, s);
-
-      // step: rescale
-      if (risen) rescale(o, alpha);  // NEW: behind the exponentials (see above)
     }
+
+    // step: rescale
+    if (RESCALE_LATE && risen) rescale(o, alpha);  // NEW
 
     // step: load_v
     mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);

@@ -13,19 +13,21 @@ import kernels_cu
 from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
+from simulator.catalogue import with_kernels
 from tests.patches import patched
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.nvrtc
 
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100", "sm_90a": "h200"}
+WITH_KERNELS = {name: CATALOGUE[name] for name in with_kernels()}
 HOPPER = [name for name, row in CATALOGUE.items() if row.arch]
 HEAD_DIMS = (40, 64, 128, 256)
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
 """With other tiles: their defaults step aside."""
 MATRIX = [
     case
-    for name, row in CATALOGUE.items()
+    for name, row in WITH_KERNELS.items()
     for case in itertools.product([name], row.dtypes, HEAD_DIMS, DEVICES)
     if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
     and (case[0] in HOPPER) == (case[3] == "sm_90a")
@@ -69,7 +71,7 @@ def test_every_tile_of_hoppers_kernels(name: str, causal: bool, head_dim: int, l
     assert complaints(compile_kernel(name, defines(config, dtype, head_dim), arch="sm_90a")) == []
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in HOPPER])
+@pytest.mark.parametrize("name", [name for name in WITH_KERNELS if name not in HOPPER])
 def test_ptx_for_the_oldest_architecture(name: str) -> None:
     image = compile_kernel(name, SMALL, arch="compute_75").image
     assert b".target sm_75" in image

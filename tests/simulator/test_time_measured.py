@@ -84,7 +84,7 @@ def test_the_ranking_of_the_rungs_is_right(cells: list[time_model.Beside]):
     assert total == 54 and right >= 48
 
 
-@pytest.mark.long  # a wrong rate, which is found below, runs each time
+@pytest.mark.long  # one wrong rate, which is found below, runs each time
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
@@ -101,8 +101,8 @@ def test_another_constant_is_found(where: ModuleType, name: str, wrong: float, m
     ("method", "wrong"),
     [
         ("warpgroup_matmul", lambda self, flops: flops / (0.629 * self.tensor)),  # as mma.sync
-        ("exp", lambda self, elements: 0.0),
-        ("copy", lambda self, nbytes, dram=0.0: nbytes / 16),
+        pytest.param("exp", lambda self, elements: 0.0, marks=pytest.mark.long),
+        pytest.param("copy", lambda self, nbytes, dram=0.0: nbytes / 16, marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_rate_is_found(method: str, wrong: Callable[..., float], monkeypatch: pytest.MonkeyPatch):
@@ -110,6 +110,7 @@ def test_a_wrong_rate_is_found(method: str, wrong: Callable[..., float], monkeyp
     assert time_model.mean_error(ladder(time_model.beside())) > LADDER_ERROR
 
 
+@pytest.mark.long
 def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatch):
     """One block an SM where flash2 has two: 24 cells are off, not one."""
     from simulator.time.schedules import flash2

@@ -17,6 +17,7 @@ from flashlab.lessons.catalogue import KERNEL_EXERCISES
 from flashlab.lessons.kernel_exercise import MARK, Launch
 from tests.flashlab.lessons.cuda_misconceptions import MISCONCEPTIONS
 from tests.flashlab.lessons.misconceptions import Misconception
+from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
@@ -114,7 +115,9 @@ def test_arguments_are_the_kernel_s_parameters(name: str):
         assert set(launch.truth) == {n for n, value in launch.arguments.items() if isinstance(value, Empty)}
 
 
-@pytest.mark.parametrize("wrong", MISCONCEPTIONS, ids=lambda wrong: f"{wrong.exercise}-{wrong.name}")
+@pytest.mark.parametrize(
+    "wrong", one_of_each(MISCONCEPTIONS, lambda wrong: wrong.exercise, lambda wrong: f"{wrong.exercise}-{wrong.name}")
+)
 def test_a_misconception_fails_and_is_told(wrong: Misconception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "fresh", lambda: Random(0))
     marked = KERNEL_EXERCISES[wrong.exercise].marked

@@ -16,6 +16,7 @@ from flashlab.lessons.child import run
 from flashlab.lessons.exercise import MARK
 from tests.flashlab.lessons.answers import program_of
 from tests.flashlab.lessons.misconceptions import MISCONCEPTIONS, Misconception
+from tests.tiers import one_of_each
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -67,7 +68,9 @@ def test_problems_are_drawn_anew_and_some_are_ragged(name: str):
     assert any(case.problem.len_q % case.tile.rows for seed in range(5) for case in EXERCISES[name].cases(Random(seed)))
 
 
-@pytest.mark.parametrize("wrong", MISCONCEPTIONS, ids=lambda wrong: f"{wrong.exercise}-{wrong.name}")
+@pytest.mark.parametrize(
+    "wrong", one_of_each(MISCONCEPTIONS, lambda wrong: wrong.exercise, lambda wrong: f"{wrong.exercise}-{wrong.name}")
+)
 def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         checking, "fresh", lambda: Random(0)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import flashlab as fl
 from flashlab.measure import agreement, emulated, results
 from flashlab.measure.agreement import Agreement, Row
 from flashlab.measure.problems import matrix
 from simulator.devices import DEVICES
+from tests.tiers import one_of_each
 
 MEASURED = results.find(Path(__file__).resolve().parents[3] / results.FOLDER, kind="agreement")
 GPU: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
@@ -22,7 +24,7 @@ ALGORITHMS = sorted({case.split()[0] for case, _ in GPU})
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
 def test_counts_are_those_that_the_gpu_had(algorithm: str) -> None:
     """Bytes, sectors and wavefronts of the ragged problems, where lanes part, as an H200 counted them."""
     cases = [

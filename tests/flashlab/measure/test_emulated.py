@@ -150,6 +150,7 @@ def check_matrix(cases: list[Case]) -> None:
     assert report.summary["equal"] == report.summary["compared"] > 0
 
 
+@pytest.mark.long
 def test_the_registers_option() -> None:
     """Tiles of which flash2 keeps Q in registers read it from SRAM once; two stages and one move the same bytes."""
     p = fl.Problem(batch=1, heads=1, len_q=130, len_kv=200, head_dim=64, dtype="float16", causal=True)
@@ -190,7 +191,7 @@ def test_distance_of_outputs_is_measured_by_the_rule() -> None:
     assert distance(case, inputs, (out, None), (moved, None)) == pytest.approx(1, rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
 def test_verified(algorithm: str) -> None:
     """The verifier's own probes and edges on the emulator; the whole of it: `flashlab verify ... --backend emulator`."""
     checks = ["key_sets", "hidden_keys", "split", "gqa", "prefix", "batch", "misaligned"]

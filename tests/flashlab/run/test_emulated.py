@@ -225,6 +225,17 @@ def test_tensors_of_torch(dtype: str) -> None:
         attention(plain[0], *tensors[1:])
 
 
+@pytest.mark.jax
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_arrays_of_jax(dtype: str) -> None:
+    jax: Any = importlib.import_module("jax")
+    plain = make_inputs(SMALL.replace(dtype=dtype))
+    given = [jax.numpy.asarray(x) for x in plain]
+    out, lse = attention(*given, causal=True, lse=True)
+    assert isinstance(out, jax.Array) and out.dtype == given[0].dtype and lse.dtype == np.float32
+    assert np.asarray(out).tobytes() == attention(*plain, causal=True).tobytes()
+
+
 class OnAGpu:
     """An array of a CuPy that isn't there: on a GPU, with `get` to fetch it."""
 

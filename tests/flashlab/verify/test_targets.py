@@ -18,11 +18,12 @@ import flashlab as fl
 from flashlab.verify import OUTSIDERS, Case, Report, run_case, verify
 from flashlab.verify.memory import FRAMES, frame_named, place
 from tests.flashlab.verify.candidates import Array, attention
+from tests.tiers import one_of_each
 
 ALGORITHMS = list(fl.catalogue.of())
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].formula))
 def test_our_algorithms_pass_on_the_simulator(algorithm: str) -> None:
     report = fl.verify(algorithm)
     assert report.verdict == "passed", report.failed[:3]

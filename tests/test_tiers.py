@@ -1,0 +1,73 @@
+"""The tiers: what is left out unless asked for, what must not be missing, and that nothing depends on a clock."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import conftest
+from tests.tiers import one_of_each
+
+HERE = Path(__file__).parent
+CLOCK = re.compile(r"\b(perf_counter|process_time|monotonic|timeit|time\.time)(_ns)?\b")
+
+
+def test_no_test_reads_a_clock() -> None:
+    """A busy machine is no bug: a test bounds calls, bytes or blocks, and tools measure times."""
+    clocks = [path.name for path in HERE.rglob("*.py") if CLOCK.search(path.read_text(encoding="utf-8"))]
+    assert clocks == [Path(__file__).name]
+
+
+def test_the_first_of_each_kind_is_not_long() -> None:
+    parameters = one_of_each(["a1", "b1", "a2", "b2", "b3"], lambda case: case[0])
+    assert [p.id for p in parameters if not p.marks] == ["a1", "b1"]
+    assert {mark.name for p in parameters for mark in p.marks} == {"long"}
+
+
+class Item(SimpleNamespace):
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.markers
+
+
+def collected(markexpr: str = "", *args: str) -> tuple[list[str], int]:
+    """The tests that are left, and how many were left out."""
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=markexpr), args=args, hook=hook, stash=pytest.Stash())
+    items: Any = [Item(name="short", markers=()), Item(name="long", markers=("long", "compiler"))]
+    conftest.pytest_collection_modifyitems(config, items)
+    return [item.name for item in items], config.stash.get(conftest.LEFT_OUT, 0)
+
+
+def test_long_tests_are_left_out_and_counted_unless_they_are_named() -> None:
+    assert collected("", "tests") == (["short"], 1)
+    assert collected("long") == (["short", "long"], 0)
+    assert collected("", "tests/test_x.py::test_long") == (["short", "long"], 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("", set()),
+        ("all", {"nvrtc", "compiler", "browser"}),
+        ("torch,triton", {"torch", "triton"}),
+        ("all,jax", {"nvrtc", "compiler", "browser", "jax"}),
+    ],
+)
+def test_what_must_be_here(said: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHLAB_REQUIRE", said)
+    assert {marker for marker in conftest.NEEDS if conftest.required(marker)} == wanted
+
+
+def test_what_is_missing_fails_where_it_is_required_and_is_skipped_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    item: Any = Item(markers=("jax",))
+    monkeypatch.setitem(conftest.NEEDS, "jax", lambda: "no JAX")
+    monkeypatch.setenv("FLASHLAB_REQUIRE", "all")
+    with pytest.raises(pytest.skip.Exception, match="no JAX"):
+        conftest.pytest_runtest_setup(item)
+    monkeypatch.setenv("FLASHLAB_REQUIRE", "jax")
+    with pytest.raises(pytest.fail.Exception, match="FLASHLAB_REQUIRE=jax, but no JAX"):
+        conftest.pytest_runtest_setup(item)
