@@ -57,7 +57,8 @@ def patches() -> Iterator[tuple[str, str, str, str, str | None]]:
         yield name, text("flash3_fp8.cu"), old, new, None
     for name, (_, file, old, new) in fp8.SYNCHRONISATION_FAULTS.items():
         yield name, text(file), old, new, None
-    for file, old, new in fp8.ONE_ACCUMULATOR:
+    for change in fp8.ONE_ACCUMULATOR:
+        file, old, new = change
         yield old, text(file), old, new, None
 
 
