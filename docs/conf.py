@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -48,8 +49,8 @@ pygments_dark_style = "a11y-high-contrast-dark"
 
 
 def parsable(signature: str | None) -> str | None:
-    """A signature that Sphinx can parse: a dataclass's fields that are made by a function have no such default."""
-    return signature and signature.replace("<factory>", "...")
+    """A signature that Sphinx can parse: defaults that a function makes are `...`, those that are functions have names."""
+    return signature and re.sub(r"<function (\w+)[^>]*>", r"\1", signature.replace("<factory>", "..."))
 
 
 def setup(app: Sphinx) -> None:
