@@ -53,8 +53,8 @@ def patches() -> Iterator[tuple[str, str, str, str, str | None]]:
         yield mutant.name, (ROOT / mutant.file).read_text(encoding="utf-8"), mutant.find, mutant.put, mutant.step
     for name, (file, old, new, _) in (fp8.FAULTS | fp8.MORE_FAULTS).items():
         yield name, text(file), old, new, None
-    for name, (old, new) in fp8.WIDE_FAULTS.items():
-        yield name, text("flash3_fp8.cu"), old, new, None
+    for name, (file, old, new) in fp8.WIDE_FAULTS.items():
+        yield name, text(file), old, new, None
     for name, (_, file, old, new) in fp8.SYNCHRONISATION_FAULTS.items():
         yield name, text(file), old, new, None
     for change in fp8.ONE_ACCUMULATOR:
