@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from simulator.problem import round_up
+
 if TYPE_CHECKING:
-    from simulator.counts import Counts, LaunchCounts
+    from simulator.counts import Counts, LaunchCounts, Spec
     from simulator.devices import Device
 
 # fractions of the L2 at which re-reads begin to miss, what they miss in between, and where all of them do
@@ -63,7 +65,11 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
         return 0
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
     distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
-    again = {name: reads[name] / distinct[name] for name in reads if reads[name] > distinct[name] > 0}
+    again = {
+        name: reads[name] / distinct[name]
+        for name, spec in counts.tensors.items()
+        if reads[name] - distinct[name] > _overhang(counts, spec) and distinct[name]
+    }
     once = sum(n for name, n in distinct.items() if name not in again and (name, "write") not in launch.distinct)
     if not again:
         return once
@@ -75,6 +81,11 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
     if blocks_per_head == counts.problem.row_tiles(counts.tile):
         return once + _walks(counts, launch, again, min(at_once, launch.heads_together * blocks_per_head))
     return once + _bands(counts, launch, again, at_once)
+
+
+def _overhang(counts: Counts, spec: Spec) -> int:
+    """Bytes that boxes of a tile may ask for beyond an array, once each: they are no second reading of it."""
+    return spec.heads * max(counts.tile) * round_up(spec.row_bytes, 256) if spec.role == "input" else 0
 
 
 def _own_rows(counts: Counts, launch: LaunchCounts, again: dict[str, float], heads_at_once: float) -> int:

@@ -41,7 +41,8 @@ def measured(kind: str) -> list[results.Result]:
 
 def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
     """The newest result of a kind that names an algorithm and in which something holds."""
-    return next((of for of in reversed(measured(kind)) if name in of.algorithms and holds(of.data)), None)
+    found = [of for of in reversed(measured(kind)) if name in of.algorithms and holds(of.data)]
+    return next((of for of in found if of.condition is None), next(iter(found), None))
 
 
 # -- the matrix -----------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@
 constexpr int CONSUMERS = BR / 64;  // warpgroups that compute
 static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 64 == 0, "64 rows per warpgroup, whole fragments, whole panels");
 
-// Where O is rescaled after a maximum has risen: a tile later, beside the next Q Kᵀ, or at once. Beside a product of D = 64 there
-// is no room for it (0.99 times the speed; late is 1.00 to 1.01 times at D = 128).
+// Where O is rescaled after a maximum has risen: a tile later, beside the next Q Kᵀ, or at once where D is so small that this
+// product is over too soon to hide it.
 constexpr bool RESCALE_LATE = HEAD_DIM > 64;
 
 // SRAM: Q | STAGES x K | STAGES x V (in e4m3 each with its ones) | mbarriers.
