@@ -210,6 +210,21 @@ def with_kernels(operation: Operation | None = None) -> list[str]:
     return [row.name for row in CATALOGUE.values() if row.kernels and operation in (None, row.operation)]
 
 
+def ladder(top: str, bottom: str) -> list[str]:
+    """The rungs from one algorithm up to another, as rows say what they follow.
+
+    >>> ladder("flash3", "flash2")
+    ['flash2', 'flash3_1', 'flash3_2', 'flash3_3', 'flash3']
+    """
+    rungs = [top]
+    while rungs[0] != bottom:
+        below = get(rungs[0]).follows
+        if below is None:
+            raise UsageError("bottom", bottom, f"a rung below {top}")
+        rungs.insert(0, below)
+    return rungs
+
+
 def names(problem: Problem) -> list[str]:
     """The algorithms of attention that take a problem's dtype.
 

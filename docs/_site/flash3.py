@@ -25,6 +25,7 @@ from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
 from flashlab.files import replace_file
 from flashlab.measure import results, speed
+from simulator.catalogue import get, ladder
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / results.FOLDER
@@ -32,7 +33,7 @@ PAGE = ROOT / "docs" / "flash3.md"
 PICTURES = ROOT / "docs" / "pictures"
 DEVICE = "h200"
 
-BELOW = {"flash3_1": "flash2", "flash3_2": "flash3_1", "flash3_3": "flash3_2", "flash3": "flash3_3"}
+BELOW = {name: str(get(name).follows) for name in ladder("flash3", "flash3_1")}
 """Each rung, and the one below it."""
 CLIMB = ("flash2", *BELOW)
 DIMS, MASKS, LENGTHS = (64, 128, 256), (False, True), (1024, 4096, 16384)

@@ -12,8 +12,9 @@ import kernels_cu
 from flashlab.lessons.lesson07 import measured as of_the_lessons
 from flashlab.lessons.show import Shown, bars
 from flashlab.player.sources import marks, step_lines
+from simulator.catalogue import ladder
 
-RUNGS = ("flash2", "flash3_1", "flash3_2", "flash3_3", "flash3")
+RUNGS = tuple(ladder("flash3", "flash2"))
 
 
 class Beside:

@@ -25,6 +25,7 @@ from pydantic import Field
 import flashlab as fl
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
+from simulator.catalogue import ladder
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ SECONDS = 0.35
 """Of a cell that `measure` times, as the ladder's were."""
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
 """What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
-LADDER = ("flash3_1", "flash3_2", "flash3_3", "flash3")
+LADDER = tuple(ladder("flash3", "flash3_1"))
 CONSTANTS = ("AT_REST", "DRAWN")
 SET_ON = (
     "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates/machine, clocks), no kernel's time; the "

@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from flashlab.files import replace_file
 from flashlab.views import figures
+from simulator.catalogue import CATALOGUE, of
 from simulator.counts import Counts
 
 __all__ = ["LENGTHS", "Picture", "bytes_by_tensor", "lengths", "roofline", "save", "sweep"]
@@ -34,8 +35,9 @@ _BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE = (
 _GREY = "#8C8C8C"
 _INK, _FAINT = "#222222", "#D9D9D9"
 
-_ALGORITHMS = {"standard": _RED, "online_softmax": _ORANGE, "flash1": _SKY, "flash2": _BLUE}
-_OTHERS = (_GREEN, _PURPLE, _BLACK, _GREY, "#B8A900")
+# by an algorithm's place in the catalogue, among those of its operation: rungs of one ladder are shades of one colour
+_BY_PLACE = (_RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE)
+_OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
 
 _TENSORS = {
@@ -444,8 +446,9 @@ def _unit(most: float) -> tuple[int, str]:
 
 
 def _colour(algorithm: str) -> str:
-    if algorithm in _ALGORITHMS:
-        return _ALGORITHMS[algorithm]
+    if row := CATALOGUE.get(algorithm):
+        place = list(of(row.operation)).index(algorithm)
+        return _BY_PLACE[place % len(_BY_PLACE)]
     return _OTHERS[sum(algorithm.encode()) % len(_OTHERS)]
 
 
