@@ -131,6 +131,9 @@ class FakeCupy:
     def get_current_stream(self) -> FakeCupy:
         return self
 
+    def is_capturing(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self.synchronized += 1
 
@@ -269,9 +272,11 @@ Tensor.__module__ = "torch"
 def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A torch whose current stream is the one of handle 1234."""
     module = SimpleNamespace(
-        empty=lambda shape, dtype, device: Tensor(cupy.empty(shape, numpy_dtype(dtype.removeprefix("torch.")))),
+        empty=lambda shape, dtype, device: Tensor(
+            cupy.empty((shape,) if isinstance(shape, int) else shape, numpy_dtype(dtype.removeprefix("torch.")))
+        ),
         is_grad_enabled=lambda: True, _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
-        **{name: f"torch.{name}" for name in DTYPES.values()},
+        **{name: f"torch.{name}" for name in (*DTYPES.values(), "uint8")},
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
