@@ -12,6 +12,8 @@ from typing import Any
 
 # Before NumPy is imported: two workers whose matrix products spin on every core slow each other down twentyfold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before Triton is imported, by whatever library: its own functions are made for its interpreter then, or for a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 from hypothesis import settings

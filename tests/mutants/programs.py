@@ -25,8 +25,8 @@ PROGRAMS = [
         file=MACHINE,
         check="key_sets",
         blind=True,
-        find="hidden = hidden | (key > row + p.right)",
-        put="hidden = hidden | (key > row + p.right + 1)",
+        find="hidden = hidden | (keys > rows + p.right)",
+        put="hidden = hidden | (keys > rows + p.right + 1)",
     ),
     Mutant(
         mechanism="causal mask aligned top-left",
@@ -34,8 +34,8 @@ PROGRAMS = [
         file=MACHINE,
         check="key_sets",
         blind=True,
-        find="starts = np.asarray(i).reshape(-1, 1, 1) * s.rows + p.offset",
-        put="starts = np.asarray(i).reshape(-1, 1, 1) * s.rows",
+        find="rows = rows // group + p.offset",
+        put="rows = rows // group",
     ),
     Mutant(
         mechanism="one zero-padded key leaks at the ragged end",
@@ -43,8 +43,8 @@ PROGRAMS = [
         file=MACHINE,
         check="key_sets",
         blind=True,
-        find="hidden = np.broadcast_to(key >= p.len_kv, (len(starts), s.rows, s.cols))",
-        put="hidden = np.broadcast_to(key > p.len_kv, (len(starts), s.rows, s.cols))",
+        find="hidden = np.broadcast_to(keys >= p.len_kv,",
+        put="hidden = np.broadcast_to(keys > p.len_kv,",
     ),
     Mutant(
         mechanism="finite sentinel for masked scores",
@@ -242,8 +242,8 @@ PROGRAMS = [
         file=MACHINE,
         check="gqa",
         blind=True,
-        find="return x.reshape(p.batch, p.kv_heads, x.shape[1] // p.kv_heads, *x.shape[2:])",
-        put="return x.reshape(p.batch, x.shape[1] // p.kv_heads, p.kv_heads, *x.shape[2:]).swapaxes(1, 2)",
+        find="x.reshape(*lead, spec.rows, spec.cols)",
+        put="x.reshape(lead[0], lead[2], lead[1], spec.rows, spec.cols).swapaxes(1, 2)",
     ),
     Mutant(
         mechanism="batch stride forgotten",
@@ -251,8 +251,8 @@ PROGRAMS = [
         file=MACHINE,
         check="batch",
         blind=True,
-        find="return x.reshape(p.batch,",
-        put="return np.broadcast_to(x[:1], x.shape).reshape(p.batch,",
+        find="x.reshape(*lead, spec.rows, spec.cols)",
+        put="np.broadcast_to(x[:1], x.shape).reshape(*lead, spec.rows, spec.cols)",
     ),
 ]
 """Wrong numbers."""

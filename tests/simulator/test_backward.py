@@ -58,8 +58,9 @@ def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) 
 def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, seed: int) -> None:
     """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>."""
     p = problem.replace(dtype="float32")
-    arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in BACKWARD.draw(p, seed).items()}
-    forward = ATTENTION.judge(p, arrays)
+    drawn = BACKWARD.draw(p, seed)
+    forward = ATTENTION.judge(p, drawn)
+    arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in drawn.items()}
     arrays |= {"out": forward["out"], "lse": forward["lse"]}
     gradients, random, h = BACKWARD.judge(p, arrays), np.random.default_rng(seed), 1e-5
     for name in "qkv":

@@ -330,7 +330,8 @@ BESIDE(exponentials_beside_128_registers, 128, false)
 // Two warpgroups hand the turn to each other.
 __global__ void turns(long long* clocks, int rounds, int, float*) {
   timed(clocks, [&] {
-    const Turns turns(warpgroup_id());
+    const Turns turns{warpgroup_id()};
+    turns.start();
     for (int n = 0; n < rounds; ++n) turns.take(), turns.pass();
     if (warpgroup_id() == 0) turns.take();
   });

@@ -113,7 +113,7 @@ def test_the_kernel_s_head_says_what_was_measured():
     """flash3.cu names the file and how much faster zeros are."""
     head = " ".join(kernels_cu.source("flash3").read_text(encoding="utf-8").partition("#include")[0].split("\n// "))
     zeros = span((faster_on_zeros(row) for row in PROFILE.mine() if "zeros" in row), "{:.2f}")
-    assert f"it is {zeros} times as fast" in head
+    assert f"the kernel is {zeros} times as fast" in head
     assert "profile/flash3" in head
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.verify.cases import Case, make_inputs, random_cases
-from flashlab.verify.rule import ROUNDINGS, UNIT, bottom_right, expect, judge, reference
+from flashlab.verify.rule import bottom_right, expect, judge, reference
+from simulator.operations.attention import ROUNDINGS, UNIT
 from tests.flashlab.verify.candidates import attention
 
 DTYPES = ["float32", "float16", "bfloat16"]

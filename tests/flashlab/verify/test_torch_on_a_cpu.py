@@ -22,7 +22,7 @@ def sdpa(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
 
 def usual(p: fl.Problem) -> bool | str:
     """With as many queries as keys, and some, torch's masks are ours. (A scale that isn't positive makes NaN of hidden keys.)"""
-    return p.len_q == p.kv_length > 0 and p.softmax_scale > 0 or "as many queries as keys, and a positive scale"
+    return p.len_q == p.len_kv > 0 and p.scale > 0 or "as many queries as keys, and a positive scale"
 
 
 @pytest.mark.torch
@@ -44,7 +44,7 @@ def test_a_key_too_few_is_found() -> None:
 @pytest.mark.torch
 def test_the_wrong_convention_is_found() -> None:
     """torch's causal mask is aligned top-left: with more keys than queries it is no bottom-right one."""
-    adapter = fl.Adapter(sdpa, "torch", supports=lambda p: p.len_q > 0 and p.kv_length > 0)
+    adapter = fl.Adapter(sdpa, "torch", supports=lambda p: p.len_q > 0 and p.len_kv > 0)
     assert verify(adapter, dtypes=["float32"], checks=["rule"]).failed
 
 
