@@ -527,7 +527,7 @@ def test_counters_asks_for_the_problem_given(monkeypatch: pytest.MonkeyPatch) ->
     ]
     asked.clear()
     run("counters", "--matrix")
-    assert asked == counters.matrix()
+    assert asked == counters.matrix(fl.catalogue.with_kernels())
 
 
 def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None:
