@@ -60,7 +60,7 @@ from simulator import (
     simulate,
     softmax,
     timeline,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from flashlab.emulator import Empty, FileRun, emulate_file

@@ -88,9 +88,15 @@ def _vector_program(name: str) -> Program:
 
 
 def count(
-    algorithm: str | Program, problem: Problem | None = None, *, tile: TileLike = None, device: Device | str = "h100",
-    lse: bool = False, length: int | None = None, dtype: str = "float32",
-) -> Counts:  # fmt: skip
+    algorithm: str | Program,
+    problem: Problem | None = None,
+    *,
+    tile: TileLike = None,
+    device: Device | str = "h100",
+    lse: bool = False,
+    length: int | None = None,
+    dtype: str = "float32",
+) -> Counts:
     """What an algorithm moves and computes, from its formula, at any size; one's own program runs on shapes.
 
     The softmax of a vector is counted by `count("softmax_safe", length=…, dtype=…)`.
@@ -162,8 +168,10 @@ def check_formula(
     >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
     """
     row, on = catalogue.get(program), Device.named(device)
-    counted, closed = run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)), _evaluate(
-        formula, row.program, problem, tile, on, lse)  # fmt: skip
+    counted, closed = (
+        run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
+        _evaluate(formula, row.program, problem, tile, on, lse),
+    )
     if counted == closed:
         return
     for name, ran, said in _differences(counted, closed):

@@ -112,7 +112,7 @@ class Algorithm:
 
     def refusal(
         self, problem: Problem, device: Device | None = None, tile: Tile | None = None
-    ) -> UsageError | Unavailable | None:  # fmt: skip
+    ) -> UsageError | Unavailable | None:
         """The error for a problem that it doesn't take, or with a `device` that its kernels can't do there; else None."""
         if not self.kernels:  # one's own program takes anything
             without = "one with a CUDA kernel (fl.simulate runs one's own)"
@@ -135,9 +135,11 @@ _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
-    dtypes=("float16", "bfloat16"), only=(9, 0), tile=warpgroups,
+    dtypes=("float16", "bfloat16"),
+    only=(9, 0),
+    tile=warpgroups,
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
-)  # fmt: skip
+)
 
 
 def _rung(name: str, program: Program, schedule: Schedule, follows: str, *, persistent: bool = False) -> Algorithm:

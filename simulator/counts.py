@@ -92,9 +92,10 @@ class LaunchCounts:
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction, as in `"hbm.read"`; of one tensor, of one step, or all."""
         return sum(
-            n for e, n in self.ledger.items()
+            n
+            for e, n in self.ledger.items()
             if e.what == what and tensor in (None, e.tensor) and step in (None, e.step)
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,10 @@ class Counts:
         A launch's own workspace is what it both writes and reads; what an earlier launch wrote is an input to it.
         """
         own = {
-            name for name, spec in self.tensors.items()
+            name
+            for name, spec in self.tensors.items()
             if spec.role == "workspace" and (name, "read") in launch.distinct and (name, "write") in launch.distinct
-        }  # fmt: skip
+        }
         return sum(n for (name, way), n in launch.distinct.items() if way == direction and name not in own)
 
     @cached_property
@@ -239,12 +241,18 @@ class Counts:
             "by_tensor": {name: asdict(counts) for name, counts in self.by_tensor.items()},
             "launches": [
                 {
-                    "name": x.name, "blocks": x.blocks, "warps": x.warps, "sram_peak": x.sram_peak,
+                    "name": x.name,
+                    "blocks": x.blocks,
+                    "warps": x.warps,
+                    "sram_peak": x.sram_peak,
                     **{w: x.bytes(w) for w in ("hbm.read", "hbm.write", "hbm.atomic", "sram.read", "sram.write")},
-                    "flops_matmul": x.flops_matmul, "flops_other": x.flops_other, "exp": x.exp,
-                } for x in self.launches
+                    "flops_matmul": x.flops_matmul,
+                    "flops_other": x.flops_other,
+                    "exp": x.exp,
+                }
+                for x in self.launches
             ],
-        }  # fmt: skip
+        }
 
 
 def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
@@ -314,9 +322,14 @@ class Book:
         return spec
 
     def launch(
-        self, name: str, blocks: int, warps: int, heads_together: int = 1, sram_peak: int = 0,
+        self,
+        name: str,
+        blocks: int,
+        warps: int,
+        heads_together: int = 1,
+        sram_peak: int = 0,
         walk: Callable[[int], range] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin a launch; what follows belongs to it. `walk` as in `LaunchCounts`: the estimate of DRAM reads asks for it."""
         peak = sram_peak if blocks else 0
         self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk))

@@ -63,7 +63,7 @@ class Block:
 
     def __init__(
         self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int, lead: tuple[int, int, int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
         self._lead = lead
         self._heads = heads = math.prod(lead)
@@ -83,9 +83,16 @@ class Block:
     # -- HBM ----------------------------------------------------------------------------------------------------
 
     def load(
-        self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, stages: int = 1,
+        self,
+        tensor: HbmTensor,
+        i: Rows,
+        rows: int,
+        j: int = 0,
+        cols: int | None = None,
+        *,
+        stages: int = 1,
         panel: int | None = None,
-    ) -> SramTile:  # fmt: skip
+    ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (all columns if None), zero-filled outside the problem.
 
         The buffer bears the tensor's name and is reused by the next load of it; `stages` buffers are held for a ring.
@@ -130,7 +137,7 @@ class Block:
 
     def atomic_add(
         self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Add registers to float32 HBM by atomics: every lane's bytes count, blocks that collide add up."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
@@ -414,9 +421,16 @@ class Machine:
         return HbmTensor(replace(spec, heads=spec.heads // group, rows=spec.rows * group), group=group)
 
     def workspace(
-        self, name: str, cols: int, dtype: str = "float32", *, rows: int | None = None, vector: bool = False,
-        of: HbmTensor | None = None, axes: Mapping[str, int] | None = None,
-    ) -> HbmTensor:  # fmt: skip
+        self,
+        name: str,
+        cols: int,
+        dtype: str = "float32",
+        *,
+        rows: int | None = None,
+        vector: bool = False,
+        of: HbmTensor | None = None,
+        axes: Mapping[str, int] | None = None,
+    ) -> HbmTensor:
         """An array in HBM, `cols` wide, `rows` (None: len_q) a head, of the queries or of `of`; a `vector` lies unpadded.
 
         `axes` gives each head several planes of rows, by name: `axes={"splits": 4}`, and `tensor.at(splits=j)` is one.
@@ -427,9 +441,16 @@ class Machine:
         return self._new(spec, ("batch", "heads") if of is None else self._leads[of.name])
 
     def launch(
-        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[..., range] | None = None,
-        readers: int | None = None, of: HbmTensor | None = None,
-    ) -> Iterator[Block]:  # fmt: skip
+        self,
+        name: str,
+        *,
+        warps: int,
+        rows: int = 1,
+        cols: int = 1,
+        walk: Callable[..., range] | None = None,
+        readers: int | None = None,
+        of: HbmTensor | None = None,
+    ) -> Iterator[Block]:
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`), and run them in lockstep groups.
 
         `walk(i)`, or `walk(i, j)`, is the range that block i (of column j) loops over: the key tiles that the mask leaves,

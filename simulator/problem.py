@@ -138,8 +138,15 @@ class Problem:
 
     def __post_init__(self) -> None:
         given = self.given
-        for name, low in (("batch", 1), ("heads", 1), ("kv_heads", 1), ("len_q", 0), ("len_kv", 0), ("head_dim", 1),
-                          ("head_dim_v", 1)):  # fmt: skip
+        for name, low in (
+            ("batch", 1),
+            ("heads", 1),
+            ("kv_heads", 1),
+            ("len_q", 0),
+            ("len_kv", 0),
+            ("head_dim", 1),
+            ("head_dim_v", 1),
+        ):
             if name in given:
                 object.__setattr__(self, name, _integer(name, given[name], low))
         if self.heads % self.kv_heads:

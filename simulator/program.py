@@ -40,9 +40,7 @@ class Program:
     <tile program flash1>
     """
 
-    def __init__(
-        self, body: Body, configure: Configure = configure_plainly, operation: Operation = ATTENTION
-    ) -> None:  # fmt: skip
+    def __init__(self, body: Body, configure: Configure = configure_plainly, operation: Operation = ATTENTION) -> None:
         update_wrapper(self, body)
         self.name: str = getattr(body, "__name__", "program")
         self.body, self.configure, self.operation = body, configure, operation
@@ -57,7 +55,7 @@ class Program:
 
 def program(
     body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation = ATTENTION
-) -> Any:  # fmt: skip
+) -> Any:
     """Make a tile program of a function `(m, q, k, v, problem, tile)` that launches blocks and returns `out` or `(out, lse)`.
 
     `configure(problem, device, tile)` chooses tile and warps where the plain 64 x 64 won't do. A program of another

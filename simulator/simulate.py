@@ -105,9 +105,15 @@ class Scales(NamedTuple):
 
 
 def run_on_data(
-    program: Program, arrays: Mapping[str, Array], problem: Problem, *, tile: TileLike, device: Device,
-    asked: Collection[str] = (), trace: tuple[int, int] | None = None,
-) -> Run:  # fmt: skip
+    program: Program,
+    arrays: Mapping[str, Array],
+    problem: Problem,
+    *,
+    tile: TileLike,
+    device: Device,
+    asked: Collection[str] = (),
+    trace: tuple[int, int] | None = None,
+) -> Run:
     """Run a tile program on arrays by name, the heads or batches shared out among the cores.
 
     Each core has a thread with a machine of its own; BLAS keeps to one thread meanwhile, because its threads, waiting for
@@ -189,7 +195,7 @@ def _blas() -> ThreadpoolController:
 
 def run_on_shapes(
     program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
-) -> Counts:  # fmt: skip
+) -> Counts:
     """Run a tile program on shapes alone: exact counts, no data."""
     config = program.configure(problem, device, tile)
     machine = Machine(program.name, program.operation, problem, config, device, asked=asked, data=None)
@@ -198,9 +204,14 @@ def run_on_shapes(
 
 
 def _record(
-    program: Program, arrays: Mapping[str, Array], problem: Problem, config: Config, device: Device, asked: Collection[str],
+    program: Program,
+    arrays: Mapping[str, Array],
+    problem: Problem,
+    config: Config,
+    device: Device,
+    asked: Collection[str],
     head: tuple[int, int],
-) -> Trace:  # fmt: skip
+) -> Trace:
     """Run one head alone, block by block, with a recorder listening."""
     b, h = head
     one = problem.replace(batch=1, heads=1, kv_heads=None)

@@ -58,7 +58,7 @@ class Support:
 
     def refusal(
         self, name: str, problem: Problem, device: Device | None = None, tile: Tile | None = None
-    ) -> UsageError | Unavailable | None:  # fmt: skip
+    ) -> UsageError | Unavailable | None:
         """The error for what tile program and formula can't take, or with a `device` what the kernels can't do there."""
         if (problem.dtype == FP8) != self.eight_bit:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"

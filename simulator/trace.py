@@ -132,17 +132,22 @@ class Trace:
             "buffers": {name: asdict(shape) for name, shape in self.buffers.items()},
             "events": [
                 {
-                    "launch": e.launch, "step": e.step, "block": list(e.block), "source": e.source, "line": e.line,
+                    "launch": e.launch,
+                    "step": e.step,
+                    "block": list(e.block),
+                    "source": e.source,
+                    "line": e.line,
                     "sram": e.sram,
                     "transfers": [
                         {"tensor": t.tensor, "source": t.source, "line": t.line, "bytes": t.nbytes}
                         | ({} if t.rows is None else {"rows": list(t.rows), "cols": list(t.cols or ())})
                         for t in e.transfers
                     ],
-                } | ({"values": {name: _encode(x) for name, x in e.values.items()}} if values else {})
+                }
+                | ({"values": {name: _encode(x) for name, x in e.values.items()}} if values else {})
                 for e in self.events
             ],
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> Trace:

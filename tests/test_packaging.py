@@ -90,8 +90,15 @@ def test_sdist_carries_the_same(archives: dict[str, Path]):
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
     assert {name for name in names if name.split("/")[0] in PACKAGES} == checkout()
     assert {name for name in names if "/" not in name} == {
-        "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml", ".gitignore",
-    }  # fmt: skip
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "PKG-INFO",
+        "README.md",
+        "hatch_build.py",
+        "pyproject.toml",
+        ".gitignore",
+    }
 
 
 RELATIVE = re.compile(r"\]\((?!https?:)[^)]*\)")

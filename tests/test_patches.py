@@ -33,8 +33,10 @@ barrier();
 def rewritten(text: str) -> str:
     """The same code with other comments, other tags, and a line of its own for almost every token."""
     tagged = MARK.sub(lambda m: f"@{m[1]}{' (otherwise)' if m[0].endswith(')') else ''}@", text)
-    lines = (line if line.lstrip().startswith("#") or line.endswith("\\") else re.sub(r"([;{},]) *", r"\1\n\n  ", line)
-             for line in without_comments(tagged).split("\n"))  # fmt: skip
+    lines = (
+        line if line.lstrip().startswith("#") or line.endswith("\\") else re.sub(r"([;{},]) *", r"\1\n\n  ", line)
+        for line in without_comments(tagged).split("\n")
+    )
     return re.sub(r"@(.+?)@", r"// step: \1", "\n/* another */\n".join(lines))
 
 

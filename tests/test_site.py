@@ -109,10 +109,16 @@ def test_links_lead_somewhere_and_nothing_comes_from_a_network(site: Path):
 @pytest.mark.parametrize(
     "bad",
     [
-        '<a href="gone.html">', '<a href="#gone">', '<a href="other.html#gone">', '<a href="https://">', '<a href="htp://x.org">',
-        '<img src="gone.png">', '<script src="https://x.org/x.js">', '<link rel="stylesheet" href="//x.org/x.css">',
+        '<a href="gone.html">',
+        '<a href="#gone">',
+        '<a href="other.html#gone">',
+        '<a href="https://">',
+        '<a href="htp://x.org">',
+        '<img src="gone.png">',
+        '<script src="https://x.org/x.js">',
+        '<link rel="stylesheet" href="//x.org/x.css">',
     ],
-)  # fmt: skip
+)
 def test_a_bad_link_is_found(bad: str, tmp_path: Path):
     (tmp_path / "index.html").write_text(f'<a href="other.html#here">{bad}', encoding="utf-8")
     (tmp_path / "other.html").write_text("<p id=here>", encoding="utf-8")
@@ -240,6 +246,8 @@ def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opene
     found = Axe().run(page, options={"resultTypes": ["violations"], "preload": False}).response["violations"]
     serious = [
         f"{violation['id']}: {node['html'][:200]}"
-        for violation in found if violation["impact"] in ("serious", "critical") for node in violation["nodes"][:3]
-    ]  # fmt: skip
+        for violation in found
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"][:3]
+    ]
     assert serious == []

@@ -13,9 +13,15 @@ from flashlab.lessons.show import Shown, lines
 from flashlab.measure.results import Result
 
 STYLE: Any = {
-    "svg.hashsalt": "flashlab", "svg.fonttype": "none", "font.size": 10, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.titlelocation": "left", "grid.color": "#D9D9D9", "legend.frameon": False,
-}  # fmt: skip
+    "svg.hashsalt": "flashlab",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "grid.color": "#D9D9D9",
+    "legend.frameon": False,
+}
 LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#000000", "P")]
 """Colour and marker of a series, so that neither has to tell it alone."""
 
@@ -32,9 +38,15 @@ def speed(data: Mapping[str, Any]) -> Shown:
     dims, masks = (sorted({row[key] for row in rows}) for key in ("head_dim", "causal"))
     kernels = list(dict.fromkeys(row["peer"] or data["algorithm"] for row in rows))
     table = [
-        [row["head_dim"], "causal" if row["causal"] else "none", row["length"], row["peer"] or data["algorithm"], row["tflops"]]
+        [
+            row["head_dim"],
+            "causal" if row["causal"] else "none",
+            row["length"],
+            row["peer"] or data["algorithm"],
+            row["tflops"],
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     top = max(row[4] for row in table)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.2, 2.6 * len(dims) + 0.4), layout="constrained")
@@ -42,8 +54,11 @@ def speed(data: Mapping[str, Any]) -> Shown:
         for (i, dim), (j, causal) in ((a, b) for a in enumerate(dims) for b in enumerate(masks)):
             panel = panels[i][j]
             for kernel, (colour, marker) in zip(kernels, LOOKS, strict=False):
-                points = sorted((row[2], row[4]) for row in table if row[:2] == [dim, "causal" if causal else "none"]
-                                and row[3] == kernel)  # fmt: skip
+                points = sorted(
+                    (row[2], row[4])
+                    for row in table
+                    if row[:2] == [dim, "causal" if causal else "none"] and row[3] == kernel
+                )
                 panel.plot(*zip(*points, strict=True), color=colour, marker=marker, label=kernel)
             panel.set(title=f"head dim {dim}, {'causal' if causal else 'no mask'}", xscale="log", ylim=(0, 1.05 * top))
             lengths = sorted({row["length"] for row in rows})
@@ -66,8 +81,10 @@ def dram(data: Mapping[str, Any]) -> Shown:
     return lines(
         {"launch": range(1, len(shares) + 1)},
         {"compulsory": [low for low, _ in shares], "DRAM, measured": [share for _, share in shares]},
-        title="bytes read, as a part of those requested, launch by launch", of="part of the requested bytes", log=False,
-    )  # fmt: skip
+        title="bytes read, as a part of those requested, launch by launch",
+        of="part of the requested bytes",
+        log=False,
+    )
 
 
 FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown]] = {"bench": speed, "ladder": speed, "counters": dram}

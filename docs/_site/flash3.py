@@ -71,9 +71,8 @@ def summary() -> str:
     ladder, peers = result("ladder", "flash3"), result("bench", "flash3")
     cell = (128, False, 16384)
     first, last, again = (
-        speeds(of)[name, *cell]["tflops"]
-        for of, name in ((ladder, "flash2"), (ladder, "flash3"), (peers, "flash3"))
-    )  # fmt: skip
+        speeds(of)[name, *cell]["tflops"] for of, name in ((ladder, "flash2"), (ladder, "flash3"), (peers, "flash3"))
+    )
     worst = min(min(row["ratio_fa4"], row["ratio_cudnn"]) for row in cells())
     return prose(
         f"From **{first:.0f}** TFLOP/s to **{last:.0f}**: this is the way at head dim 128 and 16,384 tokens without a mask. A "
@@ -103,12 +102,16 @@ def rung(name: str) -> str:
         return found[kernel, *cell]["ratio"] or 1
 
     rows = [
-        [str(dim), *(
-            f"{behind(BELOW[name], dim, causal, length) / behind(name, dim, causal, length):.2f}"
-            for causal in MASKS for length in LENGTHS
-        )]
+        [
+            str(dim),
+            *(
+                f"{behind(BELOW[name], dim, causal, length) / behind(name, dim, causal, length):.2f}"
+                for causal in MASKS
+                for length in LENGTHS
+            ),
+        ]
         for dim in DIMS
-    ]  # fmt: skip
+    ]
     return table([f"× {BELOW[name]}, head dim", *COLUMNS], rows) + "\n" + said(name)
 
 
@@ -116,10 +119,16 @@ def peers() -> str:
     """The 18 cells beside others' kernels."""
     of = result("bench", "flash3")
     rows = [
-        [str(row["head_dim"]), "causal" if row["causal"] else "full", f"{row['length']:,}", f"{row['tflops']:.0f}",
-         *(f"{row[f'ratio_{peer}']:.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")), f"{row['share_of_matmul']:.0%}"]
+        [
+            str(row["head_dim"]),
+            "causal" if row["causal"] else "full",
+            f"{row['length']:,}",
+            f"{row['tflops']:.0f}",
+            *(f"{row[f'ratio_{peer}']:.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")),
+            f"{row['share_of_matmul']:.0%}",
+        ]
         for row in cells()
-    ]  # fmt: skip
+    ]
     middle = [
         f"{statistics.median(row[f'ratio_{peer}'] for row in cells()):.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")
     ]
@@ -141,12 +150,21 @@ def fp8() -> str:
         [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
         for dim in (128, 256)
         for what, key, shown in (
-            ("TFLOP/s", "tflops", "{:.0f}"), ("× bfloat16", "ratio", "{:.2f}"), ("with V's launch", "ratio_of_calls", "{:.2f}"),
+            ("TFLOP/s", "tflops", "{:.0f}"),
+            ("× bfloat16", "ratio", "{:.2f}"),
+            ("with V's launch", "ratio_of_calls", "{:.2f}"),
         )
-    ]  # fmt: skip
+    ]
     inputs = f"Inputs: {of.data['inputs']}.\n\n"
-    return (inputs + table(["kernel", "RMSE against float64"], errors) + "\n"
-            + table(["head dim", "", *COLUMNS], rows, left=2) + source(of) + "\n" + said("flash3_fp8"))  # fmt: skip
+    return (
+        inputs
+        + table(["kernel", "RMSE against float64"], errors)
+        + "\n"
+        + table(["head dim", "", *COLUMNS], rows, left=2)
+        + source(of)
+        + "\n"
+        + said("flash3_fp8")
+    )
 
 
 def verified() -> str:

@@ -22,9 +22,15 @@ Cell = tuple[str, int, bool, int]
 DIMS, SHORT, LONG = (64, 128, 256), 1024, 16384
 KERNELS = ("flash2", "flash3_1", "flash3_2", "flash3_3", "flash3", "cudnn")
 REASONS = {
-    "issues": ("selected",), "its own latency": ("wait",), "exponentials' queue": ("mio", "short_sb"), "dispatch": ("dispatch",),
-    "another warp issues": ("not_selected",), "products": ("wgmma",), "turns": ("barrier",), "mbarriers": ("long_sb",),
-}  # fmt: skip
+    "issues": ("selected",),
+    "its own latency": ("wait",),
+    "exponentials' queue": ("mio", "short_sb"),
+    "dispatch": ("dispatch",),
+    "another warp issues": ("not_selected",),
+    "products": ("wgmma",),
+    "turns": ("barrier",),
+    "mbarriers": ("long_sb",),
+}
 """What a warp does, by ncu's names of a sampled warp's state. Exponentials share a queue with memory's instructions, "mio"."""
 
 
@@ -147,10 +153,15 @@ def rung_2(profile: Profile) -> str:
 def units(profile: Profile, table: Table, source: str) -> str:
     """Busy shares of flash3's short and long cells."""
     rows = [
-        [str(row["head_dim"]), said(row), *(f"{busy(row, unit):.0%}" for unit in ("tensor", "exp", "issue", "sram", "l2", "dram")),
-         f"{outside(row):.0%}"]
-        for row in profile.mine() if row["length"] != 4096
-    ]  # fmt: skip
+        [
+            str(row["head_dim"]),
+            said(row),
+            *(f"{busy(row, unit):.0%}" for unit in ("tensor", "exp", "issue", "sram", "l2", "dram")),
+            f"{outside(row):.0%}",
+        ]
+        for row in profile.mine()
+        if row["length"] != 4096
+    ]
     header = ["head dim", "cell", "tensor cores", "exponential", "issue slots",
               "SRAM", "L2", "DRAM", "outside of the loop"]  # fmt: skip
     return table(header, rows, left=2) + source
@@ -186,10 +197,13 @@ def load(profile: Profile, table: Table) -> str:
 def energy(profile: Profile, table: Table) -> str:
     """What a FLOP costs, by kernel."""
     rows = [
-        [kernel, *(f"{picojoules(profile.long(kernel, dim)):.2f}" for dim in DIMS),
-         *(f"{profile.long(kernel, dim)['loaded']['tflops']:.0f}" for dim in DIMS)]
+        [
+            kernel,
+            *(f"{picojoules(profile.long(kernel, dim)):.2f}" for dim in DIMS),
+            *(f"{profile.long(kernel, dim)['loaded']['tflops']:.0f}" for dim in DIMS),
+        ]
         for kernel in KERNELS
-    ]  # fmt: skip
+    ]
     header = ["16k tokens, full", *(f"pJ per FLOP, {dim}" for dim in DIMS), *(f"TFLOP/s, {dim}" for dim in DIMS)]
     row = profile.product
     ratios = [
@@ -208,8 +222,9 @@ def waits(profile: Profile, table: Table) -> str:
     """What a computing warp does in the main loop."""
     rows = [
         [kernel, str(dim), *(f"{spent(profile.long(kernel, dim), reasons):.0%}" for reasons in REASONS.values())]
-        for dim in DIMS for kernel in ("flash3_2", "flash3", "cudnn")
-    ]  # fmt: skip
+        for dim in DIMS
+        for kernel in ("flash3_2", "flash3", "cudnn")
+    ]
     return table(["16k tokens, full", "head dim", *REASONS], rows)
 
 
@@ -299,7 +314,7 @@ def found(profile: Profile) -> dict[str, tuple[str, bool]]:
             0.2 <= outside(end) <= 0.3 and max(capped) < 0.1,
         ),
         "rung 1": (f"{work[0]:.2f} and {work[1]:.2f} times", 1.05 <= work[0] <= 1.15 and 1.25 <= work[1] <= 1.35),
-    }  # fmt: skip
+    }
 
 
 def expected(profile: Profile, table: Table) -> str:

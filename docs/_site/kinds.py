@@ -30,8 +30,9 @@ def schemas() -> dict[str, str]:
     """The published schemas, by the names of their files."""
     return {
         f"{name}.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-        for kind in KINDS.values() for name, schema in kind.schemas().items()
-    }  # fmt: skip
+        for kind in KINDS.values()
+        for name, schema in kind.schemas().items()
+    }
 
 
 def table() -> str:

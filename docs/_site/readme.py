@@ -22,9 +22,12 @@ PAGE = ROOT / "README.md"
 BEGIN, END = "<!-- {}: begin (written by docs/_site/readme.py) -->\n", "<!-- {}: end -->"
 
 LESSONS = {
-    "standard": "01_standard_attention", "online_softmax": "02_softmax", "flash1": "03_flash1", "flash2": "04_flash2",
+    "standard": "01_standard_attention",
+    "online_softmax": "02_softmax",
+    "flash1": "03_flash1",
+    "flash2": "04_flash2",
     **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3", "flash3_fp8"), "08_hopper"),
-}  # fmt: skip
+}
 """The notebook that walks through an algorithm."""
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
 """The fastest of others' kernels, by their names in a benchmark."""
@@ -107,9 +110,15 @@ def timed(row: Algorithm) -> Found:
 
 
 COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
-    "program": program, "formula": formula, "CUDA": kernel, "CPU emulator": emulated, "bytes = counters": counted,
-    "verified": verified, "lesson": lesson, "speed": timed,
-}  # fmt: skip
+    "program": program,
+    "formula": formula,
+    "CUDA": kernel,
+    "CPU emulator": emulated,
+    "bytes = counters": counted,
+    "verified": verified,
+    "lesson": lesson,
+    "speed": timed,
+}
 
 
 def matrix() -> str:
@@ -142,10 +151,15 @@ def speed() -> str:
     found = {(row["peer"], row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"]}
     peers = [peer for peer in PEERS if any(key[0] == peer for key in found)]
     rows = [
-        [str(dim), "causal" if causal else "full", f"**{found[None, dim, causal, LENGTH]['tflops']:.0f}**",
-         *(f"{found[peer, dim, causal, LENGTH]['ratio']:.2f} ×" for peer in peers)]
-        for dim in DIMS for causal in MASKS
-    ]  # fmt: skip
+        [
+            str(dim),
+            "causal" if causal else "full",
+            f"**{found[None, dim, causal, LENGTH]['tflops']:.0f}**",
+            *(f"{found[peer, dim, causal, LENGTH]['ratio']:.2f} ×" for peer in peers),
+        ]
+        for dim in DIMS
+        for causal in MASKS
+    ]
     header = ["head dim", "mask", "`flash3`, TFLOP/s", *(PEERS[peer] for peer in peers)]
     cells = best(of, peers)
     said = (

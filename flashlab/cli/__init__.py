@@ -51,11 +51,13 @@ def _explained(error: Exception) -> str | None:
 
 
 app = typer.Typer(
-    cls=_OneLineErrors, add_completion=False, rich_markup_mode="rich",
+    cls=_OneLineErrors,
+    add_completion=False,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Attention algorithms, counted to the byte: simulated, by formula, on a GPU, under its counters.",
     context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
+)
 
 
 def _version(asked: bool) -> None:

@@ -48,9 +48,13 @@ class SaveOptions:
         from flashlab.measure import results
 
         path = results.save(
-            results.kinds()[kind], algorithms, report.to_dict(), condition=self.condition, folder=self.save,
+            results.kinds()[kind],
+            algorithms,
+            report.to_dict(),
+            condition=self.condition,
+            folder=self.save,
             replace=self.force,
-        )  # fmt: skip
+        )
         output.remark(str(path))
 
 
@@ -150,13 +154,18 @@ def bench(
     problems = speed.cells(
         options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
         options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
-        (False, True) if causal is None else (causal,), options.values("--len-q", len_q, int),
-    )  # fmt: skip
+        (False, True) if causal is None else (causal,),
+        options.values("--len-q", len_q, int),
+    )
     peers = options.values("--against", against, str)
     report = speed.run(
-        algorithm, peers, cells=problems, tile=options.tile(tile), seconds=seconds,
+        algorithm,
+        peers,
+        cells=problems,
+        tile=options.tile(tile),
+        seconds=seconds,
         progress=output.track("problems"),
-    )  # fmt: skip
+    )
     save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
     if cells is not None:
         replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")

@@ -69,8 +69,9 @@ def compare(
         shown = None if data is not None else -1  # the last one is the error, which a formula has none of
         tables.table(
             f"{figures.problem(found.problem)}, on {found.device.title or found.device.name}",
-            COLUMNS[:shown], [row.cells()[:shown] for row in found.rows],
-        )  # fmt: skip
+            COLUMNS[:shown],
+            [row.cells()[:shown] for row in found.rows],
+        )
         tables.line("HBM: bytes requested, exact. DRAM: what reaches it, estimated. Tiles: " + _tiles(found.rows))
         if data is not None:
             unchecked = any(row.error is None for row in found.rows)
@@ -169,8 +170,9 @@ def simulate(
     columns = ("numbers", "shape", "dtype", "min", "mean", "max")
     rows = [
         (name, " × ".join(map(str, n["shape"])), n["dtype"], *(f"{n[key]:.4g}" for key in ("min", "mean", "max")))
-        for name, n in numbers.items() if n is not None
-    ]  # fmt: skip
+        for name, n in numbers.items()
+        if n is not None
+    ]
     tables.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
     if error is None:
         tables.line("error: not computed, naive attention would take too much memory or time")
@@ -200,10 +202,13 @@ def _numbers(x: Any) -> dict[str, Any]:
     finite = wide[np.isfinite(wide)]
     some = finite.size > 0
     return {
-        "shape": list(x.shape), "dtype": x.dtype.name, "finite": int(finite.size),
-        "min": float(finite.min()) if some else float("nan"), "mean": float(finite.mean()) if some else float("nan"),
+        "shape": list(x.shape),
+        "dtype": x.dtype.name,
+        "finite": int(finite.size),
+        "min": float(finite.min()) if some else float("nan"),
+        "mean": float(finite.mean()) if some else float("nan"),
         "max": float(finite.max()) if some else float("nan"),
-    }  # fmt: skip
+    }
 
 
 def _save(path: str, run: Any) -> None:
@@ -246,16 +251,25 @@ def _print_counts(c: Counts) -> None:
     tables.table(title, ("what", "about", "exact"), rows)
     columns = ("tensor", "HBM read", "HBM written", "SRAM read", "SRAM written", "takes")
     tensors = [
-        (name, *(figures.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
-         figures.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only")
+        (
+            name,
+            *(figures.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
+            figures.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only",
+        )
         for name, t in c.by_tensor.items()
-    ]  # fmt: skip
+    ]
     tables.table("by tensor", columns, tensors)
     launches = [
-        (x.name, f"{x.blocks:,}", str(x.warps), figures.nbytes(x.sram_peak), figures.nbytes(x.bytes("hbm.read")),
-         figures.nbytes(x.bytes("hbm.write")))
+        (
+            x.name,
+            f"{x.blocks:,}",
+            str(x.warps),
+            figures.nbytes(x.sram_peak),
+            figures.nbytes(x.bytes("hbm.read")),
+            figures.nbytes(x.bytes("hbm.write")),
+        )
         for x in c.launches
-    ]  # fmt: skip
+    ]
     tables.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
 
 
@@ -324,11 +338,16 @@ def sweep(
     sizes = ("hbm_read", "hbm_write", *(("dram_estimate",) if dram else ()), "hbm_peak", "sram_peak")
     columns = ("algorithm", *swept, "tile", *(_title(size) for size in sizes), "FLOPs/byte", "reason")
     rows = [
-        (row["algorithm"], *(_cell(axis, row[axis]) for axis in swept), row["tile"] or "",
-         *("" if row[size] is None else figures.nbytes(row[size]) for size in sizes),
-         "" if row["intensity"] is None else f"{row['intensity']:.3g}", _short(row["reason"]))
+        (
+            row["algorithm"],
+            *(_cell(axis, row[axis]) for axis in swept),
+            row["tile"] or "",
+            *("" if row[size] is None else figures.nbytes(row[size]) for size in sizes),
+            "" if row["intensity"] is None else f"{row['intensity']:.3g}",
+            _short(row["reason"]),
+        )
         for row in found.rows
-    ]  # fmt: skip
+    ]
     tables.table(figures.problem(base, length=False), columns, rows)
     for path in (csv, plot):
         if path is not None:

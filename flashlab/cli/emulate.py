@@ -87,9 +87,14 @@ def emulate(
     if stands_for is None and target not in catalogue.CATALOGUE:
         raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
     given: dict[str, Any] = {
-        "--kernel": kernel, "--grid": grid, "--block": block, "--sram": sram or None, "--arg": arg, "--define": define,
+        "--kernel": kernel,
+        "--grid": grid,
+        "--block": block,
+        "--sram": sram or None,
+        "--arg": arg,
+        "--define": define,
         "--out": out,
-    }  # fmt: skip
+    }
     for name, value in given.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
@@ -117,9 +122,14 @@ def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
 
 
 def _run_algorithm(
-    algorithm: str, source: str | None, problem: ProblemOptions, run: RunOptions, time_limit: float, sanitize: bool,
+    algorithm: str,
+    source: str | None,
+    problem: ProblemOptions,
+    run: RunOptions,
+    time_limit: float,
+    sanitize: bool,
     json: bool,
-) -> None:  # fmt: skip
+) -> None:
     import numpy as np
 
     import flashlab as fl
@@ -128,9 +138,12 @@ def _run_algorithm(
     arrays = fl.random_inputs(p, seed=0)
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
     options_of_run: dict[str, Any] = {
-        **masks, **run.keywords(), "sanitize": sanitize, "source": source,
+        **masks,
+        **run.keywords(),
+        "sanitize": sanitize,
+        "source": source,
         "time_limit": time_limit if source is not None else 0,
-    }  # fmt: skip
+    }
     with output.busy("emulating"):
         done = fl.emulate(algorithm, *arrays, **options_of_run)
     reference = fl.naive(*arrays, **masks)
@@ -243,11 +256,18 @@ def _keep(path: Path, arrays: dict[str, Any]) -> None:
 def _print(launched: Launched) -> None:
     """What a launch moved: a line for each step, tensor and kind of instruction."""
     rows = [
-        (row.step or "-", row.tensor, f"{row.space.upper()} {row.op}", f"{row.instructions:,}", f"{row.bytes:,}",
-         f"{row.sectors:,}" if row.space == "hbm" else "", f"{row.wavefronts:,}" if row.space == "sram" else "",
-         f"{row.wavefronts - row.ideal:,}" if row.space == "sram" else "")
+        (
+            row.step or "-",
+            row.tensor,
+            f"{row.space.upper()} {row.op}",
+            f"{row.instructions:,}",
+            f"{row.bytes:,}",
+            f"{row.sectors:,}" if row.space == "hbm" else "",
+            f"{row.wavefronts:,}" if row.space == "sram" else "",
+            f"{row.wavefronts - row.ideal:,}" if row.space == "sram" else "",
+        )
         for row in launched.moved
-    ]  # fmt: skip
+    ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(launched.kernel, columns, rows, left=3)
 

@@ -136,10 +136,11 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
         inner = get_type_hints(group, include_extras=True)
         groups[name] = group, [field.name for field in fields(group)]
         plain += [
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default,
-                              annotation=inner[field.name])
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
+            )
             for field in fields(group)
-        ]  # fmt: skip
+        ]
 
     def run(**values: Any) -> None:
         for name, (group, members) in groups.items():

@@ -67,10 +67,15 @@ def _print(found: Any) -> None:
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
     columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks an SM")
     rows = [
-        (x.name, f"{x.seconds * 1e3:.4g}", *(f"{share:.0%}" for share in x.utilisation.values()), f"{x.balance:.0%}",
-         str(x.blocks_per_sm))
+        (
+            x.name,
+            f"{x.seconds * 1e3:.4g}",
+            *(f"{share:.0%}" for share in x.utilisation.values()),
+            f"{x.balance:.0%}",
+            str(x.blocks_per_sm),
+        )
         for x in found.launches
-    ]  # fmt: skip
+    ]
     tables.table(title, columns, rows)
     tables.line(
         f"predicted: {found.seconds * 1e3:.4g} ms, {rate:.3g} TFLOP/s of scores and output that the mask leaves"

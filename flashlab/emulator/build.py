@@ -29,16 +29,25 @@ from simulator.errors import Unavailable, UsageError, unknown
 __all__ = ["BuildError", "build"]
 
 _FLAGS = (
-    "-std=c++17", "-O2", "-g1", "-gdwarf-4", "-fPIC", "-DEMULATOR", "-Wno-unknown-pragmas", "-ffp-contract=off",
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-gdwarf-4",
+    "-fPIC",
+    "-DEMULATOR",
+    "-Wno-unknown-pragmas",
+    "-ffp-contract=off",
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
     "-fno-optimize-sibling-calls",  # a call must stay where its line is: places in the code lead back to the source
-)  # fmt: skip
+)
 _GCC = (
-    "-fno-crossjumping", "-fno-code-hoisting", "-fno-ipa-icf",  # likewise
+    "-fno-crossjumping",
+    "-fno-code-hoisting",
+    "-fno-ipa-icf",  # likewise
     "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
-)  # fmt: skip
+)
 _CLANG = (
     "-mllvm",
     "-simplifycfg-sink-common=false",
@@ -49,11 +58,13 @@ _CLANG = (
 _WATCH = (
     # calls, which the runtime defines: for every plain load and store, before an index past its array or a division by
     # zero, and for every basic block, so that a loop without end is noticed
-    "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
+    "-fsanitize=thread",
+    "-fsanitize=bounds,integer-divide-by-zero",
+    "-fsanitize-coverage=trace-pc",
     # accesses stay as wide as the source has them, and none goes to memset or memcpy, where it wouldn't be seen
     "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
-)  # fmt: skip
+)
 _WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
 _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")

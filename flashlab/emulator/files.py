@@ -23,9 +23,10 @@ _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
 _MOST_BLOCK = (1024, 1024, 64)
 _NUMBERS: Mapping[tuple[str, int], str] = {
-    **{("i", n): f"i{n}" for n in (1, 2, 4, 8)}, **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
+    **{("i", n): f"i{n}" for n in (1, 2, 4, 8)},
+    **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
     **{("f", n): f"f{n}" for n in (4, 8)},
-}  # fmt: skip
+}
 
 
 _SCALARS = (np.bool_, np.integer, np.floating)

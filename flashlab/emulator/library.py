@@ -125,10 +125,15 @@ class Launched:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "kernel": self.kernel, "moved": [asdict(row) | {"what": row.what} for row in self.moved],
-            "findings": [asdict(x) | {"text": str(x)} for x in self.findings], "dropped": self.dropped,
-            "plain": self.plain, "flops": self.flops, "exp": self.exp, "stopped": self.stopped,
-        }  # fmt: skip
+            "kernel": self.kernel,
+            "moved": [asdict(row) | {"what": row.what} for row in self.moved],
+            "findings": [asdict(x) | {"text": str(x)} for x in self.findings],
+            "dropped": self.dropped,
+            "plain": self.plain,
+            "flops": self.flops,
+            "exp": self.exp,
+            "stopped": self.stopped,
+        }
 
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
@@ -203,18 +208,27 @@ class _Buffer:
 
 class _Region(ctypes.Structure):
     _fields_ = (
-        ("name", ctypes.c_char_p), ("base", ctypes.c_void_p), ("bytes", ctypes.c_int64), ("input", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("bytes", ctypes.c_int64),
+        ("input", ctypes.c_int),
         ("state", ctypes.c_void_p),
-    )  # fmt: skip
+    )
 
 
 class _Launch(ctypes.Structure):
     _fields_ = (
-        ("entry", ctypes.c_void_p), ("arguments", ctypes.POINTER(ctypes.c_void_p)), ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3), ("dynamic_sram", ctypes.c_uint), ("regions", ctypes.POINTER(_Region)),
-        ("region_count", ctypes.c_int), ("workers", ctypes.c_int), ("sanitize", ctypes.c_int),
+        ("entry", ctypes.c_void_p),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("dynamic_sram", ctypes.c_uint),
+        ("regions", ctypes.POINTER(_Region)),
+        ("region_count", ctypes.c_int),
+        ("workers", ctypes.c_int),
+        ("sanitize", ctypes.c_int),
         ("time_limit", ctypes.c_double),
-    )  # fmt: skip
+    )
 
 
 class Parameter(NamedTuple):
@@ -254,9 +268,11 @@ class Library:
         pointers = (ctypes.c_void_p * max(1, len(storage)))(*[x.ctypes.data for x in storage])
         buffers = list(arena.buffers.values())
         regions = (_Region * max(1, len(buffers)))(
-            *[_Region(b.name.encode(), b.data.ctypes.data, b.data.nbytes, b.read_only, b.written.ctypes.data)
-              for b in buffers]
-        )  # fmt: skip
+            *[
+                _Region(b.name.encode(), b.data.ctypes.data, b.data.nbytes, b.read_only, b.written.ctypes.data)
+                for b in buffers
+            ]
+        )
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
@@ -273,10 +289,15 @@ class Library:
 
     def _launched(self, entry: str, report: dict[str, Any], arena: Arena) -> Launched:
         return Launched(
-            kernel=entry, moved=tuple(_in_order([Moved(**row) for row in report["moved"]])),
-            findings=tuple(self._finding(x, arena) for x in report["findings"]), dropped=report["dropped"],
-            plain=report["plain"], flops=report["flops"], exp=report["exp"], stopped=bool(report["stopped"]),
-        )  # fmt: skip
+            kernel=entry,
+            moved=tuple(_in_order([Moved(**row) for row in report["moved"]])),
+            findings=tuple(self._finding(x, arena) for x in report["findings"]),
+            dropped=report["dropped"],
+            plain=report["plain"],
+            flops=report["flops"],
+            exp=report["exp"],
+            stopped=bool(report["stopped"]),
+        )
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:
         chain = self._chain(x.pop("place"))
@@ -334,7 +355,9 @@ def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
     dll.emu_sites((ctypes.c_uint64 * n)(*[r[0] for r in rows]), (ctypes.c_uint32 * n)(*[r[1] for r in rows]), n)
     statics, m = sites["statics"], len(sites["statics"])
     dll.emu_statics(
-        (ctypes.c_char_p * m)(*[s[0].encode() for s in statics]), (ctypes.c_int64 * m)(*[s[1] for s in statics]),
-        (ctypes.c_uint32 * m)(*[s[2] for s in statics]), m,
-    )  # fmt: skip
+        (ctypes.c_char_p * m)(*[s[0].encode() for s in statics]),
+        (ctypes.c_int64 * m)(*[s[1] for s in statics]),
+        (ctypes.c_uint32 * m)(*[s[2] for s in statics]),
+        m,
+    )
     return Library(folder / "kernel.so", entries, chains, source, dll)

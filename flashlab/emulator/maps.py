@@ -24,9 +24,14 @@ UNUSED = bytes(_MAP.itemsize)
 
 
 def tensor_map(
-    pointer: int, itemsize: int, extents: Sequence[int], strides: Sequence[int], box: Sequence[int], *,
+    pointer: int,
+    itemsize: int,
+    extents: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    *,
     swizzle: int = 128,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The 128 bytes by which a kernel on the emulator is told of an array that it copies box by box.
 
     All sequences go from the innermost dimension outwards: `extents` and `box` in elements of `itemsize` bytes,

@@ -30,9 +30,10 @@ def check(path: Path, text: str) -> None:
     for match in _INCLUDE.finditer(bare):
         if _FOREIGN.match(match[1]):
             raise UsageError(
-                "file", _at(path, bare, match.start(1)),
+                "file",
+                _at(path, bare, match.start(1)),
                 f"plain CUDA C++ with the headers of the types (cuda_fp16.h, …): {match[1]} isn't known here",
-            )  # fmt: skip
+            )
     if re.search(r"\bEMULATOR\b", bare):
         return
     code = _blank(_STRING, bare)

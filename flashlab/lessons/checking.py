@@ -211,8 +211,9 @@ def _sram_lines(moved: Mapping[str, list[int]], budget: Mapping[str, tuple[int, 
     """The tensors whose bytes of SRAM are on the budget."""
     return tuple(
         Line(name, way, moved.get(name, [0, 0])[w], due[w], "SRAM")
-        for name, due in budget.items() for w, way in enumerate(("read", "written"))
-    )  # fmt: skip
+        for name, due in budget.items()
+        for w, way in enumerate(("read", "written"))
+    )
 
 
 def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:

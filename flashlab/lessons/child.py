@@ -97,9 +97,12 @@ def trace(program: Program, case: Case, head: tuple[int, int]) -> dict[str, Any]
 def explain(error: BaseException, file: str) -> dict[str, Any]:
     """An exception as a verdict: its kind, its message in one line, and the line of the learner's that it came from."""
     kinds: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
-        (OutOfBounds, "out of bounds"), (Shortcut, "short cut"), (SramOverflow, "sram"), (MemoryError, "memory"),
+        (OutOfBounds, "out of bounds"),
+        (Shortcut, "short cut"),
+        (SramOverflow, "sram"),
+        (MemoryError, "memory"),
         ((SystemExit, KeyboardInterrupt), "exit"),
-    )  # fmt: skip
+    )
     kind = next((name for types, name in kinds if isinstance(error, types)), "crash")
     message = (str(error) or type(error).__name__).splitlines()[0]
     if kind == "crash":

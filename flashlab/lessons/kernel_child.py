@@ -64,10 +64,12 @@ def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]
         (x.kind, str(x), x.line.number if x.line and x.line.file == str(path) else 0) for x in done.launched.findings
     ]
     return {
-        "findings": findings, "unwritten": done.unwritten, "where": "emulator",
+        "findings": findings,
+        "unwritten": done.unwritten,
+        "where": "emulator",
         "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved],
         "arrays": {name: done.arrays[name] for name in launch.truth},
-    }  # fmt: skip
+    }
 
 
 def _builds(path: Path, kernel: str, gpu: Any) -> bool:

@@ -166,8 +166,9 @@ def _lines(moved: Sequence[Mapping[str, Any]], budget: Mapping[str, tuple[int, i
     names = [*budget, *dict.fromkeys(tensor for tensor, _ in mine if tensor not in budget)]
     lines = [
         Line(name, way, mine[name, way], budget.get(name, (0, 0))[w])
-        for name in names for w, way in enumerate(("read", "written"))
-    ]  # fmt: skip
+        for name in names
+        for w, way in enumerate(("read", "written"))
+    ]
     return tuple(line for line in lines if line.moved or line.budget)
 
 

@@ -25,10 +25,15 @@ def _rows_of(draw: Random) -> list[Case]:
     """q, k, v of one shape: what works element by element or row by row."""
     first = Problem(batch=1, heads=1, len_q=256, head_dim=128, dtype="float16")
     others = [
-        Problem(batch=draw.choice((1, 2)), heads=draw.choice((1, 3)), len_q=draw.randint(65, 200),
-                head_dim=draw.choice((24, 40, 72, 100)), dtype=draw.choice(("float32", "float16")))
+        Problem(
+            batch=draw.choice((1, 2)),
+            heads=draw.choice((1, 3)),
+            len_q=draw.randint(65, 200),
+            head_dim=draw.choice((24, 40, 72, 100)),
+            dtype=draw.choice(("float32", "float16")),
+        )
         for _ in range(3)
-    ]  # fmt: skip
+    ]
     return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
 
 

@@ -19,9 +19,16 @@ def _scores_cases(draw: Random) -> list[Case]:
     for _ in range(3):
         keys = draw.randint(33, 150)
         others.append(
-            Problem(batch=draw.choice((1, 2)), heads=2, len_q=draw.randint(33, 150), len_kv=keys,
-                    head_dim=draw.choice((24, 40, 64)), head_dim_v=keys, dtype="float32")
-        )  # fmt: skip
+            Problem(
+                batch=draw.choice((1, 2)),
+                heads=2,
+                len_q=draw.randint(33, 150),
+                len_kv=keys,
+                head_dim=draw.choice((24, 40, 64)),
+                head_dim_v=keys,
+                dtype="float32",
+            )
+        )
     return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
 
 
@@ -65,9 +72,13 @@ def _standard_budget(problem: Problem, tile: Tile) -> Budget:
     s, probabilities = p.len_q * row_bytes(p.len_kv, 4), p.len_q * row_bytes(p.len_kv, p.itemsize)
     out = p.len_q * row_bytes(p.head_dim_v, p.itemsize)
     moved = {
-        "q": (q * cols, 0), "k": (k * rows, 0), "s": (s, s), "p": (probabilities, probabilities), "v": (v * rows, 0),
+        "q": (q * cols, 0),
+        "k": (k * rows, 0),
+        "s": (s, s),
+        "p": (probabilities, probabilities),
+        "v": (v * rows, 0),
         "out": (0, out),
-    }  # fmt: skip
+    }
     every = {name: (heads * read, heads * written) for name, (read, written) in moved.items()}
     return Budget(every, matmul=_matmul_flops(p, tile), exp=heads * p.len_q * p.len_kv)
 

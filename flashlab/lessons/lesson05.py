@@ -24,10 +24,12 @@ def _axpy(draw: Random) -> list[Launch]:
         return Launch(
             said=f"n = {n:,}, blocks of {block} threads",
             arguments={"x": x, "y": y, "out": Empty((n,)), "a": a, "n": np.int32(n)},
-            grid=(-(-n // block),), block=(block,), tile=block,
+            grid=(-(-n // block),),
+            block=(block,),
+            tile=block,
             truth={"out": Truth(out, 1e-6 * (np.abs(out) + np.abs(y)))},
             budget={"x": (4 * n, 0), "y": (4 * n, 0), "out": (0, 4 * n)},
-        )  # fmt: skip
+        )
 
     return [
         launch(1000, 128),
@@ -40,10 +42,14 @@ def _row_sum(draw: Random) -> list[Launch]:
         x = numbers(draw, rows, cols)
         wide = x.astype(np.float64)
         return Launch(
-            said=f"x ({rows}, {cols})", arguments={"x": x, "sums": Empty((rows,)), "cols": np.int32(cols)},
-            grid=(rows,), block=(128,), tile=1, truth={"sums": sums(wide.sum(1), np.abs(wide).sum(1), cols)},
+            said=f"x ({rows}, {cols})",
+            arguments={"x": x, "sums": Empty((rows,)), "cols": np.int32(cols)},
+            grid=(rows,),
+            block=(128,),
+            tile=1,
+            truth={"sums": sums(wide.sum(1), np.abs(wide).sum(1), cols)},
             budget={"x": (x.nbytes, 0), "sums": (0, 4 * rows)},
-        )  # fmt: skip
+        )
 
     return [launch(3, 256), *(launch(draw.randint(2, 5), draw.randint(129, 500)) for _ in range(2))]
 
@@ -56,9 +62,12 @@ def _row_softmax(draw: Random) -> list[Launch]:
         return Launch(
             said=f"x ({rows}, {cols}), around {shift:g}",
             arguments={"x": x, "y": Empty(x.shape), "rows": np.int32(rows), "cols": np.int32(cols)},
-            grid=(-(-rows // 4),), block=(128,), tile=4, truth={"y": Truth(y, 2e-5 * y + 1e-8)},
+            grid=(-(-rows // 4),),
+            block=(128,),
+            tile=4,
+            truth={"y": Truth(y, 2e-5 * y + 1e-8)},
             budget={"x": (x.nbytes, 0), "y": (0, x.nbytes)},
-        )  # fmt: skip
+        )
 
     return [
         launch(8, 256, 1, 0),
@@ -77,17 +86,27 @@ def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
         moved = count("flash2", problem, tile=Tile(BR, BC), lse=True).by_tensor
         budget = {name: (moved[name].hbm_read, moved[name].hbm_write) for name in ("q", "k", "v", "out", "lse")}
         arguments: dict[str, Any] = {
-            "q": q[0], "k": k[0], "v": v[0], "out": Empty(q[0].shape), "lse": Empty(q[0].shape[:2]),
-            "len_q": np.int32(len_q), "len_kv": np.int32(len_kv), "scale": np.float32(problem.scale),
-        }  # fmt: skip
+            "q": q[0],
+            "k": k[0],
+            "v": v[0],
+            "out": Empty(q[0].shape),
+            "lse": Empty(q[0].shape[:2]),
+            "len_q": np.int32(len_q),
+            "len_kv": np.int32(len_kv),
+            "scale": np.float32(problem.scale),
+        }
         out = Truth(truth.out[0], truth.tolerance[0], by_row=truth.by_row)
         for name in ("v", "out") if lse_only else ():
             del arguments[name], budget[name]
         return Launch(
-            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D})", arguments=arguments,
-            grid=(-(-len_q // BR), heads), block=(BR,), tile=BR, truth={"lse": lse} if lse_only else {"out": out, "lse": lse},
+            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D})",
+            arguments=arguments,
+            grid=(-(-len_q // BR), heads),
+            block=(BR,),
+            tile=BR,
+            truth={"lse": lse} if lse_only else {"out": out, "lse": lse},
             budget=budget,
-        )  # fmt: skip
+        )
 
     ragged = launch(2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31))
     return [launch(1, 64, 64), ragged, launch(1, draw.randint(20, 60), draw.randint(3, 31))]

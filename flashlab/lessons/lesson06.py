@@ -31,10 +31,14 @@ def _swizzle(draw: Random) -> list[Launch]:
         x = numbers(draw, rows, 8, 4)
         y = x.astype(np.float64).transpose(1, 0, 2)
         return Launch(
-            said=f"x ({rows}, 8) chunks", arguments={"x": x, "y": Empty(y.shape), "rows": np.int32(rows)},
-            grid=(1,), block=(128,), tile=8, truth={"y": Truth(y, np.zeros(y.shape))},
+            said=f"x ({rows}, 8) chunks",
+            arguments={"x": x, "y": Empty(y.shape), "rows": np.int32(rows)},
+            grid=(1,),
+            block=(128,),
+            tile=8,
+            truth={"y": Truth(y, np.zeros(y.shape))},
             budget={"x": (x.nbytes, 0), "y": (0, x.nbytes)},
-        )  # fmt: skip
+        )
 
     return [launch(64), *(launch(draw.randint(9, 63)) for _ in range(2))]
 
@@ -44,10 +48,14 @@ def _column_sums(draw: Random) -> list[Launch]:
         x = numbers(draw, rows, 128)
         wide = x.astype(np.float64)
         return Launch(
-            said=f"x ({rows}, 128)", arguments={"x": x, "y": Empty((128,)), "rows": np.int32(rows)},
-            grid=(1,), block=(128,), tile=1, truth={"y": sums(wide.sum(0), np.abs(wide).sum(0), rows)},
+            said=f"x ({rows}, 128)",
+            arguments={"x": x, "y": Empty((128,)), "rows": np.int32(rows)},
+            grid=(1,),
+            block=(128,),
+            tile=1,
+            truth={"y": sums(wide.sum(0), np.abs(wide).sum(0), rows)},
             budget={"x": (x.nbytes, 0), "y": (0, 512)},
-        )  # fmt: skip
+        )
 
     return [launch(40), launch(8 * draw.randint(3, 9) + draw.randint(1, 7)), launch(draw.randint(1, 7))]
 

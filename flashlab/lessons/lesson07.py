@@ -38,10 +38,13 @@ def _transpose(draw: Random) -> list[Launch]:
         return Launch(
             said=f"x ({rows}, {cols})",
             arguments={"x": x, "y": Empty(y.shape), "rows": np.int32(rows), "cols": np.int32(cols)},
-            grid=(-(-cols // 32), -(-rows // 32)), block=(32, 8), tile=32, truth={"y": Truth(y, np.zeros(y.shape))},
+            grid=(-(-cols // 32), -(-rows // 32)),
+            block=(32, 8),
+            tile=32,
+            truth={"y": Truth(y, np.zeros(y.shape))},
             budget={"x": (x.nbytes, 0), "y": (0, x.nbytes)},
             most={("x", "read", "sectors"): x.nbytes // 32, ("y", "written", "sectors"): x.nbytes // 32},
-        )  # fmt: skip
+        )
 
     return [launch(64, 64), *(launch(8 * draw.randint(5, 11), 8 * draw.randint(5, 11)) for _ in range(2))]
 
@@ -52,11 +55,15 @@ def _twice(draw: Random) -> list[Launch]:
         warps, rest = -(-(n // 4) // 32), n % 4
         most = warps + rest
         return Launch(
-            said=f"n = {n:,}", arguments={"x": x, "y": Empty((n,)), "n": np.int32(n)},
-            grid=(-(-n // 512),), block=(128,), tile=512, truth={"y": Truth(2 * x.astype(np.float64), np.zeros(n))},
+            said=f"n = {n:,}",
+            arguments={"x": x, "y": Empty((n,)), "n": np.int32(n)},
+            grid=(-(-n // 512),),
+            block=(128,),
+            tile=512,
+            truth={"y": Truth(2 * x.astype(np.float64), np.zeros(n))},
             budget={"x": (4 * n, 0), "y": (0, 4 * n)},
             most={("x", "read", "instructions"): most, ("y", "written", "instructions"): most},
-        )  # fmt: skip
+        )
 
     return [launch(2048), *(launch(4 * draw.randint(150, 600) + k) for k in (draw.randint(1, 2), 3))]
 
@@ -69,9 +76,12 @@ def _four_rows(draw: Random) -> list[Launch]:
         return Launch(
             said=f"A ({rows}, {cols})",
             arguments={"a": a, "x": x, "y": Empty((rows,)), "rows": np.int32(rows), "cols": np.int32(cols)},
-            grid=(blocks,), block=(32,), tile=4, truth={"y": sums(wide_a @ wide_x, np.abs(wide_a) @ np.abs(wide_x), cols)},
+            grid=(blocks,),
+            block=(32,),
+            tile=4,
+            truth={"y": sums(wide_a @ wide_x, np.abs(wide_a) @ np.abs(wide_x), cols)},
             budget={"a": (a.nbytes, 0), "x": (4 * cols * blocks, 0), "y": (0, 4 * rows)},
-        )  # fmt: skip
+        )
 
     return [
         launch(16, 128),

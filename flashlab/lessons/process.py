@@ -38,9 +38,14 @@ def run_child(folder: Path, seconds: float, module: str) -> Outcome:
     command = [sys.executable, "-P", "-m", module, str(folder), str(seconds)]
     with printed.open("wb") as sink:
         child = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
             start_new_session=os.name != "nt",
-        )  # fmt: skip
+        )
     kind, started, end = "done", False, time.monotonic() + START
     ready, where = folder / "ready", folder / "where.txt"
     try:

@@ -28,10 +28,17 @@ TABLE = "application/vnd.flashlab.table+json"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MARKERS = "osD^vPX"
 _STYLE: Any = {
-    "svg.hashsalt": "flashlab", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": "#D9D9D9",
-    "legend.frameon": False, "axes.titlelocation": "left",
-}  # fmt: skip
+    "svg.hashsalt": "flashlab",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#D9D9D9",
+    "legend.frameon": False,
+    "axes.titlelocation": "left",
+}
 
 _styled = matplotlib.rc_context(_STYLE)  # pyright: ignore[reportUnknownMemberType]
 
@@ -57,9 +64,14 @@ class Shown:
 
 @_styled
 def lines(
-    x: Mapping[str, Sequence[float]], y: Mapping[str, Sequence[float | None]], *, title: str = "", of: str = "",
-    log: bool = True, nbytes: bool = False,
-) -> Shown:  # fmt: skip
+    x: Mapping[str, Sequence[float]],
+    y: Mapping[str, Sequence[float | None]],
+    *,
+    title: str = "",
+    of: str = "",
+    log: bool = True,
+    nbytes: bool = False,
+) -> Shown:
     """One line for each series of `y` over the one series of `x`; None leaves a gap. `of` names the y axis
     (where there is one series only, its name does).
 
@@ -134,8 +146,15 @@ def roofline(device: Device, dtype: str, points: Mapping[str, float]) -> Shown:
     rows: list[tuple[str, float, float, str]] = []
     for i, (name, intensity) in enumerate(points.items()):
         attainable = min(peak, intensity * device.bandwidth)
-        ax.plot([intensity], [attainable], marker=_MARKERS[i % 7], color=_COLOURS[i % 7], markersize=8, linestyle="none",
-                label=name)  # fmt: skip
+        ax.plot(
+            [intensity],
+            [attainable],
+            marker=_MARKERS[i % 7],
+            color=_COLOURS[i % 7],
+            markersize=8,
+            linestyle="none",
+            label=name,
+        )
         rows.append((name, intensity, attainable, "memory" if intensity < ridge else "arithmetic"))
     ax.axvline(ridge, color="#8C8C8C", linestyle="--", linewidth=1)
     ax.text(ridge, low * device.bandwidth, f" ridge: {ridge:.0f} FLOPs per byte", fontsize=9)
@@ -166,9 +185,11 @@ def explore(show: Callable[..., Any], **choices: Sequence[Any]) -> Any:
         print(f"[{at}; in Jupyter there are sliders here]")
         return show(**start)
     sliders: Any = {
-        name: ipywidgets.SelectionSlider(options=list(values), value=start[name], description=name, continuous_update=False)
+        name: ipywidgets.SelectionSlider(
+            options=list(values), value=start[name], description=name, continuous_update=False
+        )
         for name, values in choices.items()
-    }  # fmt: skip
+    }
     page: Any = ipywidgets.HTML()  # not Output, which stays empty under some versions of the kernel
 
     def update(_: Any = None) -> None:

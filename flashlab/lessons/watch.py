@@ -32,8 +32,11 @@ class WatchedBlock(Block):
 
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
         low, high = (int(i), int(i)) if isinstance(i, int) or not i.shape else (int(i[0]), int(i[-1]))
-        for index, size, length, axis in ((low, rows, tensor.rows, "row"), (high, rows, tensor.rows, "row"),
-                                          (j, cols, tensor.cols, "column")):  # fmt: skip
+        for index, size, length, axis in (
+            (low, rows, tensor.rows, "row"),
+            (high, rows, tensor.rows, "row"),
+            (j, cols, tensor.cols, "column"),
+        ):
             if index < 0 or (index > 0 and index * size >= length):
                 raise OutOfBounds(
                     f"{tensor.name}: {axis} tile {index} of {size} is {'read' if way == 'read' else 'written'}, "
@@ -71,9 +74,16 @@ class WatchedMachine(Machine):
         super().write(tensor, first, last, start, stop, x)
 
     def launch(
-        self, name: str, *, warps: int, rows: int = 1, cols: int = 1, walk: Callable[..., range] | None = None,
-        readers: int | None = None, of: HbmTensor | None = None,
-    ) -> Iterator[Block]:  # fmt: skip
+        self,
+        name: str,
+        *,
+        warps: int,
+        rows: int = 1,
+        cols: int = 1,
+        walk: Callable[..., range] | None = None,
+        readers: int | None = None,
+        of: HbmTensor | None = None,
+    ) -> Iterator[Block]:
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
             if _LIBRARY in Path(frame.f_code.co_filename).parents:

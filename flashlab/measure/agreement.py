@@ -78,18 +78,25 @@ class Agreement:
             equal, compared = by_what.setdefault(row.what, [0, 0])
             by_what[row.what] = [equal + row.equal, compared + 1]
         return {
-            "problems": len(self.outputs), "compared": len(self.rows), "equal": sum(row.equal for row in self.rows),
-            "by_quantity": by_what, "worst_output": max(self.outputs.values(), default=0.0),
+            "problems": len(self.outputs),
+            "compared": len(self.rows),
+            "equal": sum(row.equal for row in self.rows),
+            "by_quantity": by_what,
+            "worst_output": max(self.outputs.values(), default=0.0),
             "findings": len(self.findings),
-        }  # fmt: skip
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "passed": self.passed, "device": self.device, "summary": self.summary,
-            "rows": [asdict(row) for row in self.rows], "outputs": self.outputs, "findings": list(self.findings),
+            "passed": self.passed,
+            "device": self.device,
+            "summary": self.summary,
+            "rows": [asdict(row) for row in self.rows],
+            "outputs": self.outputs,
+            "findings": list(self.findings),
             "errors": list(self.errors),
-        }  # fmt: skip
+        }
 
     def print(self) -> None:
         """A line a quantity, and what differs."""
@@ -204,9 +211,11 @@ def headline(data: Agreed) -> str:
     s = data.summary
     same = ", ".join(what for what, (equal, compared) in s.by_quantity.items() if equal == compared)
     apart = [f"{what} in {equal} of {n}" for what, (equal, n) in s.by_quantity.items() if equal != n]
-    return (f"emulator and GPU over {s.problems} problems: equal in every launch: {same}"
-            f"{'; ' if apart else ''}{', '.join(apart)}; outputs at most {s.worst_output:.2f} of the rule's bound apart; "
-            f"{s.findings} findings")  # fmt: skip
+    return (
+        f"emulator and GPU over {s.problems} problems: equal in every launch: {same}"
+        f"{'; ' if apart else ''}{', '.join(apart)}; outputs at most {s.worst_output:.2f} of the rule's bound apart; "
+        f"{s.findings} findings"
+    )
 
 
 def table(data: Agreed) -> str:
@@ -216,8 +225,11 @@ def table(data: Agreed) -> str:
 
 
 KIND = Kind(
-    "agreement", "Bytes: the emulator's counts and the hardware's",
+    "agreement",
+    "Bytes: the emulator's counts and the hardware's",
     "the emulator against the GPU: bytes, sectors, wavefronts, outputs",
     "flashlab counters standard online_softmax flash1 flash2 --matrix --backend both --save docs/results",
-    Agreed, headline, table,
-)  # fmt: skip
+    Agreed,
+    headline,
+    table,
+)

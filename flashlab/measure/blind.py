@@ -143,8 +143,9 @@ def blind_ladder() -> list[Beside]:
     before = {**said("ladder_h200_2026-11-21.json"), **said(PREDICTION_FP8)}
     return [
         Beside(cell, before[cell], time, source)
-        for cell, time, source in measured() if cell in before and source != "bench"
-    ]  # fmt: skip
+        for cell, time, source in measured()
+        if cell in before and source != "bench"
+    ]
 
 
 def blind(result: results.Result) -> list[Beside]:
@@ -171,24 +172,32 @@ def lengths() -> list[Cell]:
             ("float16", (64, 128, 256), (3072,), ("flash2", *LADDER)),
             ("bfloat16", (64, 128), (2048,), ("standard", "online_softmax", "flash1")),
         )
-        for dim in dims for causal in (False, True) for length in found for name in names
-    ]  # fmt: skip
+        for dim in dims
+        for causal in (False, True)
+        for length in found
+        for name in names
+    ]
 
 
 def rungs() -> list[Cell]:
     """The ladder at lengths that nothing was measured at when its warpgroups were let fall in step."""
     return [
         Cell(name, "bfloat16", dim, causal, length)
-        for dim in (64, 128, 256) for causal in (False, True) for length in (640, 1280, 2560, 5120, 10240, 20480) for name in LADDER
-    ]  # fmt: skip
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+        for length in (640, 1280, 2560, 5120, 10240, 20480)
+        for name in LADDER
+    ]
 
 
 def eight() -> list[Cell]:
     """flash3_fp8 where `flashlab fp8` times it, and at head dim 64."""
     return [
         Cell(FP8, EIGHT, dim, causal, length)
-        for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)
-    ]  # fmt: skip
+        for dim in (64, 128, 256)
+        for causal in (False, True)
+        for length in (1024, 4096, 16384)
+    ]
 
 
 SETS = {"lengths": lengths, "rungs": rungs, "fp8": eight}
@@ -200,15 +209,19 @@ def predict(name: str) -> dict[str, Any]:
     model = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "simulator/time"]
     commit = subprocess.run(model, capture_output=True, text=True, check=True).stdout.strip()
     return {
-        "schema": 1, "kind": "prediction", "device": DEVICE, "commit": commit,
+        "schema": 1,
+        "kind": "prediction",
+        "device": DEVICE,
+        "commit": commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "command": f"python -m flashlab.measure.blind predict {name}",
-        "constants": {constant: getattr(rates, constant) for constant in CONSTANTS}, "set_on": SET_ON,
+        "constants": {constant: getattr(rates, constant) for constant in CONSTANTS},
+        "set_on": SET_ON,
         "rows": [
             {**vars(cell), "milliseconds": (ms := cell.predicted()), "tflops": cell.tera / ms * 1e3}
             for cell in SETS[name]()
         ],
-    }  # fmt: skip
+    }
 
 
 def measure(file: str) -> Path:
@@ -305,10 +318,15 @@ def table_of_cells(data: Blind) -> str:
 
 
 KIND = Kind(
-    "blind", "Speed: what had been predicted",
+    "blind",
+    "Speed: what had been predicted",
     "times of cells that the time model had predicted before; the predictions lie in `predictions/`",
-    "python -m flashlab.measure.blind measure FILE", Blind, headline, table_of_cells, {"predictions": Prediction},
-)  # fmt: skip
+    "python -m flashlab.measure.blind measure FILE",
+    Blind,
+    headline,
+    table_of_cells,
+    {"predictions": Prediction},
+)
 
 
 def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
@@ -331,8 +349,10 @@ def table() -> str:
         parts = [mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
         shown = [f"{x:.1%}" for x in (*parts, mean_error(group))]
         bias = statistics.fmean(r.error for r in group)
-        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
-                     f"{f'{mean_error(before):.1%}' if before else ''} |")  # fmt: skip
+        lines.append(
+            f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
+            f"{f'{mean_error(before):.1%}' if before else ''} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -345,8 +365,12 @@ def _blind_table(result: results.Result) -> str:
     rows = blind(result)
     lengths = sorted({r.cell.length for r in rows})
     sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
-    lines = [f"`{result.data['prediction']}`, measured by `{result.path.name}`:", "",
-             f"| kernel | cells | {sizes} | all | bias |", "|---|--:|" + len(lengths) * "--:|" + "--:|--:|"]  # fmt: skip
+    lines = [
+        f"`{result.data['prediction']}`, measured by `{result.path.name}`:",
+        "",
+        f"| kernel | cells | {sizes} | all | bias |",
+        "|---|--:|" + len(lengths) * "--:|" + "--:|--:|",
+    ]
     groups = {
         name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
     }
@@ -425,8 +449,14 @@ def draw() -> Any:
         for r in (r for r in rows if r.cell.algorithm == name):
             size = {1024: 16, 4096: 36, 16384: 64}[r.cell.length]
             face = colours[r.cell.head_dim] if r.cell.causal else "none"
-            ax.scatter(r.cell.tera / r.measured * 1e3, r.cell.tera / r.predicted * 1e3, s=size,
-                       edgecolors=colours[r.cell.head_dim], facecolors=face, linewidths=1.2)  # fmt: skip
+            ax.scatter(
+                r.cell.tera / r.measured * 1e3,
+                r.cell.tera / r.predicted * 1e3,
+                s=size,
+                edgecolors=colours[r.cell.head_dim],
+                facecolors=face,
+                linewidths=1.2,
+            )
         ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
         ax.fill_between([150, 900], [132, 792], [168, 1008], color="#EDEDED", linewidth=0, zorder=0)
         ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")

@@ -146,8 +146,9 @@ class LaunchReport:
         """What differs, a line each."""
         found = [
             f"{c.what}: simulated {_figure(c.simulated)}, formula {_figure(c.formula)}, measured {_figure(c.measured)}"
-            for c in self.checks if c.verdict == "differs"
-        ]  # fmt: skip
+            for c in self.checks
+            if c.verdict == "differs"
+        ]
         if self.dram and self.dram.judged and not self.dram.inside:
             d = self.dram
             found.append(f"DRAM read: measured {d.measured:,}, outside {d.low:,} to {d.high:,} (± 64 KB)")
@@ -158,13 +159,20 @@ class LaunchReport:
     def to_dict(self) -> dict[str, Any]:
         dram = None if self.dram is None else {**asdict(self.dram), "inside": self.dram.inside}
         return {
-            "case": self.case.name, "algorithm": self.case.algorithm, "problem": asdict(self.case.problem),
-            "tile": None if self.case.tile is None else str(self.case.tile), "lse": self.case.lse,
-            "launch": self.launch, "blocks": self.blocks,
+            "case": self.case.name,
+            "algorithm": self.case.algorithm,
+            "problem": asdict(self.case.problem),
+            "tile": None if self.case.tile is None else str(self.case.tile),
+            "lse": self.case.lse,
+            "launch": self.launch,
+            "blocks": self.blocks,
             "rows": [{**asdict(check), "verdict": check.verdict} for check in self.checks],
-            "dram": dram, "exp_factor": self.exp_factor, **self.rates, **self.extras,
+            "dram": dram,
+            "exp_factor": self.exp_factor,
+            **self.rates,
+            **self.extras,
             "failures": self.failures,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -203,10 +211,16 @@ class CountersReport:
     def rows(self) -> list[dict[str, Any]]:
         """Flat: one row a launch and quantity."""
         return [
-            {"case": launch.case.name, "algorithm": launch.case.algorithm, "launch": launch.launch, **asdict(check),
-             "verdict": check.verdict}
-            for launch in self.launches for check in launch.checks
-        ]  # fmt: skip
+            {
+                "case": launch.case.name,
+                "algorithm": launch.case.algorithm,
+                "launch": launch.launch,
+                **asdict(check),
+                "verdict": check.verdict,
+            }
+            for launch in self.launches
+            for check in launch.checks
+        ]
 
     @property
     def algorithms(self) -> list[str]:
@@ -233,10 +247,13 @@ class CountersReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "passed": self.passed, "device": self.device, "summary": self.summary,
+            "passed": self.passed,
+            "device": self.device,
+            "summary": self.summary,
             "launches": [launch.to_dict() for launch in self.launches],
-            "models": [{**asdict(model), "error": model.error} for model in self.models], "errors": list(self.errors),
-        }  # fmt: skip
+            "models": [{**asdict(model), "error": model.error} for model in self.models],
+            "errors": list(self.errors),
+        }
 
     def print(self) -> None:
         """Tables for people: every quantity of a few launches, a line a launch of many."""
@@ -272,16 +289,17 @@ def _print_launch(launch: LaunchReport, third: str) -> None:
     def sign(check: Check) -> str:
         return {"equal": "=", "differs": "≠", "not measured": "?"}[check.verdict]
 
-    rows = [
-        (c.what, _figure(c.simulated), _figure(c.formula), _figure(c.measured), sign(c)) for c in launch.checks
-    ]  # fmt: skip
-    table(f"{launch.case.name}: {launch.launch}, {launch.blocks:,} blocks",
-          ("", "simulated", "formula", third, ""), rows)  # fmt: skip
+    rows = [(c.what, _figure(c.simulated), _figure(c.formula), _figure(c.measured), sign(c)) for c in launch.checks]
+    table(
+        f"{launch.case.name}: {launch.launch}, {launch.blocks:,} blocks", ("", "simulated", "formula", third, ""), rows
+    )
     if launch.dram:
         d = launch.dram
-        line(f"DRAM read {d.measured:,} bytes, between compulsory {d.low:,} and requested {d.high:,}"
-             f""
-             f"{'' if d.judged else ' (too small to judge)'}; at least {d.written:,} written")  # fmt: skip
+        line(
+            f"DRAM read {d.measured:,} bytes, between compulsory {d.low:,} and requested {d.high:,}"
+            f""
+            f"{'' if d.judged else ' (too small to judge)'}; at least {d.written:,} written"
+        )
     if launch.exp_factor is not None:
         line(f"special function unit: {launch.exp_factor:.2f} × exp")
     if launch.rates:
@@ -300,10 +318,13 @@ def _line(launch: LaunchReport) -> tuple[str, ...]:
 
     d = launch.dram
     return (
-        launch.case.name, launch.launch, *(cell(what) for what in (*BYTES, "flops.matmul")),
+        launch.case.name,
+        launch.launch,
+        *(cell(what) for what in (*BYTES, "flops.matmul")),
         f"{d.measured:,}" if d else "",
-        f"{launch.rates.get('l2_hit_rate', 0):.0f} %", f"{launch.rates.get('occupancy', 0):.0f} %",
-    )  # fmt: skip
+        f"{launch.rates.get('l2_hit_rate', 0):.0f} %",
+        f"{launch.rates.get('occupancy', 0):.0f} %",
+    )
 
 
 def _figure(n: int | None) -> str:
@@ -318,9 +339,13 @@ def _extent(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def run(
-    cases: Sequence[Case], *, device: Device | None = None, simulate_up_to: int = 1_000_000, timeout: float = 600,
+    cases: Sequence[Case],
+    *,
+    device: Device | None = None,
+    simulate_up_to: int = 1_000_000,
+    timeout: float = 600,
     progress: Callable[[Iterable[list[Case]]], Iterable[list[Case]]] = iter,
-) -> CountersReport:  # fmt: skip
+) -> CountersReport:
     """Run the cases' kernels under ncu on this machine's GPU and compare every launch with simulator and formula.
 
     Problems of more tiles than `simulate_up_to` are compared with the formula alone. A case that fails leaves those of
@@ -351,7 +376,7 @@ def run(
             simulated = _simulated(case, formula, simulate_up_to)
             mine = [
                 compare(case, simulated, formula, i, next(left)) for i, x in enumerate(formula.launches) if x.blocks
-            ]  # fmt: skip
+            ]
             launches += mine
             models += _model(case, formula, mine)
     return CountersReport(device.name, tuple(launches), tuple(models), tuple(errors))
@@ -385,22 +410,28 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     unseen = {"sram.write"} if get(case.algorithm).kernels[index].boxes else set[str]()
     checks = [
         Check(
-            what, None if shadow is None else shadow.bytes(what), launch.bytes(what),
+            what,
+            None if shadow is None else shadow.bytes(what),
+            launch.bytes(what),
             None if what in unseen else measured.total(names),
-        ) for what, names in BYTES.items()
-    ]  # fmt: skip
+        )
+        for what, names in BYTES.items()
+    ]
     if operations := TENSOR_OPS.get(case.problem.dtype):
         simulated_ops = None if shadow is None else shadow.flops_matmul
         found = next((n for name in operations if (n := measured.total([name])) is not None), None)
         checks.append(Check("flops.matmul", simulated_ops, launch.flops_matmul, found))
     functions = measured.total([EXP])
     return LaunchReport(
-        case=case, launch=launch.name, blocks=launch.blocks, checks=tuple(checks),
+        case=case,
+        launch=launch.name,
+        blocks=launch.blocks,
+        checks=tuple(checks),
         dram=_dram(formula, launch, measured),
         exp=None if functions is None or not launch.exp else (launch.exp, 32 * functions),
         rates={name: measured.metrics[metric] for name, metric in RATES.items() if metric in measured.metrics},
         extras={name: total for name, names in EXTRAS.items() if (total := measured.total(names)) is not None},
-    )  # fmt: skip
+    )
 
 
 def _dram(counts: Counts, launch: LaunchCounts, measured: Measured) -> DramCheck | None:
@@ -409,9 +440,13 @@ def _dram(counts: Counts, launch: LaunchCounts, measured: Measured) -> DramCheck
         return None
     bounds = dram.of_launch(counts, launch)
     return DramCheck(
-        measured=read, low=bounds.low, high=bounds.high, estimate=bounds.estimate,
-        written=measured.total([DRAM_WRITE]) or 0, judged=counts.hbm.peak > DRAM_FROM,
-    )  # fmt: skip
+        measured=read,
+        low=bounds.low,
+        high=bounds.high,
+        estimate=bounds.estimate,
+        written=measured.total([DRAM_WRITE]) or 0,
+        judged=counts.hbm.peak > DRAM_FROM,
+    )
 
 
 def _metrics() -> tuple[str, ...]:
@@ -518,14 +553,18 @@ def headline(data: Counted) -> str:
     """How many counts are equal, how many launches' DRAM reads lie inside, and the L2 model's error."""
     s = data.summary
     text = f"{s.equal:,} of {s.compared:,} counts of bytes and matrix FLOPs equal over {s.launches} launches"
-    text += (f"; DRAM reads within the interval (± 64 KB) in {s.dram_inside} of the {s.dram_checked} launches of"
-             " problems over 1 MB")  # fmt: skip
+    text += (
+        f"; DRAM reads within the interval (± 64 KB) in {s.dram_inside} of the {s.dram_checked} launches of"
+        " problems over 1 MB"
+    )
     errors = {m.case: abs(m.error) for m in data.models if m.large}
     fresh = {case for case in errors if "fresh" in case}
     for name, chosen in (("that it was fitted to", errors.keys() - fresh), ("measured after that", fresh)):
         if found := sorted(errors[case] for case in chosen):
-            text += (f"; L2 model on {len(found)} problems {name}: median error {statistics.median(found):.1%},"
-                     f" worst {found[-1]:.1%}")  # fmt: skip
+            text += (
+                f"; L2 model on {len(found)} problems {name}: median error {statistics.median(found):.1%},"
+                f" worst {found[-1]:.1%}"
+            )
     return text
 
 
@@ -539,8 +578,9 @@ def table(data: Counted) -> str:
         rows.append((launch.case, launch.launch, *(_cell(cells.get(what)) for what in levels), read))
     models = [
         (model.case, f"{model.measured:,}", f"{model.estimate:,}", f"{model.error:+.1%}")
-        for model in data.models if model.large
-    ]  # fmt: skip
+        for model in data.models
+        if model.large
+    ]
     text = markdown_table(("problem", "launch", *levels, "DRAM read"), rows)
     if models:
         text += "\n\n" + markdown_table(("problem", "DRAM read", "L2 model", "error"), models)
@@ -554,7 +594,11 @@ def _cell(row: Quantity | None) -> str:
 
 
 KIND = Kind(
-    "counters", "Bytes: counted and measured",
+    "counters",
+    "Bytes: counted and measured",
     "simulated, formula and measured bytes, launch by launch; DRAM reads; the error of the L2 model",
-    "flashlab counters --matrix --l2 --save docs/results", Counted, headline, table,
-)  # fmt: skip
+    "flashlab counters --matrix --l2 --save docs/results",
+    Counted,
+    headline,
+    table,
+)

@@ -17,9 +17,11 @@ __all__ = ["emulated", "extras", "launches", "run"]
 
 
 def run(
-    cases: Sequence[Case], *, device: Device | str | None = None,
+    cases: Sequence[Case],
+    *,
+    device: Device | str | None = None,
     progress: Callable[[Iterable[Case]], Iterable[Case]] = iter,
-) -> CountersReport:  # fmt: skip
+) -> CountersReport:
     """Run the cases' kernels on the emulator and compare every launch with simulator and formula.
 
     What differs by step and tensor, and every misuse, is a line in `.errors`. `device` is the GPU that the kernels are
@@ -59,9 +61,15 @@ def _launch(case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched
         Check("flops.matmul", simulated.flops_matmul, formula.flops_matmul, launched.flops),
     ]
     return LaunchReport(
-        case=case, launch=formula.name, blocks=formula.blocks, checks=tuple(checks), dram=None,
-        exp=(formula.exp, launched.exp) if formula.exp else None, rates={}, extras=extras(launched),
-    )  # fmt: skip
+        case=case,
+        launch=formula.name,
+        blocks=formula.blocks,
+        checks=tuple(checks),
+        dram=None,
+        exp=(formula.exp, launched.exp) if formula.exp else None,
+        rates={},
+        extras=extras(launched),
+    )
 
 
 def extras(launched: Launched) -> dict[str, int]:

@@ -17,9 +17,13 @@ from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
 
 CALLS = (
-    ("flash2", 128, True), ("flash2", 128, False), ("flash1", 128, True), ("standard", 128, True), ("flash3", 128, True),
+    ("flash2", 128, True),
+    ("flash2", 128, False),
+    ("flash1", 128, True),
+    ("standard", 128, True),
+    ("flash3", 128, True),
     ("flash2", 1024, True),
-)  # fmt: skip
+)
 """Algorithm, length (2 heads, head dim 64), sanitised."""
 
 
@@ -61,8 +65,10 @@ class Calls(Data):
 def headline(data: Calls) -> str:
     """The first call's time."""
     row = data.rows[0]
-    return (f"the emulator on {data.cores} cores: {row.algorithm}, float16, 2 heads × {row.length} × 64, "
-            f"in {row.seconds:.3f} s")  # fmt: skip
+    return (
+        f"the emulator on {data.cores} cores: {row.algorithm}, float16, 2 heads × {row.length} × 64, "
+        f"in {row.seconds:.3f} s"
+    )
 
 
 def table(data: Calls) -> str:
@@ -75,9 +81,14 @@ def table(data: Calls) -> str:
 
 
 KIND = Kind(
-    "emulator", "Speed: how long the emulator takes", "seconds that the emulator takes, on a CPU",
-    "python -m flashlab.measure.emulator_speed", Calls, headline, table,
-)  # fmt: skip
+    "emulator",
+    "Speed: how long the emulator takes",
+    "seconds that the emulator takes, on a CPU",
+    "python -m flashlab.measure.emulator_speed",
+    Calls,
+    headline,
+    table,
+)
 
 
 def main() -> None:

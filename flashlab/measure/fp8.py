@@ -77,9 +77,12 @@ class Fp8Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "passed": self.passed, "device": self.device, "inputs": self.inputs,
-            "accuracy": [asdict(row) for row in self.accuracy], "speed": [asdict(row) for row in self.speed],
-        }  # fmt: skip
+            "passed": self.passed,
+            "device": self.device,
+            "inputs": self.inputs,
+            "accuracy": [asdict(row) for row in self.accuracy],
+            "speed": [asdict(row) for row in self.speed],
+        }
 
     def print(self) -> None:
         """Two tables."""
@@ -88,10 +91,17 @@ class Fp8Report:
         line(self.inputs)
         table("error", ("kernel", "RMSE"), [(row.kernel, f"{row.rmse:.2e}") for row in self.accuracy], left=1)
         rows = [
-            (str(s.head_dim), "causal" if s.causal else "full", f"{s.length:,}", f"{s.tflops:.0f}",
-             f"{s.tflops_bfloat16:.0f}", f"{s.ratio:.2f}", f"{s.ratio_of_calls:.2f}")
+            (
+                str(s.head_dim),
+                "causal" if s.causal else "full",
+                f"{s.length:,}",
+                f"{s.tflops:.0f}",
+                f"{s.tflops_bfloat16:.0f}",
+                f"{s.ratio:.2f}",
+                f"{s.ratio_of_calls:.2f}",
+            )
             for s in self.speed
-        ]  # fmt: skip
+        ]
         table(
             "speed",
             ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio", "with V's transposition"),
@@ -208,15 +218,25 @@ def table(data: Eight) -> str:
     """A row per way of computing, and a row per cell."""
     errors = markdown_table(("kernel", "RMSE"), [(row.kernel, f"{row.rmse:.2e}") for row in data.accuracy])
     rows = [
-        (str(s.head_dim), "causal" if s.causal else "full", str(s.length), f"{s.tflops:.0f}",
-         f"{s.tflops_bfloat16:.0f}", f"{s.ratio:.2f}")
+        (
+            str(s.head_dim),
+            "causal" if s.causal else "full",
+            str(s.length),
+            f"{s.tflops:.0f}",
+            f"{s.tflops_bfloat16:.0f}",
+            f"{s.ratio:.2f}",
+        )
         for s in data.speed
-    ]  # fmt: skip
+    ]
     return f"{errors}\n\n{markdown_table(('head dim', 'mask', 'length', 'TFLOP/s', 'bfloat16', 'ratio'), rows)}"
 
 
 KIND = Kind(
-    "fp8", "Numbers: FP8's error, and its speed",
+    "fp8",
+    "Numbers: FP8's error, and its speed",
     "FlashAttention-3 in FP8: errors on inputs with outliers, speed beside bfloat16",
-    "flashlab fp8 --save docs/results", Eight, headline, table,
-)  # fmt: skip
+    "flashlab fp8 --save docs/results",
+    Eight,
+    headline,
+    table,
+)

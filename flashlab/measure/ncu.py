@@ -42,9 +42,13 @@ def known() -> frozenset[str]:
 
 
 def profile(
-    command: Sequence[str], *, kernels: Iterable[str], metrics: Sequence[str], timeout: float,
+    command: Sequence[str],
+    *,
+    kernels: Iterable[str],
+    metrics: Sequence[str],
+    timeout: float,
     options: Sequence[str] = (),
-) -> str:  # fmt: skip
+) -> str:
     """What ncu printed about the launches of `kernels` by a command: for `parse`.
 
     Raises `RuntimeError` if the command fails or isn't done after `timeout` seconds, `Unavailable` where ncu can't work.

@@ -48,12 +48,13 @@ def rows() -> list[dict[str, Any]]:
     floor = microseconds(lambda: launch(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0), wait)
     return [{"algorithm": "an empty kernel", "framework": "the driver alone", "microseconds": floor}] + [
         {
-            "algorithm": algorithm, "framework": framework,
+            "algorithm": algorithm,
+            "framework": framework,
             "microseconds": microseconds(lambda a=algorithm, x=x: fl.attention(*x[:3], algorithm=a, out=x[3]), wait),
         }
         for algorithm in ("flash2", "flash3")
         for framework, x in arrays.items()
-    ]  # fmt: skip
+    ]
 
 
 class Row(Data):
@@ -84,9 +85,14 @@ def table(data: Overhead) -> str:
 
 
 KIND = Kind(
-    "overhead", "Speed: what a call costs before the GPU works", "a warm call of `fl.attention` from Python, until it returns",
-    "python -m flashlab.measure.overhead", Overhead, headline, table,
-)  # fmt: skip
+    "overhead",
+    "Speed: what a call costs before the GPU works",
+    "a warm call of `fl.attention` from Python, until it returns",
+    "python -m flashlab.measure.overhead",
+    Overhead,
+    headline,
+    table,
+)
 
 
 def main() -> None:
@@ -96,8 +102,13 @@ def main() -> None:
     given = parser.parse_args()
     found = rows()
     path = results.save(
-        KIND, ["flash2", "flash3"], {"calls": CALLS, "rows": found}, subject="calls", folder=given.out, replace=given.force,
-    )  # fmt: skip
+        KIND,
+        ["flash2", "flash3"],
+        {"calls": CALLS, "rows": found},
+        subject="calls",
+        folder=given.out,
+        replace=given.force,
+    )
     for row in found:
         print(f"{row['algorithm']}, {row['framework']}: {row['microseconds']:.1f} µs")
     print(path)

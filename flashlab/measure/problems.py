@@ -38,7 +38,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         for dtype, causal, (name, shape) in product(
             CATALOGUE[algorithm].dtypes, (False, True), (shapes | own[algorithm]).items()
         )
-    ]  # fmt: skip
+    ]
 
 
 def l2_problems() -> list[Case]:

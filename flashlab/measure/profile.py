@@ -53,9 +53,12 @@ UNITS = {
 }
 """Of each unit, what ncu gives as a share of the unit's peak over the elapsed clocks."""
 SUMS = {
-    "exp": "sm__inst_executed_pipe_xu", "fma": "sm__inst_executed_pipe_fma", "alu": "sm__inst_executed_pipe_alu",
-    "uniform": "sm__inst_executed_pipe_uniform", "all": "smsp__inst_executed",
-}  # fmt: skip
+    "exp": "sm__inst_executed_pipe_xu",
+    "fma": "sm__inst_executed_pipe_fma",
+    "alu": "sm__inst_executed_pipe_alu",
+    "uniform": "sm__inst_executed_pipe_uniform",
+    "all": "smsp__inst_executed",
+}
 """Warp instructions executed, by pipe: the machine code's opcodes are sorted into pipes, and held to these."""
 FLOPS = ("sm__ops_path_tensor_src_bf16_dst_fp32", "sm__ops_path_tensor_src_fp8")
 """Of the tensor cores, by the operands' dtype: a kernel has one."""
@@ -149,9 +152,12 @@ def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Meas
         file, report = Path(folder) / "items.json", Path(folder) / "report.ncu-rep"
         file.write_text(json.dumps([asdict(item) for item in items]), encoding="utf-8")
         ncu.profile(
-            [sys.executable, "-m", "flashlab.measure.profile", "launch", str(file)], kernels=[".*"], metrics=metrics,
-            timeout=timeout, options=["--profile-from-start", "off", "--section", "SourceCounters", "--export", str(report)],
-        )  # fmt: skip
+            [sys.executable, "-m", "flashlab.measure.profile", "launch", str(file)],
+            kernels=[".*"],
+            metrics=metrics,
+            timeout=timeout,
+            options=["--profile-from-start", "off", "--section", "SourceCounters", "--export", str(report)],
+        )
         counted = ncu.parse(_page(report, "raw"))
         codes = sass.parse(_page(report, "source", "--print-source", "sass"))
     if len(counted) != len(items):
@@ -184,11 +190,14 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
     """Busy shares of the elapsed clocks, and what else was counted."""
     m = measured.metrics
     return {
-        "entry": measured.kernel, "clocks": m[CLOCKS], "clocks_active": m[ACTIVE], "nanoseconds": m[DURATION],
+        "entry": measured.kernel,
+        "clocks": m[CLOCKS],
+        "clocks_active": m[ACTIVE],
+        "nanoseconds": m[DURATION],
         "busy": {name: m[f"{metric}.avg.pct_of_peak_sustained_elapsed"] / 100 for name, metric in UNITS.items()},
         "executed": {name: m[f"{metric}.sum"] for name, metric in SUMS.items()},
         "flops": measured.total(FLOPS),
-    }  # fmt: skip
+    }
 
 
 def code(of: sass.Code, flops_a_score: int | None) -> dict[str, Any]:
@@ -204,10 +213,17 @@ def code(of: sass.Code, flops_a_score: int | None) -> dict[str, Any]:
     flops = of.flops(of.round)
     return {
         "instructions": len(of.instructions),
-        "round": {"instructions": len(of.round), "pipes": dict(of.issued(of.round)), "flops": flops,
-                  "tensor_clocks": of.tensor_clocks(of.round), "scores": flops_a_score and flops / flops_a_score},
-        "executed": dict(executed), "stalls": stalls, "spent": dict(spent),
-    }  # fmt: skip
+        "round": {
+            "instructions": len(of.round),
+            "pipes": dict(of.issued(of.round)),
+            "flops": flops,
+            "tensor_clocks": of.tensor_clocks(of.round),
+            "scores": flops_a_score and flops / flops_a_score,
+        },
+        "executed": dict(executed),
+        "stalls": stalls,
+        "spent": dict(spent),
+    }
 
 
 def clocks_of_a_round(found: Mapping[str, Any], lanes: Mapping[str, int] = RATES) -> dict[str, float]:
@@ -330,10 +346,16 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
     clock, watts, reasons = zip(*samples, strict=True)
     milliseconds = begun.elapsed_time(ended) / calls
     return {
-        "calls": calls, "milliseconds": milliseconds, "tflops": flops / milliseconds / 1e9, "samples": len(samples),
-        "mhz": stamps.mhz(), "mhz_set": statistics.mean(clock), "watts": statistics.mean(watts), "capped": min(1.0, capped / took),
+        "calls": calls,
+        "milliseconds": milliseconds,
+        "tflops": flops / milliseconds / 1e9,
+        "samples": len(samples),
+        "mhz": stamps.mhz(),
+        "mhz_set": statistics.mean(clock),
+        "watts": statistics.mean(watts),
+        "capped": min(1.0, capped / took),
         "reasons": {str(bits): reasons.count(bits) for bits in sorted(set(reasons))},
-    }  # fmt: skip
+    }
 
 
 # -- the whole ------------------------------------------------------------------------------------------------------
@@ -439,8 +461,10 @@ def headline(data: Profiled) -> str:
     tensor = [row.counters.busy["tensor"] for row in mine]
     ghz = [row.loaded.mhz / 1000 for row in mine]
     capped = sum(row.loaded.capped > 0.5 for row in mine)
-    return (f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; called without pauses, at "
-            f"{min(ghz):.2f} to {max(ghz):.2f} GHz, for power limits the clock in {capped} of {len(mine)} cells")  # fmt: skip
+    return (
+        f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; called without pauses, at "
+        f"{min(ghz):.2f} to {max(ghz):.2f} GHz, for power limits the clock in {capped} of {len(mine)} cells"
+    )
 
 
 def table(data: Profiled) -> str:
@@ -458,10 +482,14 @@ def table(data: Profiled) -> str:
 
 
 KIND = Kind(
-    "profile", "Speed: what binds: units, waits, clock and power",
+    "profile",
+    "Speed: what binds: units, waits, clock and power",
     "what binds: how busy each unit is, the main loop's instructions, waits, clock and power under load",
-    "python -m flashlab.measure.profile", Profiled, headline, table,
-)  # fmt: skip
+    "python -m flashlab.measure.profile",
+    Profiled,
+    headline,
+    table,
+)
 
 
 def main() -> None:

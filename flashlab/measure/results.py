@@ -300,9 +300,16 @@ def environment() -> dict[str, Any]:
 
 
 def save(
-    kind: Kind[Any], algorithms: Sequence[str], data: Content, *, subject: str | None = None, condition: str | None = None,
-    folder: str | Path = FOLDER, replace: bool = False, about: Content | None = None,
-) -> Path:  # fmt: skip
+    kind: Kind[Any],
+    algorithms: Sequence[str],
+    data: Content,
+    *,
+    subject: str | None = None,
+    condition: str | None = None,
+    folder: str | Path = FOLDER,
+    replace: bool = False,
+    about: Content | None = None,
+) -> Path:
     """Write what a command measured; the path. An existing file of that name is left alone unless `replace`.
 
     `subject` is `subject_of(algorithms)` by default. `about` stands in for `environment()`: what was measured elsewhere
@@ -316,10 +323,17 @@ def save(
     ):
         if name is not None and not re.fullmatch(r"[\w.-]+", name):
             raise UsageError(argument, name, "a name of letters, digits, '_', '.' and '-'")
-    content = plain({
-        "schema": SCHEMA, "kind": kind.name, "subject": subject, "condition": condition, "algorithms": list(algorithms),
-        **(environment() if about is None else about), "data": data,
-    })  # fmt: skip
+    content = plain(
+        {
+            "schema": SCHEMA,
+            "kind": kind.name,
+            "subject": subject,
+            "condition": condition,
+            "algorithms": list(algorithms),
+            **(environment() if about is None else about),
+            "data": data,
+        }
+    )
     path = Path(folder) / kind.name / name_of(content)
     if path.exists() and not replace:
         raise UsageError("output", str(path), "a file that isn't there yet, or --force to replace it")
@@ -360,17 +374,22 @@ def find(
     paths = sorted(path for path in Path(folder).glob(f"{kind or '*'}/*.json") if path.parent.name != "schema")
     return sorted(
         (
-            r for r in map(load, paths)
+            r
+            for r in map(load, paths)
             if (algorithm is None or algorithm in r.algorithms) and device in (None, device_name(title(r.content)))
         ),
         key=lambda r: str(r.content["date"]),
-    )  # fmt: skip
+    )
 
 
 def latest(
-    kind: str, folder: str | Path = FOLDER, *, algorithm: str | None = None, device: str | None = None,
+    kind: str,
+    folder: str | Path = FOLDER,
+    *,
+    algorithm: str | None = None,
+    device: str | None = None,
     condition: str | None = None,
-) -> Result | None:  # fmt: skip
+) -> Result | None:
     """The newest result of a kind, measured under this condition (None: under no particular one); None without one."""
     found = [r for r in find(folder, kind=kind, algorithm=algorithm, device=device) if r.condition == condition]
     return found[-1] if found else None
@@ -395,8 +414,12 @@ def _torch_device() -> dict[str, Any]:
 
 def _device_facts(name: str, capability: tuple[int, int], sms: int, memory: int, l2: int) -> dict[str, Any]:
     return {
-        "name": name, "compute_capability": f"{capability[0]}.{capability[1]}", "sms": sms, "memory": memory, "l2": l2,
-    }  # fmt: skip
+        "name": name,
+        "compute_capability": f"{capability[0]}.{capability[1]}",
+        "sms": sms,
+        "memory": memory,
+        "l2": l2,
+    }
 
 
 def _cupy_version(part: str) -> str:

@@ -110,7 +110,7 @@ class SanitizersReport:
         rows = [
             (r.tool, r.target, str(r.cases), "?" if r.findings is None else str(r.findings), r.verdict)
             for r in self.rows
-        ]  # fmt: skip
+        ]
         table("compute-sanitizer", ("tool", "target", "problems", "findings", "verdict"), rows, left=2)
         for row in self.rows:
             if row.verdict not in ("clean", "found"):
@@ -141,8 +141,10 @@ class Sanitized(Data):
 def headline(data: Sanitized) -> str:
     """What the tools found in the kernels, and what of the planted faults."""
     s = data.summary
-    return (f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
-            f"{s.faults_found} of {s.faults} seeded faults found")  # fmt: skip
+    return (
+        f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
+        f"{s.faults_found} of {s.faults} seeded faults found"
+    )
 
 
 def table(data: Sanitized) -> str:
@@ -152,9 +154,14 @@ def table(data: Sanitized) -> str:
 
 
 KIND = Kind(
-    "sanitizers", "Memory: compute-sanitizer", "compute-sanitizer's four tools over the kernels and over planted faults",
-    "flashlab sanitize --save docs/results", Sanitized, headline, table,
-)  # fmt: skip
+    "sanitizers",
+    "Memory: compute-sanitizer",
+    "compute-sanitizer's four tools over the kernels and over planted faults",
+    "flashlab sanitize --save docs/results",
+    Sanitized,
+    headline,
+    table,
+)
 
 
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
@@ -173,13 +180,18 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         for dtype, (name, shape) in product(
             CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
         )
-    ]  # fmt: skip
+    ]
 
 
 def run(
-    cases: Sequence[Case] | None = None, *, tools: Sequence[str] = TOOLS, faults: bool = True, timeout: float = 600,
-    workers: int = 4, progress: Callable[[Iterable[Callable[[], Row]]], Iterable[Callable[[], Row]]] = iter,
-) -> SanitizersReport:  # fmt: skip
+    cases: Sequence[Case] | None = None,
+    *,
+    tools: Sequence[str] = TOOLS,
+    faults: bool = True,
+    timeout: float = 600,
+    workers: int = 4,
+    progress: Callable[[Iterable[Callable[[], Row]]], Iterable[Callable[[], Row]]] = iter,
+) -> SanitizersReport:
     """Run the tools over the cases (default: the grid), one process a tool and algorithm, several at a time.
 
     `faults`: also over the planted ones. Raises `Unavailable` without a GPU or compute-sanitizer.
@@ -305,17 +317,19 @@ _PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=
 FAULTS: Mapping[str, Fault] = {
     "write-past-the-end": Fault("memcheck", "a store 4 KB past the end", _tiny("x[1024 + threadIdx.x] = 1;")),
     "missing-barrier": Fault(
-        "racecheck", "neighbours exchange words through SRAM with no barrier between",
+        "racecheck",
+        "neighbours exchange words through SRAM with no barrier between",
         _tiny("__shared__ volatile float s[64]; s[threadIdx.x] = threadIdx.x; x[threadIdx.x] = s[63 - threadIdx.x];"),
     ),
     "flash2-without-barriers": Fault("racecheck", "our flash2 without its barriers", _without_barriers),
     "read-unwritten": Fault("initcheck", "a load of what nobody wrote", _tiny("x[threadIdx.x] = x[threadIdx.x] + 1;")),
     "flash2-on-unwritten-inputs": Fault("initcheck", "our flash2 on inputs that nobody wrote", _unwritten),
     "divergent-barrier": Fault(
-        "synccheck", "a barrier that part of a warp never reaches",
+        "synccheck",
+        "a barrier that part of a warp never reaches",
         _tiny("if (threadIdx.x < 40) { __syncthreads(); } x[threadIdx.x] = 1;"),
     ),
-}  # fmt: skip
+}
 """What each tool must find, or its silence means nothing."""
 
 

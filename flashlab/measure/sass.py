@@ -187,10 +187,16 @@ def _instructions(rows: Sequence[Mapping[str, str]]) -> Iterable[Instruction]:
         always = not guard and not re.match(r"!?U?P\d", rest) and ".DIV" not in opcode and ".CONV" not in opcode
         ends = always and (branch is not None or opcode.startswith(("EXIT", "RET", "BRX")))
         yield Instruction(
-            opcode, places.get(int(branch[0], 16)) if branch else None, not ends, _count(row["Instructions Executed"]),
-            {name.removeprefix("stall_"): n for name, said in row.items()
-             if re.fullmatch(r"stall_\w+", name or "") and (n := _count(said))},
-        )  # fmt: skip
+            opcode,
+            places.get(int(branch[0], 16)) if branch else None,
+            not ends,
+            _count(row["Instructions Executed"]),
+            {
+                name.removeprefix("stall_"): n
+                for name, said in row.items()
+                if re.fullmatch(r"stall_\w+", name or "") and (n := _count(said))
+            },
+        )
 
 
 def _count(said: str | None) -> int:

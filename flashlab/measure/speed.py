@@ -44,9 +44,13 @@ class Cell:
     @property
     def problem(self) -> Problem:
         return Problem(
-            batch=max(1, TOKENS // self.length), heads=HIDDEN // self.head_dim, len_q=self.length,
-            head_dim=self.head_dim, dtype=self.dtype, causal=self.causal,
-        )  # fmt: skip
+            batch=max(1, TOKENS // self.length),
+            heads=HIDDEN // self.head_dim,
+            len_q=self.length,
+            head_dim=self.head_dim,
+            dtype=self.dtype,
+            causal=self.causal,
+        )
 
     @property
     def flops(self) -> float:
@@ -103,12 +107,16 @@ class BenchReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "passed": self.passed, "algorithm": self.algorithm, "device": self.device,
-            "tokens": TOKENS, "hidden": HIDDEN, "flops": "4 * length^2 * head_dim * heads * batch, halved if causal",
+            "passed": self.passed,
+            "algorithm": self.algorithm,
+            "device": self.device,
+            "tokens": TOKENS,
+            "hidden": HIDDEN,
+            "flops": "4 * length^2 * head_dim * heads * batch, halved if causal",
             "yardsticks": [asdict(yardstick) for yardstick in self.yardsticks],
             "rows": [asdict(row) for row in self.rows],
             "not_run": list(self.not_run),
-        }  # fmt: skip
+        }
 
     def cells(self) -> list[dict[str, Any]]:
         """The report as `flat` has it."""
@@ -134,17 +142,24 @@ class BenchReport:
 
 
 def cells(
-    dtypes: Sequence[str] = ("bfloat16", "float16"), head_dims: Sequence[int] = (64, 128),
-    masks: Sequence[bool] = (False, True), lengths: Sequence[int] = (1024, 4096, 16384),
-) -> list[Cell]:  # fmt: skip
+    dtypes: Sequence[str] = ("bfloat16", "float16"),
+    head_dims: Sequence[int] = (64, 128),
+    masks: Sequence[bool] = (False, True),
+    lengths: Sequence[int] = (1024, 4096, 16384),
+) -> list[Cell]:
     """The cells of a benchmark; the field's own by default."""
     return [Cell(*choice) for choice in product(dtypes, head_dims, masks, lengths)]
 
 
 def run(
-    algorithm: str = "flash2", against: Sequence[str] = ("sdpa-flash",), *, cells: Sequence[Cell] | None = None,
-    tile: Any = None, seconds: float = 1.0, progress: Callable[[Iterable[Cell]], Iterable[Cell]] = iter,
-) -> BenchReport:  # fmt: skip
+    algorithm: str = "flash2",
+    against: Sequence[str] = ("sdpa-flash",),
+    *,
+    cells: Sequence[Cell] | None = None,
+    tile: Any = None,
+    seconds: float = 1.0,
+    progress: Callable[[Iterable[Cell]], Iterable[Cell]] = iter,
+) -> BenchReport:
     """Time `algorithm` and the peers in `against` in every cell, about `seconds` each; `progress` wraps the cells.
 
     A peer that isn't installed, or refuses a cell, or computes something else there, is one line in `.not_run`. Raises
@@ -184,9 +199,15 @@ def _torch() -> Any:
 
 
 def _bench_cell(
-    torch: Any, cell: Cell, algorithm: str, tile: Any, names: Sequence[str], seconds: float, yardstick: Yardstick,
+    torch: Any,
+    cell: Cell,
+    algorithm: str,
+    tile: Any,
+    names: Sequence[str],
+    seconds: float,
+    yardstick: Yardstick,
     not_run: list[str],
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     p = cell.problem
     generator = torch.Generator(device="cuda").manual_seed(0)
     shape = (p.batch, p.heads, p.len_q, p.head_dim)
@@ -214,16 +235,22 @@ def _bench_cell(
 
 def _row(
     cell: Cell, peer: str | None, times: list[float], ours: list[float], yardstick: Yardstick, error: float
-) -> Row:  # fmt: skip
+) -> Row:
     ratios = [] if peer is None else [t / o for t, o in zip(times, ours, strict=True)]
     milliseconds = statistics.median(times)
     tflops = cell.flops / milliseconds / 1e9
     low, _, high = statistics.quantiles(ratios, n=4) if ratios else (0.0, 0.0, 0.0)
     return Row(
-        **asdict(cell), peer=peer, milliseconds=milliseconds, tflops=tflops, of_matmul=tflops / yardstick.matmul,
-        ratio=statistics.median(ratios) if ratios else None, quartiles=(low, high) if ratios else None, error=error,
+        **asdict(cell),
+        peer=peer,
+        milliseconds=milliseconds,
+        tflops=tflops,
+        of_matmul=tflops / yardstick.matmul,
+        ratio=statistics.median(ratios) if ratios else None,
+        quartiles=(low, high) if ratios else None,
+        error=error,
         rounds=len(times),
-    )  # fmt: skip
+    )
 
 
 def _ours(torch: Any, algorithm: str, tensors: Sequence[Any], p: Problem, tile: Any) -> Callable[[], Any]:
@@ -370,10 +397,20 @@ def table(data: Bench) -> str:
 
 
 BENCH = Kind(
-    "bench", "Speed: against peers", "times side by side with peers",
-    "flashlab bench flash2 --against sdpa-flash,cudnn,sdpa-efficient,fa4 --save docs/results", Bench, headline, table,
-)  # fmt: skip
+    "bench",
+    "Speed: against peers",
+    "times side by side with peers",
+    "flashlab bench flash2 --against sdpa-flash,cudnn,sdpa-efficient,fa4 --save docs/results",
+    Bench,
+    headline,
+    table,
+)
 LADDER = Kind(
-    "ladder", "Speed: FlashAttention-3, rung by rung", "the rungs of FlashAttention-3 beside each other",
-    "flashlab bench flash3 --against flash3_3,flash3_2,flash3_1,flash2,cudnn --save docs/results", Bench, headline, table,
-)  # fmt: skip
+    "ladder",
+    "Speed: FlashAttention-3, rung by rung",
+    "the rungs of FlashAttention-3 beside each other",
+    "flashlab bench flash3 --against flash3_3,flash3_2,flash3_1,flash2,cudnn --save docs/results",
+    Bench,
+    headline,
+    table,
+)

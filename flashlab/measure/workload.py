@@ -90,8 +90,10 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     from flashlab.run.arrays import cupy
 
     p, random = problem, np.random.default_rng(seed)
-    shapes = [(p.batch, heads, length, p.head_dim) for heads, length in
-              ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))]  # fmt: skip
+    shapes = [
+        (p.batch, heads, length, p.head_dim)
+        for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))
+    ]
 
     def array(shape: tuple[int, ...]) -> Any:
         n = int(np.prod(shape))

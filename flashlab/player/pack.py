@@ -71,14 +71,16 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
     sources = list(trace.sources)
     events = [
         [
-            names[event.step], _source(sources, event), event.line,
+            names[event.step],
+            _source(sources, event),
+            event.line,
             srams.setdefault(tuple(event.sram.items()), len(srams)),
             [_transfer(names, sources, each) for each in event.transfers],
             [int(n) for change in changed for n in change],
             [(names[name], *x.shape) for name, x in event.values.items()],
         ]
         for event, changed in zip(trace.events, changes, strict=True)
-    ]  # fmt: skip
+    ]
     return {
         "algorithm": trace.algorithm,
         "subtitle": _subtitle(trace, problem),
@@ -145,9 +147,13 @@ def _launches(
     for (name, group), grid in zip(groupby(events, key=lambda event: event.launch), cells, strict=True):
         stop = start + sum(1 for _ in group)
         yield {
-            "name": name, "start": start, "stop": stop, "grid": None if grid is None else asdict(grid),
-            "kernel": files.index(kernels[name].name) if name in kernels else None, "about": words.get(name, {}),
-        }  # fmt: skip
+            "name": name,
+            "start": start,
+            "stop": stop,
+            "grid": None if grid is None else asdict(grid),
+            "kernel": files.index(kernels[name].name) if name in kernels else None,
+            "about": words.get(name, {}),
+        }
         start = stop
 
 

@@ -17,7 +17,7 @@ GLOSSARY = {
     "ℓ": "For each query row, the sum so far of exp(score − m).",
     "accumulator": "For each query row, the sum so far of exp(score − m) times the value; divided by ℓ it is the output.",
     "step": "A named part of the tile program; the CUDA kernel has a mark of the same name.",
-}  # fmt: skip
+}
 """The words that the page explains."""
 
 REGISTERS = {

@@ -15,8 +15,14 @@ from simulator.problem import Problem, round_up
 from simulator.support import MOST_KEYS
 
 __all__ = [
-    "SHAPE", "TENSOR", "blocks_of", "box_rows", "defaults", "shape_struct", "strides_of",
-]  # fmt: skip
+    "SHAPE",
+    "TENSOR",
+    "blocks_of",
+    "box_rows",
+    "defaults",
+    "shape_struct",
+    "strides_of",
+]
 
 TENSOR = np.dtype([("data", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
 """`struct Tensor` of the kernels."""
@@ -46,8 +52,9 @@ def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
     problem, tile = counts.problem, counts.tile
     return {
         x.name: np.full(x.shape(problem, tile), x.default, numpy_dtype(x.dtype_in(problem)))
-        for x in operation.inputs if x.default is not None and x.name in counts.tensors
-    }  # fmt: skip
+        for x in operation.inputs
+        if x.default is not None and x.name in counts.tensors
+    }
 
 
 def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:

@@ -190,8 +190,11 @@ class _TorchArrays(Framework):
 
     def view(self, name: str, x: Any) -> View:
         if x.requires_grad and self._torch.is_grad_enabled():
-            raise _refused(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet; "
-                           "call under torch.no_grad(), or on .detach()")  # fmt: skip
+            raise _refused(
+                name,
+                "torch tensor that requires grad",
+                "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()",
+            )
         if not x.is_cuda:
             raise _refused(name, f"torch tensor on {x.device}", _ON_GPU)
         dtype = self._names.get(x.dtype)

@@ -119,9 +119,15 @@ def _kept(cached: Any, *key: Any) -> Any:
 
 @functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
 def _cached_call(
-    places: tuple[_Place, ...], arch: str | None, algorithm: str | Program, causal: bool, window: Window,
-    scale: float | None, tile: TileLike, lse: bool,
-) -> _Call:  # fmt: skip
+    places: tuple[_Place, ...],
+    arch: str | None,
+    algorithm: str | Program,
+    causal: bool,
+    window: Window,
+    scale: float | None,
+    tile: TileLike,
+    lse: bool,
+) -> _Call:
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
     `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
@@ -143,9 +149,16 @@ def _shapes(views: Mapping[str, View]) -> tuple[_Shape, ...]:
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _cached_plan(
-    shapes: tuple[_Shape, ...], device: int, arch: str | None, algorithm: str | Program, causal: bool,
-    window: Window, scale: float | None, tile: TileLike, lse: bool,
-) -> Plan:  # fmt: skip
+    shapes: tuple[_Shape, ...],
+    device: int,
+    arch: str | None,
+    algorithm: str | Program,
+    causal: bool,
+    window: Window,
+    scale: float | None,
+    tile: TileLike,
+    lse: bool,
+) -> Plan:
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)

@@ -17,9 +17,13 @@ _NAMES = {
 """What drivers call the devices of the table, without "NVIDIA "."""
 
 _FLOPS = {
-    (7, 5): (1024, 128), (8, 0): (2048, 128), (8, 6): (512, 256), (8, 9): (512, 256), (9, 0): (4096, 256),
+    (7, 5): (1024, 128),
+    (8, 0): (2048, 128),
+    (8, 6): (512, 256),
+    (8, 9): (512, 256),
+    (9, 0): (4096, 256),
     (10, 0): (8192, 256),
-}  # fmt: skip
+}
 """FLOPs a clock and SM by compute capability: 16-bit tensor cores with float32 accumulation, and plain float32."""
 
 

@@ -83,9 +83,10 @@ class Emulation:
         formula = [launch for launch in self.counts.launches if launch.blocks]
         return [
             line
-            for launch, expected in zip(self.launches, formula, strict=True) if not launch.stopped
+            for launch, expected in zip(self.launches, formula, strict=True)
+            if not launch.stopped
             for line in _compare(launch, expected)
-        ]  # fmt: skip
+        ]
 
     def checked(self) -> Emulation:
         """Itself, if nothing was misused and every output written. Raises `EmulationError` with a line for each finding."""
@@ -112,11 +113,15 @@ class Emulation:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""
         return {
-            "passed": self.passed, "algorithm": self.counts.algorithm, "device": self.counts.device.name,
-            "problem": asdict(self.counts.problem), "tile": str(self.counts.tile),
-            "launches": [launch.to_dict() for launch in self.launches], "unwritten": dict(self.unwritten),
+            "passed": self.passed,
+            "algorithm": self.counts.algorithm,
+            "device": self.counts.device.name,
+            "problem": asdict(self.counts.problem),
+            "tile": str(self.counts.tile),
+            "launches": [launch.to_dict() for launch in self.launches],
+            "unwritten": dict(self.unwritten),
             "differences": self.differences,
-        }  # fmt: skip
+        }
 
 
 def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
@@ -134,7 +139,7 @@ def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
         f"the formula {wanted.get(key, 0):,}"
         for key in sorted({*found, *wanted})
         if found.get(key) != wanted.get(key)
-    ]  # fmt: skip
+    ]
     if launch.flops != expected.flops_matmul:
         lines.append(f"{launch.kernel}: {launch.flops:,} matmul FLOPs, the formula {expected.flops_matmul:,}")
     return lines
@@ -209,10 +214,17 @@ def emulate_problem(
         passed = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
         launches.append(
             library.launch(
-                kernel.entry, (abi.blocks_of(kernel, counts, launch),), (32 * launch.warps,), [*passed, shape],
-                arena, sram=launch.sram_peak, sanitize=sanitize, workers=workers, time_limit=time_limit,
+                kernel.entry,
+                (abi.blocks_of(kernel, counts, launch),),
+                (32 * launch.warps,),
+                [*passed, shape],
+                arena,
+                sram=launch.sram_peak,
+                sanitize=sanitize,
+                workers=workers,
+                time_limit=time_limit,
             )
-        )  # fmt: skip
+        )
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
     judged = sanitize and not any(launched.stopped for launched in launches)
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}

@@ -91,9 +91,14 @@ def sample() -> Inputs:
     with files("flashlab").joinpath("data", "sample.npz").open("rb") as file, np.load(file) as saved:
         note = json.loads(saved["note"].item())
         return Inputs(
-            saved["q"], saved["k"], saved["v"],
-            causal=note["causal"], tokens=saved["tokens"], pieces=tuple(saved["pieces"].tolist()), note=note,
-        )  # fmt: skip
+            saved["q"],
+            saved["k"],
+            saved["v"],
+            causal=note["causal"],
+            tokens=saved["tokens"],
+            pieces=tuple(saved["pieces"].tolist()),
+            note=note,
+        )
 
 
 def load_inputs(path: str | PathLike[str]) -> Inputs:

@@ -194,11 +194,13 @@ class Plan:
         All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
         """
         return self._ready(
-            tuple([
-                (x.pointer, x.strides) if (x := views.get(name)) else self._left_out.get(name)
-                for name, *_ in self.tensors
-            ])
-        )  # fmt: skip
+            tuple(
+                [
+                    (x.pointer, x.strides) if (x := views.get(name)) else self._left_out.get(name)
+                    for name, *_ in self.tensors
+                ]
+            )
+        )
 
     @functools.cached_property
     def _left_out(self) -> dict[str, _At]:
@@ -227,9 +229,15 @@ class Plan:
 
 
 def plan(
-    algorithm: str | Program, problem: Problem, *, backend: str = "gpu", tile: TileLike = None,
-    device: Device | str | None = None, lse: bool = False, arch: str | None = None,
-) -> Plan | EmulatorPlan | SimulatorPlan:  # fmt: skip
+    algorithm: str | Program,
+    problem: Problem,
+    *,
+    backend: str = "gpu",
+    tile: TileLike = None,
+    device: Device | str | None = None,
+    lse: bool = False,
+    arch: str | None = None,
+) -> Plan | EmulatorPlan | SimulatorPlan:
     """What an algorithm does to a problem, decided once and run often: `plan(…).run(q=q, k=k, v=v)` gives the outputs by name.
 
     `backend` is "gpu" (the current one: arrays of CuPy, torch or JAX), "emulator" (the kernels on the CPU, built for `device`)
@@ -257,7 +265,7 @@ def plan(
 
 def gpu_plan(
     algorithm: str | Program, problem: Problem, *, tile: TileLike = None, lse: bool = False, arch: str | None = None
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`."""
     arch = arch or ARCH
     return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
@@ -266,9 +274,7 @@ def gpu_plan(
 class SimulatorPlan:
     """A plan that runs the tile program."""
 
-    def __init__(
-        self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device
-    ) -> None:  # fmt: skip
+    def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
         self.row, self.device, self._lse = catalogue.get(algorithm), device, lse
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
 
@@ -290,9 +296,7 @@ class SimulatorPlan:
 class EmulatorPlan(SimulatorPlan):
     """A plan that runs the kernels on the CPU. Misuse of the machine raises `EmulationError`."""
 
-    def __init__(
-        self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device
-    ) -> None:  # fmt: skip
+    def __init__(self, algorithm: str | Program, problem: Problem, tile: TileLike, lse: bool, device: Device) -> None:
         super().__init__(algorithm, problem, tile, lse, device)
         self.row.check(problem, device, self.counts.tile)
 

@@ -104,15 +104,28 @@ def verify(
         smaller = _find(bench, smaller_cases(trial.case), 200)[0] if trial.case and count else None
         failing = _failing(bench, name, _one(bench, smaller) if smaller else trial)
     return Report(
-        target=wanted.name, backend=wanted.backend, rule=TEXT, seed=seed, full=full, lse_checked=wanted.lse,
-        seconds=time.perf_counter() - begun, rows=rows, failing=failing,
-    )  # fmt: skip
+        target=wanted.name,
+        backend=wanted.backend,
+        rule=TEXT,
+        seed=seed,
+        full=full,
+        lse_checked=wanted.lse,
+        seconds=time.perf_counter() - begun,
+        rows=rows,
+        failing=failing,
+    )
 
 
 def _general(
-    row: Algorithm, backend: str, dtypes: Sequence[str] | None, checks: Sequence[str] | None, seed: int,
-    device: str | None, tile: TileShape, on_row: Callable[[Row], None] | None,
-) -> Report:  # fmt: skip
+    row: Algorithm,
+    backend: str,
+    dtypes: Sequence[str] | None,
+    checks: Sequence[str] | None,
+    seed: int,
+    device: str | None,
+    tile: TileShape,
+    on_row: Callable[[Row], None] | None,
+) -> Report:
     """The checks of an operation that isn't attention."""
     if backend not in ("simulator", "emulator", "gpu"):
         raise unknown("backend", backend, ("simulator", "emulator", "gpu"))
@@ -125,9 +138,15 @@ def _general(
         if on_row:
             on_row(each)
     return Report(
-        target=row.name, backend=backend, rule=f"each row within the bound of {row.operation.name}", seed=seed, full=False,
-        lse_checked=True, seconds=time.perf_counter() - begun, rows=found,
-    )  # fmt: skip
+        target=row.name,
+        backend=backend,
+        rule=f"each row within the bound of {row.operation.name}",
+        seed=seed,
+        full=False,
+        lse_checked=True,
+        seconds=time.perf_counter() - begun,
+        rows=found,
+    )
 
 
 def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any) -> Row:
@@ -158,10 +177,12 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Cas
         return row.status == "failed"
 
     quiet = hypothesis.settings(
-        max_examples=examples, database=None, deadline=None,
+        max_examples=examples,
+        database=None,
+        deadline=None,
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
         phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
-    )  # fmt: skip
+    )
     try:
         return hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed)), tried, worst
     except NoSuchExample:
@@ -173,9 +194,13 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
     target, begun = bench.target, time.perf_counter()
     tiles = target.tiles if any_tile else (None,)
     cases = random_cases(
-        bench.dtypes, longest=target.longest, head_dims=target.head_dims, tiles=tiles, layouts=target.layouts,
+        bench.dtypes,
+        longest=target.longest,
+        head_dims=target.head_dims,
+        tiles=tiles,
+        layouts=target.layouts,
         scales=target.scales,
-    )  # fmt: skip
+    )
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
         trial = _one(bench, case)
@@ -183,10 +208,15 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
             bench.perform(SEARCH, trial), case="smallest failing", seconds=time.perf_counter() - begun
         ), trial
     return Row(
-        check=SEARCH, case=f"{tried} random problems", problem="", dtype=", ".join(bench.dtypes), worst=worst,
-        status="passed" if tried else "not run", detail="" if tried else "none of them is supported",
+        check=SEARCH,
+        case=f"{tried} random problems",
+        problem="",
+        dtype=", ".join(bench.dtypes),
+        worst=worst,
+        status="passed" if tried else "not run",
+        detail="" if tried else "none of them is supported",
         seconds=time.perf_counter() - begun,
-    ), None  # fmt: skip
+    ), None
 
 
 def _one(bench: Bench, case: Case) -> Trial:

@@ -78,9 +78,12 @@ class Bench:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
         got, lse = self.target.call(
-            problem, *(x.view for x in placed.values()), out=None if mine is None else mine.view, tile=tile,
+            problem,
+            *(x.view for x in placed.values()),
+            out=None if mine is None else mine.view,
+            tile=tile,
             scales=None if scales is None else Scales(*(frame.put(x.reshape(-1)).reshape(x.shape) for x in scales)),
-        )  # fmt: skip
+        )
         result = self._result(got if mine is None else mine.view, lse)
         for name, buffer in placed.items():
             if harm := buffer.harm():

@@ -49,8 +49,11 @@ class Case:
     @property
     def source(self) -> str:
         """Python that makes this case, with `fl` for flashlab and `Case`."""
-        rest = "".join(f", {f.name}={getattr(self, f.name)!r}" for f in fields(self)
-                       if f.name != "problem" and getattr(self, f.name) != f.default)  # fmt: skip
+        rest = "".join(
+            f", {f.name}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name != "problem" and getattr(self, f.name) != f.default
+        )
         return f"Case(problem={problem_source(self.problem)}{rest})"
 
 
@@ -153,16 +156,24 @@ def random_cases(
     def draw_case(draw: Any) -> Case:
         kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
         problem = Problem(
-            batch=draw(st.integers(1, 2)), heads=kv_heads * group, kv_heads=kv_heads if group > 1 else None,
-            len_q=draw(length), len_kv=draw(length),
-            head_dim=draw(st.sampled_from(sorted(head_dims))), dtype=draw(st.sampled_from(list(dtypes))),
-            causal=draw(st.booleans()), window=draw(st.none() | st.tuples(side, side)),
+            batch=draw(st.integers(1, 2)),
+            heads=kv_heads * group,
+            kv_heads=kv_heads if group > 1 else None,
+            len_q=draw(length),
+            len_kv=draw(length),
+            head_dim=draw(st.sampled_from(sorted(head_dims))),
+            dtype=draw(st.sampled_from(list(dtypes))),
+            causal=draw(st.booleans()),
+            window=draw(st.none() | st.tuples(side, side)),
             scale=draw(st.sampled_from(list(scales))),
-        )  # fmt: skip
+        )
         return Case(
-            problem=problem, inputs=draw(st.sampled_from(list(INPUTS))), layout=draw(st.sampled_from(list(layouts))),
-            tile=draw(st.sampled_from(list(tiles))), seed=draw(st.integers(0, 99)),
-        )  # fmt: skip
+            problem=problem,
+            inputs=draw(st.sampled_from(list(INPUTS))),
+            layout=draw(st.sampled_from(list(layouts))),
+            tile=draw(st.sampled_from(list(tiles))),
+            seed=draw(st.integers(0, 99)),
+        )
 
     return draw_case()
 
@@ -184,11 +195,16 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
     def draw_case(draw: Any) -> Case:
         kv_heads, group = draw(at_most(p.kv_heads, 1)), draw(at_most(p.queries_per_kv, 1))
         problem = p.replace(
-            batch=draw(at_most(p.batch, 1)), heads=kv_heads * group, kv_heads=kv_heads if group > 1 else None,
-            len_q=draw(at_most(p.len_q, 0)), len_kv=draw(at_most(p.len_kv, 0)), head_dim=draw(at_most(p.head_dim, 1)),
-            causal=p.causal and draw(st.booleans()), window=draw(st.sampled_from([None, p.window])),
+            batch=draw(at_most(p.batch, 1)),
+            heads=kv_heads * group,
+            kv_heads=kv_heads if group > 1 else None,
+            len_q=draw(at_most(p.len_q, 0)),
+            len_kv=draw(at_most(p.len_kv, 0)),
+            head_dim=draw(at_most(p.head_dim, 1)),
+            causal=p.causal and draw(st.booleans()),
+            window=draw(st.sampled_from([None, p.window])),
             scale=draw(st.sampled_from([None, p.scale])),
-        )  # fmt: skip
+        )
         inputs, layout = draw(st.sampled_from(["normal", case.inputs])), draw(st.sampled_from(["plain", case.layout]))
         return Case(problem=problem, inputs=inputs, layout=layout, tile=case.tile, seed=case.seed)
 

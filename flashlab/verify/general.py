@@ -114,9 +114,15 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 
 
 def rows(
-    row: Algorithm, backend: str, *, dtypes: Sequence[str] | None, checks: Sequence[str] | None, seed: int,
-    device: str | None, tile: Any,
-) -> Iterator[Row]:  # fmt: skip
+    row: Algorithm,
+    backend: str,
+    *,
+    dtypes: Sequence[str] | None,
+    checks: Sequence[str] | None,
+    seed: int,
+    device: str | None,
+    tile: Any,
+) -> Iterator[Row]:
     """A row for each check, dtype and shape."""
     subject = Subject(row, backend, device, tile)
     for name, check in CHECKS.items():

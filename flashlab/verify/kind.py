@@ -39,8 +39,10 @@ def headline(data: Verified) -> str:
     failed = dict.fromkeys(f"{row.check} ({row.case})" for row in data.rows if row.status == "failed")
     where = f", in {', '.join(failed)}" if failed else ""
     how = "full" if data.full else "quick"
-    return (f"{data.target} on {data.backend} ({how}): {data.verdict}; {n['passed']:,} checks passed, "
-            f"{n['failed']:,} failed{where}, {n['not run']:,} not run")  # fmt: skip
+    return (
+        f"{data.target} on {data.backend} ({how}): {data.verdict}; {n['passed']:,} checks passed, "
+        f"{n['failed']:,} failed{where}, {n['not run']:,} not run"
+    )
 
 
 def table(data: Verified) -> str:
@@ -53,6 +55,11 @@ def table(data: Verified) -> str:
 
 
 KIND = Kind(
-    "verify", "Numbers: against float64", "numbers against naive attention in float64",
-    "flashlab verify flash2 --backend gpu --save docs/results", Verified, headline, table,
-)  # fmt: skip
+    "verify",
+    "Numbers: against float64",
+    "numbers against naive attention in float64",
+    "flashlab verify flash2 --backend gpu --save docs/results",
+    Verified,
+    headline,
+    table,
+)

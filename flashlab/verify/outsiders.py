@@ -68,8 +68,13 @@ def _cudnn() -> Adapter:
         return out, lse.reshape(lse.shape[:3])
 
     return Adapter(
-        cudnn, "torch", causal="top-left", lse="e", supports=lambda p: _half(p, 8, 128), name="cudnn",
-    )  # fmt: skip
+        cudnn,
+        "torch",
+        causal="top-left",
+        lse="e",
+        supports=lambda p: _half(p, 8, 128),
+        name="cudnn",
+    )
 
 
 def _efficient() -> Adapter:

@@ -125,9 +125,10 @@ class Comparison:
         problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
         return [
             count(row.target, problem, tile=self.tile, device=self.device, lse=self.lse)
-            for row in self.rows if isinstance(row.target, str)
+            for row in self.rows
+            if isinstance(row.target, str)
             for problem in problems
-        ]  # fmt: skip
+        ]
 
     def __str__(self) -> str:
         table = [COLUMNS, *(row.cells() for row in self.rows)]

@@ -30,8 +30,15 @@ LENGTHS = (4 * 1024, 128 * 1024, 1024 * 1024)
 """Tokens at which `lengths` shows what grows with the square of the length."""
 
 _BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
 _GREY = "#8C8C8C"
 _INK, _FAINT = "#222222", "#D9D9D9"
 
@@ -41,10 +48,15 @@ _OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
 
 _TENSORS = {
-    "q": ("Q", _BLUE), "k": ("K", _SKY), "v": ("V", _GREEN), "s": ("S, scores", _RED),
-    "p": ("P, probabilities", _ORANGE), "o": ("O, float32 accumulator", _PURPLE),
-    "partial_o": ("partial O of the warps", "#E9C3D8"), "out": ("out", "#444444"),
-}  # fmt: skip
+    "q": ("Q", _BLUE),
+    "k": ("K", _SKY),
+    "v": ("V", _GREEN),
+    "s": ("S, scores", _RED),
+    "p": ("P, probabilities", _ORANGE),
+    "o": ("O, float32 accumulator", _PURPLE),
+    "partial_o": ("partial O of the warps", "#E9C3D8"),
+    "out": ("out", "#444444"),
+}
 _STATISTICS = "row statistics (l, m, LSE, …)", _YELLOW
 _STATISTIC_NAMES = {"l", "m", "lse", "row_max", "row_sum", "a", "b"}
 _OTHER = "other tensors", _GREY
@@ -111,8 +123,9 @@ def bytes_by_tensor(counts: Sequence[Counts]) -> Figure:
 def _stacked_bars(ax: Any, counts: Sequence[Counts], level: str, used: dict[str, str]) -> None:
     sums = {
         (c.algorithm, way): sum(getattr(t, f"{level}_{way}") for t in c.by_tensor.values())
-        for c in counts for way in ("read", "write")
-    }  # fmt: skip
+        for c in counts
+        for way in ("read", "write")
+    }
     most = max([*sums.values(), 1])
     size, unit = _unit(most)
     positions: list[float] = []
@@ -211,8 +224,15 @@ def _memory_limit(ax: Any, c: Counts) -> None:
     ax.axvline(memory, color=_INK, linewidth=1.3, linestyle=(0, (4, 2)))
     beyond = math.log(right / memory) > 0.35 * math.log(right / ax.get_xlim()[0])
     text = f"memory of {c.device.title or c.device.name}: {figures.nbytes(memory)}"
-    ax.annotate(text, (memory, 0), (6 if beyond else -6, 0), textcoords="offset points", va="center",
-                ha="left" if beyond else "right", fontsize=8.5)  # fmt: skip
+    ax.annotate(
+        text,
+        (memory, 0),
+        (6 if beyond else -6, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left" if beyond else "right",
+        fontsize=8.5,
+    )
 
 
 def roofline(counts: Sequence[Counts]) -> Figure:
@@ -242,8 +262,15 @@ def roofline(counts: Sequence[Counts]) -> Figure:
             f"arithmetic: {figures.count(peak)}FLOP/s", (ridge, peak), (8, 8), textcoords="offset points", fontsize=9
         )
         middle = math.sqrt(left * ridge)
-        roof.annotate(f"DRAM: {device.bandwidth / 1e9:,.0f} GB/s", (middle, middle * device.bandwidth), (-8, 6),
-                      textcoords="offset points", ha="right", va="bottom", fontsize=9)  # fmt: skip
+        roof.annotate(
+            f"DRAM: {device.bandwidth / 1e9:,.0f} GB/s",
+            (middle, middle * device.bandwidth),
+            (-8, 6),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=9,
+        )
         for row, (c, requested, dram) in enumerate(points):
             colour = _colour(c.algorithm)
             rows.plot([requested, dram], [row, row], color=colour, linewidth=2, alpha=0.6)
@@ -252,13 +279,26 @@ def roofline(counts: Sequence[Counts]) -> Figure:
             )
             rows.plot([dram], [row], marker="o", color=colour, markersize=8)
             hidden = sum(abs(math.log((x or 1) / (dram or 1))) < 0.05 for _, _, x in points[row + 1 :])
-            roof.plot([dram], [min(peak, dram * device.bandwidth)], marker="o", color=colour, markersize=9 + 5 * hidden,
-                      markeredgecolor="white", linestyle="none")  # fmt: skip
+            roof.plot(
+                [dram],
+                [min(peak, dram * device.bandwidth)],
+                marker="o",
+                color=colour,
+                markersize=9 + 5 * hidden,
+                markeredgecolor="white",
+                linestyle="none",
+            )
         for ax in panels:
             ax.axvline(ridge, color=_GREY, linewidth=1, linestyle=(0, (4, 2)))
             ax.grid(which="major")
-        roof.annotate(f"ridge: {ridge:,.0f} FLOPs/byte", (ridge, roof.get_ylim()[0]), (5, 6), fontsize=8.5,
-                      textcoords="offset points", color=_INK)  # fmt: skip
+        roof.annotate(
+            f"ridge: {ridge:,.0f} FLOPs/byte",
+            (ridge, roof.get_ylim()[0]),
+            (5, 6),
+            fontsize=8.5,
+            textcoords="offset points",
+            color=_INK,
+        )
         rows.set_yticks(range(len(points)), [c.algorithm for c in counts])
         rows.set_ylim(len(points) - 0.4, -0.6)
         rows.set_xlabel("FLOPs per byte")
@@ -321,12 +361,17 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
             below = min(2, len(rest) - 1 - other)  # lines that lie on this one where figures coincide: keep it visible
             aside = 0 if numeric else (index - (len(lines) - 1) / 2) * min(0.12, 0.8 / len(lines))
             ax.plot(
-                [place[row[x]] + aside for row in mine], figures, marker=_MARKERS[other % len(_MARKERS)],
+                [place[row[x]] + aside for row in mine],
+                figures,
+                marker=_MARKERS[other % len(_MARKERS)],
                 color=_colour(mine[0]["algorithm"]) if ours else _OTHERS[index % len(_OTHERS)],
                 linestyle=styles[other % len(styles)] if numeric else "none",  # between names there is nothing
-                linewidth=1.8 + below, markersize=6 + 2.5 * below if numeric else 8, markeredgecolor="white",
-                markeredgewidth=0.8, label=label + (" (does not fit)" if all(map(math.isnan, figures)) else ""),
-            )  # fmt: skip
+                linewidth=1.8 + below,
+                markersize=6 + 2.5 * below if numeric else 8,
+                markeredgecolor="white",
+                markeredgewidth=0.8,
+                label=label + (" (does not fit)" if all(map(math.isnan, figures)) else ""),
+            )
         if logarithmic:
             ax.set_xscale("log", base=2)
         if numeric:
@@ -351,18 +396,30 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
 
 
 _BYTES = {
-    "hbm_read": "HBM read, bytes requested", "hbm_write": "HBM written, bytes requested",
-    "hbm_atomic": "HBM atomics, bytes requested", "hbm_peak": "HBM taken at once", "sram_read": "SRAM read",
-    "sram_write": "SRAM written", "sram_peak": "SRAM taken at once by a block", "compulsory": "compulsory bytes",
-    "compulsory_read": "compulsory bytes read", "dram_low": "DRAM read, lower bound",
-    "dram_estimate": "DRAM read, estimate", "dram_high": "DRAM read, upper bound",
+    "hbm_read": "HBM read, bytes requested",
+    "hbm_write": "HBM written, bytes requested",
+    "hbm_atomic": "HBM atomics, bytes requested",
+    "hbm_peak": "HBM taken at once",
+    "sram_read": "SRAM read",
+    "sram_write": "SRAM written",
+    "sram_peak": "SRAM taken at once by a block",
+    "compulsory": "compulsory bytes",
+    "compulsory_read": "compulsory bytes read",
+    "dram_low": "DRAM read, lower bound",
+    "dram_estimate": "DRAM read, estimate",
+    "dram_high": "DRAM read, upper bound",
     "sram_per_block": "SRAM that a block may use",
-}  # fmt: skip
+}
 _AXES = {
-    **_BYTES, "len_q": "queries (tokens)", "len_kv": "keys (tokens)", "head_dim": "head dim",
-    "intensity": "FLOPs per requested byte", "flops_matmul": "matmul FLOPs", "flops_other": "other FLOPs",
+    **_BYTES,
+    "len_q": "queries (tokens)",
+    "len_kv": "keys (tokens)",
+    "head_dim": "head dim",
+    "intensity": "FLOPs per requested byte",
+    "flops_matmul": "matmul FLOPs",
+    "flops_other": "other FLOPs",
     "exp": "exponentials",
-}  # fmt: skip
+}
 
 
 def _scale_of(ax: Any, key: str, figures: Sequence[float]) -> None:

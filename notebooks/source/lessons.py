@@ -122,12 +122,18 @@ def execute(notebook: NotebookNode, *, static: bool) -> None:
     """Run all cells, in a folder and with a home of their own; `static` has pictures in place of sliders and players."""
     with tempfile.TemporaryDirectory(prefix="lesson-") as folder:
         environment = {
-            "FLASHLAB_HOME": folder, "FLASHLAB_STATIC": "1" if static else "", "IPYTHONDIR": folder, "PYTHONPATH": str(ROOT),
-            "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg", "JUPYTER_PLATFORM_DIRS": "1",
+            "FLASHLAB_HOME": folder,
+            "FLASHLAB_STATIC": "1" if static else "",
+            "IPYTHONDIR": folder,
+            "PYTHONPATH": str(ROOT),
+            "OPENBLAS_NUM_THREADS": "1",
+            "MPLBACKEND": "Agg",
+            "JUPYTER_PLATFORM_DIRS": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        }  # fmt: skip
-        client = NotebookClient(notebook, timeout=120, kernel_name="python3", record_timing=False,
-                                resources={"metadata": {"path": folder}})  # fmt: skip
+        }
+        client = NotebookClient(
+            notebook, timeout=120, kernel_name="python3", record_timing=False, resources={"metadata": {"path": folder}}
+        )
         client.execute(env=os.environ | environment)
 
 

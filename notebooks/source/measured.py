@@ -24,14 +24,19 @@ def measured() -> dict[str, Any]:
     ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
     launches = [
         {
-            "case": row["case"], "algorithm": row["algorithm"], "launch": row["launch"], "problem": row["problem"],
+            "case": row["case"],
+            "algorithm": row["algorithm"],
+            "launch": row["launch"],
+            "problem": row["problem"],
             "requested": {x["what"]: x["measured"] for x in row["rows"]},
-            "compulsory_read": row["dram"]["low"], "dram_read": row["dram"]["measured"],
-            "dram_estimate": row["dram"]["estimate"], "dram_written": row["dram"]["written"],
+            "compulsory_read": row["dram"]["low"],
+            "dram_read": row["dram"]["measured"],
+            "dram_estimate": row["dram"]["estimate"],
+            "dram_written": row["dram"]["written"],
         }
         for row in counters["data"]["launches"]
         if "L2" in row["case"]
-    ]  # fmt: skip
+    ]
     kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
     return {
         "device": counters["device"],

@@ -263,9 +263,7 @@ class Attention(Operation):
         return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
 
 
-def _of_kind(
-    problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any
-) -> dict[str, Any]:  # fmt: skip
+def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any) -> dict[str, Any]:
     """Normal q, k and v turned into a kind of `Attention.kinds`."""
     p = problem
     drawn: dict[str, Any] = {"q": q, "k": k, "v": v}

@@ -116,5 +116,5 @@ ABOUT = {
         "output": "Multiply P by the values. Each warp has a part of the keys, so their partial results meet in SRAM.",
         "update_o": "Fetch the rows of O from HBM, rescale them, add this tile's part, and write them back.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

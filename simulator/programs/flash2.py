@@ -126,5 +126,5 @@ ABOUT = {
         "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
         "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -49,9 +49,16 @@ def convert(m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> N
 
 @program(configure=configure, operation=BACKWARD)
 def flash2_backward(
-    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, out: HbmTensor, lse: HbmTensor, dout: HbmTensor,
-    problem: Problem, tile: Tile,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:  # fmt: skip
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691).
 
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads, len_q)
@@ -124,5 +131,5 @@ ABOUT = {
     "flash2_backward_convert": {
         "convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

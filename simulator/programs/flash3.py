@@ -31,9 +31,14 @@ def choose_tile(problem: Problem) -> Tile:
 
 
 def configure_rung(
-    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None, default: Tile, *, producers: int = 1,
+    problem: Problem,
+    device: Device,
+    tile: Tile | tuple[int, int] | str | None,
+    default: Tile,
+    *,
+    producers: int = 1,
     sram: Callable[[Problem, Tile, int], int] | None = None,
-) -> Config:  # fmt: skip
+) -> Config:
     """The configuration of a rung: warpgroups of 64 rows, `producers` besides, a ring of two stages, of one where two don't fit
     (`sram` bytes a block; None: `sram_bytes`)."""
     needs = sram or sram_bytes
@@ -49,9 +54,7 @@ def configure_rung(
         needed = needs(problem, chosen, stages)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
     consumers = max(1, chosen.rows // 64)
-    return Config(
-        tile=chosen, warps=4 * (consumers + producers), stages=stages, consumers=consumers, blocks_per_sm=1
-    )  # fmt: skip
+    return Config(tile=chosen, warps=4 * (consumers + producers), stages=stages, consumers=consumers, blocks_per_sm=1)
 
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
@@ -153,5 +156,5 @@ ABOUT = {
     "normalize": "After the last key tile, and only now, divide the accumulator by ℓ.",
     "store_o": "Write the finished rows of the output to HBM, for the first and only time.",
     "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -44,5 +44,5 @@ ABOUT = {
         "store_p": "Second pass: divide by the sum, and write P, the probabilities, to HBM.",
         "store_lse": "Write each row's log-sum-exp, m + log ℓ, to HBM: all that a backward pass needs to know of the softmax.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -111,5 +111,5 @@ ABOUT = {
         "merge": "Fetch the pairs of all tiles and merge them, in any order: sums are rescaled to the common maximum.",
         "store": "Divide this tile by the merged sum.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -128,5 +128,5 @@ ABOUT = {
         "output": "Weigh the values with the probabilities, and add them to the accumulator.",
         "store_o": "Write the finished rows of the output to HBM.",
     },
-}  # fmt: skip
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

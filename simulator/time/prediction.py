@@ -24,9 +24,12 @@ from simulator.time.rates import LAUNCH, TURNOVER, Rates
 from simulator.time.schedule import deal, finish
 
 UNIT_NAMES = {
-    "copy": "the way to L2 and DRAM", "sram": "shared memory's port", "tensor": "the tensor cores",
-    "exp": "the exponential units", "alu": "the FMA and ALU lanes",
-}  # fmt: skip
+    "copy": "the way to L2 and DRAM",
+    "sram": "shared memory's port",
+    "tensor": "the tensor cores",
+    "exp": "the exponential units",
+    "alu": "the FMA and ALU lanes",
+}
 """What each unit is called in words."""
 _BUSY, _BALANCED = 0.85, 0.85
 
@@ -91,10 +94,15 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         """Everything but the events, as JSON has it."""
         return {
-            "algorithm": self.algorithm, "tile": str(self.tile), "device": self.device.name, "seconds": self.seconds,
-            "clock": self.clock, "utilisation": self.utilisation, "bound": self.bound,
+            "algorithm": self.algorithm,
+            "tile": str(self.tile),
+            "device": self.device.name,
+            "seconds": self.seconds,
+            "clock": self.clock,
+            "utilisation": self.utilisation,
+            "bound": self.bound,
             "launches": [vars(launch) for launch in self.launches],
-        }  # fmt: skip
+        }
 
     def chrome_trace(self) -> dict[str, Any]:
         """`events` as Chrome's trace format, for Perfetto: a track for each unit, and for what each actor does on each."""
@@ -106,11 +114,18 @@ class Timeline:
         microseconds = 1e6 / self.clock
         for event in self.events:
             for pid, track in ((1, event.unit), (2, f"{event.actor}, {event.unit}")):
-                entries.append({
-                    "ph": "X", "pid": pid, "tid": tracks[pid, track], "name": event.name, "cat": event.unit,
-                    "ts": event.start * microseconds, "dur": (event.end - event.start) * microseconds,
-                    "args": {"actor": event.actor, "unit": event.unit, "cycles": event.end - event.start},
-                })  # fmt: skip
+                entries.append(
+                    {
+                        "ph": "X",
+                        "pid": pid,
+                        "tid": tracks[pid, track],
+                        "name": event.name,
+                        "cat": event.unit,
+                        "ts": event.start * microseconds,
+                        "dur": (event.end - event.start) * microseconds,
+                        "args": {"actor": event.actor, "unit": event.unit, "cycles": event.end - event.start},
+                    }
+                )
         return {
             "traceEvents": entries,
             "displayTimeUnit": "ns",

@@ -116,10 +116,16 @@ def formula(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bo
 
 SOURCE = str(Path(__file__).with_name("toy.cu"))
 ROW = Algorithm(
-    "toy", toy, formula,
-    kernels=(Kernel(SOURCE, "toy_add", ("x", "y", "count", "z", "total")), Kernel(SOURCE, "toy_scale", ("z", "gain", "out"))),
-    support=Support(dtypes=("float32",)), about={"toy_add": {"add": "Add the two."}},
-)  # fmt: skip
+    "toy",
+    toy,
+    formula,
+    kernels=(
+        Kernel(SOURCE, "toy_add", ("x", "y", "count", "z", "total")),
+        Kernel(SOURCE, "toy_scale", ("z", "gain", "out")),
+    ),
+    support=Support(dtypes=("float32",)),
+    about={"toy_add": {"add": "Add the two."}},
+)
 P = Problem(batch=2, heads=3, len_q=75, head_dim=40, dtype="float32")
 
 

@@ -87,8 +87,10 @@ def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None
         return min((j + 1) * tile.cols, problem.len_kv) - j * tile.cols
 
     assert walk(problem, tile) == (
-        sum(map(len, ranges)), sum(keys(j) for r in ranges for j in r), sum(map(keys, visited))
-    )  # fmt: skip
+        sum(map(len, ranges)),
+        sum(keys(j) for r in ranges for j in r),
+        sum(map(keys, visited)),
+    )
 
 
 @settings(max_examples=200)

@@ -127,9 +127,12 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
     q, k, v = fl.random_inputs(p, seed=seed)
     random = np.random.default_rng(seed)
     tiles = {"q": p.row_tiles(tile), "k": p.key_tiles(tile), "v": p.key_tiles(tile)}
-    scales = fl.Scales(*(
-        random.uniform(0.5, 2, (*x.shape[:2], n)).astype(np.float32) for x, n in zip((q, k, v), tiles.values(), strict=True)
-    ))  # fmt: skip
+    scales = fl.Scales(
+        *(
+            random.uniform(0.5, 2, (*x.shape[:2], n)).astype(np.float32)
+            for x, n in zip((q, k, v), tiles.values(), strict=True)
+        )
+    )
     run = fl.simulate("flash3_fp8", q, k, v, **masks(p), tile=tile, device=ROOMY, lse=True, scales=scales)
     meant = [
         x.astype(np.float32) * np.repeat(scale, rows, axis=-1)[:, :, : x.shape[2], None]

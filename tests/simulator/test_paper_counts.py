@@ -70,8 +70,10 @@ def test_split_k_against_split_q() -> None:
 @given(st.sampled_from([1024, 4096, 16384]))
 def test_memory_footprint(n: int) -> None:
     """O(N^2) against O(N): allocated bytes."""
-    double = {name: fl.count(name, problem(2 * n, 64)).hbm.peak / fl.count(name, problem(n, 64)).hbm.peak
-              for name in ("standard", "flash1", "flash2")}  # fmt: skip
+    double = {
+        name: fl.count(name, problem(2 * n, 64)).hbm.peak / fl.count(name, problem(n, 64)).hbm.peak
+        for name in ("standard", "flash1", "flash2")
+    }
     assert double["flash1"] == double["flash2"] == 2
     assert double["standard"] > 3.5
 

@@ -22,10 +22,16 @@ from simulator.time.schedules import flash2, flash3_fp8
 from tests.simulator.problems import ALGORITHMS, taken_by
 
 problems = st.builds(
-    fl.Problem, batch=st.integers(1, 4), heads=st.integers(1, 20), len_q=st.integers(0, 3000), len_kv=st.integers(0, 3000),
-    head_dim=st.sampled_from([64, 128, 256]), dtype=st.sampled_from(["float16", "bfloat16"]), causal=st.booleans(),
+    fl.Problem,
+    batch=st.integers(1, 4),
+    heads=st.integers(1, 20),
+    len_q=st.integers(0, 3000),
+    len_kv=st.integers(0, 3000),
+    head_dim=st.sampled_from([64, 128, 256]),
+    dtype=st.sampled_from(["float16", "bfloat16"]),
+    causal=st.booleans(),
     window=st.one_of(st.none(), st.tuples(st.integers(0, 500), st.integers(0, 500))),
-)  # fmt: skip
+)
 algorithms = st.sampled_from(ALGORITHMS)
 
 
@@ -167,9 +173,14 @@ def test_every_key_tile_is_loaded_multiplied_and_exponentiated():
     for event in t.events:
         seen[event.unit, event.name] += 1
     assert {key: n for key, n in seen.items() if key[0] in ("copy", "tensor", "exp")} == {
-        ("copy", "load_q"): 2, ("copy", "load_k"): 16, ("copy", "load_v"): 16, ("copy", "store_o"): 4,
-        ("tensor", "scores"): 8 * 32, ("tensor", "output"): 8 * 32, ("exp", "softmax"): 8 * 32,
-    }  # fmt: skip
+        ("copy", "load_q"): 2,
+        ("copy", "load_k"): 16,
+        ("copy", "load_v"): 16,
+        ("copy", "store_o"): 4,
+        ("tensor", "scores"): 8 * 32,
+        ("tensor", "output"): 8 * 32,
+        ("exp", "softmax"): 8 * 32,
+    }
 
 
 def eight(length: int = 1024, head_dim: int = 128) -> fl.Problem:

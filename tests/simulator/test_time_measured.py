@@ -88,10 +88,14 @@ def test_the_ranking_of_the_rungs_is_right(cells: list[time_model.Beside]):
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
     [
-        (rates, "AT_REST", 1.1), (rates, "DRAWN", 0.0), (prediction, "TURNOVER", 5000.0), (prediction, "LAUNCH", 30e-6),
-        (beside, "VECTOR", 0.45), (beside, "PRODUCTS", 1.5),
+        (rates, "AT_REST", 1.1),
+        (rates, "DRAWN", 0.0),
+        (prediction, "TURNOVER", 5000.0),
+        (prediction, "LAUNCH", 30e-6),
+        (beside, "VECTOR", 0.45),
+        (beside, "PRODUCTS", 1.5),
     ],
-)  # fmt: skip
+)
 def test_another_constant_is_found(where: ModuleType, name: str, wrong: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(where, name, wrong)
     assert time_model.mean_error(ladder(time_model.beside())) > LADDER_ERROR

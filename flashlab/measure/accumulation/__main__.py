@@ -43,10 +43,17 @@ def measure(folder: Path, *, replace: bool) -> None:
             telling = {int(np.argmin(found)) for found in same.values() if not found.all()}
             chosen_ones = sorted({*range(0, len(d), -(-len(d) // few)), *telling})
             saved.append({"instruction": name, "name": kind.name, "cases": text(kind, d, chosen_ones)})
-        rows.append({
-            "instruction": name, "kept": rule.kept, "mantissa": rule.mantissa, "together": rule.together, "cases": cases,
-            "equal": right, "alternatives": dict(equal),
-        })  # fmt: skip
+        rows.append(
+            {
+                "instruction": name,
+                "kept": rule.kept,
+                "mantissa": rule.mantissa,
+                "together": rule.together,
+                "cases": cases,
+                "equal": right,
+                "alternatives": dict(equal),
+            }
+        )
     about = {**results.environment(), "command": "python -m flashlab.measure.accumulation measure"}
     data = {"rows": rows, "recorded": saved}
     print(results.save(KIND, [], data, subject="products", folder=folder, replace=replace, about=about))
@@ -116,8 +123,10 @@ def headline(data: Sums) -> str:
         rule = f"{row.together} products at once, {row.kept} bits below the largest and {row.mantissa} of the sum"
         by_rule.setdefault(rule, []).append(row.instruction)
     said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
-    return (f"tensor cores add {said}: the same in every bit in {sum(row.equal for row in data.rows):,} of "
-            f"{sum(row.cases for row in data.rows):,} cases")  # fmt: skip
+    return (
+        f"tensor cores add {said}: the same in every bit in {sum(row.equal for row in data.rows):,} of "
+        f"{sum(row.cases for row in data.rows):,} cases"
+    )
 
 
 def table(data: Sums) -> str:
@@ -130,10 +139,14 @@ def table(data: Sums) -> str:
 
 
 KIND = Kind(
-    "accumulation", "Numbers: how tensor cores add",
+    "accumulation",
+    "Numbers: how tensor cores add",
     "by which rule tensor cores add products, bit for bit, and operands and results to hold the emulator to",
-    "python -m flashlab.measure.accumulation measure", Sums, headline, table,
-)  # fmt: skip
+    "python -m flashlab.measure.accumulation measure",
+    Sums,
+    headline,
+    table,
+)
 
 
 def main() -> None:

@@ -83,33 +83,64 @@ def chosen(instruction: Instruction) -> Iterator[Cases]:
     small = [times(s * m, e) for e in near for m in (1.0, 1.5, 1.75) for s in signs]
     yield of("beside a product and the accumulator", [({0: big[0], depth - 1: x}, -(2.0**16)) for x in small])
     yield of("beside two products", [({**big, 2: x}, 0.0) for x in small])
-    yield of("the accumulator beside two products", [
-        (big, s * (1 + 2.0**-m) * 2.0**e) for m in range(1, 24) for e in (last - 1, last + 4, 8, 16, 20) for s in signs
-    ])  # fmt: skip
-    yield of("small ones, each lost or all kept", [
-        ({**big, **{k: times(1.0, e) for k in range(2, 2 + n)}}, 0.0)
-        for e in range(last - 3, last + 2) for n in (2, 4, 8, depth - 2)
-    ])  # fmt: skip
-    yield of("the large ones at any place, the small one at any other", [
-        ({i: big[0], i + 1: big[1], j: times(1.0, e)}, 0.0)
-        for e in (last - 1, last) for i in range(0, depth, 2) for j in range(depth) if j not in (i, i + 1)
-    ])  # fmt: skip
+    yield of(
+        "the accumulator beside two products",
+        [
+            (big, s * (1 + 2.0**-m) * 2.0**e)
+            for m in range(1, 24)
+            for e in (last - 1, last + 4, 8, 16, 20)
+            for s in signs
+        ],
+    )
+    yield of(
+        "small ones, each lost or all kept",
+        [
+            ({**big, **{k: times(1.0, e) for k in range(2, 2 + n)}}, 0.0)
+            for e in range(last - 3, last + 2)
+            for n in (2, 4, 8, depth - 2)
+        ],
+    )
+    yield of(
+        "the large ones at any place, the small one at any other",
+        [
+            ({i: big[0], i + 1: big[1], j: times(1.0, e)}, 0.0)
+            for e in (last - 1, last)
+            for i in range(0, depth, 2)
+            for j in range(depth)
+            if j not in (i, i + 1)
+        ],
+    )
     yield of("beside products from 2 to 4", [({0: (224, 224), 1: (-224, 224), 2: x}, 0.0) for x in small])
-    yield of("what remains of the sum", [
-        ({k: (1 + k * n % 8 / 8, 1 + (k + n) % 8 / 8) for k in range(n)}, s * 2.0**e)
-        for n in range(2, depth + 1) for e in (-30, 3, 7, 12) for s in signs
-    ])  # fmt: skip
-    yield of("the accumulator alone, or beside products of 0", [
-        ({0: factors}, s * (1 + 2.0**-m) * 2.0**e)
-        for factors in ((0, 0), (0, 256), (2.0**-6, 2.0**-6)) for e in (-140, -126, -40, -25, -20, -12, 0, 20, 100)
-        for m in range(1, 24, 2) for s in signs
-    ])  # fmt: skip
+    yield of(
+        "what remains of the sum",
+        [
+            ({k: (1 + k * n % 8 / 8, 1 + (k + n) % 8 / 8) for k in range(n)}, s * 2.0**e)
+            for n in range(2, depth + 1)
+            for e in (-30, 3, 7, 12)
+            for s in signs
+        ],
+    )
+    yield of(
+        "the accumulator alone, or beside products of 0",
+        [
+            ({0: factors}, s * (1 + 2.0**-m) * 2.0**e)
+            for factors in ((0, 0), (0, 256), (2.0**-6, 2.0**-6))
+            for e in (-140, -126, -40, -25, -20, -12, 0, 20, 100)
+            for m in range(1, 24, 2)
+            for s in signs
+        ],
+    )
     tiny = 2.0 ** (instruction.rule.least - bits)
     other = -instruction.rule.least - 6  # brings a product to where one of e4m3 is
-    yield of("subnormal operands", [
-        ({0: (m * tiny, 2.0 ** (other + e)), 1: (-m * tiny, 2.0 ** (other + e)), 2: times(1.0, f)}, 0.0)
-        for m in (1, 3, 5, 7) for e in (0, 4, 7) for f in range(e - kept - 7, min(e - kept, 0))
-    ])  # fmt: skip
+    yield of(
+        "subnormal operands",
+        [
+            ({0: (m * tiny, 2.0 ** (other + e)), 1: (-m * tiny, 2.0 ** (other + e)), 2: times(1.0, f)}, 0.0)
+            for m in (1, 3, 5, 7)
+            for e in (0, 4, 7)
+            for f in range(e - kept - 7, min(e - kept, 0))
+        ],
+    )
 
 
 def drawn(instruction: Instruction, steps: int, n: int, seed: int) -> Iterator[Cases]:

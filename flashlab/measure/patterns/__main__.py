@@ -21,11 +21,12 @@ from flashlab.measure.patterns.patterns import Pattern, patterns
 from flashlab.measure.results import Data, Kind, markdown_table
 
 COUNTERS = {
-    **SECTORS, **WAVEFRONTS,
+    **SECTORS,
+    **WAVEFRONTS,
     # the same by the hardware's own counters, as far as it has them by instruction
     "hardware_wavefronts_ld": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld",
     "hardware_wavefronts_st": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st",
-}  # fmt: skip
+}
 
 
 def measure(folder: Path, *, replace: bool) -> None:
@@ -37,9 +38,11 @@ def measure(folder: Path, *, replace: bool) -> None:
         file.write_text(json.dumps([asdict(pattern) for pattern in chosen]), encoding="utf-8")
         printed = ncu.profile(
             [sys.executable, "-m", "flashlab.measure.patterns.gpu", str(file)],
-            kernels={pattern.kernel for pattern in chosen}, metrics=[f"{metric}.sum" for metric in names.values()],
-            timeout=600, options=("--cache-control", "none"),
-        )  # fmt: skip
+            kernels={pattern.kernel for pattern in chosen},
+            metrics=[f"{metric}.sum" for metric in names.values()],
+            timeout=600,
+            options=("--cache-control", "none"),
+        )
     rows = [
         _row(pattern, {name: measured.total([metric]) or 0 for name, metric in names.items()})
         for pattern, measured in zip(chosen, ncu.parse(printed), strict=True)
@@ -53,9 +56,12 @@ def _row(pattern: Pattern, counters: dict[str, int]) -> dict[str, Any]:
     if pattern.kernel.startswith("copy"):
         lanes["to"] = " ".join(map(str, pattern.to))
     return {
-        "kernel": pattern.kernel, "name": pattern.name, "mask": f"{pattern.mask:#010x}", **lanes,
+        "kernel": pattern.kernel,
+        "name": pattern.name,
+        "mask": f"{pattern.mask:#010x}",
+        **lanes,
         "counters": {name: value for name, value in counters.items() if value},
-    }  # fmt: skip
+    }
 
 
 def compare(folder: Path) -> int:
@@ -71,8 +77,10 @@ def compare(folder: Path) -> int:
     for text in unexpected:
         print(text)
     known = len(found) - len(unexpected)
-    print(f"{len(rows) - len(found)} of {len(rows)} patterns counted alike, {known} copies across lines of 128 bytes not "
-          f"({result.path.name})")  # fmt: skip
+    print(
+        f"{len(rows) - len(found)} of {len(rows)} patterns counted alike, {known} copies across lines of 128 bytes not "
+        f"({result.path.name})"
+    )
     return len(unexpected)
 
 
@@ -99,8 +107,10 @@ class Patterns(Data):
 def headline(data: Patterns) -> str:
     """How many patterns there are."""
     instructions = {row.kernel for row in data.rows}
-    return (f"sectors and wavefronts of {len(data.rows)} access patterns of a warp, over {len(instructions)} "
-            "instructions: what the emulator's counts are held to")  # fmt: skip
+    return (
+        f"sectors and wavefronts of {len(data.rows)} access patterns of a warp, over {len(instructions)} "
+        "instructions: what the emulator's counts are held to"
+    )
 
 
 def table(data: Patterns) -> str:
@@ -113,9 +123,14 @@ def table(data: Patterns) -> str:
 
 
 KIND = Kind(
-    "patterns", "Bytes: access patterns of a warp", "sectors and wavefronts of one warp's accesses, pattern by pattern",
-    "python -m flashlab.measure.patterns measure", Patterns, headline, table,
-)  # fmt: skip
+    "patterns",
+    "Bytes: access patterns of a warp",
+    "sectors and wavefronts of one warp's accesses, pattern by pattern",
+    "python -m flashlab.measure.patterns measure",
+    Patterns,
+    headline,
+    table,
+)
 
 
 def main() -> None:

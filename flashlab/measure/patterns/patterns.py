@@ -28,10 +28,15 @@ KERNELS = (
 
 ALL = 0xFFFFFFFF
 MASKS = {
-    "even lanes": 0x55555555, "even pairs": 0x33333333, "first half": 0xFFFF, "every other quarter": 0x00FF00FF,
-    "one lane a quarter": 0x08040201, "one lane a half": 0x00800002, "even lanes here, odd there": 0x5555AAAA,
+    "even lanes": 0x55555555,
+    "even pairs": 0x33333333,
+    "first half": 0xFFFF,
+    "every other quarter": 0x00FF00FF,
+    "one lane a quarter": 0x08040201,
+    "one lane a half": 0x00800002,
+    "even lanes here, odd there": 0x5555AAAA,
     "neighbours in one half only": 0x9050124B,
-}  # fmt: skip
+}
 SLOTS: dict[str, Callable[[int], int]] = {
     "contiguous": lambda i: i,
     "from the second on": lambda i: i + 1,

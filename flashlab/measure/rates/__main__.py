@@ -29,9 +29,14 @@ MACROS = ("-DFL_DTYPE=2", "-DHEAD_DIM=128", "-DBR=128", "-DBC=128", "-DSTAGES=2"
 MB = 1 << 20
 LANES = 1024  # threads that keep an SM's units busy
 INSTRUCTIONS: dict[str, tuple[type[np.generic], int]] = {
-    "multiply_add": (np.float32, 1), "add": (np.float32, 1), "maximum": (np.float32, 1), "maximum_of_three": (np.int32, 1),
-    "exponential": (np.float32, 1), "convert_pair": (np.uint32, 1), "convert_two_pairs_e4m3": (np.uint32, 2),
-}  # fmt: skip
+    "multiply_add": (np.float32, 1),
+    "add": (np.float32, 1),
+    "maximum": (np.float32, 1),
+    "maximum_of_three": (np.int32, 1),
+    "exponential": (np.float32, 1),
+    "convert_pair": (np.uint32, 1),
+    "convert_two_pairs_e4m3": (np.uint32, 2),
+}
 """INSTRUCTION of rates.cu: the type of its argument, and machine instructions of a statement."""
 STATEMENTS = 256  # of a turn in rates.cu
 PRODUCT = 64
@@ -58,8 +63,15 @@ class Machine:
         return function
 
     def clocks(
-        self, name: str, rounds: int, argument: Any = 0, *more: Any, threads: int = LANES, blocks: int | None = None, sram: int = 0
-    ) -> float:  # fmt: skip
+        self,
+        name: str,
+        rounds: int,
+        argument: Any = 0,
+        *more: Any,
+        threads: int = LANES,
+        blocks: int | None = None,
+        sram: int = 0,
+    ) -> float:
         """Of the median block, the second time that all run."""
         blocks = self.sms if blocks is None else blocks
         found, function = self.cp.zeros(blocks, "i8"), self.function(name, sram)
@@ -82,8 +94,13 @@ def throughputs(m: Machine) -> list[Row]:
             }
         )
     bytes_read = LANES * CHAINS * 256 * 16
-    rows.append({"what": "shared_bandwidth", "unit": "bytes / clock",
-                 "value": bytes_read / m.clocks("shared_bandwidth", 256, cp.uint32(0), m.sink, sram=48 * 1024)})  # fmt: skip
+    rows.append(
+        {
+            "what": "shared_bandwidth",
+            "unit": "bytes / clock",
+            "value": bytes_read / m.clocks("shared_bandwidth", 256, cp.uint32(0), m.sink, sram=48 * 1024),
+        }
+    )
     return rows
 
 
@@ -148,19 +165,37 @@ def products(m: Machine) -> list[Row]:
     rows: list[Row] = []
     for warps in (4, 8, 16):
         clocks = m.clocks("warp_products", 512, cp.uint32(0), m.sink, threads=32 * warps)
-        rows.append({"what": "warp_products", "unit": "FLOPs / clock", "warps": warps,
-                     "value": warps * CHAINS * 512 * 2 * 16 * 8 * 16 / clocks})  # fmt: skip
+        rows.append(
+            {
+                "what": "warp_products",
+                "unit": "FLOPs / clock",
+                "warps": warps,
+                "value": warps * CHAINS * 512 * 2 * 16 * 8 * 16 / clocks,
+            }
+        )
     for name, n, deep, batch in (
-        ("products_64_sram", 64, 16, 8), ("products_128_sram", 128, 16, 8), ("products_64_registers", 64, 16, 8),
-        ("products_128_registers", 128, 16, 8), ("products_256_registers", 256, 16, 8),
-        ("products_128_sram_e4m3", 128, 32, 8), ("products_128_registers_e4m3", 128, 32, 8), ("product_128_sram", 128, 16, 1),
-    ):  # fmt: skip
+        ("products_64_sram", 64, 16, 8),
+        ("products_128_sram", 128, 16, 8),
+        ("products_64_registers", 64, 16, 8),
+        ("products_128_registers", 128, 16, 8),
+        ("products_256_registers", 256, 16, 8),
+        ("products_128_sram_e4m3", 128, 32, 8),
+        ("products_128_registers_e4m3", 128, 32, 8),
+        ("product_128_sram", 128, 16, 1),
+    ):
         for groups in (1, 2, 3):
             if n == 256 and groups == 3:
                 continue  # registers
             clocks = m.clocks(name, 256, cp.int32(0), m.sink, threads=128 * groups, sram=64 * 1024)
-            rows.append({"what": name, "unit": "FLOPs / clock", "warps": 4 * groups,
-                         "value": groups * batch * 256 * 2 * 64 * n * deep / clocks, "clocks": clocks / 256})  # fmt: skip
+            rows.append(
+                {
+                    "what": name,
+                    "unit": "FLOPs / clock",
+                    "warps": 4 * groups,
+                    "value": groups * batch * 256 * 2 * 64 * n * deep / clocks,
+                    "clocks": clocks / 256,
+                }
+            )
     return rows
 
 
@@ -183,12 +218,21 @@ def softmax(m: Machine) -> list[Row]:
                 function = m.function(f"exponentials_beside_{name}", 64 * 1024)
                 for _ in range(2):
                     function(
-                        (m.sms,), (128 * (groups + 1),),
-                        (times, cp.int32(rounds), cp.float32(1e-3), m.sink, cp.int32(products)), shared_mem=64 * 1024,
-                    )  # fmt: skip
+                        (m.sms,),
+                        (128 * (groups + 1),),
+                        (times, cp.int32(rounds), cp.float32(1e-3), m.sink, cp.int32(products)),
+                        shared_mem=64 * 1024,
+                    )
                 found.append(cp.median(times, axis=0) / cp.asarray([rounds, products]))
-            rows.append({"what": f"exponentials_beside_{name}", "unit": "clocks", "warps": 4 * groups,
-                         "value": float(found[0][0]), "products": float(found[1][1])})  # fmt: skip
+            rows.append(
+                {
+                    "what": f"exponentials_beside_{name}",
+                    "unit": "clocks",
+                    "warps": 4 * groups,
+                    "value": float(found[0][0]),
+                    "products": float(found[1][1]),
+                }
+            )
     rows.append(
         {"what": "turn", "unit": "clocks", "value": m.clocks("turns", 512, cp.int32(0), m.sink, threads=256) / 1024}
     )
@@ -326,8 +370,10 @@ class Rates(Data):
 def headline(data: Rates) -> str:
     """How many rates there are, and the range of the clock."""
     ghz = [row.gigahertz for row in data.clocks]
-    return (f"{len(data.rows)} rates and latencies of an SM; its clock while attention kernels run: {min(ghz):.2f} to "
-            f"{max(ghz):.2f} GHz (median {statistics.median(ghz):.2f})")  # fmt: skip
+    return (
+        f"{len(data.rows)} rates and latencies of an SM; its clock while attention kernels run: {min(ghz):.2f} to "
+        f"{max(ghz):.2f} GHz (median {statistics.median(ghz):.2f})"
+    )
 
 
 def table(data: Rates) -> str:
@@ -340,10 +386,14 @@ def table(data: Rates) -> str:
 
 
 KIND = Kind(
-    "rates", "Speed: what an SM does in a clock",
+    "rates",
+    "Speed: what an SM does in a clock",
     "throughputs, latencies and bandwidths of an SM in its own clocks; its clock while attention kernels run",
-    "python -m flashlab.measure.rates", Rates, headline, table,
-)  # fmt: skip
+    "python -m flashlab.measure.rates",
+    Rates,
+    headline,
+    table,
+)
 
 
 def main() -> None:

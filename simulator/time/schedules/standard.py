@@ -18,9 +18,10 @@ IN_FLIGHT = 4  # chunks of a row that a warp asks for before it waits
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     passes = (Pass(alu=2), Pass(alu=2, exp=True), Pass(alu=3, exp=True, stores=True))
     return [
-        scores(problem, config, rates), softmax("standard_softmax", passes, problem, rates),
+        scores(problem, config, rates),
+        softmax("standard_softmax", passes, problem, rates),
         output(problem, config, rates),
-    ]  # fmt: skip
+    ]
 
 
 class Pass:

@@ -76,9 +76,14 @@ def tiny(folder: Path) -> Path:
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=8, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
+        vocab_size=8,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 

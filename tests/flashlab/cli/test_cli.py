@@ -503,8 +503,11 @@ def test_verify_takes_a_callable_with_its_conventions(tmp_path: Path) -> None:
 
 def report(passed: bool) -> Any:
     return SimpleNamespace(
-        passed=passed, algorithms=["flash2"], to_dict=lambda: {"passed": passed}, print=lambda: print("table"),
-    )  # fmt: skip
+        passed=passed,
+        algorithms=["flash2"],
+        to_dict=lambda: {"passed": passed},
+        print=lambda: print("table"),
+    )
 
 
 @pytest.mark.parametrize("passed", [True, False])

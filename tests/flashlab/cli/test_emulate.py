@@ -40,8 +40,11 @@ ONE = ["--grid", 1, "--block", 1]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("cli") / "mine.cu"
-    path.write_text(KERNELS.replace("VALUE", "VALUE_OR_0").replace("// step: whole\n", "").replace(
-        "__global__ void put", "#ifndef VALUE_OR_0\n#define VALUE_OR_0 0\n#endif\n__global__ void put"))  # fmt: skip
+    path.write_text(
+        KERNELS.replace("VALUE", "VALUE_OR_0")
+        .replace("// step: whole\n", "")
+        .replace("__global__ void put", "#ifndef VALUE_OR_0\n#define VALUE_OR_0 0\n#endif\n__global__ void put")
+    )
     return str(path)
 
 
@@ -201,10 +204,12 @@ def test_arguments_of_every_kind(source: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32))
     np.savez(tmp_path / "both.npz", x=np.ones(8, np.float32), other=np.zeros(3))
     for given, expected in (
-        (tmp_path / "x.npy", np.arange(8)), (f"{tmp_path / 'both.npz'}:x", np.ones(8)), ("float32[8]:zeros", np.zeros(8)),
+        (tmp_path / "x.npy", np.arange(8)),
+        (f"{tmp_path / 'both.npz'}:x", np.ones(8)),
+        ("float32[8]:zeros", np.zeros(8)),
         ("float32[2x4]", np.random.default_rng(0).standard_normal((2, 4), np.float32).ravel()),
         ("float32[2, 4]:random", np.random.default_rng(0).standard_normal((2, 4), np.float32).ravel()),
-    ):  # fmt: skip
+    ):
         out = tmp_path / "out.npz"
         words = [
             "--arg",
@@ -291,9 +296,12 @@ def test_files_of_arrays_that_cannot_be_read(source: str, tmp_path: Path) -> Non
     np.save(tmp_path / "object.npy", np.array([object()]), allow_pickle=True)
     np.savez(tmp_path / "some.npz", a=np.zeros(1))
     for name, says in (
-        ("bad.npy", "NumPy arrays"), ("bad.npz", "NumPy arrays"), ("object.npy", "NumPy arrays"), ("some.npz", "one of a"),
+        ("bad.npy", "NumPy arrays"),
+        ("bad.npz", "NumPy arrays"),
+        ("object.npy", "NumPy arrays"),
+        ("some.npz", "one of a"),
         ("some.npz:b", "one of a"),
-    ):  # fmt: skip
+    ):
         assert says in one_line("emulate", source, *ONE, "--kernel", "put", "--arg", f"out={tmp_path / name}")
 
 

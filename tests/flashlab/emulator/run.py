@@ -94,10 +94,17 @@ def emulate(job: Job, *, sanitize: bool = True, time_limit: float = 20, workers:
         arguments = [scalar.tobytes() for scalar in scalars]
         done.append(
             library.launch(
-                x.entry, x.grid, x.block, arguments, arena, sram=x.sram, sanitize=sanitize, time_limit=time_limit,
+                x.entry,
+                x.grid,
+                x.block,
+                arguments,
+                arena,
+                sram=x.sram,
+                sanitize=sanitize,
+                time_limit=time_limit,
                 workers=workers,
             )
-        )  # fmt: skip
+        )
     return Ran(tuple(done), {array.name: arena.buffers[array.name].data for array in job.arrays})
 
 
@@ -113,7 +120,7 @@ def attention_job(
     arrays = [
         Array(s.name, s.nbytes, _laid_out(given[s.name], s) if s.name in given else None, s.name in given)
         for s in counts.tensors.values()
-    ]  # fmt: skip
+    ]
     pointers: dict[str, Pointer] = {
         s.name: Pointer(s.name, None if s.vector else abi.strides_of(s, problem.batch)) for s in counts.tensors.values()
     }
@@ -121,12 +128,17 @@ def attention_job(
     macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
     launches = tuple(
         Launch(
-            (sources or {}).get(kernel.source, kernels_cu.source(kernel.source)), kernel.entry, (launch.blocks,),
-            (32 * launch.warps,), (*(pointers.get(name, np.uintp(0)) for name in kernel.arguments), shape), macros,
-            tuple(includes), launch.sram_peak,
+            (sources or {}).get(kernel.source, kernels_cu.source(kernel.source)),
+            kernel.entry,
+            (launch.blocks,),
+            (32 * launch.warps,),
+            (*(pointers.get(name, np.uintp(0)) for name in kernel.arguments), shape),
+            macros,
+            tuple(includes),
+            launch.sram_peak,
         )
         for launch, kernel in zip(counts.launches, get(algorithm).kernels, strict=True)
-    )  # fmt: skip
+    )
     major, minor = DEVICES[device].compute_capability
     return Job(tuple(arrays), launches, 100 * major + 10 * minor, watch, counts.tensors), counts
 

@@ -188,14 +188,19 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
     tally = Counter(row.verdict for row in faults)
     seen_by_both = [row for row in faults if row.verdict == "both"]
     summary = {
-        "mutants": len(faults), "emulator": sum(bool(row.emulator) for row in faults),
-        "both": tally["both"], "hangs": tally["hangs"], "emulator_only": tally["emulator only"],
+        "mutants": len(faults),
+        "emulator": sum(bool(row.emulator) for row in faults),
+        "both": tally["both"],
+        "hangs": tally["hangs"],
+        "emulator_only": tally["emulator only"],
         "not_finished": sum(row.verdict == "not finished" for row in rows),
         "with_lines": sum(bool(row.gpu_lines) for row in seen_by_both),
-        "same_line": sum(row.same_line for row in seen_by_both), "sound": sum(row.sound for row in rows),
+        "same_line": sum(row.same_line for row in seen_by_both),
+        "sound": sum(row.sound for row in rows),
         "sound_findings": sum(row.sound and row.verdict == "FINDINGS" for row in rows),
-        "zoo": len(ZOO), "no_tool": len(ZOO) - len(seen()),
-    }  # fmt: skip
+        "zoo": len(ZOO),
+        "no_tool": len(ZOO) - len(seen()),
+    }
     return {"passed": passed(rows), "summary": summary, "rows": [asdict(row) for row in rows]}
 
 
@@ -241,25 +246,35 @@ class Zoo(Data):
 def headline(data: Zoo) -> str:
     """How many of the faults each side found."""
     s = data.summary
-    return (f"of {s['mutants']} seeded faults that a GPU can show, the emulator found {s['emulator']}, compute-sanitizer "
-            f"{s['both']} ({s['same_line']} of {s['with_lines']} at the emulator's line), and {s['hangs']} hang it; "
-            f"{s['sound_findings']} findings in {s['sound']} runs of sound kernels")  # fmt: skip
+    return (
+        f"of {s['mutants']} seeded faults that a GPU can show, the emulator found {s['emulator']}, compute-sanitizer "
+        f"{s['both']} ({s['same_line']} of {s['with_lines']} at the emulator's line), and {s['hangs']} hang it; "
+        f"{s['sound_findings']} findings in {s['sound']} runs of sound kernels"
+    )
 
 
 def table(data: Zoo) -> str:
     """A row per fault."""
     header = ("fault", "kernel", "emulator", "line", "tool", "verdict", "tool's lines")
-    return markdown_table(header, [
-        (r.target, r.kernel, r.emulator, r.emulator_line, r.tool, r.verdict, ", ".join(r.gpu_lines[:3]))
-        for r in data.rows if not r.sound
-    ])  # fmt: skip
+    return markdown_table(
+        header,
+        [
+            (r.target, r.kernel, r.emulator, r.emulator_line, r.tool, r.verdict, ", ".join(r.gpu_lines[:3]))
+            for r in data.rows
+            if not r.sound
+        ],
+    )
 
 
 KIND = Kind(
-    "zoo", "Memory: seeded faults, the emulator and compute-sanitizer",
+    "zoo",
+    "Memory: seeded faults, the emulator and compute-sanitizer",
     "seeded faults in the kernels: what the emulator finds and what compute-sanitizer finds, with lines",
-    "python -m tests.flashlab.emulator.sanitizer_agreement", Zoo, headline, table,
-)  # fmt: skip
+    "python -m tests.flashlab.emulator.sanitizer_agreement",
+    Zoo,
+    headline,
+    table,
+)
 
 
 def main() -> int:

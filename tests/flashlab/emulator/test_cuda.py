@@ -71,8 +71,11 @@ def test_transpose(rows: int, columns: int, pad: int) -> None:
 
 @A_FEW
 @given(
-    m=st.integers(1, 40), n=st.integers(1, 40), k=st.integers(1, 40), kind=st.sampled_from([("float", "f4"), ("half", "f2")])
-)  # fmt: skip
+    m=st.integers(1, 40),
+    n=st.integers(1, 40),
+    k=st.integers(1, 40),
+    kind=st.sampled_from([("float", "f4"), ("half", "f2")]),
+)
 def test_matmul(m: int, n: int, k: int, kind: tuple[str, str]) -> None:
     name, dtype = kind
     a, b = floats(m, k).astype(dtype), floats(k, n, seed=1).astype(dtype)
@@ -116,9 +119,11 @@ def test_dynamic_shared_memory_of_any_type(name: str, dtype: str) -> None:
 def test_structs_and_grids_of_two_dimensions(width: int, height: int) -> None:
     points, scale, shift = floats(height, width, 3), floats(3, seed=1), floats(3, seed=2)
     arguments = {
-        "in": points, "out": fl.Empty(points.shape), "map": np.concatenate([scale, shift]),
+        "in": points,
+        "out": fl.Empty(points.shape),
+        "map": np.concatenate([scale, shift]),
         "extent": np.array([width, height], np.int32),
-    }  # fmt: skip
+    }
     ran = run("basics.cu", "affine", (blocks(width, 16), blocks(height, 4)), (16, 4), arguments)
     assert np.allclose(ran.arrays["out"], points * scale + shift, atol=1e-6)
 
@@ -243,9 +248,12 @@ def test_atomics() -> None:
     n = 5 * 96
     words = np.array([0, n, 0, n, 0xFFFFFFFF, 0, 0, 0, 0, 7, 0], np.uint32)
     arguments = {
-        "words": words, "wide": np.zeros(1, np.uint64), "extremes": np.array([-n, 0], np.int32),
-        "sum": np.zeros(1, np.float32), "precise": np.zeros(1),
-    }  # fmt: skip
+        "words": words,
+        "wide": np.zeros(1, np.uint64),
+        "extremes": np.array([-n, 0], np.int32),
+        "sum": np.zeros(1, np.float32),
+        "precise": np.zeros(1),
+    }
     left = run("intrinsics.cu", "integers", 5, 96, arguments).arrays
     t = np.arange(n)
     assert left["words"].tolist() == [t.sum(), 0, n - 1, 0, 0, 0xFFFFFFFF, np.bitwise_xor.reduce(t), 0, 0, 8, 3]

@@ -269,9 +269,15 @@ def run(kernel: str, problem: fl.Problem, tile: tuple[int, int], source: Path) -
     """A run of that file, and which of the checks fail."""
     arrays = fl.random_inputs(problem, seed=0)
     done = fl.emulate(
-        kernel, *arrays, causal=problem.causal, lse=True, tile=tile, device="h200", source=source,
+        kernel,
+        *arrays,
+        causal=problem.causal,
+        lse=True,
+        tile=tile,
+        device="h200",
+        source=source,
         time_limit=20,
-    )  # fmt: skip
+    )
     right = judge(expect(problem, *arrays), done.out, done.lse).passed
     failed = {"numbers": not right, "bytes": bool(done.differences), "unwritten": bool(done.unwritten)}
     return done, {check for check in CHECKS if failed[check]}

@@ -228,11 +228,15 @@ MORE_FAULTS = {
 
 IN_TURN = "if (any_lane(softmax.risen(s))) { … "
 WIDE_FAULTS = {
-    "the sums of a tile are V's": ("flash3_fp8.cu", "multiply_pv(sums, p, v_tile, D);", "multiply_pv(sums, p, v_tile, D - 8);"),
+    "the sums of a tile are V's": (
+        "flash3_fp8.cu",
+        "multiply_pv(sums, p, v_tile, D);",
+        "multiply_pv(sums, p, v_tile, D - 8);",
+    ),
     "no scale of V": MORE_FAULTS["no scale of V"][:3],
     "no rescale of O": ("flash3_fp8.cu", IN_TURN + "rescale(o, alpha);", ""),
     "no rescale of l": ("flash3_fp8.cu", IN_TURN + "softmax.rescale(alpha);", ""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda name: FAULTS[name][0]))

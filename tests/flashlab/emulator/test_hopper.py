@@ -84,8 +84,11 @@ def test_boxes_against_numpy(data: st.DataObject) -> None:
     moved = {(row.op, row.tensor): row.bytes for row in ran.moved if row.op.startswith("tma")}
     stored = int(valid.sum()) * itemsize
     assert moved == {
-        ("tma_ld", "x"): nbytes, ("tma_ld", "tile"): nbytes, ("tma_st", "y"): stored, ("tma_st", "tile"): nbytes,
-    }  # fmt: skip
+        ("tma_ld", "x"): nbytes,
+        ("tma_ld", "tile"): nbytes,
+        ("tma_st", "y"): stored,
+        ("tma_st", "tile"): nbytes,
+    }
 
 
 FENCE, STORE = "  emu_fence_async();\n", "emu_tma_store(&to, base, corner, 4);"
@@ -132,16 +135,27 @@ def test_faults_of_boxes(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"pointer": 4104}, "pointer"), ({"extents": (0, 4)}, "extents"), ({"extents": ()}, "extents"),
-        ({"strides": (200,)}, "strides"), ({"strides": (-256,)}, "strides"), ({"strides": ()}, "strides"),
-        ({"box": (64, 257)}, "box"), ({"box": (32, 8)}, "as wide as the swizzle"), ({"box": (60, 8)}, "multiple of 16"),
+        ({"pointer": 4104}, "pointer"),
+        ({"extents": (0, 4)}, "extents"),
+        ({"extents": ()}, "extents"),
+        ({"strides": (200,)}, "strides"),
+        ({"strides": (-256,)}, "strides"),
+        ({"strides": ()}, "strides"),
+        ({"box": (64, 257)}, "box"),
+        ({"box": (32, 8)}, "as wide as the swizzle"),
+        ({"box": (60, 8)}, "multiple of 16"),
         ({"swizzle": 16}, "swizzle"),
     ],
-)  # fmt: skip
+)
 def test_maps_that_no_gpu_takes_are_refused(changed: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {
-        "pointer": 4096, "itemsize": 2, "extents": (128, 40), "strides": (256,), "box": (64, 8), "swizzle": 128,
-    }  # fmt: skip
+        "pointer": 4096,
+        "itemsize": 2,
+        "extents": (128, 40),
+        "strides": (256,),
+        "box": (64, 8),
+        "swizzle": 128,
+    }
     assert len(tensor_map(**given)) == 128
     with pytest.raises(UsageError, match=said):
         tensor_map(**{**given, **changed})
@@ -255,10 +269,13 @@ def test_the_ring_is_sound(tmp_path: Path, watch: bool) -> None:
     assert ran.said == "nothing"
     assert ran.right
     assert {key: n for key, n in ran.launched.ledger.items() if key[0] != "store"} == {
-        ("load_a", "a", "hbm.read"): 8192, ("load_a", "a", "sram.write"): 8192,
-        ("load_b", "b", "hbm.read"): 4096 * TILES, ("load_b", "b", "sram.write"): 4096 * TILES,
-        ("multiply", "a", "sram.read"): 4 * 64 * 32 * TILES, ("multiply", "b", "sram.read"): 4 * 32 * 32 * TILES,
-    }  # fmt: skip
+        ("load_a", "a", "hbm.read"): 8192,
+        ("load_a", "a", "sram.write"): 8192,
+        ("load_b", "b", "hbm.read"): 4096 * TILES,
+        ("load_b", "b", "sram.write"): 4096 * TILES,
+        ("multiply", "a", "sram.read"): 4 * 64 * 32 * TILES,
+        ("multiply", "b", "sram.read"): 4 * 32 * 32 * TILES,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,10 +56,15 @@ def test_what_adds_up_is_lost(n: int, lost: float) -> None:
 
 
 SPECIAL: dict[str, tuple[float, float, float, float]] = {
-    "NaN of A": (np.nan, 1, 1, np.nan), "NaN of A times 0": (np.nan, 0, 1, np.nan), "NaN of B": (1, np.nan, 1, np.nan),
-    "NaN of C": (1, 1, np.nan, np.nan), "infinity": (1, 1, np.inf, np.inf), "minus infinity": (1, 1, -np.inf, -np.inf),
-    "the greatest float": (0, 0, 3.4028235e38, 3.402616e38), "-0 times 0 to -0": (-0.0, 0, -0.0, 0.0),
-}  # fmt: skip
+    "NaN of A": (np.nan, 1, 1, np.nan),
+    "NaN of A times 0": (np.nan, 0, 1, np.nan),
+    "NaN of B": (1, np.nan, 1, np.nan),
+    "NaN of C": (1, 1, np.nan, np.nan),
+    "infinity": (1, 1, np.inf, np.inf),
+    "minus infinity": (1, 1, -np.inf, -np.inf),
+    "the greatest float": (0, 0, 3.4028235e38, 3.402616e38),
+    "-0 times 0 to -0": (-0.0, 0, -0.0, 0.0),
+}
 """All of A's operands, of B's, the accumulator, and what the GPU made of it."""
 
 
@@ -79,7 +84,7 @@ WRONG = {
     "the sum isn't cut": ("FIRST = ~0u << (23 - KEPT)", "FIRST = ~0u"),
     "subnormal operands normalised": ("std::max(-6, std::ilogb(x))", "std::ilogb(x)"),
     "0 has an exponent": ("x == 0 ? -1000 :", "x == 0 ? -6 :"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", one_of_each(WRONG, lambda _: "wrong"))

@@ -116,9 +116,13 @@ def _plain(mutant: Mutant, launched: tuple[Launched, ...], sound: tuple[Launched
 
 
 CHECK = {
-    "numbers": _numbers, "bytes": _bytes, "ledger": _ledger, "wavefronts": _wavefronts, "sectors": _sectors,
+    "numbers": _numbers,
+    "bytes": _bytes,
+    "ledger": _ledger,
+    "wavefronts": _wavefronts,
+    "sectors": _sectors,
     "plain": _plain,
-}  # fmt: skip
+}
 
 
 def _sums(launched: tuple[Launched, ...], quantity: Callable[[Any], int]) -> Counter[Key]:
@@ -140,7 +144,7 @@ def _differences(mutant: Mutant, launched: tuple[Launched, ...]) -> list[str]:
     """Where the bytes by step and tensor aren't the formula's."""
     return [
         line for x, formula in zip(launched, mutant.counts().launches, strict=True) for line in _compare(x, formula)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("mutant", some(SOUND.values(), lambda mutant: mutant.kernel))

@@ -83,11 +83,15 @@ def test_memory_is_limited():
 @pytest.mark.parametrize(
     ("was", "becomes", "says"),
     [
-        ("x + y, block.i", "x + y, block.i + 1", "out: row tile 4 of 64 is written, but the tensor has 256 rows, the tiles 0 to 3"),
+        (
+            "x + y, block.i",
+            "x + y, block.i + 1",
+            "out: row tile 4 of 64 is written, but the tensor has 256 rows, the tiles 0 to 3",
+        ),
         ("x + y, block.i", "x + y, -1", "out: row tile -1 of 64 is written"),
         ("fetch(q, block.i, tile.rows)", "fetch(q, block.i, tile.rows, 9, 32)", "q: column tile 9 of 32 is read"),
     ],
-)  # fmt: skip
+)
 def test_a_tile_out_of_bounds(was: str, becomes: str, says: str):
     assert was in CELL
     verdict = fl.check(program_of(CELL.replace(was, becomes)), exercise="00.1")

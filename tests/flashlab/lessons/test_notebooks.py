@@ -178,8 +178,13 @@ def test_a_stale_notebook_of_each_kind_is_found(kind: str):
 
 @pytest.mark.parametrize(
     "fresh",
-    [notebook(), notebook(text="12,345 bytes in 0.12341 s"), notebook(svg="<svg>drawn elsewhere</svg>"), notebook(value=2.5001)],
-)  # fmt: skip
+    [
+        notebook(),
+        notebook(text="12,345 bytes in 0.12341 s"),
+        notebook(svg="<svg>drawn elsewhere</svg>"),
+        notebook(value=2.5001),
+    ],
+)
 def test_what_differs_by_rounding_or_by_pixels_is_no_difference(fresh: NotebookNode):
     assert list(lessons.differences(notebook(), fresh)) == []
 

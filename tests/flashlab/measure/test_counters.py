@@ -66,10 +66,15 @@ def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
     assert counters.compare(CASE, other, COUNTS, 0, reading()).failures
 
 
-@pytest.mark.parametrize(("read", "inside"), [
-    (COUNTS.compulsory_read - 65536, True), (COUNTS.compulsory_read - 65537, False),
-    (COUNTS.hbm.read + 65536, True), (COUNTS.hbm.read + 65537, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("read", "inside"),
+    [
+        (COUNTS.compulsory_read - 65536, True),
+        (COUNTS.compulsory_read - 65537, False),
+        (COUNTS.hbm.read + 65536, True),
+        (COUNTS.hbm.read + 65537, False),
+    ],
+)
 def test_dram_reads_lie_between_compulsory_and_requested(read: int, inside: bool) -> None:
     launch = compared(reading(dram=float(read)))
     assert launch.dram and launch.dram.judged
@@ -125,9 +130,10 @@ def test_the_matrix_has_what_it_must() -> None:
         for dtype in CATALOGUE[algorithm].dtypes:
             for causal in (False, True):
                 mine = [
-                    c.problem for c in matrix
+                    c.problem
+                    for c in matrix
                     if (c.algorithm, c.problem.dtype, c.problem.causal) == (algorithm, dtype, causal)
-                ]  # fmt: skip
+                ]
                 assert any(p.len_q % 16 for p in mine)
                 assert any(p.queries_per_kv > 1 for p in mine)
                 assert any(p.len_q < p.len_kv for p in mine)

@@ -47,12 +47,17 @@ def problems(draw: st.DrawFn, dtype: str) -> fl.Problem:
     left = draw(st.one_of(st.none(), st.integers(0, 60)))
     right = draw(st.one_of(st.none(), st.integers(0, 60)))
     return fl.Problem(
-        batch=draw(st.integers(1, 2)), heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads,
+        batch=draw(st.integers(1, 2)),
+        heads=kv_heads * draw(st.integers(1, 3)),
+        kv_heads=kv_heads,
         len_q=draw(st.one_of(st.integers(0, 140), st.sampled_from([1, 96, 97, 128]))),
         len_kv=draw(st.one_of(st.integers(0, 140), st.sampled_from([1, 48, 64, 97]))),
-        head_dim=draw(st.sampled_from([16, 40, 33])), dtype=dtype, causal=draw(st.booleans()),
-        window=draw(st.sampled_from([None, (left, right)])), scale=draw(st.sampled_from([None, None, 0.3, -0.2, 0.0])),
-    )  # fmt: skip
+        head_dim=draw(st.sampled_from([16, 40, 33])),
+        dtype=dtype,
+        causal=draw(st.booleans()),
+        window=draw(st.sampled_from([None, (left, right)])),
+        scale=draw(st.sampled_from([None, None, 0.3, -0.2, 0.0])),
+    )
 
 
 def emulate(algorithm: str, p: fl.Problem, arrays: Any, **options: Any) -> fl.Emulation:

@@ -80,8 +80,13 @@ def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None
     report = SanitizersReport("h200", rows)
     said = json.loads(json.dumps(report.to_dict()))
     assert said["summary"] == {
-        "tools": ["memcheck", "racecheck"], "runs": 12, "findings": 0, "unfinished": 0, "faults": 1, "faults_found": 1,
-    }  # fmt: skip
+        "tools": ["memcheck", "racecheck"],
+        "runs": 12,
+        "findings": 0,
+        "unfinished": 0,
+        "faults": 1,
+        "faults_found": 1,
+    }
     report.print()
     assert "passed" in capsys.readouterr().out
 

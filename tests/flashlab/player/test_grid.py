@@ -20,9 +20,15 @@ def problems(draw: Any) -> fl.Problem:
     causal = draw(st.booleans())
     sides = st.none() | st.integers(0, 40)
     return fl.Problem(
-        batch=1, heads=1, len_q=draw(st.integers(1, 70)), len_kv=draw(st.integers(1, 70)), head_dim=16, dtype="float32",
-        causal=causal, window=draw(st.none() | st.tuples(sides, sides)),
-    )  # fmt: skip
+        batch=1,
+        heads=1,
+        len_q=draw(st.integers(1, 70)),
+        len_kv=draw(st.integers(1, 70)),
+        head_dim=16,
+        dtype="float32",
+        causal=causal,
+        window=draw(st.none() | st.tuples(sides, sides)),
+    )
 
 
 def seen(problem: fl.Problem) -> np.ndarray:

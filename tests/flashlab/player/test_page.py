@@ -395,9 +395,15 @@ def test_keys(opened: Open) -> None:
     page, trace = opened("one"), lesson("flash2")
     starts = [n for n, event in enumerate(trace.events, 1) if event.step == "load_q"]
     presses = [
-        ("ArrowRight", 2), ("ArrowLeft", 1), ("Shift+End", len(trace.events)), ("Shift+Home", 1), ("Shift+ArrowRight", starts[1]),
-        ("Shift+PageDown", starts[2]), ("Shift+PageUp", starts[1]), ("Shift+ArrowLeft", 1),
-    ]  # fmt: skip
+        ("ArrowRight", 2),
+        ("ArrowLeft", 1),
+        ("Shift+End", len(trace.events)),
+        ("Shift+Home", 1),
+        ("Shift+ArrowRight", starts[1]),
+        ("Shift+PageDown", starts[2]),
+        ("Shift+PageUp", starts[1]),
+        ("Shift+ArrowLeft", 1),
+    ]
     for key, step in presses:
         page.keyboard.press(key)
         assert at(page) == step, key

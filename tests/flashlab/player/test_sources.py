@@ -73,8 +73,10 @@ def test_marks_are_the_kernels(name: str) -> None:
 def test_a_launch_finds_its_kernel() -> None:
     found = kernels_of(small("online_softmax"), None)
     assert {launch: kernel.name for launch, kernel in found.items()} == {
-        "standard_scores": "standard.cu", "online_softmax": "online_softmax.cu", "standard_output": "standard.cu",
-    }  # fmt: skip
+        "standard_scores": "standard.cu",
+        "online_softmax": "online_softmax.cu",
+        "standard_output": "standard.cu",
+    }
     for algorithm in ("standard", "flash1", "flash2"):
         trace = small(algorithm)
         kernels = kernels_of(trace, None)

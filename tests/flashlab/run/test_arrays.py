@@ -108,10 +108,16 @@ class FakeCupy:
         del index
         name, (major, minor) = self.name.encode(), self.capability
         return {
-            "name": name, "major": major, "minor": minor, "multiProcessorCount": 132, "l2CacheSize": 60 << 20,
-            "sharedMemPerBlockOptin": 227 * 1024, "sharedMemPerMultiprocessor": 228 * 1024,
-            "totalGlobalMem": 141 * 10**9, "maxThreadsPerMultiProcessor": 2048,
-        }  # fmt: skip
+            "name": name,
+            "major": major,
+            "minor": minor,
+            "multiProcessorCount": 132,
+            "l2CacheSize": 60 << 20,
+            "sharedMemPerBlockOptin": 227 * 1024,
+            "sharedMemPerMultiprocessor": 228 * 1024,
+            "totalGlobalMem": 141 * 10**9,
+            "maxThreadsPerMultiProcessor": 2048,
+        }
 
     def deviceGetAttribute(self, attribute: int, index: int) -> int:
         del index
@@ -275,9 +281,10 @@ def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
         empty=lambda shape, dtype, device: Tensor(
             cupy.empty((shape,) if isinstance(shape, int) else shape, numpy_dtype(dtype.removeprefix("torch.")))
         ),
-        is_grad_enabled=lambda: True, _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
+        is_grad_enabled=lambda: True,
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
         **{name: f"torch.{name}" for name in (*DTYPES.values(), "uint8")},
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 
@@ -371,8 +378,11 @@ def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm:
     q, k, v = inputs(head_dim=head_dim)
     problem = problem_of(q, k, v)
     counts = simulator.count(algorithm, problem, device="h200")
-    call.attention(*(cupy.asarray(in_buffer(x, (0, 0, 0, 0))) for x in (q, k, v)), algorithm=algorithm,
-                  out=cupy.asarray(in_buffer(np.zeros_like(q), (0, 0, 0, 0))))  # fmt: skip
+    call.attention(
+        *(cupy.asarray(in_buffer(x, (0, 0, 0, 0))) for x in (q, k, v)),
+        algorithm=algorithm,
+        out=cupy.asarray(in_buffer(np.zeros_like(q), (0, 0, 0, 0))),
+    )
     brought = sum(spec.nbytes for spec in counts.tensors.values() if spec.role == "input" or spec.name == "out")
     assert sum(cupy.log) == counts.hbm.peak - (0 if head_dim % 8 else brought)
 
@@ -509,8 +519,9 @@ def test_a_plan_that_needs_less_sram_leaves_the_others_theirs(cupy: FakeCupy) ->
 CALLS = st.tuples(
     st.tuples(*map(st.sampled_from, ([0, 1], [256, 320], [512], [0, 319, 768, 769, 1024]))),
     st.sampled_from([("f4", "f4"), ("f4", "f4"), ("f2", "f2"), ("f2", "f4")]),
-    st.sampled_from([True, True, True, 1]), st.sampled_from([0.5, 1, True]),
-)  # fmt: skip
+    st.sampled_from([True, True, True, 1]),
+    st.sampled_from([0.5, 1, True]),
+)
 Call = tuple[tuple[int, ...], tuple[str, str], bool, float]
 
 

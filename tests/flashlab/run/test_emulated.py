@@ -146,7 +146,7 @@ BAD = [
     ({"v": Q[:, :1].astype("f4")}, "v.dtype = 'float32': expected float16"),
     ({"q": np.zeros((1, 3, 4, 32), "f2"), "k": Q, "v": Q}, "kv_heads = 2: expected a divisor of heads = 3"),
     ({"q": WIDE, "k": WIDE, "v": WIDE}, "head_dim = 264"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])

@@ -24,9 +24,13 @@ CAUSAL = fl.Problem(batch=1, heads=4, kv_heads=2, len_q=100, head_dim=40, dtype=
 
 @settings(max_examples=20)
 @given(
-    len_q=st.integers(0, 150), len_kv=st.integers(0, 150), causal=st.booleans(), lse=st.booleans(),
-    dtype=st.sampled_from(["float32", "float16", "bfloat16"]), window=st.none() | st.tuples(st.integers(0, 40), st.none()),
-)  # fmt: skip
+    len_q=st.integers(0, 150),
+    len_kv=st.integers(0, 150),
+    causal=st.booleans(),
+    lse=st.booleans(),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    window=st.none() | st.tuples(st.integers(0, 40), st.none()),
+)
 def test_on_data_is_by_formula_and_an_error(
     len_q: int, len_kv: int, causal: bool, lse: bool, dtype: str, window: tuple[int, None] | None
 ) -> None:

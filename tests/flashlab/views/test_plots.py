@@ -22,7 +22,7 @@ CASES: dict[str, Any] = {
     "nothing": fl.compare(P.replace(len_q=0)),
     "no keys": fl.compare(P.replace(len_kv=0)),
     "window, batch": fl.compare(P.replace(batch=128, window=(128, None), head_dim=256), lse=True),
-}  # fmt: skip
+}
 
 
 def texts(figure: Any) -> list[Any]:

@@ -26,8 +26,9 @@ BASE = fl.Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16", cau
     dtype=st.sampled_from(["float16", "float8_e4m3fn"]),
     sram=st.lists(st.integers(1024, 300_000), max_size=2, unique=True),
     tile=st.lists(st.sampled_from([None, (64, 64), "32x128"]), min_size=1, max_size=2, unique=True),
-    device=st.sampled_from(["h100", ["a100", "4090"]]), lse=st.booleans(),
-)  # fmt: skip
+    device=st.sampled_from(["h100", ["a100", "4090"]]),
+    lse=st.booleans(),
+)
 def test_every_combination_is_a_row_and_every_row_a_count(
     algorithms: list[str],
     len_q: list[int],
@@ -39,9 +40,16 @@ def test_every_combination_is_a_row_and_every_row_a_count(
     lse: bool,
 ) -> None:
     tab = fl.sweep(
-        algorithms, BASE, len_q=len_q, head_dim=head_dim, dtype=[dtype], sram=sram or None, tile=tile, device=device,
+        algorithms,
+        BASE,
+        len_q=len_q,
+        head_dim=head_dim,
+        dtype=[dtype],
+        sram=sram or None,
+        tile=tile,
+        device=device,
         lse=lse,
-    )  # fmt: skip
+    )
     devices = device if isinstance(device, list) else [device]
     cells = list(product(algorithms, len_q, head_dim, devices, sram or [None], tile))
     assert len(tab.rows) == len(cells)
