@@ -2,17 +2,19 @@
 
 from simulator import catalogue
 from simulator.api import check_formula, count, shape_run, simulate, softmax
+from simulator.block import Block
 from simulator.catalogue import CATALOGUE, Algorithm
 from simulator.config import Config
 from simulator.counts import Book, Counts, Spec
 from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError
-from simulator.machine import Block, HbmTensor, Machine, SramTile
+from simulator.machine import Machine
 from simulator.operations.attention import Reference, naive, naive_loop, random_inputs
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
 from simulator.simulate import Run, Scales
+from simulator.tensors import HbmTensor, SramTile
 from simulator.time.prediction import Timeline, timeline
 from simulator.trace import Trace
 

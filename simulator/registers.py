@@ -9,7 +9,7 @@ import numpy as np
 from simulator.dtypes import Array, round_to
 
 if TYPE_CHECKING:
-    from simulator.machine import Block
+    from simulator.block import Block
 
 
 class Registers:

@@ -17,10 +17,11 @@ from simulator.counts import Counts, summed
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import UsageError
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
+from simulator.tensors import HbmTensor
 from simulator.trace import Recorder, Trace
 
 TileLike = Tile | tuple[int, int] | str | None

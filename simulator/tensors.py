@@ -29,20 +29,20 @@ class HbmTensor:
 
     def head(self, g: int) -> HbmTensor:
         """The query head g of each group, for launches of a block per KV head."""
+        if self.group:
+            raise UsageError("head", g, f"{self.name} as it was before its heads were packed")
         return HbmTensor(self.spec, g, self.plane)
 
     def at(self, **where: int) -> HbmTensor:
         """One plane of a workspace that has `axes`: `partial.at(splits=3)`."""
-        plane = 0
-        if list(where) != [name for name, _ in self.spec.axes]:
-            raise UsageError(
-                "at", where, f"the axes of {self.name}: {', '.join(name for name, _ in self.spec.axes) or 'none'}"
-            )
+        plane, axes = 0, [name for name, _ in self.spec.axes]
+        if list(where) != axes:
+            raise UsageError("at", where, f"the axes of {self.name}: {', '.join(axes) or 'none'}")
         for name, n in self.spec.axes:
             if not 0 <= where[name] < n:
                 raise UsageError(name, where[name], f"an integer from 0 to {n - 1}")
             plane = plane * n + where[name]
-        return HbmTensor(self.spec, self.member, plane)
+        return HbmTensor(self.spec, self.member, plane, self.group)
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")

@@ -17,8 +17,8 @@ from simulator.dtypes import Array
 from simulator.registers import Registers
 
 if TYPE_CHECKING:
+    from simulator.block import Block
     from simulator.counts import Spec
-    from simulator.machine import Block
     from simulator.tensors import SramTile
 
 SCHEMA = 1

@@ -12,8 +12,8 @@ from types import FrameType
 
 import simulator.machine
 from simulator import Block, HbmTensor, Machine
+from simulator.block import Rows
 from simulator.dtypes import Array
-from simulator.machine import Rows
 
 _SIMULATOR = Path(simulator.machine.__file__).parent
 _LIBRARY = _SIMULATOR / "programs"

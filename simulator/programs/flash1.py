@@ -6,9 +6,10 @@ from math import inf
 
 from simulator.config import Config, choose, padded
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.tensors import HbmTensor
 
 CHUNK = 64
 """Columns of O that the warps sum up at a time: their partial results must fit into SRAM beside K, V and Q."""

@@ -8,10 +8,11 @@ from math import inf
 from simulator.config import Config, heads_that_share_the_l2, padded, warps_for_rows
 from simulator.devices import Device
 from simulator.errors import SramOverflow
-from simulator.machine import HbmTensor, Machine, SramTile
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.registers import Registers
+from simulator.tensors import HbmTensor, SramTile
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:

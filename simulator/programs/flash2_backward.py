@@ -6,10 +6,11 @@ from functools import partial
 
 from simulator.config import Config, choose, heads_that_share_the_l2, padded
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.tensors import HbmTensor
 
 ROWS = 16
 """Rows of a block of the first and the last launch, four of each warp."""

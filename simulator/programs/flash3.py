@@ -10,9 +10,10 @@ from math import inf
 from simulator.config import Config, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.tensors import HbmTensor
 
 PANEL = 64
 """Columns of a box: 128 bytes of 16-bit elements, the reach of TMA's swizzle."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from simulator.config import Config
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash3 import attend, configure_rung
+from simulator.tensors import HbmTensor
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:

@@ -8,10 +8,11 @@ from math import inf, log
 
 from simulator.config import Config, heads_that_share_the_l2
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, order
+from simulator.tensors import HbmTensor
 
 PANEL = 128
 """Columns of a box: 128 bytes, the reach of TMA's swizzle."""

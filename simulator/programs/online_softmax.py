@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.standard import COLS, ROWS, configure, three_launches
+from simulator.tensors import HbmTensor
 
 
 def two_pass_softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | None, problem: Problem) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.operations.softmax import SOFTMAX
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.tensors import HbmTensor
 
 
 @program(operation=SOFTMAX)

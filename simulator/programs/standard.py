@@ -7,9 +7,10 @@ from math import inf
 
 from simulator.config import Config, choose, padded, warps_for_rows
 from simulator.devices import Device
-from simulator.machine import HbmTensor, Machine
+from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.tensors import HbmTensor
 
 ROWS, COLS = 4, 128
 """The softmax launch: a block takes 4 rows, one a warp; a warp takes 128 columns (16 bytes a lane) at a time."""

@@ -7,7 +7,7 @@ from tests.mutants.zoo import Mutant
 FLASH1, FLASH2, STANDARD, ONLINE = (
     f"simulator/programs/{name}.py" for name in ("flash1", "flash2", "standard", "online_softmax")
 )
-MACHINE = "simulator/machine.py"
+BLOCK, MACHINE = "simulator/block.py", "simulator/machine.py"
 
 PROGRAMS = [
     Mutant(
@@ -22,7 +22,7 @@ PROGRAMS = [
     Mutant(
         mechanism="causal bound one key too far",
         algorithm="flash2",
-        file=MACHINE,
+        file=BLOCK,
         check="key_sets",
         blind=True,
         find="hidden = hidden | (keys > rows + p.right)",
@@ -31,7 +31,7 @@ PROGRAMS = [
     Mutant(
         mechanism="causal mask aligned top-left",
         algorithm="standard",
-        file=MACHINE,
+        file=BLOCK,
         check="key_sets",
         blind=True,
         find="rows = rows // group + p.offset",
@@ -40,7 +40,7 @@ PROGRAMS = [
     Mutant(
         mechanism="one zero-padded key leaks at the ragged end",
         algorithm="flash1",
-        file=MACHINE,
+        file=BLOCK,
         check="key_sets",
         blind=True,
         find="hidden = np.broadcast_to(keys >= p.len_kv,",
@@ -49,7 +49,7 @@ PROGRAMS = [
     Mutant(
         mechanism="finite sentinel for masked scores",
         algorithm="flash2",
-        file=MACHINE,
+        file=BLOCK,
         check="rule",
         blind=True,
         find="np.copyto(masked, -np.inf, where=hidden)",
@@ -58,7 +58,7 @@ PROGRAMS = [
     Mutant(
         mechanism="mask added to the score instead of put in its place",
         algorithm="flash2",
-        file=MACHINE,
+        file=BLOCK,
         check="hidden_keys",
         blind=True,
         find="np.copyto(masked, -np.inf, where=hidden)",

@@ -71,13 +71,15 @@ def module_from(source: str, like: str) -> ModuleType:
 @contextmanager
 def mutated_program(mutant: Mutant) -> Iterator[Any]:
     """The tile program with the bug in it, or the real one on a machine with the bug in it."""
-    from simulator import CATALOGUE, machine
+    from simulator import CATALOGUE
 
-    module = module_from(mutant.source, mutant.file.removesuffix(".py").replace("/", "."))
-    if mutant.file != "simulator/machine.py":
+    name_of_real = mutant.file.removesuffix(".py").replace("/", ".")
+    module = module_from(mutant.source, name_of_real)
+    if "/programs/" in mutant.file:
         yield getattr(module, mutant.algorithm)
         return
     owner_name, name = _changed_method((ROOT / mutant.file).read_text(encoding="utf-8"), mutant.source)
+    machine = importlib.import_module(name_of_real)
     owner, code = getattr(machine, owner_name), vars(getattr(module, owner_name))[name].__code__
     real = getattr(owner, name)
     buggy = FunctionType(code, vars(machine), name, real.__defaults__)

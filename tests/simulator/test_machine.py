@@ -187,3 +187,130 @@ def test_distinct_bytes_of_overlapping_tiles(n: int, rows: int, shift: int) -> N
     p = Problem(batch=1, heads=1, len_q=n, head_dim=8, dtype="float32")
     reached = min(n, max(rows, -(-min(n, rows) // shift) * shift))
     assert fl.count(overlapping, p).compulsory_read == reached * 32
+
+
+@fl.program
+def split_keys(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+    """Decoding in outline: the query heads of a group are rows of one tile, three splits share the keys, a second launch merges."""
+    splits, group, last = 3, problem.queries_per_kv, problem.key_tiles(tile)
+    share = -(-last // splits)
+    q, out, lse = m.packed(q), m.packed(m.output("out")), m.packed(m.output("lse"))
+    partial = m.packed(m.workspace("partial", v.cols, axes={"splits": splits}))
+    partial_lse = m.workspace("partial_lse", 1, rows=q.rows, of=k, vector=True, axes={"splits": splits})
+    rows = -(-q.rows // tile.rows)
+
+    def keys(i: int, j: int) -> range:
+        return range(j * share, min((j + 1) * share, last))
+
+    for block in m.launch("split", rows=rows, cols=splits, walk=keys, of=q, warps=4):
+        block.step("load_q")
+        q_i = block.load(q, block.i, tile.rows)
+        m_i, l_i, acc = (block.full(tile.rows, n, x) for n, x in ((1, -np.inf), (1, 0.0), (v.cols, 0.0)))
+        for j in block.walk:
+            block.step("scores")
+            s = block.matmul(q_i, block.load(k, j, tile.cols).T, split=("rows", "none"), scale=problem.scale)
+            s = block.mask(s, block.i, j, group=group)
+            m_new = block.maximum(m_i, s.max())
+            p, alpha = block.exp(s - m_new.finite()), block.exp(m_i - m_new.finite())
+            block.step("output")
+            l_i, m_i = l_i * alpha + p.sum(), m_new
+            acc = block.matmul(p, block.load(v, j, tile.cols), split=("rows", "none"), acc=acc * alpha)
+        block.step("store")
+        block.store(partial.at(splits=block.j), acc / l_i.nonzero(), block.i, tile.rows)
+        block.store(partial_lse.at(splits=block.j), m_i + block.log(l_i), block.i, tile.rows)
+    for block in m.launch("merge", rows=rows, of=q, warps=4):
+        block.step("merge")
+        parts = [block.fetch(partial_lse.at(splits=n), block.i, tile.rows) for n in range(splits)]
+        top = block.maximum(block.maximum(parts[0], parts[1]), parts[2]).finite()
+        weights = [block.exp(part - top) for part in parts]
+        total = (weights[0] + weights[1]) + weights[2]
+        acc = block.full(tile.rows, v.cols, 0.0)
+        for n, weight in enumerate(weights):
+            acc = acc + block.fetch(partial.at(splits=n), block.i, tile.rows) * weight
+        block.store(out, acc / total.nonzero(), block.i, tile.rows)
+        block.store(lse, top + block.log(total), block.i, tile.rows)
+    return m.output("out"), m.output("lse")
+
+
+@settings(max_examples=25)
+@given(
+    st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(1, 40), st.integers(1, 70),
+    st.booleans(), st.sampled_from([(16, 16), (32, 16)]),
+)  # fmt: skip
+def test_packed_heads_and_splits(
+    batch: int, kv_heads: int, group: int, len_q: int, len_kv: int, causal: bool, tile: tuple[int, int]
+) -> None:
+    """What decoding asks of the machine: a group's heads as rows, splits of the keys, planes of a workspace, a merge."""
+    p = Problem(
+        batch=batch, heads=kv_heads * group, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=8, dtype="float32",
+        causal=causal,
+    )  # fmt: skip
+    q, k, v = fl.random_inputs(p)
+    run, truth = fl.simulate(split_keys, q, k, v, causal=causal, tile=tile, lse=True), fl.naive(q, k, v, causal=causal)
+    np.testing.assert_allclose(run.out, truth.out, atol=2e-6)
+    np.testing.assert_allclose(run.lse, truth.lse, atol=2e-6)
+    counts = fl.count(split_keys, p, tile=tile, lse=True)
+    assert run.counts.to_dict() == counts.to_dict()
+    tiles = -(-len_q * group // tile[0])  # every row tile of a group reads each key once, whichever split has it
+    assert counts.by_tensor["k"].hbm_read == counts.by_tensor["v"].hbm_read == batch * kv_heads * tiles * len_kv * 32
+    assert counts.by_tensor["q"].hbm_read == 3 * q.nbytes
+    assert counts.by_tensor["partial"].hbm_write == counts.by_tensor["partial"].hbm_read == 3 * q.nbytes
+    assert counts.by_tensor["partial_lse"].hbm_write == 3 * batch * p.heads * len_q * 4
+    merged = 3 * batch * p.heads * len_q * (32 + 4)  # what the second launch reads of the first
+    assert counts.compulsory_read == q.nbytes + k.nbytes + v.nbytes + merged
+
+
+def test_a_walk_of_two_arguments_is_each_blocks_own() -> None:
+    p = Problem(batch=1, heads=1, len_q=32, len_kv=96, head_dim=8, dtype="float32")
+    seen: list[tuple[int, ...]] = []
+
+    @fl.program
+    def walker(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        for block in m.launch("walk", rows=2, cols=2, walk=lambda i, j: range(i, i + j + 1), warps=4):
+            block.step("walk")
+            seen.extend((int(i), block.j, *block.walk) for i in block.i)
+        return m.output("out")
+
+    fl.count(walker, p, tile=(16, 16))
+    assert sorted(seen) == [(0, 0, 0), (0, 1, 0, 1), (1, 0, 1), (1, 1, 1, 2)]
+
+
+def test_blocks_in_lockstep_that_add_to_the_same_rows_add_up() -> None:
+    """Six blocks of each of two query heads, one after another on a GPU, all at once here: nothing is lost."""
+
+    @fl.program
+    def column_sums(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        out, total = m.output("out"), m.workspace("total", v.cols, rows=16, of=v)
+        for block in m.launch("zero", warps=4, of=v):
+            block.step("zero")
+            block.store(total, block.full(16, v.cols, 0.0), 0, 16)
+        for block in m.launch("add", rows=6, warps=4):
+            block.step("add")
+            block.atomic_add(total, block.fetch(q, block.i, 16), 0, 16)
+        for block in m.launch("store", rows=6, warps=4):
+            block.step("store")
+            block.store(out, block.fetch(total, 0, 16), block.i, 16)
+        return out
+
+    p = Problem(batch=2, heads=4, kv_heads=2, len_q=96, head_dim=8, dtype="float32")
+    q, k, v = fl.random_inputs(p)
+    run = fl.simulate(column_sums, q, k, v, tile=(16, 16))
+    expected = q.reshape(2, 2, 2, 6, 16, 8).sum((2, 3))  # of batches and KV heads
+    np.testing.assert_allclose(run.out[:, ::2, :16], expected, atol=1e-5)
+    np.testing.assert_array_equal(run.out[:, 1::2, -16:], run.out[:, ::2, :16])
+    assert run.counts.hbm.atomic == fl.count(column_sums, p, tile=(16, 16)).hbm.atomic == q.nbytes
+
+
+def test_handles_that_do_not_fit_are_refused() -> None:
+    @fl.program
+    def planes(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        partial = m.workspace("partial", 8, axes={"splits": 2})
+        with pytest.raises(UsageError, match="splits = 2: expected an integer from 0 to 1"):
+            partial.at(splits=2)
+        with pytest.raises(UsageError, match="expected the axes of partial: splits"):
+            partial.at(parts=0)
+        with pytest.raises(UsageError, match="expected q as it was before its heads were packed"):
+            m.packed(q).head(0)
+        return m.output("out")
+
+    fl.count(planes, P)
