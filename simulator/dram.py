@@ -5,7 +5,7 @@ Requested bytes are exact; what the L2 serves of them is not. The model, launch 
 - blocks run in waves of as many as the SMs hold at once, in the launch's own order;
 - blocks of a wave that walk over the same tiles walk side by side: a tile is fetched once for all of them;
 - what is needed again later is fetched again if too much else was touched in between. How much is too much was measured
-  on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 40 MiB on (each half of the L2
+  on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 42 MiB on (each half of the L2
   keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on;
 - what a wave reads once and writes passes through the L2 too, and what one SM reads *and* writes by turns (`flash1`'s O) is
   lost earlier, from 33 MiB on.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simulator.devices import Device
 
 # fractions of the L2 at which re-reads begin to miss, what they miss in between, and where all of them do
-_ALL_SMS_READ_IT = ((28 / 60, 0.0), (32 / 60, 0.73), (40 / 60, 1.0))
+_ALL_SMS_READ_IT = ((28 / 60, 0.0), (34 / 60, 0.75), (42 / 60, 1.0))
 _ONE_SM_READS_IT = ((38 / 60, 0.0), (40 / 60, 0.03), (48 / 60, 0.6), (56 / 60, 1.0))
 _ONE_SM_READS_AND_WRITES_IT = ((0.55, 0.0), (0.61, 0.08), (0.81, 0.74), (0.94, 1.0))
 _TWO_HALVES = {(8, 0), (9, 0), (10, 0)}

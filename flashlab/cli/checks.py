@@ -194,6 +194,9 @@ def counters(
     algorithms: Annotated[list[str] | None, typer.Argument(help="Of ours; default flash2, with --matrix all.")] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="The matrix of problems instead of one.")] = False,
     l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Of these problems, those with such words in their name.")
+    ] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
     backend: Annotated[
@@ -215,6 +218,10 @@ def counters(
     ]
     if not matrix and not l2:
         cases = [Case(name, name, problem.problem(name), options.tile(tile), lse) for name in names]
+    if only is not None:
+        known, cases = cases, [case for case in cases if only in case.name]
+        if not cases:
+            raise UsageError("--only", only, f"words from a problem's name, such as {known[-1].name!r}")
     report: Any
     if backend == "gpu":
         report = hardware.run(cases, progress=output.track("algorithms"))

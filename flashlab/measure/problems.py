@@ -44,8 +44,8 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
 def l2_problems() -> list[Case]:
     """Problems that hold the L2 model to account: in those called shared, all SMs share over 30 MB of K and V.
 
-    The model's constants were set on the other problems; those called fresh were first measured when it stood. Those called
-    walks and short came with the launches' own walks: their estimates were committed before they were measured.
+    The model's constants were set on the problems called neither fresh, short nor blind. Those three were measured after their
+    estimates had been committed.
     """
     one = {"batch": 1, "heads": 1}
     return [
@@ -101,6 +101,34 @@ def l2_problems() -> list[Case]:
             for algorithm, batch, rows, n, causal in (
                 ("flash2", 4, 16, 32768, True), ("flash2", 1, 1, 131072, False), ("flash2", 8, 64, 8192, False),
                 ("flash3", 4, 16, 32768, True), ("flash3", 2, 128, 65536, False),
+            )
+        ),
+        *(
+            _case("flash3", "L2 blind", **shape, head_dim=dim, dtype="bfloat16", **mask)
+            for dim, mask, shape in (
+                (64, {"causal": True}, {"batch": 1, "heads": 2, "len_q": 200000}),
+                (64, {"causal": True}, {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 120000}),
+                (64, {"causal": False}, {"batch": 1, "heads": 3, "len_q": 140000}),
+                (128, {"causal": True}, {"batch": 1, "heads": 2, "len_q": 98304}),
+                (128, {"causal": True}, {"batch": 1, "heads": 4, "kv_heads": 1, "len_q": 98304}),
+                (128, {"causal": True}, {**one, "len_q": 40000, "len_kv": 100000}),
+                (128, {"causal": False}, {"batch": 1, "heads": 2, "len_q": 65536}),
+                (128, {"causal": False}, {"batch": 1, "heads": 8, "kv_heads": 2, "len_q": 24576, "len_kv": 90112}),
+                (128, {"window": (32768, 0)}, {**one, "len_q": 131072}),
+                (256, {"causal": True}, {"batch": 1, "heads": 2, "len_q": 40960}),
+                (256, {"causal": False}, {**one, "len_q": 36864}),
+            )
+        ),
+        *(
+            _case("flash3_fp8", "L2 blind", batch=1, heads=heads, len_q=n, head_dim=128, dtype=FP8, causal=causal)
+            for heads, n, causal in ((1, 180000, True), (3, 140000, True), (2, 148000, False))
+        ),
+        *(
+            _case("flash2", "L2 blind", **shape, dtype="float16", causal=causal)
+            for causal, shape in (
+                (True, {**one, "len_q": 98304, "head_dim": 128}),
+                (True, {"batch": 1, "heads": 3, "len_q": 100000, "head_dim": 64}),
+                (False, {"batch": 1, "heads": 8, "kv_heads": 4, "len_q": 40000, "len_kv": 65536, "head_dim": 64}),
             )
         ),
     ]  # fmt: skip
