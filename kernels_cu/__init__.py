@@ -4,11 +4,30 @@
 'flash2.cu'
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
-__all__ = ["emulator_dir", "include_dir", "source"]
+__all__ = ["emulator_dir", "include_dir", "source", "sources_in"]
 
 _HERE = Path(__file__).resolve().parent
+_root = ContextVar("root", default=_HERE)
+
+
+@contextmanager
+def sources_in(folder: Path) -> Generator[None]:
+    """Inside the block, kernels and their headers are those of another revision's `kernels_cu`.
+
+    >>> with sources_in(Path("/old/kernels_cu")):
+    ...     include_dir() == Path("/old/kernels_cu/include")
+    True
+    """
+    token = _root.set(folder)
+    try:
+        yield
+    finally:
+        _root.reset(token)
 
 
 def source(name: str) -> Path:
@@ -17,9 +36,9 @@ def source(name: str) -> Path:
     >>> source("standard").is_file()
     True
     """
-    path = Path(name) if name.endswith(".cu") else _HERE / f"{name}.cu"
+    path = Path(name) if name.endswith(".cu") else _root.get() / f"{name}.cu"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in _HERE.glob("*.cu")))
+        known = ", ".join(sorted(p.stem for p in _root.get().glob("*.cu")))
         raise ValueError(f"name={name!r}: no such kernel; there are {known}")
     return path
 
@@ -30,7 +49,7 @@ def include_dir() -> Path:
     >>> include_dir().is_dir()
     True
     """
-    return _HERE / "include"
+    return _root.get() / "include"
 
 
 def emulator_dir() -> Path:
