@@ -37,6 +37,7 @@ _FLAGS = (
     "-DEMULATOR",
     "-Wno-unknown-pragmas",
     "-ffp-contract=off",
+    "-fno-strict-aliasing",  # CUDA code reads an array as another type, and nvcc lets it
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
@@ -46,6 +47,7 @@ _GCC = (
     "-fno-crossjumping",
     "-fno-code-hoisting",
     "-fno-ipa-icf",  # likewise
+    "-fno-gnu-unique",  # the shared memory of a template is each library's own, also where another has the same template
     "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
 )
 _CLANG = (

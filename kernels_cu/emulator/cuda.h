@@ -59,10 +59,15 @@ struct dim3 {
 
 // Vector types. Those of 8 and 16 bytes move as one piece, as on a GPU, so that one access is seen.
 namespace emulator {
+// Spelled out by size: g++ drops may_alias where vector_size depends on a template's parameter.
+template <std::size_t BYTES> struct Piece;
+template <> struct Piece<8> { typedef unsigned type __attribute__((vector_size(8), may_alias)); };
+template <> struct Piece<16> { typedef unsigned type __attribute__((vector_size(16), may_alias)); };
+
 template <std::size_t BYTES>
 inline void move(void* to, const void* from) {
-  typedef unsigned Piece __attribute__((vector_size(BYTES), may_alias));
-  *static_cast<Piece*>(to) = *static_cast<const Piece*>(from);
+  using Whole = typename Piece<BYTES>::type;
+  *static_cast<Whole*>(to) = *static_cast<const Whole*>(from);
 }
 }  // namespace emulator
 

@@ -397,3 +397,48 @@ def test_parameters_without_names_are_numbered(folder: Path) -> None:
     path = written(folder, "hidden", text)
     done = run(path, {"arg0": fl.Empty((1,), "int32"), "arg1": 5}, kernel="hidden", grid=1, block=1)
     assert done.arrays["arg0"] == [5]
+
+
+ALIASED = """
+__global__ void pick(const float* x, float2* y) {
+  float2 a = make_float2(x[0], x[1]), b = make_float2(x[2], x[3]);
+  float2 c = a.x > b.x ? a : b;
+  c.x += 1.f;
+  y[threadIdx.x] = c;
+}
+__global__ void pun(const float* x, float* y) {
+  unsigned registers[2] = {0, 0};
+  short* halves = (short*)registers;
+  for (int i = 0; i < 4; ++i) halves[i] = x[i];
+  y[0] = registers[0] & 0xffff, y[1] = registers[1] >> 16;
+}
+"""
+
+
+@pytest.mark.parametrize(("kernel", "expected"), [("pick", [6, 2]), ("pun", [5, 1])])
+@pytest.mark.parametrize("sanitize", [True, False])
+def test_types_may_alias_as_they_may_on_a_gpu(folder: Path, kernel: str, expected: list[float], sanitize: bool) -> None:
+    path = written(folder, "aliased", ALIASED)
+    given = {"x": np.array([5, 2, -1, 1], np.float32), "y": fl.Empty((2,))}
+    found = run(path, given, kernel=kernel, grid=1, block=1, sanitize=sanitize)
+    np.testing.assert_array_equal(found.arrays["y"], expected)
+
+
+def test_a_template_with_shared_memory_in_two_files(folder: Path) -> None:
+    """Each library has shared memory of its own, also where both instantiate the same template."""
+    total = """
+template <int N> __device__ float total(float x) {
+  __shared__ float part[N];
+  part[threadIdx.x] = x;
+  __syncthreads();
+  float sum = 0;
+  for (int i = 0; i < N; ++i) sum += part[i];
+  return sum;
+}
+__global__ void NAME(const float* x, float* y) { y[threadIdx.x] = total<64>(x[threadIdx.x]) / DIVISOR; }
+"""
+    for name, divisor in (("sum", 1), ("mean", 64)):
+        path = written(folder, name, total.replace("NAME", name).replace("DIVISOR", f"{divisor}.f"))
+        found = run(path, {"x": X[:64].copy(), "y": fl.Empty((64,))}, grid=1, block=64)
+        assert found.passed, found.complaints()
+        np.testing.assert_array_equal(found.arrays["y"], X[:64].sum() / divisor)
