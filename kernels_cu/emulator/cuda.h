@@ -61,6 +61,7 @@ struct dim3 {
 namespace emulator {
 // Spelled out by size: g++ drops may_alias where vector_size depends on a template's parameter.
 template <std::size_t BYTES> struct Piece;
+template <> struct Piece<4> { typedef unsigned type __attribute__((may_alias)); };
 template <> struct Piece<8> { typedef unsigned type __attribute__((vector_size(8), may_alias)); };
 template <> struct Piece<16> { typedef unsigned type __attribute__((vector_size(16), may_alias)); };
 

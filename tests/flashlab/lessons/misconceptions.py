@@ -25,7 +25,7 @@ def _row(exercise: str, name: str, was: str, becomes: str, kind: str, says: str)
 MISCONCEPTIONS = [
     _row("00.1", "adds-the-first-operand-to-itself", "x + y", "x + x", "numbers", r"out, row tile 0 \(rows 0 to 63\)"),
     _row("00.1", "never-loads-k", "y = block.fetch(k, block.i, tile.rows)", "y = x", "numbers", "row tile 0"),
-    _row("00.1", "stores-every-tile-to-the-first", "x + y, block.i", "x + y, 0", "numbers", "row tile 1 .*never written"),
+    _row("00.1", "stores-every-tile-to-the-first", "x + y, block.i", "x + y, 0", "numbers", "row tile 0 .*worst element"),
     _row("00.1", "tile-counted-from-one", "fetch(k, block.i,", "fetch(k, block.i + 1,", "out of bounds", "k: row tile 4 of 64 is read"),
     _row("00.1", "fetches-an-operand-twice", "y = block.fetch(k, block.i, tile.rows)",
          "y = block.fetch(k, block.i, tile.rows); y = block.fetch(k, block.i, tile.rows)", "bytes", "k read.*2 times the budget"),
