@@ -1,4 +1,4 @@
-"""A thread block as a tile program sees it: loads and stores that are counted, SRAM, matrix products, masks."""
+"""A thread block, as a tile program sees it: counted loads and stores, SRAM, matrix products, masks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Split = Literal["rows", "cols", "none"]
 Rows = int | np.ndarray[Any, np.dtype[np.int64]]
-"""The index of a tile: a number, or the block's own (an array over the blocks in lockstep)."""
+"""The index of a tile: a number, or the block's own index (an array over the blocks in lockstep)."""
 
 
 class Block:
     """One thread block, as a tile program sees it.
 
-    `i` is its row tile, `j` its key tile (of grids that have one), `walk` the range that the launch gave it. Operations
-    take tile indices: `block.load(k, j, 64)` is rows `64 j … 64 j + 63` of k.
+    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is the range that the launch gave it.
+    Operations take tile indices: `block.load(k, j, 64)` loads rows `64 j … 64 j + 63` of k.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -59,7 +59,7 @@ class Block:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def step(self, name: str) -> None:
-        """Name what follows; the .cu has a mark of the same name."""
+        """Name the step that begins here. The `.cu` file has a mark of the same name: `// step: load_k`."""
         self._step = name
         if self._m.recorder:
             self._m.recorder.step(name, _program_frame())
@@ -77,10 +77,11 @@ class Block:
         stages: int = 1,
         panel: int | None = None,
     ) -> SramTile:
-        """HBM to SRAM: tile (i, j) of `rows` x `cols` (all columns if None), zero-filled outside the problem.
+        """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
-        The buffer bears the tensor's name and is reused by the next load of it; `stages` buffers are held for a ring.
-        With `panel` TMA moves it, in boxes of so many columns, which count whole: rows and columns outside included.
+        The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
+        `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
+        the problem. Raises `SramOverflow` over the device's limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
@@ -96,14 +97,17 @@ class Block:
     def fetch(
         self, tensor: HbmTensor, i: Rows, rows: int, j: int = 0, cols: int | None = None, *, fill: float = 0.0, warps: int = 1
     ) -> Registers:  # fmt: skip
-        """HBM to registers, past the SRAM: tile (i, j); `fill` stands outside the problem. `warps` that each ask for all of it."""
+        """HBM to registers, not through SRAM: tile (i, j), with `fill` outside the problem.
+
+        Each of `warps` warps requests all of the tile.
+        """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, fill)
         self._count(tensor.name, hbm_read=warps * read)
         return Registers(self, rows, min(cols, tensor.cols - j * cols), data)
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
-        """Registers to HBM: tile (i, j), rounded to the tensor's dtype; what lies outside the problem is not written."""
+        """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
         if self._m.data and last > first:
@@ -116,7 +120,7 @@ class Block:
     def atomic_add(
         self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None
     ) -> None:
-        """Add registers to float32 HBM by atomics: every lane's bytes count, blocks that collide add up."""
+        """Add registers to float32 values in HBM by atomics. Every lane's bytes count. Blocks that collide add up."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_atomic=nbytes)
         if self._m.data and last > first:
@@ -130,10 +134,9 @@ class Block:
     def alloc(
         self, name: str, rows: int, cols: int | None = None, dtype: str = "float32", *, copies: int = 1, panel: int = 16
     ) -> SramTile:
-        """Reserve a buffer in SRAM, `copies` of it (one a warp, say), columns padded to `panel`; without `cols` a vector,
-        one value a row.
+        """Reserve a buffer in SRAM: `copies` of `rows` x `cols` (one per warp, say), with columns padded to `panel`.
 
-        Raises `SramOverflow` over the device's limit.
+        Without `cols` it is a vector, with one value per row. Raises `SramOverflow` over the device's limit per block.
         """
         tile = SramTile(name, rows, cols or 1, dtype, None, vector=cols is None, panel=panel)
         self._reserve(tile, copies)
@@ -144,9 +147,10 @@ class Block:
         self._sram.pop(tile.name, None)
 
     def put(self, buffer: SramTile, x: Registers, *, copies: int = 1) -> None:
-        """Registers to SRAM, for other warps to read; `copies` when every warp writes a partial result of its own.
+        """Registers to SRAM, for other warps to read. `copies` is how many warps write a partial result of their own.
 
-        The values of partial results are held summed up: what a reader gets is what the warps' sum (or max) is.
+        The machine does not know one warp's values from another's. It keeps what the warps have together: `get` returns
+        the sum (or the maximum) over all of them.
         """
         tile = SramTile(buffer.name, x.rows, x.cols, buffer.dtype, None, vector=buffer.vector)
         self._filled[buffer.name] = tile.footprint * copies, x.rows, x.cols
@@ -154,20 +158,20 @@ class Block:
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
-        """SRAM to registers: what was last `put`, once in all, or (`"none"`) once by every warp."""
+        """SRAM to registers: what was last `put`. The warps split it, or with `"none"` every warp reads all of it."""
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return Registers(self, rows, cols, buffer.values)
 
     def to_registers(self, tile: SramTile) -> Registers:
-        """SRAM to registers, once in all (the warps split the rows), to be used from there."""
+        """SRAM to registers. The warps split the rows, so each byte is read once. Products with it read no SRAM."""
         self._count(tile.name, sram_read=tile.footprint * self.lockstep)
         return Registers(self, tile.rows, tile.cols, tile.values)
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
     def full(self, rows: int, cols: int, value: float) -> Registers:
-        """A register tile of one value."""
+        """A register tile that is full of one value."""
         return Registers(
             self, rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None
         )
@@ -183,7 +187,9 @@ class Block:
     ) -> Registers:
         """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
 
-        Operands in registers move nothing. FLOPs count the tile padded to the fragment, multiply-adds as 2.
+        `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it.
+        Operands in registers move nothing. FLOPs count the tile padded to the fragment, and a multiply-add as 2. Raises
+        `UsageError` for shapes that don't fit.
         """
         if padded(a.cols) != padded(b.rows):
             shapes = f"({a.rows}, {a.cols}) @ ({b.rows}, {b.cols})"
@@ -203,12 +209,12 @@ class Block:
         return Registers(self, a.rows, b.cols, product)
 
     def exp(self, x: Registers) -> Registers:
-        """e to the x."""
+        """e to the power of x, element by element. It counts exponentials, not FLOPs."""
         self._m.book.compute(exp=x.size * self.lockstep)
         return Registers(self, x.rows, x.cols, None if x.values is None else np.exp(x.values))
 
     def log(self, x: Registers) -> Registers:
-        """The natural logarithm; of 0 it is -inf."""
+        """The natural logarithm, element by element. That of 0 is -inf."""
         with np.errstate(divide="ignore"):
             return self.elementwise(np.log, x)
 
@@ -217,7 +223,7 @@ class Block:
         return self.elementwise(np.maximum, a, b)
 
     def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
-        """f of the operands, one FLOP an element of the (broadcast) result."""
+        """f of the operands, element by element. It counts one FLOP per element of the (broadcast) result."""
         tiles = [x for x in operands if isinstance(x, Registers)]
         rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
         result = Registers(self, rows, cols, None)
@@ -227,8 +233,10 @@ class Block:
         return result
 
     def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
-        """-inf where tile (i, j) of S lies outside the mask or beyond the last key. `group`: rows of S that belong to one query,
-        where the query heads of a group are packed."""
+        """Tile (i, j) of S, with -inf outside the mask and beyond the last key.
+
+        `group` is how many rows of S belong to one query: with packed heads, the query heads per KV head.
+        """
         p = self._m.problem
         if s.values is None:
             return s
@@ -255,11 +263,11 @@ class Block:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def count_flops(self, n: int) -> None:
-        """Count n FLOPs of this block, outside the matrix products."""
+        """Count n FLOPs of this block that are not part of a matrix product."""
         self._m.book.compute(other=n * self.lockstep)
 
     def sram_alive(self) -> dict[str, int]:
-        """The buffers in SRAM now, bytes."""
+        """The bytes of each buffer that is in SRAM now, by name."""
         return dict(self._sram)
 
     def _uses(self, split: Split) -> int:
@@ -283,14 +291,15 @@ class Block:
             raise SramOverflow("tile", str(m.tile), needed=alive, limit=m.device.sram_per_block, device=m.device.name)
 
     def _rows_of(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, *, add: bool = False) -> Array:
-        """Registers as rows of a tensor, (batch, kv_head, query_in_group, rows, cols): the blocks' tiles one below the other.
+        """Registers as rows of a tensor, (batch, kv_head, query_in_group, rows, cols), with the blocks' tiles stacked.
 
-        Where one number names the tile, all blocks in lockstep have the same rows: the last one's stay, or they add up.
+        If one number names the tile, all blocks in lockstep have the same rows. Then the last block's values stay, or
+        with `add` all of them add up.
         """
         blocks = 1 if isinstance(i, int | np.integer) else len(i)
         lead = self._m.lead(tensor)
         values = x.array
-        if add:  # every block adds its own, also where all have the same
+        if add:  # every block adds its own values, also where all name the same tile
             here = len(self.i) if isinstance(self.i, np.ndarray) else 1
             values = np.broadcast_to(values, (*self._lead, here, *values.shape[-2:]))
             axes = tuple(axis for axis, n in enumerate((*lead, blocks)) if n == 1 and values.shape[axis] > 1)
@@ -301,11 +310,11 @@ class Block:
         return tiles.reshape(*lead, blocks * rows, x.cols)
 
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
-        """First and last row inside the problem, and the bytes requested there by all heads."""
+        """First row inside the problem, the row after the last one, and the bytes that all heads request there."""
         spec = tensor.spec
         lo, hi = (int(i), int(i)) if isinstance(i, int | np.integer) else (int(i[0]), int(i[-1]))
         first, last = lo * rows, min((hi + 1) * rows, spec.rows)
-        # the last tile of a row has the row's padding to 16 bytes with it
+        # the last tile of a row includes the row's padding to 16 bytes
         start = j * cols * spec.itemsize
         stop = spec.row_bytes if (j + 1) * cols >= spec.cols else start + cols * spec.itemsize
         if last <= first or stop <= start:
@@ -313,28 +322,28 @@ class Block:
         self._m.touch(tensor, way, (first, last, start, stop))
         if self._m.recorder:
             self._m.recorder.range((first, last), (j * cols, min((j + 1) * cols, spec.cols)))
-        # a tile that one number names is moved by every block, one that the block's own index names by that block alone
+        # every block moves a tile that one number names; a tile that the block's own index names, only that block moves
         sharing = self.lockstep if isinstance(i, int | np.integer) else self._heads
         return first, last, (last - first) * (stop - start) * sharing
 
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
-        """The bytes requested, and the values: rows outside the problem filled, columns outside left out."""
+        """The bytes requested, and the values. Rows outside the problem are filled, columns outside are left out."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols, "read")
         if not self._m.data:
             return nbytes, None
         blocks = 1 if isinstance(i, int | np.integer) else len(i)
         part = self._m.read(tensor, first, last, j * cols, (j + 1) * cols)
-        part = part.astype(np.float32, copy=tensor.spec.role != "input")  # what was loaded must outlive a later store
+        part = part.astype(np.float32, copy=tensor.spec.role != "input")  # later stores must not change what was loaded
         missing = blocks * rows - part.shape[3]
         if missing:
             part = np.pad(part, ((0, 0),) * 3 + ((0, missing), (0, 0)), constant_values=fill)
-        if blocks > 1:  # the rows of all blocks make one matrix product
+        if blocks > 1:  # then the rows of all blocks make one matrix product
             part = np.ascontiguousarray(part)
         return nbytes, part.reshape(*part.shape[:3], blocks, rows, part.shape[-1])
 
 
 def _padded_shape(x: SramTile | Registers) -> tuple[int, int]:
-    """Rows and columns that a matrix product executes."""
+    """The rows and columns that a matrix product executes."""
     return x.padded_shape if isinstance(x, SramTile) else (padded(x.rows), padded(x.cols))
 
 
@@ -348,9 +357,9 @@ def _program_frame() -> FrameType:
 
 
 def _product(a: Array, b: Array) -> Array:
-    """a @ b; when all query heads of a group and all blocks share b, their rows make one large product.
+    """a @ b. If all query heads of a group and all blocks share b, their rows make one large product.
 
-    S = Q K^T is laid out key by key: the softmax's row maxima and sums then run along memory, three times as fast.
+    S = Q K^T is laid out key by key. Then the softmax's row maxima and sums run along memory, three times as fast.
     """
     if b.shape[2:4] != (1, 1):
         return np.matmul(a, b)

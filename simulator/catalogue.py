@@ -1,4 +1,4 @@
-"""The catalogue: one row an algorithm. Adding an algorithm adds files of its name and a row here."""
+"""The catalogue has one row per algorithm. A new algorithm adds files of its name, and a row here."""
 
 from __future__ import annotations
 
@@ -52,19 +52,22 @@ from simulator.time.schedules import online_softmax as online_softmax_schedule
 from simulator.time.schedules import standard as standard_schedule
 
 Formula = Callable[..., None]
-"""`formula(book, problem, tile, config, *, lse)` fills a `Book` as the tile program would."""
+"""`formula(book, problem, tile, config, *, lse)` fills a `Book` as the tile program does."""
 
 
 Schedule = Callable[[Problem, Config, Rates], list[Launch]]
-"""What the blocks of each launch do, and in which order they start: for the prediction of time."""
+"""What the blocks of each launch do, and in which order they start. The prediction of time needs it."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A launch on the GPU: the `.cu` file, its entry point, and the arrays it takes, in order; an array that the call
-    doesn't have (the LSE, unless asked for) is passed as NULL. Those in `boxes` are passed as TMA's descriptors, with how
-    many rows their boxes have ("rows" or "cols" of the tile, or "head_dim"). `arch` is what the code is made for where it
-    isn't the GPU's own; a `persistent` kernel may be launched with fewer blocks than it has tiles."""
+    """A launch on the GPU: the `.cu` file, its entry point, and the names of the arrays that it takes, in order.
+
+    An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
+    passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
+    is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
+    tiles.
+    """
 
     source: str
     entry: str
@@ -77,9 +80,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One row: an algorithm's tile program, formula, schedule and kernels; one's own program has none of the last three.
+    """One row: an algorithm's tile program, formula, schedule and kernels. A user's own program has only the first.
 
-    `about` has a sentence for each step, by launch: the player's words. `follows` is the rung below: ladders come from it.
+    `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
+    ladders are made.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash2"].kernels[0].arguments
@@ -97,35 +101,38 @@ class Algorithm:
 
     @property
     def operation(self) -> Operation:
-        """What it computes."""
+        """The operation that the algorithm computes."""
         return self.program.operation
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """What its kernels compute in."""
+        """The dtypes that its kernels take."""
         return self.support.dtypes
 
     @property
     def arch(self) -> str | None:
-        """The architecture that its kernels are made for; None for the GPU's own."""
+        """The architecture that its kernels are compiled for. None is the GPU's own."""
         return next((kernel.arch for kernel in self.kernels if kernel.arch), None)
 
     def refusal(
         self, problem: Problem, device: Device | None = None, tile: Tile | None = None
     ) -> UsageError | Unavailable | None:
-        """The error for a problem that it doesn't take, or with a `device` that its kernels can't do there; else None."""
-        if not self.kernels:  # one's own program takes anything
-            without = "one with a CUDA kernel (fl.simulate runs one's own)"
+        """The error for a problem that the algorithm doesn't take, or None.
+
+        Without a `device` this is about tile program and formula. With one it is also about the kernels on that device.
+        """
+        if not self.kernels:  # a program without kernels takes any problem
+            without = "one with a CUDA kernel (fl.simulate runs tile programs)"
             return None if device is None else UsageError("algorithm", self.name, without)
         return self.support.refusal(self.name, problem, device, tile)
 
     def refuses(self, problem: Problem, device: Device | None = None, tile: Tile | None = None) -> str | None:
-        """Why it doesn't take a problem, in one line, or None."""
+        """Why the algorithm doesn't take a problem, as one line, or None if it does."""
         error = self.refusal(problem, device, tile)
         return None if error is None else str(error)
 
     def check(self, problem: Problem, device: Device | None = None, tile: Tile | None = None) -> None:
-        """Raises what `refusal` says."""
+        """Raises the error that `refusal` returns, if any."""
         if (error := self.refusal(problem, device, tile)) is not None:
             raise error
 
@@ -143,7 +150,7 @@ _HOPPER = Support(
 
 
 def _rung(name: str, program: Program, schedule: Schedule, follows: str, *, persistent: bool = False) -> Algorithm:
-    """A rung of FlashAttention-3: they move the same, and differ in what runs beside what."""
+    """A rung of FlashAttention-3. All rungs move the same bytes, and differ in what runs beside what."""
     kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a", persistent)
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
@@ -213,7 +220,7 @@ def with_kernels(operation: Operation | None = None) -> list[str]:
 
 
 def ladder(top: str, bottom: str) -> list[str]:
-    """The rungs from one algorithm up to another, as rows say what they follow.
+    """The rungs from `bottom` up to `top`, by what each row follows. Raises `UsageError` if `bottom` isn't below `top`.
 
     >>> ladder("flash3", "flash2")
     ['flash2', 'flash3_1', 'flash3_2', 'flash3_3', 'flash3']
@@ -238,7 +245,7 @@ def names(problem: Problem) -> list[str]:
 
 
 def get(algorithm: str | Program) -> Algorithm:
-    """The row of an algorithm, by name; one's own tile program makes a row of its own. Raises `UsageError`."""
+    """The row of an algorithm by name, or a new row for a user's own tile program. Raises `UsageError`."""
     if isinstance(algorithm, Program):
         return next(
             (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)

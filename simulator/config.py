@@ -12,14 +12,20 @@ from simulator.problem import Problem, Tile, round_up
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The configuration of a kernel; tile program, formula and CUDA launch all run this one.
+    """The configuration of a kernel. Tile program, formula and CUDA launch all use this one.
 
-    `warps` a block, `stages` of the K and V ring, `q_in_registers`: Q leaves SRAM once, not once a key tile;
-    `heads_together`: (batch, head) pairs whose blocks run side by side before the next ones start. `blocks_per_sm`: the
-    most that the kernel's registers leave room for (its launch bounds). `consumers`: warpgroups that multiply, each of which
-    reads operands for itself as elsewhere a warp does (0: the warps multiply). `persistent`: one block an SM, which takes
-    row tiles one after the other, with `pairs` two at a time, from the end and from the start of a head. `constants`: what
-    the kernel is compiled with besides, as macros: (("SPLITS", 4),).
+    - `tile`: Br rows of Q and Bc keys.
+    - `warps`: warps per block.
+    - `stages`: stages of the ring that holds K and V.
+    - `q_in_registers`: Q leaves SRAM once, not once per key tile.
+    - `heads_together`: how many (batch, head) pairs run their blocks side by side before the next pairs start.
+      Elsewhere this is a head swizzle for the L2.
+    - `blocks_per_sm`: the most blocks per SM that the kernel's registers leave room for (its launch bounds).
+    - `consumers`: warpgroups that multiply. Each reads operands for itself, as a warp does in other kernels. With 0 the
+      warps multiply.
+    - `persistent`: there is one block per SM, and it takes row tiles one after the other.
+    - `pairs`: a block takes two row tiles at a time, one from the end of a head and one from its start.
+    - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16")
@@ -39,7 +45,7 @@ class Config:
     constants: tuple[tuple[str, int], ...] = ()
 
     def grid(self, problem: Problem, device: Device, blocks: int) -> int:
-        """Blocks of the launch that does the work of `blocks` row tiles (all heads' together).
+        """The number of blocks that are launched for `blocks` row tiles (those of all heads).
 
         >>> import flashlab as fl
         >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16", causal=True)
@@ -52,12 +58,12 @@ class Config:
 
 
 def padded(n: int) -> int:
-    """Rows, columns or head dim as the fragments (16 x 8 x 16) pad them."""
+    """`n` rows, columns or head dims, rounded up to whole fragments (16 x 8 x 16)."""
     return round_up(n, 16)
 
 
 def warps_for_rows(rows: int, most: int = 4) -> int:
-    """Warps that split `rows` by whole fragments of 16 rows, `most` at the most."""
+    """How many warps split `rows` into whole fragments of 16 rows: at most `most`."""
     fragments = padded(rows) // 16
     return next(w for w in range(min(most, fragments), 0, -1) if fragments % w == 0)
 
@@ -68,9 +74,9 @@ def choose(
     device: Device,
     sram: Callable[[Tile], int],
 ) -> Tile:
-    """The tile asked for, else the first candidate whose SRAM (bytes a block) fits the device.
+    """The tile that was asked for, else the first candidate that fits the device. `sram(tile)` is its bytes per block.
 
-    Raises `SramOverflow` if the tile asked for does not fit, or none of the candidates does.
+    Raises `SramOverflow` if the tile that was asked for does not fit, or if no candidate does.
     """
     asked = [] if tile is None else [Tile.parse(tile)]
     last = Tile(1, 1)
@@ -83,9 +89,9 @@ def choose(
 def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
     """How many (batch, head) pairs to run side by side so that their K and V stay in the L2.
 
-    A third of the L2: what every SM reads is kept once in each of its two halves (measured on an H200: re-reads by all
-    SMs are served up to about half of the 60 MB), and Q and out pass through as well. All groups are of one size, so that
-    none is left to start its long rows alone.
+    They may take a third of the L2. It keeps what every SM reads twice, once in each half: on an H200, re-reads by all
+    SMs were served up to about half of the 60 MB. Q and out pass through the L2 as well. All groups have the same size,
+    so that no small last group starts its long rows alone.
     """
     kv = problem.len_kv * (problem.head_dim + problem.head_dim_v) * problem.itemsize
     kv_heads = problem.batch * problem.kv_heads

@@ -1,7 +1,7 @@
 """What an algorithm moves and computes: the accounting contract as data.
 
-Bytes throughout. A ledger entry is `(step, tensor, what)`, where what is one of `hbm.read`, `hbm.write`,
-`hbm.atomic`, `sram.read`, `sram.write`. Simulator and formulas both fill a `Book`, which makes a `Counts`.
+A ledger maps entries `(step, tensor, what)` to bytes, where `what` is one of `hbm.read`, `hbm.write`, `hbm.atomic`,
+`sram.read` and `sram.write`. Simulator and formulas both fill a `Book`, which makes a `Counts`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where bytes were moved: the step of the program, the tensor, and the level and direction."""
+    """Where bytes were moved: the step of the program, the tensor, and the level and direction (`"hbm.read"`)."""
 
     step: str
     tensor: str
@@ -31,10 +31,11 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Spec:
-    """An array in HBM: `(batch * heads, rows, cols)` of a dtype, rows padded to 16 bytes; a vector's (LSE, l, m) are not.
+    """An array in HBM: `(heads, rows, cols)` of a dtype, where `heads` are those of all batches.
 
-    `role` is "input", "output" or "workspace". `axes` are those that a workspace has between heads and rows, with their
-    sizes: one plane of rows and columns for each split, say.
+    Rows are padded to 16 bytes. A vector (LSE, l, m) has one value per row, without padding. `role` is "input",
+    "output" or "workspace". `axes` are axes that a workspace has between heads and rows, with their sizes:
+    `(("splits", 4),)` gives each head four planes of rows and columns.
 
     >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
     1600
@@ -72,9 +73,9 @@ class Spec:
 class LaunchCounts:
     """One kernel launch: its grid, its ledger and its arithmetic.
 
-    `distinct[(tensor, "read" | "write")]` are the bytes requested at least once. `heads_together` says how many (batch,
-    head) pairs run side by side before the next ones start (the block order, which the DRAM model needs). `walk(i)` are the
-    tiles that row block i of a head walks over, where the blocks of a head walk over the same tiles.
+    `distinct[(tensor, "read" | "write")]` are the bytes that are requested at least once. The DRAM model needs the
+    rest: `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` is the
+    range of tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
     """
 
     name: str
@@ -90,7 +91,7 @@ class LaunchCounts:
     walk: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
-        """The sum of the ledger over a level and direction, as in `"hbm.read"`; of one tensor, of one step, or all."""
+        """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
         return sum(
             n
             for e, n in self.ledger.items()
@@ -119,7 +120,7 @@ class Sram:
 
 @dataclass(frozen=True)
 class Flops:
-    """Arithmetic: matrix products of the padded tiles executed (a multiply-add is 2), and everything else but exp."""
+    """Arithmetic: `matmul` is matrix products of padded tiles (2 per multiply-add), `other` is the rest but exp."""
 
     matmul: int
     other: int
@@ -138,7 +139,7 @@ class TensorCounts:
 
 @dataclass(frozen=True)
 class Counts:
-    """Everything that one algorithm does to one problem. Two counts are equal when every launch's ledger is.
+    """Everything that one algorithm moves and computes for one problem. Equality compares all but `config`.
 
     >>> import flashlab as fl
     >>> c = fl.count("flash2", fl.Problem(batch=1, heads=1, len_q=128, head_dim=64, dtype="float16"), tile=(64, 64))
@@ -173,13 +174,13 @@ class Counts:
 
     @property
     def exp(self) -> int:
-        """Exponentials, one for each element of the tiles executed."""
+        """Exponentials, one for each element of the tiles that are executed."""
         return sum(launch.exp for launch in self.launches)
 
     def distinct(self, launch: LaunchCounts, direction: str) -> int:
-        """Bytes that a launch requests at least once in a direction, its own workspace left out.
+        """Bytes that a launch requests at least once in a direction ("read" or "write"), without its own workspace.
 
-        A launch's own workspace is what it both writes and reads; what an earlier launch wrote is an input to it.
+        A launch's own workspace is what it both writes and reads. What an earlier launch wrote is an input.
         """
         own = {
             name
@@ -200,7 +201,7 @@ class Counts:
 
     @cached_property
     def by_tensor(self) -> dict[str, TensorCounts]:
-        """The bytes tensor by tensor; buffers that live in SRAM only are among them."""
+        """The bytes of each tensor, by name. Buffers that live in SRAM only are among them."""
         total: dict[str, dict[str, int]] = {name: defaultdict(int) for name in self.tensors}
         for launch in self.launches:
             for entry, n in launch.ledger.items():
@@ -212,19 +213,19 @@ class Counts:
 
     @property
     def intensity(self) -> float:
-        """FLOPs (with exps) per requested HBM byte; 0 where nothing is moved."""
+        """FLOPs, exponentials included, per requested byte of HBM. 0 where nothing is moved."""
         moved = self.hbm.read + self.hbm.write + self.hbm.atomic
         return (self.flops.matmul + self.flops.other + self.exp) / moved if moved else 0.0
 
     @cached_property
     def dram(self) -> Dram:
         """An estimate of the bytes read from DRAM, from a model of the L2: `.estimate .low .high`."""
-        from simulator import dram  # only here: the model is the one part that nobody else needs
+        from simulator import dram  # imported here, because most counts are never asked for it
 
         return dram.estimate(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, keys as the attributes."""
+        """Plain data for JSON. The keys are the names of the attributes."""
         return {
             "algorithm": self.algorithm,
             "problem": asdict(self.problem),
@@ -256,7 +257,7 @@ class Counts:
 
 
 def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
-    """The counts of a problem whose heads or batches were run in parts: everything adds up but what one block holds."""
+    """The counts of a problem whose heads or batches were run in parts. Everything adds up but what one block holds."""
     first = parts[0]
     launches: list[LaunchCounts] = []
     for same in zip(*(part.launches for part in parts), strict=True):
@@ -294,9 +295,9 @@ class _Page:
 
 
 class Book:
-    """Where simulator and formulas write down what they count; `close` makes the `Counts`.
+    """Where simulator and formulas write down what they count. `close` makes the `Counts`.
 
-    Every figure is for the whole launch, all heads and batches.
+    Each figure is for a whole launch: all heads of all batches.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=4, head_dim=8, dtype="float16")
@@ -330,18 +331,18 @@ class Book:
         sram_peak: int = 0,
         walk: Callable[[int], range] | None = None,
     ) -> None:
-        """Begin a launch; what follows belongs to it. `walk` as in `LaunchCounts`: the estimate of DRAM reads asks for it."""
+        """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, `walk` as in `LaunchCounts`."""
         peak = sram_peak if blocks else 0
         self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk))
 
     def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
-        """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. Zeros leave no entry."""
+        """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. A zero leaves no entry."""
         for what, n in bytes_by_what.items():
             if n:
                 self.page.ledger[Entry(step, tensor, what.replace("_", "."))] += n
 
     def distinct(self, tensor: str, direction: str, n: int) -> None:
-        """Count bytes that the launch requests at least once."""
+        """Count bytes that the launch requests at least once in a direction ("read" or "write")."""
         if n:
             self.page.distinct[tensor, direction] += n
 

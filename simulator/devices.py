@@ -1,8 +1,8 @@
-"""The devices, with the source of every figure, and the user's own.
+"""The devices, with the source of each figure. Users can add their own.
 
-Shared memory per SM and per block, warps and registers: CUDA C++ Programming Guide, "Technical Specifications per
-Compute Capability". Bandwidths, rates, L2 sizes and SM counts: the sources named with each device. Rates are dense,
-with float32 accumulation, at boost clock.
+Shared memory per SM and per block, warps and registers come from the CUDA C++ Programming Guide, "Technical
+Specifications per Compute Capability". Bandwidths, rates, L2 sizes and SM counts come from the sources that each device
+names. Rates are dense, with float32 accumulation, at boost clock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ KB, MB = 1024, 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What the machine model needs to know of a GPU. Bytes, bytes per second and FLOPs per second throughout.
+    """What the machine model needs to know about a GPU, in bytes, bytes per second and FLOPs per second.
 
-    `sram_per_block` is what one block may use, `sram_per_sm` what the blocks of an SM share. `tensor_flops` is the
-    dense 16-bit tensor-core rate with float32 accumulation, `fp32_flops` the plain float32 rate.
+    One block may use `sram_per_block`, and the blocks of an SM share `sram_per_sm`. `tensor_flops` is the dense 16-bit
+    tensor-core rate with float32 accumulation. `fp32_flops` is the plain float32 rate. Raises `UsageError` for a figure
+    that is not a positive number.
 
     >>> mine = Device.named("a100").replace(name="mine", sram_per_block=48 * 1024)
     >>> mine.sram_per_block, mine.sms
@@ -56,7 +57,7 @@ class Device:
                 raise UsageError(f"Device.{field.name}", value, accepted)
 
     def replace(self, **changes: object) -> Self:
-        """A copy with some figures changed: one's own device."""
+        """A copy with some figures changed: a device of your own. Raises `UsageError` for an unknown field."""
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
@@ -64,17 +65,19 @@ class Device:
         return replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
     def flops(self, dtype: str) -> float:
-        """Peak FLOPs per second for the matrix products of a storage dtype (float32 without TF32; 8 bits at twice the 16-bit
-        rate, as the tensor cores of Ada, Hopper and Blackwell have it)."""
+        """Peak FLOPs per second for matrix products of a storage dtype.
+
+        float32 means without TF32. The 8-bit rate is twice the 16-bit rate, as on Ada, Hopper and Blackwell.
+        """
         return self.fp32_flops if dtype == "float32" else self.tensor_flops * (2 if dtype == FP8 else 1)
 
     def ridge(self, dtype: str) -> float:
-        """The roofline's ridge point, FLOPs per byte of DRAM traffic: below it a kernel waits for memory."""
+        """The roofline's ridge point, in FLOPs per byte of DRAM traffic. Below it, a kernel waits for memory."""
         return self.flops(dtype) / self.bandwidth
 
     @classmethod
     def named(cls, device: Device | str) -> Device:
-        """A device by name (`a100` is `a100-40`), or itself."""
+        """A device by name (`a100` is `a100-40`), or a `Device` as it is. Raises `UsageError` for an unknown name."""
         if isinstance(device, Device):
             return device
         try:
@@ -85,7 +88,7 @@ class Device:
 
 def _device(name: str, title: str, cc: tuple[int, int], sms: int, sram: tuple[int, int], l2: float, bandwidth: float,
             tensor: float, fp32: float, memory: int, warps: int, source: str) -> Device:  # fmt: skip
-    """Figures as the data sheets print them: KB of SRAM (block, SM), MB of L2, GB/s, TFLOP/s, GB."""
+    """A device from figures as data sheets print them: KB of SRAM (block, SM), MB of L2, GB/s, TFLOP/s, GB."""
     return Device(
         name=name, title=title, compute_capability=cc, sms=sms, sram_per_block=sram[0] * KB, sram_per_sm=sram[1] * KB,
         l2=int(l2 * MB), bandwidth=bandwidth * 1e9, tensor_flops=tensor * 1e12, fp32_flops=fp32 * 1e12,

@@ -1,14 +1,14 @@
-"""An estimate of the bytes that reach DRAM, from a model of the L2, tile by tile and wave by wave.
+"""An estimate of the bytes that are read from DRAM. It is a model of the L2, tile by tile and wave by wave.
 
-Requested bytes are exact; what the L2 serves of them is not. The model, launch by launch, from a cold cache:
+Requested bytes are exact. How many of them the L2 serves is not. The model takes each launch from a cold cache:
 
-- blocks run in waves of as many as the SMs hold at once, in the launch's own order;
-- blocks of a wave that walk over the same tiles walk side by side: a tile is fetched once for all of them;
-- what is needed again later is fetched again if too much else was touched in between. How much is too much was measured
-  on an H200 (60 MB of L2): data that every SM reads is served up to 28 MiB and lost from 42 MiB on (each half of the L2
-  keeps its own copy), data that one SM reads up to 40 MiB and from 56 MiB on;
-- what a wave reads once and writes passes through the L2 too, and what one SM reads *and* writes by turns (`flash1`'s O) is
-  lost earlier, from 33 MiB on.
+- Blocks run in waves, in the launch's own order. A wave has as many blocks as the SMs hold at once.
+- The blocks of a wave that walk over the same tiles walk side by side, so each tile is fetched once for all of them.
+- Data that is needed again is fetched again if too much else was touched in between. How much is too much was measured
+  on an H200 with 60 MB of L2. Data that every SM reads is served up to 28 MiB and lost from 42 MiB on, because each
+  half of the L2 keeps a copy of its own. Data that one SM reads is served up to 38 MiB and lost from 56 MiB on.
+- What a wave reads once, and what it writes, passes through the L2 as well.
+- Data that one SM reads *and* writes by turns (`flash1`'s O) is lost earlier, from 33 MiB on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from simulator.counts import Counts, LaunchCounts, Spec
     from simulator.devices import Device
 
-# fractions of the L2 at which re-reads begin to miss, what they miss in between, and where all of them do
+# Points (fraction of the L2 that is touched between two uses, share of re-reads that miss), from none to all.
 _ALL_SMS_READ_IT = ((28 / 60, 0.0), (34 / 60, 0.75), (42 / 60, 1.0))
 _ONE_SM_READS_IT = ((38 / 60, 0.0), (40 / 60, 0.03), (48 / 60, 0.6), (56 / 60, 1.0))
 _ONE_SM_READS_AND_WRITES_IT = ((0.55, 0.0), (0.61, 0.08), (0.81, 0.74), (0.94, 1.0))
@@ -35,7 +35,7 @@ _SEGMENTS, _STEPS = 96, 4000
 
 @dataclass(frozen=True)
 class Dram:
-    """Bytes read from DRAM: an estimate, and the bounds that always hold from a cold cache."""
+    """Bytes read from DRAM: an estimate, and bounds that always hold from a cold cache."""
 
     estimate: int
     low: int
@@ -43,19 +43,19 @@ class Dram:
 
 
 def estimate(counts: Counts) -> Dram:
-    """The estimate for all launches of an algorithm; it lies within the bounds."""
+    """The estimate for all launches of an algorithm. It lies within the bounds."""
     low, high = counts.compulsory_read, counts.hbm.read
     return Dram(min(max(low, sum(_launch(counts, launch) for launch in counts.launches)), high), low, high)
 
 
 def of_launch(counts: Counts, launch: LaunchCounts) -> Dram:
-    """The same for one of its launches."""
+    """The estimate for one launch of an algorithm."""
     low, high = counts.distinct(launch, "read"), launch.bytes("hbm.read")
     return Dram(min(max(low, _launch(counts, launch)), high), low, high)
 
 
 def resident_blocks(launch: LaunchCounts, device: Device, most: int) -> int:
-    """Blocks of a launch that the device runs at once: SRAM, warps and the kernel's own limit decide."""
+    """How many blocks of a launch the device runs at once, by SRAM, warps, and the kernel's limit `most` per SM."""
     by_sram = device.sram_per_sm // (launch.sram_peak + 1024)
     return device.sms * max(1, min(by_sram, device.max_warps_per_sm // launch.warps, most))
 
@@ -84,29 +84,29 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
 
 
 def _overhang(counts: Counts, spec: Spec) -> int:
-    """Bytes that boxes of a tile may ask for beyond an array, once each: they are no second reading of it."""
+    """Bytes outside an array that TMA's boxes may request at its edges. They are no second reading of the array."""
     return spec.heads * max(counts.tile) * round_up(spec.row_bytes, 256) if spec.role == "input" else 0
 
 
 def _own_rows(counts: Counts, launch: LaunchCounts, again: dict[str, float], heads_at_once: float) -> int:
-    """Blocks that go over rows of their own again and again: `flash1`'s Q and O, the softmax launch's S."""
+    """For blocks that go over rows of their own again and again: `flash1`'s Q and O, the softmax launch's S."""
     size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
     written = [name for name in again if (name, "write") in launch.distinct]
     curve = _ONE_SM_READS_AND_WRITES_IT if written else _ONE_SM_READS_IT
     missed = _missed(size * heads_at_once, counts.device, curve)
     total = 0
     for name, repeats in again.items():
-        own = name in written  # the block wrote it itself: even the first read may hit
+        own = name in written  # the block itself wrote it, so even the first read may hit
         total += int(launch.distinct[name, "read"] * (1 - own + (repeats - 1 + own) * missed))
     return total
 
 
 def _walks(counts: Counts, launch: LaunchCounts, again: dict[str, float], running: int) -> int:
-    """A block a row tile, `running` of a group of heads at once, each walking over all its keys: K and V."""
+    """For launches with one block per row tile, which walks over K and V. `running` blocks of a group run at once."""
     size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
     held = size * max(1.0, launch.heads_together / counts.problem.queries_per_kv)
     if running * counts.problem.batch * counts.problem.heads < launch.heads_together * launch.blocks:
-        # a second wave: what the first one streamed lies between
+        # there is a second wave: what the first one streamed was touched in between
         streamed = sum(n for (name, _), n in launch.distinct.items() if name not in again)
         held += streamed * running / launch.blocks
     fits = _missed(held, counts.device, _shared(counts.device)) == 0
@@ -115,7 +115,7 @@ def _walks(counts: Counts, launch: LaunchCounts, again: dict[str, float], runnin
 
 
 def _bands(counts: Counts, launch: LaunchCounts, again: dict[str, float], at_once: int) -> int:
-    """Many blocks a row tile, as in the scores launch: what one band of rows used, the next one uses again."""
+    """For launches with many blocks per row tile (scores): a band of rows uses again what the band before it used."""
     p, pairs = counts.problem, counts.problem.batch * counts.problem.heads
     size = sum(launch.distinct[name, "read"] / counts.tensors[name].heads for name in again)
     in_band = min(launch.blocks, max(at_once, p.key_tiles(counts.tile)))
@@ -135,15 +135,15 @@ def _shared(device: Device) -> tuple[tuple[float, float], ...]:
 
 
 def _missed(working_set: float, device: Device, points: tuple[tuple[float, float], ...]) -> float:
-    """The share of re-reads that miss, when `working_set` bytes are touched between a byte's two uses."""
+    """The share of re-reads that miss if `working_set` bytes are touched between two uses of a byte."""
     return float(np.interp(working_set / device.l2, [x for x, _ in points], [y for _, y in points]))
 
 
 def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> float:
-    """How often K and V of a group of heads are fetched: `running` blocks walk at once, one segment a step.
+    """How often K and V of a group of heads are fetched. `running` blocks walk at once, one segment per step.
 
-    A segment's stack distance is the number of segments touched since its last use; every block that ends hands its place
-    to the next one, which starts at its own first key.
+    A segment's stack distance is the number of segments that were touched since its last use. A block that ends hands
+    its place to the next block, which starts at its own first key.
     """
     p, tile, device, together = counts.problem, counts.tile, counts.device, launch.heads_together
     rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
@@ -155,7 +155,7 @@ def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> 
         for g in range(groups)
         for first, stop in (_along(r, tiles) for r in walked if r)
     ]
-    copies = together * rows / max(1, len(walked))  # blocks that one of the sample stands for: all heads walk alike
+    copies = together * rows / max(1, len(walked))  # how many blocks one of the sample stands for: all heads walk alike
     queue = iter(spans)
     active = [list(span) for _, span in zip(range(max(1, round(running / copies))), queue, strict=False)]
     last, seen = np.full(groups * parts, -1), np.zeros(groups * parts, bool)
@@ -175,10 +175,10 @@ def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> 
 
 
 def _along(walk: range, tiles: int) -> tuple[int, int]:
-    """First tile and the one after the last, counted in the direction of the walk."""
+    """The first tile and the one after the last, counted in the direction of the walk."""
     return (walk.start, walk.stop) if walk.step > 0 else (tiles - 1 - walk.start, tiles - 1 - walk.stop)
 
 
 def _sample(rows: int, most: int = 2048) -> list[int]:
-    """Row tiles, the last first, thinned out evenly over `most`."""
+    """Row tiles from the last to the first. If they are more than `most`, they are thinned out evenly."""
     return [rows - 1 - i * rows // min(rows, most) for i in range(min(rows, most))]

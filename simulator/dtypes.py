@@ -10,16 +10,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype of a storage dtype; bfloat16 and float8_e4m3fn come from ml_dtypes."""
+    """NumPy's dtype for a storage dtype. Those of bfloat16 and float8_e4m3fn come from ml_dtypes."""
     if dtype in ("bfloat16", "float8_e4m3fn"):
-        import ml_dtypes  # only for these: it costs import time
+        import ml_dtypes  # imported for these dtypes only, because the import takes time
 
         return np.dtype(getattr(ml_dtypes, dtype))
     return np.dtype(dtype)
 
 
 def round_to(x: Array, dtype: str) -> Array:
-    """float32 values rounded to the nearest of a storage dtype, ties to even, as float32 again.
+    """float32 values rounded to the nearest value of a storage dtype, ties to even. The result is float32.
 
     >>> float(round_to(np.array([1.0001], np.float32), "float16")[0])
     1.0
@@ -27,8 +27,9 @@ def round_to(x: Array, dtype: str) -> Array:
     if dtype == "float32":
         return x
     flat = x.ravel(order="K")
-    if dtype == "float16" and np.dot(flat, flat) < 65504.0**2:  # none can overflow, none is NaN: the quick way
-        # adding 1.5 * 2^13 ulps-to-be shifts out what float16 can't hold; below 2^-14 its steps stay 2^-24
+    if dtype == "float16" and np.dot(flat, flat) < 65504.0**2:  # nothing overflows or is NaN: there is a quick way
+        # Adding 1.5 * 2^(e + 13), where e is the exponent of x, rounds x to float16's step of 2^(e - 10). That step is
+        # never below 2^-24, so e is taken as at least -14 (113 with float32's bias).
         bits = flat.view(np.uint32) & np.uint32(0x7F800000)
         np.maximum(bits, np.uint32(113 << 23), out=bits)
         bits += np.uint32((13 << 23) | 0x400000)

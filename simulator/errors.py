@@ -1,4 +1,4 @@
-"""The errors a user meets: one line each, naming the argument, its value and what would be accepted."""
+"""The errors that a user meets. Each is one line that names the argument, its value and what is accepted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Said(str):
 
 
 class UsageError(ValueError):
-    """Bad input. The message is one line: the argument, the value, what is accepted. Of an array it shows dtype and shape.
+    """Bad input. The message is one line: the argument, the value, what is accepted. It shows an array by dtype and
+    shape.
 
     >>> str(UsageError("heads", 0, "an integer of at least 1"))
     'heads = 0: expected an integer of at least 1'
@@ -28,10 +29,10 @@ class UsageError(ValueError):
 
 
 class SramOverflow(UsageError):
-    """A block needs more shared memory than the device gives to one block (bytes).
+    """A block needs more shared memory than the device gives to one block. `needed` and `limit` are bytes.
 
     >>> str(SramOverflow("tile", "256x256", needed=262144, limit=166912, device="a100-40"))
-    "tile = '256x256': expected a smaller tile, this one needs 262,144 bytes of SRAM a block and a100-40 has 166,912"
+    "tile = '256x256': expected a smaller tile: this one needs 262,144 bytes of SRAM per block, and a100-40 has 166,912"
     """
 
     def __init__(self, argument: str, value: object, *, needed: int, limit: int, device: str) -> None:
@@ -39,7 +40,7 @@ class SramOverflow(UsageError):
         super().__init__(
             argument,
             value,
-            f"a smaller tile, this one needs {needed:,} bytes of SRAM a block and {device} has {limit:,}",
+            f"a smaller tile: this one needs {needed:,} bytes of SRAM per block, and {device} has {limit:,}",
         )
 
 
@@ -47,7 +48,7 @@ _MOST_SHOWN = 300
 
 
 def _shown(value: object) -> str:
-    """A value in an error: short, and of an array its dtype and shape."""
+    """A value for an error message: shortened, and an array as its dtype and shape."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None and shape:
         return f"array of {str(dtype).removeprefix('torch.')}, {tuple(shape)}"  # pyright: ignore[reportUnknownArgumentType]
@@ -56,7 +57,7 @@ def _shown(value: object) -> str:
 
 
 def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
-    """The error for a name that is not in a list, with the nearest one.
+    """The error for a name that is not one of the known ones. It suggests the nearest.
 
     >>> str(unknown("device", "h10", ["a100", "h100"]))
     "device = 'h10': expected one of a100, h100 (did you mean h100?)"
@@ -68,7 +69,7 @@ def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
 
 
 class Unavailable(RuntimeError):
-    """Something that this call needs is not here (GPU, compiler, ncu). One line: what, and how to get it.
+    """This machine lacks something that the call needs (GPU, compiler, ncu). One line says what, and how to get it.
 
     >>> raise Unavailable("no GPU here: pip install 'flashlab-attention[gpu]' on a machine with one")
     Traceback (most recent call last):

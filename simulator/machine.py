@@ -1,14 +1,14 @@
 """The machine that tile programs run on: HBM, blocks with a capacity-limited SRAM, registers, warps.
 
 A tile program is written for one block. The machine runs many blocks in lockstep: all batches and heads, and the row
-blocks that walk the same key tiles, lie on leading array axes `(batch, kv_head, query_in_group, block)`. With data it
-computes and counts; on shapes alone it only counts. Bytes are counted where the contract says:
+blocks that walk over the same key tiles, lie on leading array axes `(batch, kv_head, query_in_group, block)`. On data
+it computes and counts. On shapes alone it only counts. It counts bytes where the accounting contract says:
 
-- `block.load` and `block.store` request bytes from HBM: the rows inside the problem, padded to 16 bytes;
-- what lands in SRAM is the whole tile, padded to the fragment (16 x 8 x 16);
-- `block.matmul` reads each SRAM operand once for each warp (or warpgroup) that uses it: `"rows"` or `"cols"` splits it
-  over the warps, `"none"` has every warp read all of it;
-- `block.put` and `block.get` are transfers between warps through SRAM; shuffles and registers count nothing.
+- `block.load` and `block.store` request bytes from HBM: the rows inside the problem, padded to 16 bytes.
+- The whole tile lands in SRAM, padded to the fragment (16 x 8 x 16).
+- `block.matmul` reads each SRAM operand once for each warp (or warpgroup) that uses it. With `"rows"` or `"cols"` the
+  warps split it, and with `"none"` every warp reads all of it.
+- `block.put` and `block.get` are transfers between warps through SRAM. Shuffles and registers count nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from simulator.problem import Problem
 from simulator.tensors import HbmTensor
 from simulator.trace import Recorder
 
-_LOCKSTEP_ELEMENTS = 1 << 18  # of S over all blocks of a group: large matrix products, tiles that stay in the cache
+# elements of S over all blocks of a lockstep group: enough for large matrix products, few enough for the CPU's cache
+_LOCKSTEP_ELEMENTS = 1 << 18
 
 
 class Machine:
-    """Where a tile program runs: `m.device`, `m.config`, `m.lse` (was the LSE asked for), and launches of blocks.
+    """What a tile program runs on: it has `m.device`, `m.config`, `m.lse` (was the LSE asked for?) and launches blocks.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -77,7 +78,10 @@ class Machine:
         return "lse" in self.asked
 
     def output(self, name: str = "out") -> HbmTensor:
-        """An output of the operation: of attention `out` (batch, heads, len_q, head_dim_v), or `lse` (batch, heads, len_q)."""
+        """A handle to an output of the operation. Raises `UsageError` for another name.
+
+        Attention's outputs are `out` (batch, heads, len_q, head_dim_v) and `lse` (batch, heads, len_q).
+        """
         if name not in self.outputs:
             known = [operand.name for operand in self.operation.outputs]
             if name not in known:
@@ -86,12 +90,15 @@ class Machine:
         return self.outputs[name]
 
     def optional(self, name: str) -> HbmTensor:
-        """An input that callers may leave out: theirs, or full of its default."""
+        """A handle to an input that callers may leave out. If they do, it is full of its default."""
         return self._input(self.operation.operand(name))
 
     def packed(self, tensor: HbmTensor) -> HbmTensor:
-        """The query heads of each group as rows of one matrix, (batch, kv_heads, len_q x group): row `i group + g` is query i of
-        head g. For launches of a block per KV head; `block.mask(…, group=g)` knows of it."""
+        """The query heads of each group as rows of one matrix, (batch, kv_heads, len_q * group, cols).
+
+        Row `i * group + g` is query i of head g, where `group` is the number of query heads per KV head. This is for
+        launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`.
+        """
         group, spec = self.problem.queries_per_kv, tensor.spec
         return HbmTensor(replace(spec, heads=spec.heads // group, rows=spec.rows * group), group=group)
 
@@ -106,9 +113,10 @@ class Machine:
         of: HbmTensor | None = None,
         axes: Mapping[str, int] | None = None,
     ) -> HbmTensor:
-        """An array in HBM, `cols` wide, `rows` (None: len_q) a head, of the queries or of `of`; a `vector` lies unpadded.
+        """A new array in HBM: per head `rows` (None: len_q) x `cols` of a dtype. A `vector` is not padded.
 
-        `axes` gives each head several planes of rows, by name: `axes={"splits": 4}`, and `tensor.at(splits=j)` is one.
+        It has as many heads as the queries, or as `of`. `axes` gives each head several planes of rows and columns, by
+        name. With `axes={"splits": 4}`, `tensor.at(splits=j)` is one plane.
         """
         rows = self.problem.len_q if rows is None else rows
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
@@ -127,18 +135,19 @@ class Machine:
         readers: int | None = None,
         of: HbmTensor | None = None,
     ) -> Iterator[Block]:
-        """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`), and run them in lockstep groups.
+        """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`).
 
-        `walk(i)`, or `walk(i, j)`, is the range that block i (of column j) loops over: the key tiles that the mask leaves,
-        say. Blocks with equal walks share a group. `readers` share the bytes of an operand: the warps, unless it is
-        warpgroups that multiply. An operation with nothing to write launches nothing.
+        Yields blocks, each of which stands for a group that runs in lockstep. `walk(i)` or `walk(i, j)` is the range
+        that block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
+        group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
+        Nothing is launched if the operation has nothing to write. Raises `UsageError` for fewer than one warp.
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
         rows = 0 if self.operation.idle(self.problem) else rows
-        alone = walk if cols == 1 else None  # blocks of several columns don't walk alike
+        alone = walk if cols == 1 else None  # blocks of different columns don't walk alike
         self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=alone)
         self._touched.clear()
         walks = _walks(walk, rows, cols)
@@ -166,17 +175,17 @@ class Machine:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
-        """Note which bytes of a tensor (of each of its heads) a launch reaches."""
+        """Note a rectangle (first row, end row, first byte, end byte) that a launch reaches in each head."""
         heads = tensor.spec.heads if tensor.member is None else tensor.spec.heads // self.problem.queries_per_kv
         self._touched[_Touched(tensor.name, way, tensor.member, tensor.plane, heads)].add(rectangle)
 
     def lead(self, tensor: HbmTensor) -> tuple[int, int, int]:
-        """Batches, KV heads and query heads of a group that a handle has; 1 where all share one."""
+        """How many batches, KV heads and query heads per group a handle has. It is 1 where all blocks share one."""
         batch, kv_heads, group = self._leads[tensor.name]
         return batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
 
     def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
-        """The values of rows and columns, (batch, kv_head, query_in_group, rows, cols)."""
+        """The values in rows first:last and columns start:stop, (batch, kv_head, query_in_group, rows, cols)."""
         values = self._plane(tensor)
         if tensor.group:
             rows = np.arange(first, last)
@@ -184,7 +193,7 @@ class Machine:
         return values[:, :, :, first:last, start:stop]
 
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
-        """Puts values there."""
+        """Put values into rows first:last and columns start:stop."""
         values = self._plane(tensor)
         if tensor.group:
             rows = np.arange(first, last)
@@ -202,7 +211,7 @@ class Machine:
         return self.book.close()
 
     def result(self, name: str) -> Array:
-        """The values of an output, in its shape; only after a run on data."""
+        """The values of an output, in its own shape. Only a run on data has them."""
         shape = self.operation.operand(name).shape(self.problem, self.tile)
         return np.ascontiguousarray(self.values[name].reshape(shape))
 
@@ -214,7 +223,7 @@ class Machine:
             self.book.distinct(name, way, nbytes)
 
     def _input(self, operand: Operand) -> HbmTensor:
-        """The handle of an input, its values where the caller's array has them, or its default."""
+        """A handle to an input. Its values are the caller's array, or else the default."""
         spec = self.book.tensor(operand.spec(self.problem, self.tile, "input"))
         lead = self._leads[spec.name] = self._lead_of(operand.lead)
         if self.recorder:
@@ -230,7 +239,7 @@ class Machine:
         return self._new(operand.spec(self.problem, self.tile, "output"), self._lead_of(operand.lead))
 
     def _new(self, spec: Spec, lead: tuple[int, int, int]) -> HbmTensor:
-        """The handle of an array that the program writes; NaN until written, so that a forgotten store shows."""
+        """A handle to an array that the program writes. It is NaN until then, so that a forgotten store shows."""
         self.book.tensor(spec)
         if self.recorder:
             self.recorder.tensor(spec)
@@ -243,7 +252,7 @@ class Machine:
         return HbmTensor(spec)
 
     def _lead_of(self, axes: tuple[str, ...]) -> tuple[int, int, int]:
-        """How long axes of batch and heads are, as (batch, kv_head, query_in_group); 1 where there is none."""
+        """The lengths of axes of batch and heads, as (batch, kv_head, query_in_group), with 1 for a missing axis."""
         p = self.problem
         batch = p.batch if "batch" in axes else 1
         kv_heads = p.kv_heads if "heads" in axes or "kv_heads" in axes else 1
@@ -251,7 +260,7 @@ class Machine:
 
 
 class _Touched(NamedTuple):
-    """Which part of a tensor a launch reaches: all its heads, or one of each group, and of which plane."""
+    """Which part of a tensor a launch reaches: all its heads or one of each group (`member`), and which plane."""
 
     name: str
     way: str
@@ -261,7 +270,7 @@ class _Touched(NamedTuple):
 
 
 def _walks(walk: Callable[..., range] | None, rows: int, cols: int) -> list[tuple[range, ...]]:
-    """By row block the walks of its columns."""
+    """For each row block, the walks of its columns."""
     if walk is None:
         return [(range(0),) * cols] * rows
     parameters = inspect.signature(walk).parameters.values()

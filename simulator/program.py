@@ -1,4 +1,4 @@
-"""Tile programs as objects: what `@program` makes of a function."""
+"""Tile programs as objects: `@program` makes one of a function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
 Body = Callable[..., Any]
-"""`(m, *inputs, problem, tile)`, the inputs those of its operation that nobody may leave out."""
+"""`(m, *inputs, problem, tile)`. The inputs are those of the operation that callers may not leave out."""
 
 
 class Configure(Protocol):
-    """Chooses a kernel's configuration for a problem on a device; `tile=None` is the default."""
+    """Chooses a kernel's configuration for a problem on a device. With `tile=None` it chooses the tile as well."""
 
     def __call__(
         self, problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None
@@ -26,14 +26,14 @@ class Configure(Protocol):
 
 
 def configure_plainly(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """64 x 64, or the tile asked for; warps split the rows. What one's own program gets unless it brings its own."""
+    """The configuration of a program that brings none: the tile asked for, or 64 x 64. Warps split the rows."""
     del problem, device
     chosen = Tile(64, 64) if tile is None else Tile.parse(tile)
     return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
 
 
 class Program:
-    """A tile program. It goes wherever an algorithm's name goes: simulated, counted, verified, traced, swept.
+    """A tile program. It can stand wherever an algorithm's name can: to simulate, count, verify, trace or sweep.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].program
@@ -46,7 +46,7 @@ class Program:
         self.body, self.configure, self.operation = body, configure, operation
 
     def __call__(self, m: Machine, *rest: Any) -> Any:
-        """The body on a machine: its inputs, the problem, the tile."""
+        """Run the body on a machine. `rest` are the inputs, the problem and the tile."""
         return self.body(m, *rest)
 
     def __repr__(self) -> str:
@@ -56,10 +56,11 @@ class Program:
 def program(
     body: Body | None = None, *, configure: Configure = configure_plainly, operation: Operation = ATTENTION
 ) -> Any:
-    """Make a tile program of a function `(m, q, k, v, problem, tile)` that launches blocks and returns `out` or `(out, lse)`.
+    """Make a tile program of a function `(m, q, k, v, problem, tile)`.
 
-    `configure(problem, device, tile)` chooses tile and warps where the plain 64 x 64 won't do. A program of another
-    `operation` takes that one's inputs in place of q, k, v, and returns its outputs.
+    The function launches blocks and returns `out` or `(out, lse)`. `configure(problem, device, tile)` chooses tile and
+    warps where a plain 64 x 64 won't do. A program of another `operation` takes that operation's inputs in place of q,
+    k, v, and returns its outputs.
 
     >>> import flashlab as fl
     >>> @fl.program

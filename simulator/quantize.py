@@ -1,4 +1,4 @@
-"""Operands of 8 bits: quantisation to e4m3 with a scale per tile, and the rotation that spreads outliers."""
+"""8-bit operands: quantisation to e4m3 with a scale per tile, and a rotation that spreads outliers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ LARGEST = 448.0
 
 @dataclass(frozen=True)
 class Quantized:
-    """What `flash3_fp8` takes: q (batch, heads, length, head_dim), k and v (batch, kv_heads, length, head_dim) in e4m3, and the
-    scales of their tiles."""
+    """What `flash3_fp8` takes: q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim) in e4m3.
+
+    `scales` has one scale for each of their tiles.
+    """
 
     q: Array
     k: Array
@@ -30,7 +32,7 @@ class Quantized:
     scales: Scales
 
     def values(self) -> tuple[Array, Array, Array]:
-        """Q, K and V that the operands stand for, float64.
+        """The Q, K and V that the operands stand for, float64.
 
         >>> import flashlab as fl, numpy as np
         >>> p = fl.Problem(batch=1, heads=1, len_q=300, head_dim=64, dtype="float32")
@@ -48,7 +50,9 @@ class Quantized:
 
 
 def rotation(head_dim: int, seed: int = 0) -> Array:
-    """An orthogonal matrix that spreads an outlier over all columns: random signs, then a Hadamard matrix.
+    """An orthogonal matrix, (head_dim, head_dim) float64, that spreads an outlier over all columns.
+
+    It is a diagonal of random signs times a Hadamard matrix. Raises `UsageError` if `head_dim` isn't a power of two.
 
     >>> m = rotation(64)
     >>> bool(np.allclose(m @ m.T, np.eye(64)))
@@ -64,9 +68,12 @@ def rotation(head_dim: int, seed: int = 0) -> Array:
 
 
 def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool = False) -> Quantized:
-    """q, k, v (batch, heads, length, head_dim) in e4m3. `blocks`: a scale for each tile of each, else one for all;
-    `rotate`: Q and K times the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
-    problem, NaN and inf."""
+    """Quantise q, k, v (batch, heads, length, head_dim) to e4m3.
+
+    With `blocks`, each tile of each operand has a scale of its own, else each operand has one. With `rotate`, Q and K
+    are multiplied by the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
+    problem, and for NaN and inf.
+    """
     q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
     problem_of(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):

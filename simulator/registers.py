@@ -1,4 +1,4 @@
-"""Register tiles: what a block computes with. Every operation counts its FLOPs."""
+"""Register tiles: what a block computes with. Each operation counts its FLOPs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Registers:
-    """A tile of `rows` x `cols` float32 values in the registers of a block; `cols = 1` is one value a row.
+    """A tile of `rows` x `cols` float32 values in the registers of a block. With `cols = 1` it has one value per row.
 
-    `+ - * /` work with tiles and numbers, broadcasting one value a row; each element of the result counts one FLOP. On a
-    shape-only run `values` is None, else `(batch, kv_head, query_in_group, block, rows, cols)`. Registers move no bytes.
+    `+ - * /` take tiles and numbers. They broadcast one value per row over the columns, and count one FLOP per element
+    of the result. `values` is None in a run on shapes, else it has the axes `(batch, kv_head, query_in_group, block,
+    rows, cols)`. Registers move no bytes.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -40,12 +41,12 @@ class Registers:
 
     @property
     def array(self) -> Array:
-        """The values; only where there is data."""
+        """The values. Only a run on data has them."""
         assert self.values is not None
         return self.values
 
     def scaled(self, scale: float) -> Array:
-        """The values times a scale."""
+        """The values times a scale, as an array."""
         return self.array * np.float32(scale)
 
     @property
@@ -67,12 +68,12 @@ class Registers:
 
     @property
     def T(self) -> Registers:
-        """The transpose: what was row is column. Nothing moves; who hands over values of other lanes goes through SRAM."""
+        """The transpose: rows become columns. It moves nothing. For values of other lanes, use `put` and `get`."""
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         return Registers(self._block, self.cols, self.rows, data)
 
     def columns(self, start: int, width: int) -> Registers:
-        """`width` columns from `start` on: nothing moves."""
+        """`width` columns from `start` on. It moves nothing."""
         data = None if self.values is None else self.values[..., start : start + width]
         return Registers(self._block, self.rows, width, data)
 
@@ -90,17 +91,17 @@ class Registers:
         return Registers(self._block, self.rows, 1, data)
 
     def finite(self) -> Registers:
-        """-inf becomes 0: the maximum of an empty row, made safe to subtract."""
+        """The tile with 0 in place of -inf, so that the maximum of an empty row can be subtracted."""
         data = None if self.values is None else np.where(np.isneginf(self.values), np.float32(0), self.values)
         return Registers(self._block, self.rows, self.cols, data)
 
     def nonzero(self) -> Registers:
-        """0 becomes 1: the sum of an empty row, made safe to divide by."""
+        """The tile with 1 in place of 0, so that one can divide by the sum of an empty row."""
         data = None if self.values is None else np.where(self.values == 0, np.float32(1), self.values)
         return Registers(self._block, self.rows, self.cols, data)
 
     def round(self, dtype: str) -> Registers:
-        """Rounded to a storage dtype, as an operand of the tensor cores is."""
+        """The tile rounded to a storage dtype, as an operand of the tensor cores is."""
         return Registers(
             self._block, self.rows, self.cols, None if self.values is None else round_to(self.values, dtype)
         )

@@ -1,4 +1,4 @@
-"""Run tile programs: on data (numbers and counts) or on shapes alone (counts)."""
+"""Run tile programs on data (numbers and counts) or on shapes alone (counts)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ TileLike = Tile | tuple[int, int] | str | None
 
 @dataclass(frozen=True)
 class Run:
-    """What a tile program computed (`outputs`, by name, in the dtypes of the operation), its `counts`, and the `trace` of one head
-    if asked for. Attention's are `out` (batch, heads, len_q, head_dim_v) and, if asked for, `lse` (batch, heads, len_q).
+    """What a tile program computed and counted.
+
+    `outputs` has the operation's outputs by name, in their dtypes. Attention has `out` (batch, heads, len_q,
+    head_dim_v) and, if it was asked for, `lse` (batch, heads, len_q). `trace` is that of one head if it was asked for,
+    else None.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
@@ -45,19 +48,21 @@ class Run:
 
     @property
     def out(self) -> Array:
-        """The output called `out`."""
+        """The output that is called `out`."""
         return self.outputs["out"]
 
     @property
     def lse(self) -> Array | None:
-        """The LSE, where it was asked for."""
+        """The LSE if it was asked for, else None."""
         return self.outputs.get("lse")
 
 
 class Scales(NamedTuple):
-    """What 8-bit operands are to be multiplied with, float32, one for each of the kernel's tiles: q (batch, heads, row tiles),
-    k and v (batch, kv_heads, key tiles). Those of q and k are positive: a kernel takes maxima of scores before it scales them.
-    `flashlab.measure.fp8.quantize` makes them.
+    """The scales of 8-bit operands, float32: an operand times its scale is the value that it stands for.
+
+    Each of the kernel's tiles has one scale: q (batch, heads, row tiles), k and v (batch, kv_heads, key tiles). Those
+    of q and k are positive, because a kernel takes the maxima of scores before it scales them.
+    `flashlab.measure.fp8.quantize` makes scales.
 
     >>> import flashlab as fl, numpy as np
     >>> fl.Scales(*(np.ones((1, 2, 1), np.float32) for _ in "qkv")).q.shape
@@ -81,8 +86,11 @@ class Scales(NamedTuple):
         return cls(q, k, v)
 
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
-        """As the kernels' arguments are called. Raises `UsageError` for other shapes, dtypes, scales of q or k that
-        aren't positive (NumPy's only), or a problem of other dtypes."""
+        """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.
+
+        Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales of q or k
+        that aren't positive.
+        """
         p = problem
         if p.dtype != FP8:
             raise UsageError("scales", "given", f"None for {p.dtype}: only {FP8} has scales")
@@ -93,12 +101,10 @@ class Scales(NamedTuple):
             ("v", self.v, k_tiles, tile.cols),
         ):
             if tuple(x.shape) != shape:
-                raise UsageError(
-                    f"scales.{name}.shape", tuple(x.shape), f"{shape}, one for every {side} rows of {name}"
-                )
+                raise UsageError(f"scales.{name}.shape", tuple(x.shape), f"{shape}, one per {side} rows of {name}")
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if name != "v" and isinstance(x, np.ndarray):  # on a GPU a look would have to wait for it
+            if name != "v" and isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
                 least = float(cast(Array, x).min(initial=np.inf))
                 if not least > 0:
                     raise UsageError(f"scales.{name}", least, "positive numbers")
@@ -115,10 +121,14 @@ def run_on_data(
     asked: Collection[str] = (),
     trace: tuple[int, int] | None = None,
 ) -> Run:
-    """Run a tile program on arrays by name, the heads or batches shared out among the cores.
+    """Run a tile program on arrays by name. The CPU's cores share out the batches or heads.
 
-    Each core has a thread with a machine of its own; BLAS keeps to one thread meanwhile, because its threads, waiting for
-    one another at every one of these many small products, cost more than they bring (and a hundredfold beside other work).
+    `asked` names the outputs on request that are wanted, such as "lse". `trace` is the (batch, head) to trace. Raises
+    `UsageError` for arrays that don't fit the problem, and `SramOverflow`.
+
+    Each core has a thread with a machine of its own, and BLAS keeps to one thread meanwhile. The many products are
+    small, and the threads of BLAS wait for one another at each: that costs more than they bring, and far more beside
+    other work.
     """
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
@@ -147,7 +157,7 @@ def run_on_data(
 
 
 class Part(NamedTuple):
-    """Some of the heads or batches of a problem, and their arrays by name."""
+    """Some heads or batches of a problem, and their arrays by name."""
 
     problem: Problem
     arrays: Mapping[str, Array]
@@ -157,7 +167,7 @@ _WORTH_A_THREAD = 1 << 20  # scores
 
 
 def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
-    """The problem cut along its batches, or if there is but one along its KV heads, into as many parts as there are cores."""
+    """The problem in as many parts as the CPU has cores, cut along the batches, or along the KV heads of one batch."""
     p = problem
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
@@ -174,13 +184,13 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
 
 
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
-    """The axis along which a problem's parts cut an array; None where it belongs to all parts."""
+    """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
     names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
 
 
 def _piece(x: Array, operand: Operand, cut: range, problem: Problem) -> Array:
-    """What belongs to some batches, or to some KV heads."""
+    """The part of an array that belongs to some batches, or to some KV heads."""
     axis = _cut_along(operand, problem)
     if axis is None:
         return x
@@ -197,7 +207,7 @@ def _blas() -> ThreadpoolController:
 def run_on_shapes(
     program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
 ) -> Counts:
-    """Run a tile program on shapes alone: exact counts, no data."""
+    """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`."""
     config = program.configure(problem, device, tile)
     machine = Machine(program.name, program.operation, problem, config, device, asked=asked, data=None)
     _returned(program, program(machine, *machine.inputs, problem, config.tile))
@@ -213,7 +223,7 @@ def _record(
     asked: Collection[str],
     head: tuple[int, int],
 ) -> Trace:
-    """Run one head alone, block by block, with a recorder listening."""
+    """Run one (batch, head) alone, block by block, and record it."""
     b, h = head
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
@@ -240,7 +250,10 @@ def _record(
 
 
 def _returned(program: Program, result: Any) -> list[str]:
-    """The outputs that a program returned, by name: all that its operation always has, perhaps others. Raises `UsageError`."""
+    """The names of the outputs that a program returned.
+
+    Raises `UsageError` if one that its operation always writes is missing, and for anything that isn't an output.
+    """
     handles: list[Any] = [x for x in (result if type(result) is tuple else (result,)) if x is not None]  # pyright: ignore
     names = [x.name if isinstance(x, HbmTensor) else "" for x in handles]
     outputs, always = program.operation.outputs, [operand.name for operand in program.operation.written]

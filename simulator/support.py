@@ -1,4 +1,4 @@
-"""What an algorithm's kernels take: the one place that says no, in one line."""
+"""What an algorithm's kernels support. Every refusal comes from here, as one line."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from simulator.errors import Unavailable, UsageError
 from simulator.problem import DTYPES, FP8, Problem, Tile
 
 MOST_KEYS = 1 << 30
-"""The longest sequence of a kernel: sums of lengths and windows must fit an int."""
+"""The longest sequence that a kernel takes: sums of lengths and windows must fit an int."""
 MOST_BLOCKS = (1 << 31) - 1
-"""Blocks of a grid's first axis."""
+"""The most blocks along a grid's first axis."""
 
 
 def fragments(tile: Tile, problem: Problem) -> str | None:
-    """Whole fragments of the matrix products; what is accepted, or None if the tile is."""
+    """None for a tile of whole fragments, else what is accepted."""
     del problem
     return "multiples of 16, the fragment of a kernel's matrix products" if tile.rows % 16 or tile.cols % 16 else None
 
 
 def warpgroups(tile: Tile, problem: Problem) -> str | None:
-    """64 rows of Q for each of up to three warpgroups."""
+    """None for a tile that gives each of up to three warpgroups 64 rows of Q, else what is accepted."""
     del problem
     if tile.rows in (64, 128, 192) and tile.cols % 16 == 0 and tile.cols <= 256:
         return None
@@ -31,8 +31,10 @@ def warpgroups(tile: Tile, problem: Problem) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Support:
-    """What kernels take. `least` is the compute capability from which on they run, `only` the one that they need;
-    `tile` says what tiles it accepts where one isn't; `tiles` are those that verification tries beside the default.
+    """What an algorithm's kernels support.
+
+    They run from compute capability `least` on, or on the capability `only` alone. `tile(tile, problem)` returns None
+    for a tile that they accept, else what they accept. Verification tries `tiles`, where None is the default.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float32")
@@ -49,17 +51,20 @@ class Support:
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
     instead: str = "flash2"
-    """What to use where these kernels don't run."""
+    """The algorithm to use where these kernels don't run."""
 
     @property
     def eight_bit(self) -> bool:
-        """Is it made for operands of 8 bits? Then tile program and formula take no other."""
+        """Are the kernels for 8-bit operands? Then tile program and formula take no others."""
         return FP8 in self.dtypes
 
     def refusal(
         self, name: str, problem: Problem, device: Device | None = None, tile: Tile | None = None
     ) -> UsageError | Unavailable | None:
-        """The error for what tile program and formula can't take, or with a `device` what the kernels can't do there."""
+        """The error for a problem that the algorithm `name` can't take, or None.
+
+        Without a `device` this is about tile program and formula. With one it is also about the kernels on that device.
+        """
         if (problem.dtype == FP8) != self.eight_bit:
             halves = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
             return UsageError("dtype", problem.dtype, f"{FP8 if self.eight_bit else halves} for {name}")
@@ -71,7 +76,9 @@ class Support:
         p, title = problem, device.title or device.name
         capability = "{}.{}".format(*device.compute_capability)
         if p.head_dim_v != p.head_dim:
-            return UsageError("head_dim of v", p.head_dim_v, f"{p.head_dim}, as q and k have: the kernels know one")
+            return UsageError(
+                "head_dim of v", p.head_dim_v, f"{p.head_dim}, as q and k have: the kernels know only one"
+            )
         if p.head_dim not in self.head_dims:
             return UsageError("head_dim", p.head_dim, f"at most {self.head_dims[-1]} for a kernel")
         for field, length in (("len_q", p.len_q), ("len_kv", p.len_kv)):
@@ -79,9 +86,7 @@ class Support:
                 return UsageError(field, length, f"at most {MOST_KEYS:,} for a kernel")
         if device.compute_capability < self.least:
             needed = "{}.{}".format(*self.least)
-            return Unavailable(
-                f"{title} has compute capability {capability}: the kernels need a GPU of {needed} or higher"
-            )
+            return Unavailable(f"{title} has compute capability {capability}: the kernels need {needed} or higher")
         if p.dtype == "bfloat16" and device.compute_capability < (8, 0):
             return UsageError(
                 "dtype", p.dtype, f"float32 or float16: {title} has compute capability {capability}, not 8.0"
@@ -89,7 +94,7 @@ class Support:
         if self.only and device.compute_capability != self.only:
             instead = f"{self.instead} in 16 bits" if self.eight_bit else self.instead
             return Unavailable(
-                f"{name} needs sm_90a (Hopper: an H100 or H200), {title} has {capability}: use {instead}"
+                f"{name} needs sm_90a (Hopper: an H100 or H200), but {title} has {capability}: use {instead}"
             )
         if p.dtype not in self.dtypes:
             return UsageError("dtype", p.dtype, f"{' or '.join(self.dtypes)} for {name}: use {self.instead}")

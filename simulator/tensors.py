@@ -1,4 +1,4 @@
-"""What a tile program moves: handles of arrays in HBM, and buffers in SRAM."""
+"""What a tile program moves: handles to arrays in HBM, and buffers in SRAM."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from simulator.problem import WIDTH, round_up
 
 
 class HbmTensor:
-    """A handle of an array in HBM. Its values are reached through counted loads only.
+    """A handle to an array in HBM. Only counted loads reach its values.
 
-    `rows`, `cols` and `dtype` are its shape per head and its dtype. `head(g)` is one query head of each group, `at(…)` one
-    plane of a workspace with axes of its own.
+    `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
+    of each group. `at(…)` is a handle to one plane of a workspace that has `axes`.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -28,13 +28,19 @@ class HbmTensor:
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:
-        """The query head g of each group, for launches of a block per KV head."""
+        """A handle to query head g of each group, for launches with one block per KV head.
+
+        Raises `UsageError` if the heads are packed: then they are rows.
+        """
         if self.group:
             raise UsageError("head", g, f"{self.name} as it was before its heads were packed")
         return HbmTensor(self.spec, g, self.plane)
 
     def at(self, **where: int) -> HbmTensor:
-        """One plane of a workspace that has `axes`: `partial.at(splits=3)`."""
+        """A handle to one plane of a workspace that has `axes`: `partial.at(splits=3)`.
+
+        Raises `UsageError` for other axes, and for an index out of range.
+        """
         plane, axes = 0, [name for name, _ in self.spec.axes]
         if list(where) != axes:
             raise UsageError("at", where, f"the axes of {self.name}: {', '.join(axes) or 'none'}")
@@ -45,14 +51,15 @@ class HbmTensor:
         return HbmTensor(self.spec, self.member, plane, self.group)
 
     def __array__(self, *_: object, **__: object) -> Array:
-        raise UsageError("tensor", self.name, "block.load(...): values of HBM are reached through counted loads")
+        raise UsageError("tensor", self.name, "block.load(...): only counted loads reach values in HBM")
 
 
 class SramTile:
-    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose, free.
+    """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose at no cost.
 
-    `panel`: columns lie in panels of so many, the last one padded (TMA's swizzled tiles have 64); `padded_shape` says how
-    many rows and columns there are with the padding.
+    Columns are padded to a multiple of `panel`: a fragment's 16, or the width of a TMA box (128 bytes, one swizzled
+    tile). `padded_shape` is (rows, columns) with the padding. A vector has one value per row. `values` is None in a run
+    on shapes, else float32 with the axes `(batch, kv_head, query_in_group, block, rows, cols)`.
 
     >>> from flashlab import SramTile
     >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
@@ -68,22 +75,24 @@ class SramTile:
 
     @property
     def T(self) -> SramTile:
-        """The transpose, as the tensor cores read it: no copy."""
+        """The transpose, without a copy: the tensor cores can read either layout."""
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         transposed = SramTile(self.name, self.cols, self.rows, self.dtype, data)
         transposed.padded_shape = self.padded_shape[::-1]
         return transposed
 
     def columns(self, chunk: int, width: int) -> SramTile:
-        """The columns `chunk * width` and on, `width` of them at the most."""
+        """Columns `chunk * width` to `(chunk + 1) * width`, or to the last one."""
         start = chunk * width
         cols = min(width, self.cols - start)
         data = None if self.values is None else self.values[..., start : start + cols]
         return SramTile(self.name, self.rows, cols, self.dtype, data)
 
     def with_ones(self, rows: int) -> SramTile:
-        """The tile with so many rows of ones behind its own, which the block keeps there: a product with the transpose has the sums
-        of the other operand's rows besides."""
+        """The tile with `rows` rows of ones below its own, which the block keeps in SRAM.
+
+        A product with the transpose then also has the row sums of the other operand.
+        """
         data = self.values
         if data is not None:
             data = np.concatenate([data, np.ones((*data.shape[:-2], rows, data.shape[-1]), data.dtype)], axis=-2)
@@ -92,7 +101,7 @@ class SramTile:
         return tile
 
     def scaled(self, scale: float) -> Array:
-        """The values times a scale: S = (scale Q) K^T in float32; kept, because Q_i meets many K_j."""
+        """The values times a scale, for S = (scale Q) K^T. The result is kept, because one Q_i meets many K_j."""
         if self._scaled is None or self._scaled[0] != scale:
             assert self.values is not None
             self._scaled = scale, self.values * np.float32(scale)
@@ -100,6 +109,6 @@ class SramTile:
 
     @property
     def footprint(self) -> int:
-        """Bytes, rows and columns padded to the fragment; a vector has no columns to pad."""
+        """Bytes, with rows and columns padded. The one column of a vector is not padded."""
         rows, cols = self.padded_shape
         return rows * cols * WIDTH[self.dtype]

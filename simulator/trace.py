@@ -1,4 +1,4 @@
-"""The trace of one head: every step of every block, what it moved, what was alive in SRAM, and the values it computed."""
+"""The trace of one head: each step of each block, what it moved, what was alive in SRAM, and the values it computed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ SCHEMA = 1
 
 @dataclass
 class Transfer:
-    """Bytes moved by one operation. `rows` and `cols` are half-open ranges of elements of a tensor in HBM, else None.
+    """What one operation moved: `nbytes` by level and direction, as in `{"hbm.read": 8192}`.
 
-    `line` is the line that asked for it, in the function `source`.
+    `rows` and `cols` are half-open ranges of elements of a tensor in HBM. They are None for a buffer in SRAM. `line` is
+    the line that asked for the transfer, in the function `source`.
     """
 
     tensor: str
@@ -41,11 +42,11 @@ class Transfer:
 
 @dataclass
 class Event:
-    """One step of one block: `block` is (row tile, key tile of the grid), `line` the line of the tile program.
+    """One step of one block. `block` is (row tile, key tile of the grid), and `line` the line of the tile program.
 
-    `source` names the function that the line is in; what a program does before its first `step` is a step called "".
-    `sram` maps the buffers alive at its end to bytes; `values` the register tiles that it changed (by the program's own
-    names, such as m, l and acc) to float32 arrays `(rows, cols)`.
+    `source` names the function that has the line. What a program does before its first `step` is a step called "".
+    `sram` maps the buffers that are alive when the step ends to their bytes. `values` maps the register tiles that the
+    step changed, by the program's own names (m, l, acc), to float32 arrays `(rows, cols)`.
     """
 
     launch: str
@@ -60,9 +61,9 @@ class Event:
 
 @dataclass(frozen=True)
 class HbmShape:
-    """An array in HBM, of one head: `rows` x `cols` of a dtype. `role` is "input", "output" or "workspace".
+    """One head of an array in HBM: `rows` x `cols` of a dtype. `role` is "input", "output" or "workspace".
 
-    A `vector` (LSE, l, m) has one value a row, unpadded.
+    A `vector` (LSE, l, m) has one value per row, without padding.
     """
 
     rows: int
@@ -74,7 +75,7 @@ class HbmShape:
 
 @dataclass(frozen=True)
 class SramShape:
-    """A buffer in SRAM: `copies` (stages of a ring, or one a warp) of `rows` x `cols` of a dtype."""
+    """A buffer in SRAM: `copies` (the stages of a ring, or one per warp) of `rows` x `cols` of a dtype."""
 
     rows: int
     cols: int
@@ -84,10 +85,10 @@ class SramShape:
 
 @dataclass(repr=False)
 class Trace:
-    """What happened to one (batch, head), in order. `to_dict` and `to_json` make it JSON; `load` reads it back.
+    """What happened to one (batch, head), in order. `to_dict` and `to_json` make it JSON, and `load` reads it back.
 
-    `sources` maps each function that took part to its first line and its text; `tensors` and `buffers` are the shapes of
-    what lay in HBM and in SRAM, by name.
+    `sources` maps each function that took part to its first line and its text. `tensors` and `buffers` have the shapes
+    of what lay in HBM and in SRAM, by name. `sram_limit` is the device's limit per block, in bytes.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=64, head_dim=16, dtype="float16")
@@ -108,7 +109,7 @@ class Trace:
     buffers: dict[str, SramShape] = field(default_factory=dict[str, SramShape])
 
     renderer: ClassVar[Callable[[Trace], str] | None] = None
-    """How a notebook shows a trace; `flashlab` puts its player here, which this layer knows nothing of."""
+    """How a notebook shows a trace. `flashlab` puts its player here, because this layer does not know the player."""
 
     def __repr__(self) -> str:
         return f"<trace of {self.algorithm}, batch {self.head[0]}, head {self.head[1]}: {len(self.events):,} steps>"
@@ -118,7 +119,10 @@ class Trace:
         return None if render is None else render(self)
 
     def to_dict(self, *, values: bool = True) -> dict[str, Any]:
-        """Plain data for JSON. Arrays become `{"shape": [rows, cols], "float32": base64}`; `values=False` leaves them out."""
+        """Plain data for JSON. Arrays become `{"shape": [rows, cols], "float32": base64}`.
+
+        `values=False` leaves the arrays out.
+        """
         return {
             "schema": SCHEMA,
             "algorithm": self.algorithm,
@@ -176,7 +180,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read what `to_json` wrote to a file."""
+        """Read a file that holds what `to_json` returned."""
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
@@ -191,7 +195,7 @@ class Recorder:
         self._launch = ""
         self._block: Block | None = None
         self._frame: FrameType | None = None
-        # kept from block to block: a variable that is not yet set anew holds the old block's tile
+        # kept from block to block, because a variable that is not yet set anew still holds the old block's tile
         self._seen: dict[str, Registers] = {}
         self._range: tuple[tuple[int, int], tuple[int, int]] | None = None
         self._names: dict[CodeType, str] = {}
@@ -207,12 +211,12 @@ class Recorder:
         self._launch = name
 
     def block(self, block: Block) -> None:
-        """A block begins; what the program's variables held belongs to the block before."""
+        """A block begins. What the program's variables hold until now belongs to the block before."""
         self.end()
         self._block = block
 
     def step(self, name: str, frame: FrameType) -> None:
-        """A step begins; what the last one left in the program's variables belongs to the last one."""
+        """A step begins. What the last step left in the program's variables belongs to the last step."""
         self._snapshot()
         self._begin(name, frame)
 
@@ -250,7 +254,7 @@ class Recorder:
                 ].copy()
 
     def _source(self, frame: FrameType) -> str:
-        """The name under which a function's text is kept; a function within a kept one is part of it."""
+        """The name under which a function's text is kept. A function inside a kept one is part of that one's text."""
         code = frame.f_code
         if code not in self._names:
             self._names[code] = self._keep(code)
@@ -261,7 +265,7 @@ class Recorder:
             if self._files[name] == code.co_filename and first <= code.co_firstlineno < first + len(text.splitlines()):
                 return name
         name = code.co_name
-        while name in self.sources:  # of another file
+        while name in self.sources:  # a function of the same name in another file
             name += "'"
         self.sources[name] = code.co_firstlineno, _source(code)
         self._files[name] = code.co_filename

@@ -1,1 +1,1 @@
-"""The closed formulas, one file an algorithm."""
+"""Counts in closed form, with one file per algorithm."""

@@ -1,4 +1,4 @@
-"""FlashAttention-1's counts in closed form."""
+"""The counts of FlashAttention-1 in closed form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from simulator.programs.flash1 import CHUNK
 
 
 def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Algorithm 1 of 2205.14135 as printed. Per head, in elements: 2Nd + 3Nd Tc + 4N Tc, plus the initial Nd + 2N."""
+    """Algorithm 1 of 2205.14135 as printed.
+
+    Per head it moves 2Nd + 3Nd Tc + 4N Tc elements, after Nd + 2N for the initial O, l and m.
+    """
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, w = p.batch * p.heads, p.row_tiles(tile), config.warps
     if lse:
@@ -25,7 +28,7 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     if not rows:
         return
 
-    outer = max(1, p.key_tiles(tile))  # without keys there still is one, empty, tile
+    outer = max(1, p.key_tiles(tile))  # without keys there still is one tile, which is empty
     pairs, chunks = heads * outer * rows, -(-dv // CHUNK)
     book.add("init", "o", hbm_write=o.nbytes)
     book.add("init", "l", hbm_write=vector)

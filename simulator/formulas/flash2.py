@@ -1,4 +1,4 @@
-"""FlashAttention-2's counts in closed form."""
+"""The counts of FlashAttention-2 in closed form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from simulator.problem import Problem, Tile
 
 
 def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Algorithm 1 of 2307.08691. Per head, in elements without padding or masks: 2Nd + 2Nd Tr + N.
+    """Algorithm 1 of 2307.08691. Per head, without padding and masks, it moves 2Nd + 2Nd Tr + N elements.
 
-    The LSE is written whether asked for or not.
+    It writes the LSE whether that was asked for or not.
     """
     del lse
     p, es, t = problem, problem.itemsize, book.tensors

@@ -1,4 +1,4 @@
-"""FlashAttention-2's backward counts in closed form, launch by launch."""
+"""The counts of FlashAttention-2's backward pass in closed form, launch by launch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from simulator.programs.flash2_backward import ROWS, sram_bytes
 
 
 def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Algorithm 2 of 2307.08691. The main launch, per query head in elements: 2Nd + Tc (2Nd + 2N) read (the 2N by each warp),
-    Tc Nd added by atomics, 2Nd written. D and the zeros cost 2Nd read and N + Nd written, the conversion Nd of each.
+    """Algorithm 2 of 2307.08691, in elements per query head.
+
+    The main launch reads 2Nd + Tc (2Nd + 2N), where each warp reads the 2N, adds Tc Nd by atomics, and writes 2Nd. The
+    first launch reads 2Nd for D, and writes N of it and Nd zeros. The last one converts: it reads and writes Nd.
     """
     del lse
     p, es, t, w = problem, problem.itemsize, book.tensors, config.warps
@@ -23,7 +25,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     blocks = heads * -(-p.len_q // ROWS)
     _delta(book, problem, blocks)
 
-    # what a key tile sees of the queries is what a row tile of the transposed problem sees of the keys
+    # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
@@ -69,7 +71,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
 
 
 def _delta(book: Book, problem: Problem, blocks: int) -> None:
-    """D = rowsum(dO * O), and zeros for dQ."""
+    """The first launch: D = rowsum(dO * O), and zeros for dQ."""
     p, t = problem, book.tensors
     book.launch("flash2_backward_delta", blocks, 4, book.config.heads_together if book.config else 1)
     if not blocks:

@@ -1,4 +1,4 @@
-"""FlashAttention-3's counts in closed form: those of every rung, which differ in time alone."""
+"""The counts of FlashAttention-3 in closed form. They hold for every rung: rungs differ in time alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simulator.programs.flash3 import PANEL, backwards, sram_bytes
 
 
 def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """As FlashAttention-2, 2Nd + 2Nd Tr + N elements a head, but TMA's boxes count whole, rows outside included.
+    """2Nd + 2Nd Tr + N elements per head, as in FlashAttention-2. But TMA's boxes count whole, with their rows outside.
 
-    The LSE is written whether asked for or not.
+    It writes the LSE whether that was asked for or not.
     """
     del lse
     p, es, t = problem, problem.itemsize, book.tensors

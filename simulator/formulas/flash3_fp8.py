@@ -1,4 +1,4 @@
-"""The counts of FlashAttention-3 in FP8 in closed form: V's transposition, and the launch of `flash3` on bytes."""
+"""The counts of FlashAttention-3 in FP8 in closed form: V's transposition, and a launch like `flash3`'s on bytes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from simulator.programs.flash3_fp8 import KEYS, ONES, PANEL, sram_bytes
 
 
 def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """2Nd for the transposition and 2Nd Tr + 2Nd for the rest, a byte an element but in `out`; boxes count whole, rows outside
-    included, and each consumer warp asks for each scale. The LSE is written whether asked for or not. The ones behind V are read
-    with it; a block writes them once, as it makes its mbarriers, which counts nothing.
+    """2Nd elements per head for the transposition, and 2Nd Tr + 2Nd for the rest. All but those of `out` take one byte.
+
+    Boxes count whole, with their rows outside. Each consumer warp requests each scale. The LSE is written whether it
+    was asked for or not. The ones behind V are read with V. A block writes them once, when it makes its mbarriers, and
+    what comes before the first step counts nothing.
     """
     del lse
     p, t = problem, book.tensors

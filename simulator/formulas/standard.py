@@ -1,4 +1,4 @@
-"""Standard attention's counts in closed form, launch by launch."""
+"""The counts of standard attention in closed form, launch by launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.programs.standard import COLS, ROWS
 
 
 def scores(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
-    """S = scale Q K^T: every tile of S loads its Q and its K."""
+    """S = scale Q K^T. Every tile of S loads its Q and its K."""
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, cols = p.batch * p.heads, p.row_tiles(tile), p.key_tiles(tile)
     br, bc, d = padded(tile.rows), padded(tile.cols), padded(p.head_dim)
@@ -31,7 +31,10 @@ def scores(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
 
 def row_softmax(book: Book, problem: Problem, config: Config, *, name: str, passes: dict[str, int], other: tuple[int, int],
                 exp: tuple[int, int], lse: bool) -> None:  # fmt: skip
-    """A softmax launch that reads S `passes[step]` times in each step and writes P; FLOPs per element and per chunk."""
+    """A softmax launch that reads S `passes[step]` times in each step, and writes P.
+
+    `other` and `exp` are (per element, per chunk of a row): FLOPs, and exponentials.
+    """
     p, t = problem, book.tensors
     blocks, chunks = p.batch * p.heads * -(-p.len_q // ROWS), -(-p.len_kv // COLS)
     book.launch(name, blocks, ROWS, config.heads_together)
@@ -53,13 +56,13 @@ def row_softmax(book: Book, problem: Problem, config: Config, *, name: str, pass
 
 
 def safe_softmax(book: Book, problem: Problem, config: Config, *, lse: bool) -> None:
-    """Three passes: 3 reads and 1 write an element."""
+    """Three passes: 3 reads and 1 write per element of S."""
     passes = {"row_max": 1, "row_sum": 1, "store_p": 1}
     row_softmax(book, problem, config, name="standard_softmax", passes=passes, other=(5, 2), exp=(2, 0), lse=lse)
 
 
 def output(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
-    """O = P V: every row tile loads all of V."""
+    """O = P V. Every row tile loads all of V."""
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, cols = p.batch * p.heads, p.row_tiles(tile), p.key_tiles(tile)
     br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim_v)
@@ -82,7 +85,7 @@ def output(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
 def three_launches(
     book: Book, problem: Problem, tile: Tile, config: Config, middle: Callable[..., None], *, lse: bool
 ) -> None:
-    """Scores, the softmax launch given, output."""
+    """The scores launch, the `middle` launch with its softmax, and the output launch."""
     p, heads = problem, problem.batch * problem.heads
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
@@ -94,5 +97,5 @@ def three_launches(
 
 
 def standard(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Algorithm 0 of 2205.14135, tiled. Compulsory, per head, in elements: 4N^2 + 4Nd."""
+    """Algorithm 0 of 2205.14135, tiled. Its compulsory traffic is 4N^2 + 4Nd elements per head."""
     three_launches(book, problem, tile, config, safe_softmax, lse=lse)

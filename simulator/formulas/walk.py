@@ -1,4 +1,4 @@
-"""How many tiles the mask leaves, in closed form: sums over all row tiles without a loop over them."""
+"""How many tiles the mask leaves, in closed form: sums over all row tiles, without a loop over them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from simulator.problem import Problem, Tile
 
 
 def floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """The sum of floor((a i + b) / m) for i = 0 … n-1, by Euclid's steps (m > 0; a and b may be negative).
+    """The sum of floor((a i + b) / m) for i = 0 … n-1, in the steps of Euclid's algorithm. m > 0; a and b may be
+    negative.
 
     >>> floor_sum(5, 3, 2, 1) == sum((2 * i + 1) // 3 for i in range(5))
     True
@@ -26,7 +27,8 @@ def floor_sum(n: int, m: int, a: int, b: int) -> int:
 class Walk(NamedTuple):
     """What the row tiles of one head visit together.
 
-    `pairs` of (row tile, key tile); `keys` loaded, over all pairs; `distinct_keys` loaded at least once.
+    `pairs` counts the (row tile, key tile) pairs, `keys` the keys that all pairs load, and `distinct_keys` the keys
+    that are loaded at least once.
     """
 
     pairs: int
@@ -37,8 +39,8 @@ class Walk(NamedTuple):
 def walk(problem: Problem, tile: Tile) -> Walk:
     """Sum `Problem.tiles_of_row` over all row tiles.
 
-    Row tile i sees keys from max(0, i Br + a) to min(len_kv, i Br + b), so its first and last key tile are floors of an
-    arithmetic progression, cut off at both ends. The last row tile may be ragged and is added by itself.
+    Row tile i sees the keys from max(0, i Br + a) to min(len_kv, i Br + b). So its first and last key tiles are floors
+    of an arithmetic progression, cut off at both ends. The last row tile may be ragged, so it is added by itself.
     """
     p, (br, bc), rows = problem, tile, problem.row_tiles(tile)
     if not rows or not p.len_kv:
@@ -54,9 +56,9 @@ def walk(problem: Problem, tile: Tile) -> Walk:
         """The sum of floor((i br + shift) / bc) for lo <= i < hi."""
         return floor_sum(hi - lo, bc, br, lo * br + shift) if hi > lo else 0
 
-    cut = min(max(first, -((b - n) // br)), max(first, stop))  # from here on the last key tile is the problem's last
+    cut = min(max(first, -((b - n) // br)), max(first, stop))  # from here on, row tiles reach the last key tile
     ends = progression(first, cut, b + bc - 1) + (max(first, stop) - cut) * tiles
-    begin = min(max(first, -(a // br)), max(first, stop))  # before this one the first key tile is 0
+    begin = min(max(first, -(a // br)), max(first, stop))  # before this one, row tiles begin with key tile 0
     starts = progression(begin, max(first, stop), a)
     reach_last = min(max(first, ((tiles - 1) * bc - b) // br + 1), max(first, stop))
     ragged = max(first, stop) - reach_last

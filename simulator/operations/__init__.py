@@ -1,1 +1,1 @@
-"""What is computed, an operation a file: its operands, its judge in float64, how far a result may be from the truth."""
+"""What is computed. Each file has one operation: its operands, its judge in float64, and its error bound."""

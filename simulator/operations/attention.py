@@ -1,27 +1,34 @@
-"""Attention: softmax(scale Q K^T + mask) V. Its operands, its judges (two, with no shared line), and the rule of its errors.
+"""Attention: softmax(scale Q K^T + mask) V. Its operands, two judges that share no line, and the rule for its errors.
 
-The rule: with e = out - ref in float64, p the softmax weights and u the rounding unit of the storage dtype (2^-11 float16,
-2^-8 bfloat16, 2e-6 for float32, whose sums round as well), every row has to keep
+In the rule, e = out - ref in float64, p are the softmax weights, and u is the rounding unit of the storage dtype: 2^-11
+for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. Each row has to keep
 
     |e| <= 1.5 u * sqrt(|o|^2 + sum_j p_j^2 |v_j|^2)  +  d * sqrt(sum_j p_j^2 |v_j - o|^2)
     |LSE - ref| <= max(2e-5, d)
 
 with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees.
 
-The first term is what rounding `out` and P costs a correct kernel. It is up to 0.8 u where P is rounded before it is
-normalised. It is up to 1.4 u where P is rounded after: when a row's weights are equal they all err the same way (`standard`
-with scale 0 and values that are nearly equal). The norm of a row is a mean: heads narrower than 16 can exceed it by chance.
-The second term is what float32 scores may be off by, carried through the softmax. It matters to float32, and to logits of
-1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|, because the errors of large products stay where the
-products cancel. A tolerance such as 1e-2 is blind to a dropped key of a long row.
+The first term is what a correct kernel loses by rounding `out` and P. It is up to 0.8 u if P is rounded before it is
+normalised. It is up to 1.4 u if P is rounded afterwards: equal weights of a row then all err the same way (`standard`
+with scale 0 and values that are nearly equal). The norm of a row is a mean, so heads narrower than 16 can exceed it by
+chance.
 
-With operands of 8 bits (float8_e4m3fn, the output bfloat16) u = 2^-4 is that of P, and weights below e4m3's smallest step
-vanish: 2^-10 max_j p_j * sqrt(sum_j |v_j|^2) is allowed besides. Hopper's tensor cores cut the products of a score to about
-14 bits: d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|). The LSE may be
-that of the rounded weights, because `out` is the better for it: log(1 + u) - log(1 - f) more. There
-f = min(2^-15 n max_j p_j, 1 - max_j p_j) is what may vanish of the n keys that the row sees; 2^-15 is half a step of a P that
-is taken times 2^5. So wide a rule sees little. Keys that are dropped, shown or counted twice are for the probes to find, and
-sums that lose their small addends for `long_sums`.
+The second term is the error of float32 scores, carried through the softmax. It matters in float32, and for logits of
+1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|: if large products cancel, their errors stay.
+A tolerance such as 1e-2 would be blind to a dropped key of a long row.
+
+With 8-bit operands (float8_e4m3fn, with a bfloat16 output) three things change:
+
+- u = 2^-4 is that of P. Weights below e4m3's smallest step vanish, so `out` may also be off by
+  2^-10 max_j p_j * sqrt(sum_j |v_j|^2).
+- Hopper's tensor cores cut the products of a score to about 14 bits. So
+  d = max_j scale * (2^-11 sum_i |q_i k_ij| + 2.5 * 2^-13 sqrt(head_dim) max_i |q_i| max_i |k_ij|).
+- The LSE may be that of the rounded weights, because this makes `out` better. It may then also be off by
+  log(1 + u) - log(1 - f). Here f = min(2^-15 n max_j p_j, 1 - max_j p_j) is how much of the weight of the n keys that
+  the row sees may vanish, and 2^-15 is half a step of a P that is multiplied by 2^5.
+
+So wide a rule sees little. The probes find keys that are dropped, shown or counted twice, and `long_sums` finds sums
+that lose their small addends.
 """
 
 from __future__ import annotations
@@ -43,18 +50,18 @@ Window = tuple[int | None, int | None] | None
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
 SCORE = dict.fromkeys(DTYPES, 2e-6) | {FP8: 2.0**-11}
-"""Error of a score, relative to the sum of its products' sizes."""
+"""The error of a score, relative to the sum of its products' absolute values."""
 CUT = 2.5 * 2.0**-13
-"""What an 8-bit score loses besides: its products are cut at 2^-13 of the largest, with signs at random. 4 standard deviations
-(0.58 of a cut each), relative to the square root of their number and to the largest."""
+"""The further error of an 8-bit score, relative to the largest product and the square root of their number. Products
+are cut at 2^-13 of the largest, with random signs. 2.5 is about 4 standard deviations, each 0.58 of a cut."""
 ROUNDINGS = 1.5
-"""How much of u a row may be off by."""
+"""By how many u a row may be off."""
 LOST = 2.0**-10
-"""Half of e4m3's smallest step: what rounding may take from a P of at most 1, relative to the row's largest."""
+"""Half of e4m3's smallest step: what a P of at most 1 may lose by rounding, relative to the row's largest."""
 LOST_SUMS = 2.0**-15
-"""The same of each addend of the sum of P, where P is taken times 2^5 first."""
+"""The same for each addend of the sum of P, where P is multiplied by 2^5 first."""
 LSE_FLOOR = 2e-5
-"""LSEs closer than this are equal."""
+"""LSEs that are closer than this count as equal."""
 LARGEST_FP8 = 448.0
 """The largest float8_e4m3fn, which has no infinity."""
 
@@ -62,9 +69,9 @@ LARGEST_FP8 = 448.0
 def problem_of(
     q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
 ) -> Problem:
-    """The problem that arrays `(batch, heads, length, head_dim)` pose. Only `.shape` and `.dtype` are looked at.
+    """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    Raises `UsageError` naming the array at fault.
+    Raises a `UsageError` that names the array at fault.
     """
     named = {"q": q, "k": k, "v": v}
     for name, x in named.items():
@@ -99,10 +106,11 @@ class Reference(NamedTuple):
 def naive(
     q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
 ) -> Reference:
-    """softmax(scale Q K^T + mask) V in float64, dense; the judge of every number here.
+    """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
-    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`, NumPy, any of the storage dtypes. Masks
-    are aligned bottom-right; a row that sees no key gets output 0 and LSE -inf. Raises `UsageError`.
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are NumPy arrays of any storage dtype.
+    Masks are aligned bottom-right. A row that sees no key gets output 0 and LSE -inf. Raises `UsageError` for arrays
+    that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -119,7 +127,7 @@ def naive(
     top: Array = s.max(-1, keepdims=True, initial=-np.inf)
     e: Array = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(-1, keepdims=True)
-    # a hidden key's value must not matter, not even a NaN: 0 x NaN would
+    # a hidden key's value must not matter, not even if it is NaN (0 x NaN is NaN)
     out = _weighted_sum(e / np.where(total == 0, 1, total), values)
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[..., 0]
@@ -135,7 +143,7 @@ def _weighted_sum(weights: Array, values: Array) -> Array:
 
 
 def hidden_pairs(problem: Problem) -> Array:
-    """(len_q, len_kv): is key j hidden from query i?"""
+    """Is key j hidden from query i? A boolean array (len_q, len_kv)."""
     p = problem
     distance = np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset)
     hidden = np.zeros(distance.shape, bool)
@@ -149,7 +157,7 @@ def hidden_pairs(problem: Problem) -> Array:
 def naive_loop(
     q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
 ) -> Reference:
-    """The same by a loop over queries that picks each query's keys by a slice: an oracle that shares no mask code.
+    """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=3, len_kv=5, head_dim=4, dtype="float32", causal=True)
@@ -174,7 +182,7 @@ def naive_loop(
 
 
 class Attention(Operation):
-    """The forward pass; of 8-bit operands with a scale for each of a kernel's tiles."""
+    """The forward pass. 8-bit operands have a scale for each of the kernel's tiles."""
 
     name = "attention"
     inputs = (
@@ -217,7 +225,10 @@ class Attention(Operation):
         return naive(q, k, v, causal=p.causal, window=p.window, scale=p.scale)._asdict()
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """By the module's rule: of `out` (batch, heads, len_q) what each row's 2-norm may be, of `lse` what each element."""
+        """The bounds of the module's rule, both (batch, heads, len_q).
+
+        That of `out` is for the 2-norm of each row's error, that of `lse` for each element's.
+        """
         p = problem
         q, k, v = (arrays[name] for name in "qkv")
         grouped = (p.batch, p.kv_heads, p.queries_per_kv)
@@ -248,7 +259,7 @@ class Attention(Operation):
             + smallest
         )
         heaviest = weights.max(axis=-1, initial=0.0)
-        if p.dtype == FP8:  # of a weight under P's smallest step nothing may be left
+        if p.dtype == FP8:  # a weight below P's smallest step may vanish
             tolerance += LOST * heaviest * np.sqrt((values**2).sum(-1) @ visible.T)
         lse_tolerance = np.maximum(LSE_FLOOR, score * top)
         if p.dtype == FP8:
@@ -258,19 +269,19 @@ class Attention(Operation):
         return {"out": tolerance.reshape(shape), "lse": lse_tolerance.reshape(shape)}
 
     def flops(self, problem: Problem) -> int:
-        """4 len_q len_kv head_dim per head and sequence, halved if causal."""
+        """2 len_q len_kv (head_dim + head_dim_v) per head and sequence, halved if causal."""
         p = problem
         return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
 
 
 def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any) -> dict[str, Any]:
-    """Normal q, k and v turned into a kind of `Attention.kinds`."""
+    """Normal q, k and v, changed to a kind of `Attention.kinds`."""
     p = problem
     drawn: dict[str, Any] = {"q": q, "k": k, "v": v}
     if kind == "large":
         products = q.astype(np.float64) @ np.repeat(k, p.queries_per_kv, axis=1).swapaxes(-1, -2)
         top = float(np.abs(products).max(initial=0.0)) * abs(p.scale)
-        factor = math.sqrt(1e4 / top) if top else 1.0  # half of it by q, half by k: 16-bit floats hold both
+        factor = math.sqrt(1e4 / top) if top else 1.0  # q and k each take half of it, so that 16 bits hold both
         drawn["q"], drawn["k"] = q * factor, k * factor
     elif kind == "lone":
         size = math.sqrt(1e6 / (p.head_dim * abs(p.scale))) if p.scale else 1.0
@@ -287,20 +298,20 @@ def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k
 
 
 def outliers(x: Array, rng: np.random.Generator) -> Array:
-    """Normal numbers, and to one in a thousand N(0, 100) added."""
+    """x, with N(0, 100) added to one element in a thousand."""
     shape: tuple[int, ...] = x.shape
     few: Array = rng.random(shape) < 1e-3
     return x + 10.0 * rng.standard_normal(shape) * few
 
 
 def to_storage(x: Array, dtype: str) -> Array:
-    """Rounded to a storage dtype; what is beyond the largest of 8 bits becomes that."""
+    """x rounded to a storage dtype. For 8 bits, values beyond the largest become the largest."""
     return (np.clip(x, -LARGEST_FP8, LARGEST_FP8) if dtype == FP8 else x).astype(numpy_dtype(dtype))
 
 
 def _finfo(dtype: str) -> Any:
     if dtype == "bfloat16":
-        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # only here: it costs import time
+        ml_dtypes: Any = importlib.import_module("ml_dtypes")  # imported here only, because the import takes time
         return ml_dtypes.finfo(numpy_dtype(dtype))
     return np.finfo(numpy_dtype(dtype))
 
@@ -309,7 +320,7 @@ ATTENTION = Attention()
 
 
 def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """Standard normal q, k, v of a problem, rounded to its dtype (NumPy; bfloat16 through ml_dtypes).
+    """Standard normal q, k, v for a problem, as NumPy arrays rounded to its dtype (ml_dtypes has bfloat16).
 
     >>> import flashlab as fl
     >>> q, k, v = fl.random_inputs(fl.Problem(batch=1, heads=4, kv_heads=2, len_q=8, head_dim=16, dtype="float16"), seed=0)

@@ -3,16 +3,18 @@
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
 dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2).
 
-The rule of its errors, u as in the forward's, per row against float64 given the kernel's own output and LSE:
+The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
+forward's rule:
 
     |e(dV_j)| <= 1.2 u * sqrt(|dV_j|^2 + sum_i P_ij^2 |dO_i|^2)                 + d * sum_i P_ij |dO_i|
     |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + d * scale * sum_i G_ij |q_i|
     |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
 
-G_ij = P_ij (|dP_ij| + |D_i|), with dP and D taken as sums of sizes, is what dS is a difference of: where dP and D cancel, their
-errors stay. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|) is what float32 scores and the natural LSE may be off by, as in
-the forward. The factor 1.2 was calibrated on the CPU: right kernels reach 1.10 (dQ in float16), the mildest wrong one 1.33
-(dS of rounded P). In 16 bits each rounded P and dS may lose half a subnormal step besides.
+Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
+cancel, their errors stay. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|) is how far float32 scores and the natural
+LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU: correct kernels reach 1.10 (dQ in
+float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). In 16 bits each rounded P and dS may also lose
+half a subnormal step.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.problem import Problem
 
 ROUNDINGS = 1.2
-"""How much of u a row may be off by."""
+"""By how many u a row may be off."""
 
 
 class Backward(Operation):
-    """Gradients of attention. `out` and `lse` are the forward's, in the dtypes that it returns them in."""
+    """The gradients of attention. `out` and `lse` are the forward pass's outputs, in the dtypes that it returns."""
 
     name = "backward"
     inputs = (
@@ -49,7 +51,7 @@ class Backward(Operation):
         return ATTENTION.problem(arrays, **masks)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """Normal q, k, v and dout; the output and its LSE are the float64 judge's, rounded."""
+        """Normal q, k, v and dout. `out` and `lse` are those of the float64 judge, rounded."""
         drawn = super().draw(problem, seed, kind)
         forward = ATTENTION.judge(problem, drawn)
         drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
@@ -57,7 +59,7 @@ class Backward(Operation):
         return drawn
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        """The gradients in float64 given these `out` and `lse`."""
+        """The gradients dq, dk and dv in float64, for the given `out` and `lse`."""
         t = _Terms(problem, arrays)
         dq = t.p.scale * (t.ds @ t.k)
         dk = t.p.scale * (t.ds.swapaxes(-1, -2) @ t.q).sum(2)
@@ -65,14 +67,14 @@ class Backward(Operation):
         return {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """By the module's rule, of each row of dq, dk and dv."""
+        """The bounds of the module's rule, for each row of dq, dk and dv."""
         t, p, u = _Terms(problem, arrays), problem, UNIT[problem.dtype]
         sizes = abs(p.scale) * (np.abs(t.q) @ np.abs(t.k).swapaxes(-1, -2))
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         whole = np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2) + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
         gross = abs(p.scale) * d * t.weights * whole
-        # half a subnormal step of each rounded P and dS
+        # each rounded P and dS may lose half a subnormal step
         step = {"float16": 2.0**-25, "bfloat16": 2.0**-134}.get(p.dtype, 0.0)
         ds, norm = (
             abs(p.scale) * t.ds,
@@ -83,7 +85,7 @@ class Backward(Operation):
             return ROUNDINGS * u * np.sqrt((truth[name] ** 2).sum(-1) + spread) + extra
 
         def keys(terms: Array, others: Array) -> Array:
-            """Over all queries of a KV head's group."""
+            """For each key, the sum over all queries of the KV head's group."""
             return (terms.swapaxes(-1, -2) @ others)[..., 0].sum(2)
 
         queries = p.batch, p.heads, p.len_q
@@ -94,12 +96,12 @@ class Backward(Operation):
         }
 
     def flops(self, problem: Problem) -> int:
-        """2.5 times the forward's: five products of its size instead of two."""
+        """2.5 times the forward's: it has five products of that size instead of two."""
         return ATTENTION.flops(problem) * 5 // 2
 
 
 class _Terms:
-    """What the formulas are made of, in float64: (batch, kv_heads, query in group, rows, columns)."""
+    """The terms of the formulas in float64, with the axes (batch, kv_heads, query_in_group, rows, columns)."""
 
     def __init__(self, problem: Problem, arrays: Arrays) -> None:
         self.p = p = problem

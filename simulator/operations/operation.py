@@ -1,4 +1,4 @@
-"""What an operation is: named operands that a `Problem` sizes, a float64 judge, an error bound, the field's count of FLOPs."""
+"""An operation has named operands that a `Problem` sizes, a judge in float64, an error bound, and a count of FLOPs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from simulator.errors import Said, UsageError, unknown
 from simulator.problem import ITEMSIZE, Problem, Tile
 
 Arrays = Mapping[str, Array]
-"""Arrays by the name of their operand."""
+"""Arrays by the names of their operands."""
 
 LEADING = ("batch", "heads", "kv_heads")
-"""The axes along which blocks run beside one another; what is left of an operand's axes are its rows and columns."""
+"""The axes along which blocks run beside one another. The other axes of an operand are its rows and columns."""
 
 
 def always(problem: Problem) -> bool:
-    """Every problem has the operand."""
+    """The default of `Operand.when`: every problem has the operand."""
     del problem
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """An array that the caller hands over or gets back: one name in tile program, formula, `.cu`, trace and errors.
+    """An array that the caller passes or gets back. It has one name in tile program, formula, `.cu`, trace and errors.
 
-    `axes` name sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "head_dim_v"), or of its
-    tiles ("row_tiles", "key_tiles"). `dtype` is "storage", "out" (the output's for that storage dtype), or a plain one such
-    as "float32" or "int32". A problem has it `when` that says so. An input with a `default` may be left out; an output that
-    is `asked` for is written on request only.
+    - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
+      "head_dim_v") or of its tiling ("row_tiles", "key_tiles").
+    - `dtype` is "storage" (the problem's), "out" (the output's for that storage dtype), or a plain one such as
+      "float32".
+    - `when(problem)` says whether a problem has the operand.
+    - `default` is the value of every element if callers leave the input out. With None they may not.
+    - `asked`: the output is written on request only.
 
     >>> p = Problem(batch=2, heads=4, kv_heads=2, len_q=10, len_kv=30, head_dim=64, dtype="float16")
     >>> Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")).shape(p)
@@ -50,19 +53,19 @@ class Operand:
 
     @property
     def lead(self) -> tuple[str, ...]:
-        """The axes of batch and heads among its own."""
+        """Those of its axes that are batch and heads."""
         return tuple(axis for axis in self.axes if axis in LEADING)
 
     def shape(self, problem: Problem, tile: Tile | None = None) -> tuple[int, ...]:
-        """Its shape; of operands with an axis of tiles, in these tiles."""
+        """Its shape. An operand with an axis of tiles needs `tile`."""
         return tuple(size_of(axis, problem, tile) for axis in self.axes)
 
     def dtype_in(self, problem: Problem) -> str:
-        """Its dtype by name."""
+        """The name of its dtype in a problem."""
         return {"storage": problem.dtype, "kv": problem.dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)
 
     def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
-        """How it lies in HBM. What has one axis beside batch and heads is a vector, unpadded."""
+        """How it lies in HBM. With one axis beside batch and heads it is a vector, which is not padded."""
         lead = [size_of(axis, problem, tile) for axis in self.lead]
         inner = [size_of(axis, problem, tile) for axis in self.axes if axis not in LEADING]
         rows, cols = (*inner, 1, 1)[:2]
@@ -71,7 +74,7 @@ class Operand:
 
 
 def size_of(axis: str, problem: Problem, tile: Tile | None) -> int:
-    """How long an axis is."""
+    """The length of an axis. The axes "row_tiles" and "key_tiles" need `tile`."""
     if axis in ("row_tiles", "key_tiles"):
         assert tile is not None, axis
         return problem.row_tiles(tile) if axis == "row_tiles" else problem.key_tiles(tile)
@@ -79,7 +82,7 @@ def size_of(axis: str, problem: Problem, tile: Tile | None) -> int:
 
 
 class Operation(ABC):
-    """One operation: what goes in, what comes out, what is right.
+    """One operation: its inputs, its outputs, and what is right.
 
     >>> from simulator.operations.attention import ATTENTION
     >>> [operand.name for operand in ATTENTION.required], [operand.name for operand in ATTENTION.outputs]
@@ -90,7 +93,7 @@ class Operation(ABC):
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
-    """What `draw` can fill the inputs with, by name, in words."""
+    """The kinds of random numbers that `draw` knows: their names, and a description of each."""
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "aligned": {"heads": 2, "len_q": 128},
         "causal": {"heads": 2, "len_q": 97, "causal": True},
@@ -101,20 +104,20 @@ class Operation(ABC):
         "one key": {"heads": 1, "len_q": 50, "len_kv": 1},
         "head dim 128, a scale": {"heads": 1, "len_q": 65, "head_dim": 128, "scale": 0.3},
     }
-    """Problems that verification runs: in words, and as what they change of 1 x 1 head x 64."""
+    """Problems that verification runs, by description: what differs from one batch, one head and head dim 64."""
 
     @property
     def required(self) -> tuple[Operand, ...]:
-        """The inputs that a tile program takes by position: those that nobody may leave out."""
+        """The inputs that callers may not leave out. A tile program takes them by position."""
         return tuple(operand for operand in self.inputs if operand.default is None)
 
     @property
     def written(self) -> tuple[Operand, ...]:
-        """The outputs that every algorithm writes, asked or not."""
+        """The outputs that every algorithm writes, whether they were asked for or not."""
         return tuple(operand for operand in self.outputs if not operand.asked)
 
     def operand(self, name: str) -> Operand:
-        """The operand of a name. Raises `UsageError`."""
+        """The operand with a name. Raises `UsageError` if there is none."""
         for operand in (*self.inputs, *self.outputs):
             if operand.name == name:
                 return operand
@@ -122,27 +125,36 @@ class Operation(ABC):
 
     @abstractmethod
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        """The problem that the required inputs pose; only their shapes and dtypes are looked at. Raises `UsageError`."""
+        """The problem that the required inputs pose, from their shapes and dtypes alone.
+
+        `masks` are `causal`, `window` and `scale`. Raises a `UsageError` that names the array at fault.
+        """
 
     @abstractmethod
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        """The outputs in float64."""
+        """The right outputs, by name, in float64."""
 
     @abstractmethod
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """How far a correct kernel's outputs may lie from the truth: of each row its 2-norm, of a vector each element."""
+        """How far a correct kernel's outputs may be from the truth, by name.
+
+        An output with rows and columns has a bound for the 2-norm of each row's error. A vector has one per element.
+        """
 
     @abstractmethod
     def flops(self, problem: Problem) -> int:
-        """FLOPs by the field's convention, for rates: multiply-adds count 2, what a causal mask hides is left out."""
+        """FLOPs by the field's convention, for TFLOP/s. A multiply-add counts 2. A causal mask halves them."""
 
     def idle(self, problem: Problem) -> bool:
-        """Is there nothing to write? Then nothing is launched."""
+        """Does the problem have nothing to write? Then nothing is launched."""
         del problem
         return False
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """The required inputs of a problem, full of random numbers of a kind; the same seed, the same arrays."""
+        """The required inputs of a problem, full of random numbers of a kind. The same seed gives the same arrays.
+
+        Raises `UsageError` for a kind that isn't one of `kinds`.
+        """
         if kind not in self.kinds:
             raise unknown("inputs", kind, self.kinds)
         random = np.random.default_rng(seed)
@@ -154,7 +166,11 @@ class Operation(ABC):
         }
 
     def bound(self, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments as arrays by name: by position in the order of the required inputs, or by name. Raises `UsageError`."""
+        """A call's arguments as arrays by name.
+
+        `given` are those by position, in the order of the required inputs. Raises `UsageError` for arguments that are
+        too many, unknown, missing or given twice.
+        """
         required = [operand.name for operand in self.required]
         if len(given) > len(required):
             raise UsageError("arrays", Said(f"{len(given)} by position"), f"{', '.join(required)}: {len(required)}")
@@ -173,7 +189,7 @@ class Operation(ABC):
         return found
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """Refuses arrays that don't fit the problem, or that it doesn't have. Only shapes and dtypes are looked at."""
+        """Raise `UsageError` for arrays that don't fit the problem or aren't part of it, by shape and dtype alone."""
         for name, x in arrays.items():
             operand = self.operand(name)
             if not operand.when(problem):
@@ -186,18 +202,18 @@ class Operation(ABC):
 
 
 def dtype_name(x: Any) -> str:
-    """The dtype of an array of any framework, by the name that it has here."""
+    """The name of the dtype of any framework's array, without a prefix: "float16"."""
     return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
 
 
 def array_in_words(x: Any) -> str:
-    """An array in an error: its shape and dtype, never its values."""
+    """An array for an error message: its dtype and shape, never its values."""
     shape = getattr(x, "shape", None)
     return type(x).__name__ if shape is None else f"array of {dtype_name(x)}, {tuple(shape)}"
 
 
 def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> str:
-    """The one storage dtype of several arrays. Raises `UsageError` naming the array at fault."""
+    """The storage dtype that several arrays share. Raises a `UsageError` that names the array at fault."""
     first = names[0]
     found = {name: dtype_name(arrays[name]) for name in names}
     for name, dtype in found.items():

@@ -1,4 +1,4 @@
-"""The softmax of a vector: exp(x) / sum(exp(x)). No heads, no masks; the vector is the one row of its problem."""
+"""The softmax of a vector: exp(x) / sum(exp(x)). There are no heads or masks. The vector is the problem's one row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNIT = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def vector_problem(length: int, dtype: str) -> Problem:
-    """The problem of a vector's softmax. Raises `UsageError`.
+    """The problem of the softmax of a vector of `length` elements. Raises `UsageError` for a length under 1.
 
     >>> vector_problem(1024, "float32").head_dim
     1024
@@ -27,7 +27,7 @@ def vector_problem(length: int, dtype: str) -> Problem:
 
 
 class Softmax(Operation):
-    """x and out are vectors; in HBM a row of `head_dim` elements."""
+    """The softmax of a vector. In HBM, x and out are one row of `head_dim` elements."""
 
     name = "softmax"
     inputs = (Operand(name="x", axes=("len_q", "head_dim")),)
@@ -49,13 +49,13 @@ class Softmax(Operation):
         return {"out": e / e.sum(-1, keepdims=True)}
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
-        """Of the row's 2-norm: the output's rounding, and what float32 differences and sums may be off by."""
+        """The bound on the 2-norm of the row's error, for the output's rounding and float32 differences and sums."""
         size = np.linalg.norm(truth["out"], axis=-1)
         spread = np.abs(np.asarray(arrays["x"], np.float64)).max(-1, initial=1.0)
         return {"out": (_UNIT[problem.dtype] + 2e-6 * np.maximum(1.0, spread)) * size}
 
     def flops(self, problem: Problem) -> int:
-        """Per element a maximum, a difference, a sum and a quotient."""
+        """4 per element: a maximum, a difference, a sum and a quotient."""
         return 4 * problem.head_dim
 
 

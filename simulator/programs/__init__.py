@@ -1,1 +1,1 @@
-"""The tile programs, one file an algorithm."""
+"""The tile programs, with one file per algorithm."""

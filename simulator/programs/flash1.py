@@ -1,4 +1,4 @@
-"""FlashAttention-1, forward, as printed: K and V outside, Q inside, O, l and m in HBM, split-K over the warps."""
+"""FlashAttention-1, forward, as printed: K and V outside, Q inside, and O, l, m in HBM. The warps split K (split-K)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from simulator.program import program
 from simulator.tensors import HbmTensor
 
 CHUNK = 64
-"""Columns of O that the warps sum up at a time: their partial results must fit into SRAM beside K, V and Q."""
+"""How many columns of O the warps sum up at a time. Their partial results must fit into SRAM beside K, V and Q."""
 
 
 def warps_for_columns(cols: int) -> int:
-    """Warps that split the key columns by whole fragments of 16, four at the most."""
+    """How many warps split the columns of a key tile into whole fragments of 16: at most four."""
     fragments = padded(cols) // 16
     return next(w for w in range(min(4, fragments), 0, -1) if fragments % w == 0)
 
@@ -39,9 +39,10 @@ def flash1(
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """Algorithm 1 of FlashAttention (arXiv 2205.14135), forward, as printed.
 
-    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse float32 if asked for. One block a head.
-    O, l and m lie in HBM as float32 and are read and written at every j; the last j writes `out` in place of O. The warps
-    split the keys of a tile, so every warp reads all of Q_i and their partial maxima, sums and outputs meet in SRAM.
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32 if
+    asked for. There is one block per head. O, l and m lie in HBM as float32. Each j reads and writes them, and the last
+    j writes `out` in place of O. The warps split the keys of a tile. So every warp reads all of Q_i, and their partial
+    maxima, sums and outputs meet in SRAM.
     """
     c = m.config
     out = m.output("out")

@@ -1,4 +1,4 @@
-"""FlashAttention-2, forward: Q outside, split-Q, what the mask empties is skipped, the LSE is written."""
+"""FlashAttention-2, forward: Q outside, K and V inside. The warps split Q (split-Q). It skips hidden tiles."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from simulator.tensors import HbmTensor, SramTile
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The kernel's configuration; the default depends on the device, the head dim and the dtype.
+    """The kernel's configuration. The default tile depends on the device, the head dim and the dtype.
 
-    In 16 bit two blocks share an SM, so that one's matrix products hide the other's exponentials: the first candidate that
-    leaves room for both, then the first that fits at all. K and V are double-buffered where that fits; where Q's fragments
-    fit into the registers too, they stay there.
+    In 16 bits two blocks share an SM, so that the matrix products of one hide the exponentials of the other. So this
+    takes the first candidate that leaves room for two blocks, else the first that fits at all. K and V are
+    double-buffered where that fits. Q's fragments stay in registers where those have room for them.
     """
     d, dv, capability = padded(problem.head_dim), padded(problem.head_dim_v), device.compute_capability
     half = problem.itemsize == 2
     if tile is not None:
         asked = Tile.parse(tile)
         candidates = [(*asked, 2), (*asked, 1)] if half else [(*asked, 1)]
-    elif not half and d == 208:  # where ptxas spills with 16 columns
+    elif not half and d == 208:  # with 16 columns, ptxas spills here
         candidates = [(64, 32, 1), (32, 32, 1)]
     elif not half:
         candidates = [(64, max(16, min(64, 4096 // d // 16 * 16)), 1), (32, 16, 1)]
@@ -69,8 +69,9 @@ def flash2(
 ) -> tuple[HbmTensor, HbmTensor]:
     """Algorithm 1 of FlashAttention-2 (arXiv 2307.08691), forward.
 
-    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32, natural
-    logarithm. One block a row tile of Br queries; its warps split the rows, so every warp reads all of K_j and V_j.
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
+    natural logarithm. There is one block per row tile of Br queries. Its warps split the rows, so every warp reads all
+    of K_j and V_j.
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")

@@ -1,4 +1,7 @@
-"""FlashAttention-2, backward: key tiles in parallel, S and P recomputed, dQ by atomics; D = rowsum(dO * O) comes first."""
+"""FlashAttention-2, backward. Key tiles run in parallel, recompute S and P, and add up dQ by atomics.
+
+A launch before that computes D = rowsum(dO * O).
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,24 @@ from simulator.program import program
 from simulator.tensors import HbmTensor
 
 ROWS = 16
-"""Rows of a block of the first and the last launch, four of each warp."""
+"""Rows per block of the first and the last launch: four per warp."""
 
 
 def sram_bytes(problem: Problem, tile: Tile) -> int:
-    """K_j and V_j, Q_i and dO_i, dS, in bytes."""
+    """SRAM bytes per block: K_j and V_j, Q_i and dO_i, and dS."""
     d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
     return ((cols + rows) * (d + dv) + cols * rows) * problem.itemsize
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The first of a few tiles that fits the block's SRAM; four warps split the keys of a tile, and the rows of dQ."""
+    """The first of a few tiles that fits the block's SRAM. Four warps split the keys of a tile, and the rows of dQ."""
     candidates = ((64, 128), (64, 64), (64, 32), (32, 32), (16, 16))
     chosen = choose(candidates, tile, device, partial(sram_bytes, problem))
     return Config(tile=chosen, warps=4, heads_together=heads_that_share_the_l2(problem, device))
 
 
 def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tuple[HbmTensor, HbmTensor]:
-    """Line 4 of Algorithm 2, D = rowsum(dO * O); and dQ = 0, in float32, for the atomics to add to."""
+    """Line 4 of Algorithm 2, D = rowsum(dO * O), and dQ = 0 in float32, to which the atomics add. Returns both."""
     delta, dq_sum = m.workspace("delta", 1, vector=True), m.workspace("dq_sum", problem.head_dim)
     for block in m.launch("flash2_backward_delta", rows=-(-problem.len_q // ROWS), warps=4):
         i = block.i
@@ -42,7 +45,7 @@ def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tu
 
 
 def convert(m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> None:
-    """dQ = scale times the sum, rounded to the storage dtype."""
+    """dQ is scale times the sum, rounded to the storage dtype."""
     for block in m.launch("flash2_backward_convert", rows=-(-problem.len_q // ROWS), warps=4):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, ROWS) * problem.scale, block.i, ROWS)
@@ -62,10 +65,10 @@ def flash2_backward(
 ) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691).
 
-    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads, len_q)
-    float32. One block per key tile of Bc keys and KV head: dK_j and dV_j stay in its registers, summed over the query heads of
-    the group. It computes S transposed, keys along the rows, so that P^T and dS^T lie as the next products want them. The
-    warps split the keys; dS crosses them through SRAM for dQ, whose rows they split.
+    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
+    len_q) float32. There is one block per KV head and key tile of Bc keys. dK_j and dV_j stay in its registers, summed
+    over the query heads of the group. It computes S transposed, with keys as rows, because the next products need P^T
+    and dS^T. The warps split the keys. For dQ they split its rows instead, so dS goes from warp to warp through SRAM.
     """
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))

@@ -1,4 +1,4 @@
-"""FlashAttention-3, forward, on Hopper: TMA brings whole boxes, warpgroups multiply from SRAM; the walk goes backwards."""
+"""FlashAttention-3, forward, for Hopper. TMA loads whole boxes, warpgroups multiply from SRAM, walks go backwards."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from simulator.program import program
 from simulator.tensors import HbmTensor
 
 PANEL = 64
-"""Columns of a box: 128 bytes of 16-bit elements, the reach of TMA's swizzle."""
+"""Columns of a box: 128 bytes of 16-bit elements, the widest row that TMA swizzles."""
 MBARRIERS = 32
-"""The ring's mbarriers take 128 bytes of SRAM, 32 float32."""
-_LONG = 64  # row tiles of a head from which on the start of one hardly counts
+"""Room for the ring's mbarriers in float32 elements: 128 bytes of SRAM."""
+_LONG = 64  # with more row tiles per head, the start of a block hardly counts
 
 
 def choose_tile(problem: Problem) -> Tile:
-    """The tile of the top rung by head dim and length."""
+    """The tile of the top rung, by head dim and length."""
     d = round_up(problem.head_dim, PANEL)
     if d > 128:
         return Tile(128, 64)
-    # of a short causal problem, too much of a tile of 192 rows is hidden
+    # in a short causal problem, the mask hides too much of a tile of 192 rows
     return Tile(128 if d == 128 or (_triangular(problem) and problem.len_q <= 2048) else 192, 128)
 
 
@@ -40,11 +40,14 @@ def configure_rung(
     producers: int = 1,
     sram: Callable[[Problem, Tile, int], int] | None = None,
 ) -> Config:
-    """The configuration of a rung: warpgroups of 64 rows, `producers` besides, a ring of two stages, of one where two don't fit
-    (`sram` bytes a block; None: `sram_bytes`)."""
+    """The configuration of a rung: one warpgroup per 64 rows, further `producers`, and a ring of two stages.
+
+    The ring has one stage if two don't fit. `sram(problem, tile, stages)` is the bytes per block (None: `sram_bytes`).
+    Raises `SramOverflow` if no configuration fits.
+    """
     needs = sram or sram_bytes
     chosen = default if tile is None else Tile.parse(tile)
-    # the last resort is for float32 and small GPUs, where the kernels don't run anyway
+    # 64 x 16 is a last resort for float32 and small GPUs, where the kernels don't run anyway
     candidates = [(chosen, 2), (chosen, 1), *([(Tile(64, 16), 1)] if tile is None else [])]
     for chosen, stages in candidates:
         needed = needs(problem, chosen, stages)
@@ -59,41 +62,46 @@ def configure_rung(
 
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
-    """Q, the ring of K and V, the mbarriers."""
+    """SRAM bytes per block: Q, the ring of K and V, the mbarriers."""
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return (rows * d + stages * cols * (d + dv)) * problem.itemsize + 4 * MBARRIERS
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The kernel's configuration: tile by head dim and length, one block an SM unless the rows of a head are many."""
+    """The kernel's configuration: the tile by head dim and length, and the order of work."""
     rung = configure_rung(problem, device, tile, choose_tile(problem))
     return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
 
 
 def order(problem: Problem, tile: Tile) -> dict[str, bool]:
-    """The order of work, `persistent` and `pairs` of a `Config`."""
+    """The order of work: `persistent` and `pairs` of a `Config`.
+
+    If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
+    tiles, each has a block of its own instead, and the longest start first.
+    """
     triangular, long = _triangular(problem), problem.row_tiles(tile) > _LONG
     return {"persistent": not (triangular and long), "pairs": triangular and not long}
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
-    """The walk of row tile i: the key tiles that the mask leaves, the last first."""
+    """The walk of row tile i: the key tiles that the mask leaves, from the last to the first."""
     return problem.tiles_of_row(i, tile)[::-1]
 
 
 def _triangular(problem: Problem) -> bool:
-    """Do rows see ever more keys, or ever fewer?"""
+    """Does each row see more keys than the row before, or does each see fewer?"""
     return (problem.left is None) != (problem.right is None)
 
 
 def attend(
     name: str, m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
-    """One launch of any rung: they differ in what runs beside what, not in what is moved.
+    """The launch of any rung. Rungs differ in what runs beside what, not in what they move.
 
-    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32, natural
-    logarithm. A block has a row tile of Br queries, 64 a warpgroup: each warpgroup reads all of K_j and V_j from SRAM.
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
+    natural logarithm. A block has a row tile of Br queries, 64 per warpgroup. So each warpgroup reads all of K_j and
+    V_j from SRAM.
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")
@@ -141,7 +149,7 @@ def attend(
 def flash3(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
-    """Algorithm 1 of FlashAttention-3 (arXiv 2407.08608), forward; the top rung: `flash3_3` with an order of work."""
+    """Algorithm 1 of FlashAttention-3 (arXiv 2407.08608), forward. The top rung: `flash3_3` with a tile scheduler."""
     return attend("flash3", m, q, k, v, problem, tile)
 
 

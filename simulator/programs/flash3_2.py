@@ -1,4 +1,4 @@
-"""FlashAttention-3, rung 2: producer and consumers."""
+"""FlashAttention-3, rung 2: a producer and consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.tensors import HbmTensor
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The tile by head dim; one block a row tile."""
+    """The tile by head dim, and one block per row tile."""
     default = Tile(128, 64) if problem.head_dim > 128 else Tile(192 if problem.head_dim <= 64 else 128, 128)
     return configure_rung(problem, device, tile, default)
 
@@ -21,5 +21,5 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def flash3_2(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
-    """As `flash3_1`, with a warpgroup that only loads, and mbarriers in place of the block's barrier."""
+    """`flash3_1` with a warpgroup that only loads, and with mbarriers in place of the block's barrier."""
     return attend("flash3_2", m, q, k, v, problem, tile)

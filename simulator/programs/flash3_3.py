@@ -1,4 +1,4 @@
-"""FlashAttention-3, rung 3: softmax beside the matrix products."""
+"""FlashAttention-3, rung 3: the softmax runs beside the matrix products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.tensors import HbmTensor
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The tile by head dim; one block a row tile."""
+    """The tile by head dim, and one block per row tile."""
     default = Tile(128, 64) if problem.head_dim > 128 else Tile(192 if problem.head_dim <= 64 else 128, 128)
     return configure_rung(problem, device, tile, default)
 
@@ -21,5 +21,5 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def flash3_3(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
-    """As `flash3_2`, with S_j issued before O += P V of the tile before, and warpgroups that take turns."""
+    """`flash3_2` with S_j issued before O += P V of the tile before, and warpgroups that take turns (ping-pong)."""
     return attend("flash3_3", m, q, k, v, problem, tile)

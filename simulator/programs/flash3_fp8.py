@@ -1,4 +1,4 @@
-"""FlashAttention-3 in FP8, forward: V is transposed first; then as `flash3`, with P V of each key tile added up apart."""
+"""FlashAttention-3 in FP8, forward. A first launch transposes V. The second is `flash3` with two-level accumulation."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, orde
 from simulator.tensors import HbmTensor
 
 PANEL = 128
-"""Columns of a box: 128 bytes, the reach of TMA's swizzle."""
+"""Columns of a box: 128 bytes, the widest row that TMA swizzles."""
 KEYS = 128
-"""Rows of V that a block transposes."""
+"""How many rows of V a block transposes."""
 TILE = Tile(128, 128)
-"""The rows of Q and the keys that share a scale, unless told otherwise."""
+"""The default tile: how many rows of Q share a scale, and how many keys."""
 TILES = (TILE, Tile(128, 64), Tile(64, 64))
-"""What the kernel may be built for."""
+"""The tiles that the kernel may be compiled for."""
 ONES = 8
-"""Rows of ones behind each tile of transposed V: the narrowest that the tensor cores multiply with."""
+"""Rows of ones behind each tile of transposed V. The tensor cores take no fewer."""
 LARGEST_P = 32.0
-"""P, at most 1, is taken times so much: e4m3 ends at 448 and at 2^-9, and the kernel's m may lag behind the maximum."""
+"""What P, at most 1, is multiplied by: e4m3 reaches from 2^-9 to 448, and the kernel's m may lag behind the maximum."""
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:
-    """What tiles the kernel may be built for, where one isn't among them."""
+    """None for a tile that the kernel may be compiled for, else those that it may."""
     del problem
     return None if tile in TILES else f"one of {', '.join(map(str, TILES))} for {FP8}"
 
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
-    """Q, the ring of K and of transposed V in whole panels of keys, V with its ones, the mbarriers."""
+    """SRAM bytes per block: Q, the ring of K and of transposed V (whole panels of keys, and ones), the mbarriers."""
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     return rows * d + stages * (cols * d + (dv + ONES) * round_up(cols, PANEL)) + 4 * MBARRIERS
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """`flash3`'s, with a tile for all."""
+    """The configuration of `flash3`, with one default tile for all problems."""
     rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
     return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
-    """V transposed, (batch, kv_heads, head_dim, len_kv padded to 16): the tensor cores take 8-bit operands along the summed
-    dimension only. Within 16 keys the kernel has the order in which P's accumulators lie; here they stay in theirs."""
+    """V transposed: (batch, kv_heads, head_dim, len_kv padded to 16), e4m3.
+
+    The tensor cores take 8-bit operands along the summed dimension only. The kernel stores each 16 keys in the order of
+    P's accumulators. Here they keep their own order.
+    """
     d, n = problem.head_dim_v, problem.len_kv
     v_t = m.workspace("v_t", round_up(n, 16), problem.dtype, rows=d, of=v)
     for block in m.launch("flash3_fp8_transpose", cols=-(-n // KEYS), warps=4, of=v):
@@ -68,12 +71,12 @@ def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
 def flash3_fp8(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor]:
-    """Section 3.3 of FlashAttention-3 (arXiv 2407.08608): operands in e4m3, a scale for each tile of Q, K and V.
+    """Section 3.3 of FlashAttention-3 (arXiv 2407.08608): operands in e4m3, with a scale for each tile of Q, K and V.
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d), all e4m3; scales float32; out like q, bfloat16; lse
-    (batch, heads, len_q) float32. The tensor cores keep about 14 bits of a sum of 8-bit products, so the products of each key
-    tile are added up by themselves, and then to O in float32. They add up l as well, a product with ones: so l is the sum of the
-    rounded P, as the weights in `out` are.
+    (batch, heads, len_q) float32. The tensor cores keep about 14 bits of a sum of 8-bit products. So each key tile has
+    a sum of its own, which is then added to O in float32 (two-level accumulation, or promotion). A product with ones
+    adds up l: it is the sum of the rounded P, which are the weights in `out`.
     """
     c, warps = m.config, 4 * m.config.consumers
     d = round_up(problem.head_dim_v, PANEL)

@@ -1,4 +1,4 @@
-"""Standard attention with the two-pass online softmax (Milakov and Gimelshein, arXiv 1805.02867) as its middle launch."""
+"""Standard attention, with the two-pass online softmax (Milakov and Gimelshein, arXiv 1805.02867) in the middle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.tensors import HbmTensor
 
 
 def two_pass_softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | None, problem: Problem) -> None:
-    """Algorithm 3 of 1805.02867, row by row: maximum and sum in one pass, then the quotient."""
+    """Algorithm 3 of 1805.02867, row by row: maximum and sum in one pass, the quotient in a second."""
     for block in m.launch("online_softmax", rows=-(-problem.len_q // ROWS), warps=ROWS):
         i, chunks = block.i, range(-(-s.cols // COLS))
         block.step("online_pass")

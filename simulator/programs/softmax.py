@@ -1,4 +1,4 @@
-"""The softmax of a vector, four ways (Milakov and Gimelshein, arXiv 1805.02867): x and out are one row of `length` elements."""
+"""The softmax of a vector in four ways (Milakov and Gimelshein, arXiv 1805.02867). x and out are one row each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.tensors import HbmTensor
 
 @program(operation=SOFTMAX)
 def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
-    """Algorithm 1 of 1805.02867: no maximum is subtracted, so exp overflows over 88. 2 loads and 1 store an element."""
+    """Algorithm 1 of 1805.02867: no maximum is subtracted, so exp overflows above 88. 2 loads, 1 store per element."""
     out = m.output("out")
     for block in m.launch("softmax_naive", warps=1, of=x):
         block.step("row_sum")
@@ -28,7 +28,7 @@ def softmax_naive(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
 
 @program(operation=SOFTMAX)
 def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
-    """Algorithm 2 of 1805.02867: maximum, sum, quotient. 3 loads and 1 store an element."""
+    """Algorithm 2 of 1805.02867: maximum, sum, quotient. 3 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
     for block in m.launch("softmax_safe", warps=1, of=x):
         block.step("row_max")
@@ -47,7 +47,7 @@ def softmax_safe(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmT
 
 @program(operation=SOFTMAX)
 def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
-    """Algorithm 3 of 1805.02867: the sum is rescaled whenever the maximum rises. 2 loads and 1 store an element."""
+    """Algorithm 3 of 1805.02867: the sum is rescaled whenever the maximum rises. 2 loads, 1 store per element."""
     out, chunks = m.output("out"), range(-(-x.cols // tile.cols))
     for block in m.launch("softmax_online", warps=1, of=x):
         block.step("online_pass")
@@ -65,9 +65,9 @@ def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hb
 
 @program(operation=SOFTMAX)
 def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> HbmTensor:
-    """Section 3.1 of 1805.02867: tiles find (m, l) by themselves, in any order, and the pairs are merged.
+    """Section 3.1 of 1805.02867: each tile finds its own (m, l), in any order, and then the pairs are merged.
 
-    One block a tile, twice: the first launch writes each tile's pair, the second merges all pairs and divides.
+    Both launches have one block per tile. The first writes each tile's pair. The second merges all pairs and divides.
     """
     out, tiles = m.output("out"), -(-x.cols // tile.cols)
     tops, totals = (m.workspace(name, 1, rows=tiles, vector=True, of=x) for name in ("m", "l"))

@@ -1,4 +1,4 @@
-"""Standard attention in three launches: S = scale Q K^T, P = softmax(S), O = P V; S and P lie in HBM."""
+"""Standard attention in three launches: S = scale Q K^T, P = softmax(S), O = P V. S and P lie in HBM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.program import program
 from simulator.tensors import HbmTensor
 
 ROWS, COLS = 4, 128
-"""The softmax launch: a block takes 4 rows, one a warp; a warp takes 128 columns (16 bytes a lane) at a time."""
+"""In the softmax launch, a block takes 4 rows, one per warp. A warp takes 128 columns at a time, 16 bytes per lane."""
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
@@ -23,14 +23,14 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         d, dv, br, bc = padded(problem.head_dim), padded(problem.head_dim_v), padded(t.rows), padded(t.cols)
         return max((br + bc) * d, bc * (br + dv)) * problem.itemsize
 
-    # float32 at head dim 16 spills with 64 columns
+    # with 64 columns, float32 at head dim 16 spills
     widest = 32 if problem.itemsize == 4 and padded(problem.head_dim) == 16 else 64
     chosen = choose(((64, widest), (32, 32), (16, 16)), tile, device, sram)
     return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
 
 
 def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Problem, tile: Tile) -> None:
-    """S = scale Q K^T, masked with -inf, float32: one block a tile of S, masked tiles too."""
+    """S = scale Q K^T in float32, masked with -inf. There is one block per tile of S, also for hidden tiles."""
     rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
     for block in m.launch("standard_scores", rows=rows, cols=cols, warps=m.config.warps):
         block.step("load_q")
@@ -46,7 +46,7 @@ def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Proble
 
 
 def softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | None, problem: Problem) -> None:
-    """P = softmax(S) row by row, safe, in three passes: the maximum, the sum, the quotient."""
+    """P = softmax(S), row by row. The safe softmax takes three passes: the maximum, the sum, the quotient."""
     for block in m.launch("standard_softmax", rows=-(-problem.len_q // ROWS), warps=ROWS):
         i, chunks = block.i, range(-(-s.cols // COLS))
         block.step("row_max")
@@ -67,7 +67,7 @@ def softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | None, probl
 
 
 def output(m: Machine, p: HbmTensor, v: HbmTensor, out: HbmTensor, problem: Problem, tile: Tile) -> None:
-    """O = P V: one block a row tile, over all key tiles."""
+    """O = P V, with one block per row tile that goes over all key tiles."""
     for block in m.launch("standard_output", rows=problem.row_tiles(tile), warps=m.config.warps):
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in range(problem.key_tiles(tile)):
@@ -87,7 +87,7 @@ Softmax = Callable[[Machine, HbmTensor, HbmTensor, HbmTensor | None, Problem], N
 def three_launches(
     middle: Softmax, m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, HbmTensor | None]:
-    """Scores, the softmax launch given, output."""
+    """The scores launch, the `middle` launch with its softmax, and the output launch. Returns (out, lse or None)."""
     out, lse = m.output("out"), m.output("lse") if m.lse else None
     s = m.workspace("s", problem.len_kv)
     p = m.workspace("p", problem.len_kv, problem.dtype)
@@ -103,8 +103,8 @@ def standard(
 ) -> tuple[HbmTensor, HbmTensor | None]:
     """Algorithm 0 of FlashAttention (arXiv 2205.14135), as tiled kernels do it.
 
-    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse float32 if asked for. S is float32, P
-    has the storage dtype; both (batch, heads, len_q, len_kv) in HBM.
+    q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32 if
+    asked for. S is float32 and P has the storage dtype. Both are (batch, heads, len_q, len_kv) in HBM.
     """
     return three_launches(softmax, m, q, k, v, problem, tile)
 

@@ -1,1 +1,1 @@
-"""Time: a discrete-event model of the units of an SM, and blocks over SMs. The page docs/time.md says what it holds."""
+"""Time: a discrete-event model of an SM's units, and of blocks over SMs. docs/time.md says how far to trust it."""

@@ -1,4 +1,4 @@
-"""What a unit of work takes in the middle of a kernel: simulated for short walks, continued in a straight line for long ones."""
+"""The cost of a unit of work in the middle of a kernel. Short walks are simulated, and longer ones extrapolated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from simulator.time.engine import SM, UNITS, Actor, Barrier
 from simulator.time.launch import Launch, Unit, Work
 
 LONGEST_WALK = 12
-"""Key tiles up to which a walk is simulated as it is; from then on each further tile takes what the last ones did."""
-_IN_A_ROW = 3  # works, the first of which finds the SM empty
+"""The most key tiles of a walk that is simulated as it is. Each further tile takes as long as the last ones did."""
+_IN_A_ROW = 3  # how many units are simulated one after the other; the first finds the SM empty
 
 
 Busy = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Cost(NamedTuple):
-    """Of one unit of work: cycles it takes a slot, cycles more if it is the slot's first, cycles each unit of the SM is busy."""
+    """The cost of one unit of work: `cycles` in its slot, `fill` further cycles if it is the slot's first.
+
+    `busy` is for how many cycles each hardware unit of the SM is busy with it.
+    """
 
     cycles: float
     fill: float
@@ -29,7 +32,7 @@ class Cost(NamedTuple):
 
 @dataclass
 class Costs:
-    """The cost of each kind of work of a launch, with `slots` blocks side by side on an SM."""
+    """The cost of each kind of unit of a launch, with `slots` blocks per SM. A block takes `start` cycles to start."""
 
     launch: Launch
     slots: int
@@ -37,7 +40,7 @@ class Costs:
     _known: dict[Unit, Cost] = field(default_factory=dict[Unit, Cost])
 
     def of(self, unit: Unit) -> Cost:
-        """The cost of one unit, of however many tiles."""
+        """The cost of one unit, with any number of tiles."""
         if unit not in self._known:
             if all(work.tiles <= _longest(work) for work in unit):
                 self._known[unit] = self._simulated(unit)
@@ -52,14 +55,14 @@ class Costs:
         return Cost(base.cycles + further * tile.cycles, base.fill, base.busy + further * tile.busy)
 
     def _tile(self) -> Cost:
-        """One more key tile in a long walk."""
+        """The cost of one more key tile in a long walk."""
         few, many = self.of((Work(LONGEST_WALK // 2),)), self.of((Work(LONGEST_WALK),))
         more = LONGEST_WALK - LONGEST_WALK // 2
         busy = (many.busy - few.busy) / more
         return Cost(max((many.cycles - few.cycles) / more, float(busy.max()) * self.slots), 0.0, busy)
 
     def _simulated(self, unit: Unit) -> Cost:
-        """Warpgroups whose products and exponentials nobody brings in turn are in step or not, as it happens: the mean of both."""
+        """The cost by simulation. If only chance puts warpgroups in step, it is the weighted mean of both cases."""
         apart = self._run(unit, self.launch, self.slots)
         if self.launch.in_step is None:
             return apart
@@ -72,7 +75,7 @@ class Costs:
         sm = run(launch, [[unit] * _IN_A_ROW] * slots, self.start)
         ends = sm.works_ended[len(unit) - 1 :: len(unit)] if launch.persistent else sm.blocks_ended
         busy = np.array([sm.busy[name] for name in UNITS]) / (_IN_A_ROW * slots)
-        # no less than its share of the busiest unit, which may have worked ahead
+        # at least the slot's share of the busiest hardware unit, which may have worked ahead
         cycles = max((ends[-1] - ends[0]) / (_IN_A_ROW - 1), float(busy.max()) * slots)
         return Cost(cycles, max(0.0, ends[0] - cycles), busy)
 
@@ -82,7 +85,7 @@ def _longest(work: Work) -> int:
 
 
 def run(launch: Launch, agendas: Sequence[Sequence[Unit]], start: float, *, record: bool = False) -> SM:
-    """One SM, with a list of units for each slot; starting a block takes `start` cycles."""
+    """Simulate one SM, with a list of units for each slot. A block takes `start` cycles to start. Returns the SM."""
     sm = SM(record=record)
     for slot, agenda in enumerate(agendas):
         if launch.persistent:
@@ -96,7 +99,7 @@ def run(launch: Launch, agendas: Sequence[Sequence[Unit]], start: float, *, reco
 
 
 def _one_after_another(sm: SM, launch: Launch, agenda: Sequence[Unit], start: float, slot: int, slots: int) -> Actor:
-    """A slot of an SM: the next block starts when all actors of the one before have ended."""
+    """A slot of an SM. The next block starts when all actors of the block before have ended."""
     for n, unit in enumerate(agenda):
         yield sm.now + start
         block = launch.block(sm, unit)

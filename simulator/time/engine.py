@@ -1,9 +1,9 @@
 """The discrete-event core: units that serve one operation at a time, barriers, and actors that use both.
 
-An actor is a generator: a warpgroup, four warps, or a producer. It yields a time to sleep until, or a `Barrier` to wait
-for. Units serve operations in the order in which they are asked, so that when an operation ends is known as soon as it is
-issued: an actor that goes on meanwhile has issued it asynchronously, one that yields the time waits for it. All times are
-cycles of the SM.
+An actor is a generator: a warpgroup, the four warps of a block, or a producer. It yields a time until which it sleeps,
+or an opening of a `Barrier` for which it waits. Units serve operations in the order in which they are issued. So the
+end of an operation is known at once. An actor that yields this time waits for the operation. An actor that goes on has
+issued it asynchronously. All times are in cycles of the SM.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 UNITS = ("copy", "sram", "tensor", "exp", "alu")
-"""Of an SM: its way to the L2, the shared memory's port, the tensor cores, the exponentials (MUFU), the FMA and ALU lanes."""
+"""The units of an SM: its way to the L2, shared memory's port, the tensor cores, the exponential units (MUFU), and the
+FMA and ALU lanes."""
 
 
 class Event(NamedTuple):
-    """An operation on a unit: who asked for it, what it was, when it ran (cycles)."""
+    """An operation on a unit: the actor that issued it, its name, and when it ran (cycles)."""
 
     actor: str
     unit: str
@@ -28,9 +29,9 @@ class Event(NamedTuple):
 
 
 class Barrier:
-    """Opens, once, when `count` arrivals have come; then starts anew, as mbarriers and named barriers do.
+    """A barrier that opens when `count` arrivals have come, and then starts anew, as mbarriers and named barriers do.
 
-    `phase` counts how often it has opened: who waits for opening n passes if `phase` is over n.
+    `phase` is how often it has opened. An actor that waits for opening n passes once `phase` is over n.
     """
 
     def __init__(self, sm: SM, count: int) -> None:
@@ -47,7 +48,7 @@ class Barrier:
                 self.sm.wake(self.sm.now, name, actor)
 
     def arrive_at(self, time: float) -> None:
-        """An arrival in the future: a copy that will have come."""
+        """Arrive at a time in the future, as a copy does."""
         self.sm.wake(time, "", self._arrival())
 
     def _arrival(self) -> Actor:
@@ -56,7 +57,7 @@ class Barrier:
         yield  # a generator, like every actor
 
     def opening(self, n: int) -> Waiting:
-        """What an actor yields to pass after opening n (0 the first)."""
+        """What an actor yields to wait for opening n. The first opening is 0."""
         return Waiting(self, n)
 
     def wait(self, n: int, name: str, actor: Actor) -> None:
@@ -76,7 +77,7 @@ Actor = Generator["float | Waiting", None, None]
 
 @dataclass
 class SM:
-    """One SM: the clock, when each unit is free again, how long it was busy, and what ran."""
+    """One SM: the time now, when each unit is free again, for how long it was busy, and what ran."""
 
     record: bool = False
     now: float = 0.0
@@ -98,7 +99,7 @@ class SM:
         heapq.heappush(self._queue, (time, self._order, name, actor))
 
     def use(self, unit: str, cycles: float, name: str, *, after: float = 0.0) -> float:
-        """Have a unit do an operation, not before `after`; returns when it ends."""
+        """Issue an operation of `cycles` on a unit, which begins at `after` or later. Returns when it ends."""
         if cycles <= 0:
             return max(self.now, after)
         start = max(self.now, after, self.free[unit])
@@ -109,7 +110,7 @@ class SM:
         return end
 
     def work_ends(self, n: int) -> None:
-        """Work n of a persistent block has ended, as far as the actor that says so is concerned."""
+        """Work n of a persistent block has ended for the actor that calls this."""
         _latest(self.works_ended, n, self.now)
 
     def block_ends(self, n: int) -> None:
@@ -120,7 +121,7 @@ class SM:
         return Barrier(self, count)
 
     def run(self) -> float:
-        """Until nobody has anything to do any more; returns when that is. Raises `RuntimeError` on a deadlock."""
+        """Run until no actor can go on and all units are free. Returns when that is."""
         while self._queue:
             time, _, name, actor = heapq.heappop(self._queue)
             self.now, self.actor = max(self.now, time), name

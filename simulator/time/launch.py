@@ -1,4 +1,4 @@
-"""What an algorithm's file says of a launch: what its blocks do, in which order they start, and how many share an SM."""
+"""What a schedule says about a launch: what its blocks do, in which order they start, and how many share an SM."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from simulator.time.engine import SM, Actor
 
 
 class Work(NamedTuple):
-    """What a block has to do: a walk of so many key tiles, of which the mask cuts through some."""
+    """A block's walk over `tiles` key tiles. The mask cuts through `masked` of them."""
 
     tiles: int
     masked: int = 0
 
 
 Unit = tuple[Work, ...]
-"""The works that one block does in a row before it looks for more: one, or two where row tiles are paired."""
+"""The works that a block takes at a time: one, or two if row tiles are paired."""
 Block = Callable[[SM, Sequence[Work]], "list[tuple[str, Actor]]"]
-"""The actors of one block, by name, that do these works one after the other; those of a persistent block call `sm.work_ends(n)` as
-work n ends."""
+"""`block(sm, works)` returns the actors of one block with their names. They do these works one after the other. The
+actors of a persistent block call `sm.work_ends(n)` when work n ends."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """`order`: runs of equal units in the order in which blocks take them. `slots`: blocks that an SM has room for. `persistent`:
-    one block a slot for the whole launch, block b taking units b, b + blocks, …; else a block a unit.
+    """One launch, as the model of time sees it.
 
-    `in_step`, of the blocks of an SM that do the same at the same time, as one; `chance`: how often, where nothing arranges it."""
+    - `order`: runs (unit, how many in a row), in the order in which blocks take them.
+    - `slots`: how many blocks an SM has room for.
+    - `persistent`: each slot has one block for the whole launch, and block b takes the units b, b + blocks, and so on.
+      Otherwise each unit has a block of its own.
+    - `in_step(blocks)`: one block in place of all `blocks` of an SM, whose warpgroups do the same at the same time. It
+      is None if the kernel arranges turns.
+    - `chance`: the share of the time for which warpgroups are in step if nothing arranges turns.
+    """
 
     name: str
     block: Block
@@ -43,7 +49,7 @@ class Launch:
 
 
 def works(problem: Problem, tile: Tile) -> list[Work]:
-    """The walk of each row tile of a head, in the order of the rows."""
+    """The work of each row tile of a head, in the order of the rows."""
     return [_work(problem, tile, i) for i in range(problem.row_tiles(tile))]
 
 
@@ -57,14 +63,17 @@ def _work(problem: Problem, tile: Tile, i: int) -> Work:
 
 
 def resident(config: Config, device: Device, sram: int, registers: int = 0) -> int:
-    """Blocks that an SM holds at a time: by SRAM (each takes 1 KB more), warps, what its launch bounds say, and registers a
-    lane, if given (65,536 an SM)."""
+    """How many blocks an SM holds at a time, each with `sram` bytes and 1 KB more.
+
+    SRAM and warps decide, and the registers: 65,536 per SM with `registers` per lane, or the launch bounds if that is
+    0.
+    """
     by_sram = device.sram_per_sm // (sram + 1024)
     by_registers = 65536 // (registers * 32 * config.warps) if registers else config.blocks_per_sm
     return max(1, min(by_sram, device.max_warps_per_sm // config.warps, by_registers))
 
 
 def first_touch(problem: Problem, tile: Tile) -> float:
-    """The share of the loads of K and V that DRAM serves, if the L2 serves all the others."""
+    """The share of the loads of K and V that DRAM serves if the L2 serves all others."""
     loads = sum(len(problem.tiles_of_row(i, tile)) for i in range(problem.row_tiles(tile))) * problem.queries_per_kv
     return min(1.0, problem.key_tiles(tile) / loads) if loads else 1.0

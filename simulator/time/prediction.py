@@ -1,4 +1,4 @@
-"""How long a kernel takes, which units it keeps busy, what binds it, and what runs when on an SM."""
+"""How long a kernel takes, which units it keeps busy, what limits it, and what runs when on an SM."""
 
 from __future__ import annotations
 
@@ -36,8 +36,13 @@ _BUSY, _BALANCED = 0.85, 0.85
 
 @dataclass(frozen=True)
 class LaunchTime:
-    """One launch: seconds, of them on the SMs and by DRAM's bandwidth alone; how busy each unit of all SMs is while blocks run;
-    `balance`: how much of that time an SM has a block for each of its `blocks_per_sm` places; what binds, in words."""
+    """The time of one launch.
+
+    It takes `seconds`: the longer of `sm_seconds` (what the SMs take) and `dram_seconds` (what DRAM's bandwidth takes),
+    and what an empty launch takes. `utilisation` is the share of the time that each unit is busy while blocks run, over
+    all SMs. `balance` is the share of that time in which the `blocks_per_sm` places of the SMs are taken. `bound` says
+    in words what limits the launch.
+    """
 
     name: str
     seconds: float
@@ -51,8 +56,10 @@ class LaunchTime:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What `timeline` predicts. `events`: what runs on one SM with the launch that takes longest, from its first block on, in
-    cycles; walks over more than a dozen key tiles are shown as far as that.
+    """What `timeline` predicts.
+
+    `events` are what runs on one SM in the longest launch, from its first block on, in cycles. Of a walk they show up
+    to a dozen key tiles. `clock` is in hertz, for SMs whose tensor cores are idle.
 
     >>> import flashlab as fl
     >>> t = fl.timeline("flash2", fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16"))
@@ -69,11 +76,11 @@ class Timeline:
     clock: float
 
     drawer: ClassVar[Callable[[Timeline], Any] | None] = None
-    """What `plot` calls; `flashlab` sets it."""
+    """What `plot` calls. `flashlab` sets it."""
 
     @property
     def seconds(self) -> float:
-        """Of all launches, each begun when the one before is done."""
+        """The time of all launches. Each begins when the one before is done."""
         return sum(launch.seconds for launch in self.launches)
 
     @property
@@ -83,16 +90,16 @@ class Timeline:
 
     @property
     def utilisation(self) -> dict[str, float]:
-        """The share of all launches' time that each unit of the SMs is busy."""
+        """The share of the time of all launches in which each unit of the SMs is busy."""
         return {unit: sum(x.utilisation[unit] * x.sm_seconds for x in self.launches) / self.seconds for unit in UNITS}
 
     @property
     def bound(self) -> str:
-        """What binds the launch that takes longest, in words."""
+        """What limits the launch that takes longest, in words."""
         return self.longest.bound
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the events, as JSON has it."""
+        """Everything but the events, as plain data for JSON."""
         return {
             "algorithm": self.algorithm,
             "tile": str(self.tile),
@@ -105,7 +112,7 @@ class Timeline:
         }
 
     def chrome_trace(self) -> dict[str, Any]:
-        """`events` as Chrome's trace format, for Perfetto: a track for each unit, and for what each actor does on each."""
+        """`events` in Chrome's trace format, for Perfetto: a track per unit, and a track per actor and unit."""
         warps = sorted({(event.actor, UNITS.index(event.unit)) for event in self.events})
         units = {(1, unit): i for i, unit in enumerate(UNITS, 1)}
         tracks = units | {(2, f"{actor}, {UNITS[u]}"): i for i, (actor, u) in enumerate(warps, 1)}
@@ -133,13 +140,13 @@ class Timeline:
         }
 
     def to_chrome_trace(self, path: str | Path) -> Path:
-        """Write `chrome_trace` for ui.perfetto.dev or chrome://tracing; a file of that name is replaced. Returns the path."""
+        """Write `chrome_trace` for ui.perfetto.dev or chrome://tracing, replacing `path`. Returns the path."""
         path = Path(path)
         path.write_text(json.dumps(self.chrome_trace(), allow_nan=False) + "\n", encoding="utf-8")
         return path
 
     def plot(self) -> Any:
-        """A matplotlib figure: the units of one SM over time. Raises `UsageError` where only `simulator` was imported."""
+        """A matplotlib figure of the units of one SM over time. Raises `UsageError` if `flashlab` wasn't imported."""
         if Timeline.drawer is None:
             raise UsageError("plot", "simulator", "`import flashlab`, which draws")
         return Timeline.drawer(self)
@@ -152,9 +159,9 @@ def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 def timeline(
     algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | str = "h100"
 ) -> Timeline:
-    """Predict when an algorithm's kernels are done, from a model of the units of an SM; see docs/time.md.
+    """Predict how long an algorithm's kernels take, from a model of the units of an SM. See docs/time.md.
 
-    Raises `UsageError` for an algorithm without a description of its schedule, and `SramOverflow` for a tile that doesn't fit.
+    Raises `UsageError` for an algorithm without a schedule, and `SramOverflow` for a tile that doesn't fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=128, dtype="bfloat16", causal=True)
@@ -180,7 +187,7 @@ def timeline(
 
 
 def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
-    """`moved`: distinct bytes that the launch reads and writes."""
+    """The time of one launch. `moved` is how many distinct bytes it reads and writes."""
     sms, order = rates.device.sms, launch.order
     slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
     costs = Costs(launch, slots, TURNOVER)
@@ -202,7 +209,7 @@ def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
 
 
 def _merged(runs: Iterator[tuple[float, int]]) -> Iterator[tuple[float, int]]:
-    """Neighbours of one duration as one run."""
+    """Neighbouring runs of the same duration, as one run."""
     last, total = 0.0, 0
     for cycles, n in runs:
         if total and cycles != last:
@@ -226,7 +233,7 @@ def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, fl
 
 
 def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
-    """What runs on the first SM until its first blocks are done; of a persistent block, its first two units."""
+    """What runs on the first SM until its first blocks are done, or the first two units of each persistent block."""
     units = [unit for unit, n in launch.order for _ in range(min(n, 2 * slots * sms))][: 2 * slots * sms]
     shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
     if not launch.persistent:

@@ -1,7 +1,7 @@
-"""What an operation takes on a unit of the SM, in clocks, from figures of the device and constants that were measured.
+"""How many clocks an operation takes on a unit of the SM, from figures of the device and measured constants.
 
-Figures without another source were measured on an H200 by `python -m flashlab.measure.rates` (docs/results/rates/machine_h200_…),
-rounded. They stand for other devices, too, where none is named.
+`python -m flashlab.measure.rates` measured the constants on an H200 (docs/results/rates/machine_h200_…), unless they
+name another source. They are rounded, and stand for other devices as well.
 """
 
 from __future__ import annotations
@@ -12,39 +12,43 @@ from math import log2
 from simulator.devices import Device
 
 AT_REST, DRAWN = 0.95, 0.17
-"""Share of the boost clock at which an SM runs whose tensor cores have nothing to do, and what of it they cost if they are busy all
-the time: the power limit. A line through the clocks of 180 kernels (`clocks` of the same file). Measured."""
+"""Clock rates as shares of the boost clock. An SM with idle tensor cores runs at `AT_REST`. The power limit lowers this
+by `DRAWN` if the tensor cores are busy all the time. Both come from a line through the clocks of 180 kernels (`clocks`
+in the same file)."""
 
 LAUNCH = 2.8e-6
-"""Seconds of a launch that does nothing, as events have it."""
+"""Seconds that an empty launch takes, by CUDA events."""
 TURNOVER = 370.0
-"""Clocks from the last instruction of a block to the first of the next one in its place."""
+"""Clocks from the last instruction of a block to the first instruction of the next block in its place."""
 VECTOR, ALONE = 0.71, 0.94
-"""Share of the exponential and FMA/ALU rates that a softmax reaches, beside products and without."""
+"""Share of the exponential and FMA/ALU rates that a softmax reaches: beside matrix products, and without them."""
 PRODUCTS = 1.15
-"""How much longer products take beside exponentials."""
+"""The factor by which matrix products take longer beside exponentials."""
 DEPENDENT = 4.5
-"""Clocks from an instruction to the next one that wants its result."""
+"""Clocks from an instruction to the next one that needs its result."""
 TURN = 33.0
-"""Clocks in which a named barrier hands over from one warpgroup to the next."""
+"""Clocks that a named barrier takes to hand over from one warpgroup to the next."""
 SRAM_BYTES, SRAM_LATENCY = 128.0, 23.0
+"""Bytes per clock of an SM's shared memory, and its latency in clocks."""
 EXP = 16.0
+"""Exponentials per clock and SM."""
 L2_LATENCY, DRAM_LATENCY = 280.0, 670.0
+"""Latencies of loads by threads, in clocks."""
 BOX_L2_LATENCY, BOX_DRAM_LATENCY = 330.0, 980.0
-"""Of the copy engine, beside the time that a box takes to pass."""
+"""Latencies of the copy engine (TMA) in clocks, on top of the time in which a box passes."""
 SS_LATENCY, RS_LATENCY = 64.0, 88.0
-"""Of a chain of wgmma, beside its products, with A in SRAM or in registers."""
+"""Latencies of a chain of wgmma in clocks, on top of its products: with A in SRAM, and with A in registers."""
 DRAM_SHARE = 0.886
-"""Of DRAM's bandwidth that a copy within it reaches (the yardstick of `flashlab bench`)."""
+"""Share of DRAM's bandwidth that a copy within DRAM reaches (the yardstick of `flashlab bench`)."""
 L2_BYTES = 36.0
-"""A clock and SM, while all SMs ask."""
-_LANES = {(7, 5): 64, (8, 0): 64}  # as datasheets' float32 rates and boost clocks have it
-MMA_SHARE = {9: 0.646}  # of wgmma's rate; before that, mma.sync is what datasheets quote
+"""Bytes per clock and SM from the L2 while all SMs load."""
+_LANES = {(7, 5): 64, (8, 0): 64}  # float32 lanes per SM, from the datasheets' rates and boost clocks
+MMA_SHARE = {9: 0.646}  # mma.sync's share of wgmma's rate; for older GPUs, datasheets quote the rate of mma.sync
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Cycles on one SM of a device, for operands of a storage dtype.
+    """How many cycles operations take on one SM of a device, for operands of a storage dtype.
 
     >>> from simulator import DEVICES
     >>> rates = Rates(DEVICES["h200"], "bfloat16")
@@ -57,7 +61,7 @@ class Rates:
 
     @property
     def lanes(self) -> int:
-        """float32 FMAs a clock."""
+        """float32 FMAs per clock and SM."""
         return _LANES.get(self.device.compute_capability, 128)
 
     @property
@@ -67,47 +71,49 @@ class Rates:
 
     @property
     def clock(self) -> float:
-        """Hertz under load, with idle tensor cores."""
+        """Hertz under load, while the tensor cores are idle."""
         return AT_REST * self.boost
 
     def loaded(self, tensor: float) -> float:
-        """Hertz with tensor cores that are busy for a share of the time."""
+        """Hertz while the tensor cores are busy for the share `tensor` of the time, 0 to 1."""
         return (AT_REST - DRAWN * tensor) * self.boost
 
     @property
     def tensor(self) -> float:
-        """16-bit tensor-core FLOPs a clock: a power of two, of which datasheets quote the rate at a clock of their own."""
+        """16-bit tensor-core FLOPs per clock and SM, a power of two. Datasheets quote it at a clock of their own."""
         return 2.0 ** round(log2(self.device.tensor_flops / (self.device.sms * self.boost)))
 
     def warpgroup_matmul(self, flops: float) -> float:
-        """Products by wgmma, operands in SRAM."""
+        """Cycles of matrix products by wgmma, with operands in SRAM."""
         return flops / self.tensor
 
     def warp_matmul(self, flops: float) -> float:
-        """Products by mma.sync, operands in registers."""
+        """Cycles of matrix products by mma.sync, with operands in registers."""
         return flops / (self.tensor * MMA_SHARE.get(self.device.compute_capability[0], 1.0))
 
     def exp(self, elements: float) -> float:
         return elements / EXP
 
     def alu(self, operations: float) -> float:
-        """Operations of one lane each; what runs at half rate counts twice."""
+        """Cycles of operations of one lane each. An operation that runs at half rate counts twice."""
         return operations / self.lanes
 
     def fma(self, flops: float) -> float:
-        """float32 products on the FMA lanes."""
+        """Cycles of float32 matrix products on the FMA lanes."""
         return flops / (2 * self.lanes)
 
     def sram(self, nbytes: float) -> float:
         return nbytes / SRAM_BYTES
 
     def copy(self, nbytes: float, dram: float = 0.0) -> float:
-        """Between the L2, whose clock stays at boost, and the SM; a share `dram` of it goes on to DRAM, of whose bandwidth an SM
-        has its part."""
+        """Cycles of a copy between the L2 and the SM. The share `dram` of it goes on to DRAM.
+
+        The L2's clock stays at boost. An SM has its part of DRAM's bandwidth.
+        """
         l2 = L2_BYTES / AT_REST
         return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * self.clock)))
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second of DRAM."""
+        """Bytes per second from and to DRAM."""
         return DRAM_SHARE * self.device.bandwidth

@@ -1,1 +1,1 @@
-"""How each algorithm's kernel uses the units: one file of its name, with `launches(problem, config, rates)`."""
+"""How each algorithm's kernel uses the units of an SM. Its file has `launches(problem, config, rates)`."""

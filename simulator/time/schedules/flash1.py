@@ -1,4 +1,7 @@
-"""flash1: one block a head, K and V outside, Q inside; O, l and m come from HBM and go back at every tile. All of it in turn."""
+"""flash1: one block per head, K and V outside, Q inside. Each tile reads O, l and m from HBM and writes them back.
+
+Nothing overlaps: a block does one thing after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from simulator.time.engine import SM, Actor
 from simulator.time.launch import Launch, Work, resident
 from simulator.time.rates import DEPENDENT, L2_LATENCY, SRAM_LATENCY, Rates
 
-VECTOR_WORK = 9  # ALU operations an element of S: scale, mask, maximum, difference, sum
-UPDATE_WORK = 6  # of O: the warps' parts added, rescaled, converted
-UPDATE_BATCH = 8  # rows of O that a warp asks for before it waits
-ROW_INSTRUCTIONS = 70  # that a row takes then, by the compiled code: addresses, bounds, sums, the way back
+VECTOR_WORK = 9  # ALU operations per element of S: scale, mask, maximum, difference, sum
+UPDATE_WORK = 6  # ALU operations per element of O: the sum of the warps' parts, the rescaling, the conversion
+UPDATE_BATCH = 8  # how many rows of O a warp loads before it waits
+ROW_INSTRUCTIONS = 70  # instructions per row of that, by the compiled code: addresses, bounds, sums, stores
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -24,7 +27,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     float32 = p.dtype == "float32"
     matmul, unit = (rates.fma, "alu") if float32 else (rates.warp_matmul, "tensor")
-    keys = rates.copy(bc * (d + dv) * es) / max(1, p.row_tiles(config.tile))  # K and V, shared out over the rows' tiles
+    keys = rates.copy(bc * (d + dv) * es) / max(1, p.row_tiles(config.tile))  # K and V, spread over the row tiles
     load, o = rates.copy(br * d * es), rates.copy(br * dv * 4)
     scores, output = matmul(2 * br * bc * d), matmul(2 * br * bc * dv)
     reads = rates.sram((w * br + bc) * d * es), rates.sram(bc * dv * es)
@@ -35,20 +38,20 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     fragments, rows = chunks * columns, chunks * batches
 
     def both(sm: SM, name: str, read: float, product: float) -> float:
-        """A fragment is read, then multiplied; other warps' reads run beside."""
+        """A fragment is read and then multiplied. The reads of other warps run beside it."""
         return max(sm.use("sram", read, name), sm.use(unit, product, name)) + 2 * SRAM_LATENCY
 
     def warps(sm: SM, walk: Sequence[Work]) -> Actor:
-        """Whatever is loaded, from HBM or SRAM, is waited for."""
+        """The warps wait for everything that they load, from HBM or SRAM."""
         for _ in range(walk[0].tiles):
             sm.use("copy", keys, "load_k, load_v")
             yield sm.use("copy", load, "load_q") + L2_LATENCY + SRAM_LATENCY
             for _ in range(d // 16):
                 yield both(sm, "scores", reads[0] / (d // 16), scores / (d // 16))
             yield from vector(sm, "row_max, row_sum", alu=statistics)
-            yield sm.now + 4 * SRAM_LATENCY  # two barriers and what is exchanged
+            yield sm.now + 4 * SRAM_LATENCY  # two barriers, and the exchange between warps
             yield from vector(sm, "exp", exp=exp)
-            yield sm.now + L2_LATENCY  # stats: l and m of the rows
+            yield sm.now + L2_LATENCY  # the step "stats" loads l and m of the rows
             for _ in range(chunks):
                 for _ in range(columns):
                     yield both(sm, "output", reads[1] / fragments, output / fragments)
@@ -57,7 +60,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
                     yield sm.use("copy", o / rows, "update_o") + L2_LATENCY
                     sm.use("alu", update / rows, "update_o")
                     yield sm.use("sram", partial_o / rows, "update_o") + SRAM_LATENCY
-                    # a warp is alone on its scheduler, and most instructions want the result of the one before
+                    # a warp is alone on its scheduler, and most instructions need the result of the one before
                     yield sm.now + UPDATE_BATCH * ROW_INSTRUCTIONS * DEPENDENT
                     sm.use("copy", o / rows, "update_o")
 

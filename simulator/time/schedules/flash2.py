@@ -1,7 +1,7 @@
-"""flash2: warps that load, multiply and exponentiate for themselves; two blocks an SM fill each other's gaps, as it comes.
+"""flash2: each warp loads, multiplies and exponentiates for itself. Two blocks per SM fill each other's gaps by chance.
 
-A block's four warps sit on one scheduler each and do the same, so one actor stands for them. Warps of two blocks share the
-units instruction by instruction: the products go fragment by fragment (16 of head dim or of keys at a time).
+The four warps of a block have a scheduler each and do the same, so one actor stands for them. The warps of two blocks
+share the units instruction by instruction. So products go fragment by fragment: 16 head dims, or 16 keys, at a time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from simulator.time.launch import Launch, Work, first_touch, resident, works
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 
 MAX, EXP, MASK = 2, 3, 4
-"""ALU operations an element: a maximum at half rate; an FMA, an addition and half a conversion at half rate; two comparisons
-and a selection, partly at half rate."""
+"""ALU operations per element. `MAX`: a maximum at half rate. `EXP`: an FMA, an addition and half a conversion at half
+rate. `MASK`: two comparisons and a selection, partly at half rate."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -36,7 +36,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 class _Cycles:
-    """What each operation of a tile takes."""
+    """The cycles of each operation of a tile. `sram` is bytes per block."""
 
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         br, bc = padded(config.tile.rows), padded(config.tile.cols)
@@ -58,7 +58,7 @@ class _Cycles:
 
 
 def _double_buffered(sm: SM, c: _Cycles, work: Work) -> Actor:
-    """K and V of the next tile come while this one is computed."""
+    """K and V of the next tile are loaded while this tile is computed."""
     sm.use("copy", c.q, "load_q")
     ready = _load_both(sm, c, DRAM_LATENCY)
     for j in range(work.tiles):
@@ -77,7 +77,7 @@ def _load_both(sm: SM, c: _Cycles, latency: float) -> float:
 
 
 def _single_buffered(sm: SM, c: _Cycles, work: Work) -> Actor:
-    """V_j comes during the scores, K_{j+1} from then on."""
+    """V_j is loaded during the scores of tile j, and K_{j+1} after them."""
     sm.use("copy", c.q, "load_q")
     k_ready = sm.use("copy", c.k, "load_k") + DRAM_LATENCY
     for j in range(work.tiles):

@@ -1,6 +1,8 @@
-"""flash3 and its rungs: warpgroups that multiply by wgmma, a ring of K and V, softmax beside the products.
+"""flash3, and what its rungs share: warpgroups that multiply by wgmma, a ring of K and V, softmax beside the products.
 
-`flash3` itself: persistent blocks with an agenda, a producer, consumers that take turns at the tensor cores (flash3_3.py)."""
+`flash3` itself has persistent blocks with a tile scheduler, a producer, and consumers that take turns at the tensor
+cores (ping-pong), as in `flash3_3`.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,15 @@ from simulator.time.rates import (
 )
 
 ROWS = 64
-"""Of a warpgroup."""
+"""Rows of Q per warpgroup."""
 RISEN, MAX, EXP, MASK = 1, 2, 3, 4
-"""ALU operations an element: three-way integer maxima, half an instruction at half rate; a float maximum at half rate; an FMA, an
-addition and half a conversion at half rate; two comparisons and a selection, partly at half rate."""
+"""ALU operations per element.
+
+- `RISEN` (has a row's maximum risen?): three-way integer maxima, half an instruction at half rate.
+- `MAX`: a float maximum at half rate.
+- `EXP`: an FMA, an addition, and half a conversion at half rate.
+- `MASK`: two comparisons and a selection, partly at half rate.
+"""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -36,7 +43,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
-    """The agenda: groups of heads that share the L2, the longest rows first or in pairs."""
+    """A launch with the kernel's tile scheduler: groups of heads share the L2, the longest rows first or in pairs."""
     heads, rows = problem.batch * problem.heads, works(problem, config.tile)
     units = _pairs(rows) if config.pairs else [(work,) for work in reversed(rows)]
     order: list[tuple[tuple[Work, ...], int]] = []
@@ -46,13 +53,13 @@ def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
 
 
 def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
-    """The last row tile with the first, and so on inwards."""
+    """The last row tile paired with the first, and so on inwards."""
     n = len(rows)
     return [(rows[n - 1 - i], rows[i]) if n - 1 - i != i else (rows[i],) for i in range(-(-n // 2))]
 
 
 class Cycles:
-    """What each operation of a warpgroup takes; loads are the block's."""
+    """The cycles of each operation of a warpgroup; loads are for the whole block. `sram` is bytes per block."""
 
     computed = ("scores", "output", "risen", "maximum", "mask", "exp", "exp_alu", "rescale", "normalize")
 
@@ -71,12 +78,12 @@ class Cycles:
         self.d_steps, self.key_steps = d // 16, bc // 16
         self.risen, self.maximum, self.mask = (rates.alu(n * ROWS * bc) for n in (RISEN, MAX, MASK))
         self.exp, self.exp_alu = rates.exp(ROWS * bc), rates.alu(EXP * ROWS * bc)
-        self.accumulators = (3 * bc // 2 + dv) // 2  # registers of a lane: S in float32, P in half of that, O
+        self.accumulators = (3 * bc // 2 + dv) // 2  # registers per lane: S in float32, P in half of that, O
         self.sram = (config.tile.rows * d + config.stages * bc * (d + dv)) * es
         self.rescale = self.normalize = rates.alu(ROWS * dv)
 
     def in_step(self, blocks: int) -> Self:
-        """Of all consumers of so many blocks, as one."""
+        """The cycles of all consumers of `blocks` blocks together, as if they were one consumer."""
         one = copy(self)
         for name in ("q", "k", "v"):
             setattr(one, name, getattr(self, name) * blocks)
@@ -87,7 +94,7 @@ class Cycles:
 
 
 class Ring:
-    """The slots of K or V: `full` opens when a tile has come, `empty` when all consumers are done with it."""
+    """The slots of K or V in SRAM. `full` opens when a tile has arrived, `empty` when all consumers have used it."""
 
     def __init__(self, sm: SM, c: Cycles, name: str, cycles: float) -> None:
         self.sm, self.name, self.cycles, self.stages = sm, name, cycles, c.stages
@@ -95,14 +102,14 @@ class Ring:
         self.empty = [sm.barrier(c.consumers) for _ in range(c.stages)]
 
     def load(self, n: int, latency: float = BOX_L2_LATENCY) -> Actor:
-        """The n-th tile that passes, when its slot is free."""
+        """Load the n-th tile as soon as its slot is free."""
         slot, turn = n % self.stages, n // self.stages
         if turn:
             yield self.empty[slot].opening(turn - 1)
         self.full[slot].arrive_at(self.sm.use("copy", self.cycles, self.name) + latency)
 
     def ready(self, n: int) -> Actor:
-        """Until the n-th tile has come, and who waits for it has seen that."""
+        """Wait until the n-th tile has arrived and the actor has seen its barrier open."""
         yield self.full[n % self.stages].opening(n // self.stages)
         yield self.sm.now + SRAM_LATENCY
 
@@ -111,7 +118,7 @@ class Ring:
 
 
 class Shared:
-    """What the actors of a block share: the rings, Q's barriers, the turns at the tensor cores."""
+    """What the actors of a block share: the rings, Q's barriers, and the barriers for turns at the tensor cores."""
 
     def __init__(self, sm: SM, c: Cycles) -> None:
         self.k, self.v = Ring(sm, c, "load_k", c.k), Ring(sm, c, "load_v", c.v)
@@ -120,7 +127,7 @@ class Shared:
 
 
 def overlapped(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:
-    """A block with a producer and consumers whose softmax runs beside products."""
+    """The actors of a block with a producer, and with consumers whose softmax runs beside products."""
     shared = Shared(sm, c)
     shared.turn[0].arrive()
     actors = [("producer", producer(sm, walk, c, shared))]
@@ -128,7 +135,7 @@ def overlapped(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor
 
 
 def producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
-    """K first, then Q, then V a tile behind K, each as soon as its slot is free."""
+    """The producer loads K, then Q, then V one tile behind K, each as soon as its slot is free."""
     k = v = 0
     for n, work in enumerate(walk):
         latency = BOX_DRAM_LATENCY if n == 0 else BOX_L2_LATENCY
@@ -147,7 +154,7 @@ def producer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared) -> Actor:
 
 
 def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -> Actor:
-    """S of a tile is asked for before P V of the tile before; while that runs, the maxima are looked for."""
+    """A consumer issues S of a tile before P V of the tile before. It looks for the maxima while P V runs."""
     k_ring, v_ring, following = shared.k, shared.v, shared.turn[(w + 1) % c.consumers]
     scores, output = sm.barrier(), sm.barrier()
     k = v = turns = 0
@@ -187,8 +194,11 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -
 
 
 def _asked(sm: SM, c: Cycles, scores: Barrier, v: Actor | None, output: Barrier, following: Barrier) -> Actor:
-    """What a consumer has the tensor cores do: S and, with `v`, P V. They do it instruction by instruction, another's in between;
-    the turn is passed on when the last begins."""
+    """What a consumer has the tensor cores do: S and, with `v`, P V.
+
+    They run instruction by instruction, and those of other consumers come in between. The consumer passes its turn
+    on when the last instruction begins.
+    """
     yield from multiply(sm, c.scores, c.d_steps, "scores", 0.0)
     scores.arrive()
     if v is None:
@@ -202,14 +212,14 @@ def _asked(sm: SM, c: Cycles, scores: Barrier, v: Actor | None, output: Barrier,
 
 
 def multiply(sm: SM, cycles: float, steps: int, name: str, latency: float) -> Actor:
-    """Products, instruction by instruction, until they are there."""
+    """Issue products in `steps` instructions, and wait for their result."""
     for _ in range(steps):
         yield products(sm, cycles / steps, name)
     yield sm.now + latency
 
 
 def exponentials(sm: SM, c: Cycles) -> Actor:
-    """One FMA, one exp2 and one addition an element, and the conversion to the storage dtype."""
+    """One FMA, one exp2 and one addition per element, and the conversion to the storage dtype."""
     yield from vector(sm, "softmax", exp=c.exp, alu=c.exp_alu)
 
 

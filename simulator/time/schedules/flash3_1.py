@@ -1,4 +1,4 @@
-"""flash3_1: consumers that load for themselves: a slot is refilled when the whole block is done with a tile."""
+"""flash3_1: the consumers load for themselves. A slot is refilled when the whole block is done with its tile."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from simulator.time.rates import BOX_DRAM_LATENCY, BOX_L2_LATENCY, RS_LATENCY, S
 from simulator.time.schedules.flash3 import Cycles, Shared, multiply, store
 from simulator.time.schedules.flash3_2 import softmax
 
-OTHER_REGISTERS = (
-    40  # of a lane, beside S, P and O: about; no limit is set, so two blocks share an SM where it allows that
-)
+OTHER_REGISTERS = 40
+"""Roughly the registers per lane besides S, P and O. The kernel sets no limit, so blocks that fit share an SM."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -26,7 +25,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     def in_step(blocks: int) -> Block:
         return partial(_block, c=c.in_step(blocks))
 
-    # a block's warpgroups are in step: they meet after each tile
+    # the warpgroups of a block are in step, because they meet after each tile: chance decides between blocks
     return [Launch("flash3_1", partial(_block, c=c), order, slots, in_step=in_step, chance=1 / slots)]
 
 

@@ -1,4 +1,4 @@
-"""flash3_2: a producer fills the ring; each consumer waits for its own products and exponentials in turn."""
+"""flash3_2: a producer fills the ring. Each consumer waits for its products, then for its exponentials, in turn."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def softmax(sm: SM, c: Cycles, masked: bool) -> Actor:
     if masked:
         yield from vector(sm, "mask", alu=c.mask)
     yield from vector(sm, "softmax", alu=c.maximum)
-    yield (
-        sm.now + 4 * SRAM_LATENCY
-    )  # two shuffles, the exponential of the maximum before, and what goes from one to the next
+    # two shuffles, the exponential of the maximum before, and the latencies between them
+    yield sm.now + 4 * SRAM_LATENCY
     yield from exponentials(sm, c)
     yield from vector(sm, "rescale", alu=c.rescale)

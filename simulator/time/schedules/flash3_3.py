@@ -1,4 +1,4 @@
-"""flash3_3: flash3's overlaps, one block a row tile, in the order of the rows."""
+"""flash3_3: the overlaps of flash3, with one block per row tile, in the order of the rows."""
 
 from __future__ import annotations
 

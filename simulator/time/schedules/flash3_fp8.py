@@ -1,9 +1,12 @@
-"""flash3_fp8: flash3's blocks and producer with operands of a byte: half the bytes in, twice the products a clock, as many
-exponentials. P V of a key tile comes into registers of its own, and FMAs add it to O; its sums are a product with ones.
+"""flash3_fp8: the blocks and the producer of flash3, with operands of one byte.
 
-To head dim 128, S of a tile is asked for with P V of the tile before, as in flash3, but nobody takes turns; the FMAs run beside the
-exponentials. Beyond, a consumer waits for what it asked for, as flash3_2's do: P V comes CHUNK head dims at a time, and is added up
-while the next of them is multiplied.
+It loads half the bytes and multiplies twice as fast, but has as many exponentials. P V of a key tile has registers of
+its own, and FMAs add it to O. Here this is called a fold; elsewhere it is promotion, or two-level accumulation. A
+product with ones gives the row sums.
+
+Up to head dim 128, a consumer issues S of a tile together with P V of the tile before, as in flash3, but consumers
+don't take turns. The FMAs run beside the exponentials. Above 128, a consumer waits for each product, as in flash3_2. P
+V comes `CHUNK` head dims at a time, and one chunk is added to O while the next is multiplied.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ from simulator.time.schedules import flash3
 from simulator.time.schedules.flash3 import ROWS, Cycles, Shared, exponentials, multiply, producer, store
 
 CHUNK = 64
-"""Head dims of P V that are summed up on their own, where not all are."""
+"""How many head dims of P V a consumer multiplies at a time if there are no registers for all."""
 OVERLAPPED = 128
-"""Head dim up to which P V has room beside S."""
+"""The largest head dim for which the registers hold P V beside S."""
 EXP = 2
-"""ALU operations an element: an FMA, and half a conversion at half rate; no addition."""
+"""ALU operations per element: an FMA, and half a conversion at half rate. There is no addition."""
 TURN_WORK = 8
-"""ALU operations that turning an element of V takes: bytes out of words and into others."""
+"""ALU operations per element of V to transpose it: they move bytes from words to other words."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    """V is transposed first."""
+    """The launch that transposes V, and the launch of attention."""
     c = _Cycles(problem, config, rates)
     launch = flash3.launch("flash3_fp8", problem, config, c)
 
@@ -45,7 +48,7 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 def _transpose(problem: Problem, config: Config, rates: Rates) -> Launch:
-    """A block turns KEYS rows of V."""
+    """The launch that transposes V: each block takes `KEYS` rows."""
     elements = KEYS * round_up(problem.head_dim_v, 16)
     moved, turned, work = rates.copy(elements, dram=1), rates.sram(elements), rates.alu(TURN_WORK * elements)
 
@@ -88,8 +91,10 @@ def _block(sm: SM, walk: Sequence[Work], c: _Cycles) -> list[tuple[str, Actor]]:
 
 
 def _overlapped(sm: SM, walk: Sequence[Work], c: _Cycles, shared: Shared) -> Actor:
-    """S of a tile is asked for before P V of the tile before; while that runs, the maxima are looked for; then P V is added to O
-    beside the exponentials."""
+    """A consumer issues S of a tile before P V of the tile before, and looks for the maxima while P V runs.
+
+    Then it adds P V to O beside the exponentials.
+    """
     scores, output = sm.barrier(), sm.barrier()
     k = v = beside = 0
     for n, work in enumerate(walk):
@@ -136,9 +141,9 @@ def _asked(sm: SM, c: _Cycles, scores: Barrier, v: Actor | None, output: Barrier
 
 
 def _in_turn(sm: SM, walk: Sequence[Work], c: _Cycles, shared: Shared) -> Actor:
-    """S, softmax, P V chunk by chunk."""
+    """A consumer that waits for each result: S, the softmax, and P V chunk by chunk."""
     k = 0
-    chunk, folded = sm.barrier(), sm.barrier()  # open with each chunk of P V that is there, and that is added to O
+    chunk, folded = sm.barrier(), sm.barrier()  # they open when a chunk of P V is computed, and when it is added to O
     for n, work in enumerate(walk):
         yield shared.q_full.opening(n)
         for j in range(work.tiles):
@@ -166,7 +171,7 @@ def _in_turn(sm: SM, walk: Sequence[Work], c: _Cycles, shared: Shared) -> Actor:
 
 
 def _chunks(sm: SM, c: _Cycles, done: Barrier, folded: Barrier, first: int) -> Actor:
-    """P V, chunk by chunk; two have registers."""
+    """P V, chunk by chunk. Two chunks have registers."""
     for i in range(c.chunks):
         if i > 1:
             yield folded.opening(first + i - 2)

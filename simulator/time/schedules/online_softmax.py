@@ -1,4 +1,4 @@
-"""online_softmax: standard with a middle launch that passes over S twice: maximum and sum together, then P."""
+"""online_softmax: `standard` with a middle launch of two passes over S: maximum and sum together, then P."""
 
 from __future__ import annotations
 

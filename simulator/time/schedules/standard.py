@@ -1,4 +1,4 @@
-"""standard: three launches, each of which waits for what it loads. S and P go through HBM."""
+"""standard: three launches, whose warps wait for everything that they load. S and P go through HBM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from simulator.time.engine import SM, Actor
 from simulator.time.launch import Launch, Work, resident
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 
-MASK = 4  # ALU operations an element: comparisons and a selection
-IN_FLIGHT = 4  # chunks of a row that a warp asks for before it waits
+MASK = 4  # ALU operations per element: comparisons and a selection
+IN_FLIGHT = 4  # how many chunks of a row a warp loads before it waits
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -25,14 +25,14 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 class Pass:
-    """One pass over a row of S: its ALU operations an element, whether it exponentiates, whether it stores P."""
+    """One pass over a row of S: its ALU operations per element, whether it exponentiates, and whether it stores P."""
 
     def __init__(self, alu: int, exp: bool = False, stores: bool = False) -> None:
         self.alu, self.exp, self.stores = alu, exp, stores
 
 
 def scores(problem: Problem, config: Config, rates: Rates) -> Launch:
-    """A block a tile of S: loads, a product, a store."""
+    """One block per tile of S: loads, a matrix product, a store."""
     p, tile, es = problem, config.tile, problem.itemsize
     br, bc, d = padded(tile.rows), padded(tile.cols), padded(p.head_dim)
     matmul, unit = _matmul(problem, rates)
@@ -55,7 +55,7 @@ def scores(problem: Problem, config: Config, rates: Rates) -> Launch:
 
 
 def softmax(name: str, passes: Sequence[Pass], problem: Problem, rates: Rates) -> Launch:
-    """A warp a row: chunk by chunk, pass by pass."""
+    """One warp per row, pass by pass and chunk by chunk."""
     p, chunk = problem, ROWS * COLS * IN_FLIGHT
     slots = rates.device.max_warps_per_sm // ROWS // 2  # registers leave room for half of the warps
     in_flight = slots * rates.device.sms * ROWS * p.len_kv * 4
@@ -79,7 +79,7 @@ def softmax(name: str, passes: Sequence[Pass], problem: Problem, rates: Rates) -
 
 
 def output(problem: Problem, config: Config, rates: Rates) -> Launch:
-    """A block a row tile: P and V tile by tile."""
+    """One block per row tile, with P and V tile by tile."""
     p, tile, es = problem, config.tile, problem.itemsize
     br, bc, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim_v)
     matmul, unit = _matmul(problem, rates)
@@ -104,5 +104,5 @@ def output(problem: Problem, config: Config, rates: Rates) -> Launch:
 
 
 def _matmul(problem: Problem, rates: Rates) -> tuple[Callable[[float], float], str]:
-    """The rate of a product and the unit that does it."""
+    """A function from FLOPs to cycles for matrix products, and the unit that does them."""
     return (rates.fma, "alu") if problem.dtype == "float32" else (rates.warp_matmul, "tensor")

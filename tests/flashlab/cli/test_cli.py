@@ -234,7 +234,7 @@ def test_sweep_prints_every_cell(tmp_path: Path) -> None:
     assert sum(row["reason"] is not None for row in found["rows"]) >= 8
     assert len(table.read_text().splitlines()) == 17 and "<svg" in picture.read_text()
     printed = run(*words).stdout
-    assert "needs 32,768 bytes" in printed or "bytes of SRAM a block" in printed
+    assert "needs 32,768 bytes" in printed or "bytes of SRAM per block" in printed
 
 
 def test_trace_is_the_trace(tmp_path: Path) -> None:
@@ -315,9 +315,9 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("count flash2 --tile 64y", "tile = '64y': expected rows x cols"),
         ("count flash2 --tile 0x64", "tile = '0x64'"),
         ("sweep flash2 --tile 64x64,9", "tile = '9'"),
-        ("count flash1 --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
-        ("simulate flash1 --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
-        ("compare --tile 1024x1024", "bytes of SRAM a block and h100 has 232,448"),
+        ("count flash1 --tile 1024x1024", "bytes of SRAM per block, and h100 has 232,448"),
+        ("simulate flash1 --tile 1024x1024", "bytes of SRAM per block, and h100 has 232,448"),
+        ("compare --tile 1024x1024", "bytes of SRAM per block, and h100 has 232,448"),
         ("count flash2 --dtype fp16", "dtype = 'fp16': expected one of float32"),
         ("count flash2 --heads 3 --kv-heads 2", "kv_heads = 2: expected a divisor of heads = 3"),
         ("count flash2 --len-q -1", "len_q = -1: expected an integer of at least 0"),

@@ -583,7 +583,7 @@ BAD = [
     ({"algorithm": "flash3x"}, "algorithm = 'flash3x': expected one of"),
     ({"backend": "gppu"}, "did you mean gpu"),
     ({"device": "h100"}, "device = 'h100': expected None"),
-    ({"tile": "1024x512"}, "bytes of SRAM a block"),
+    ({"tile": "1024x512"}, "bytes of SRAM per block"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
     ({"window": (-1, 0)}, "window = "),
     ({"window": 3}, "window = 3"),

@@ -134,7 +134,7 @@ WIDE = np.zeros((1, 2, 4, 264), np.float16)
 BAD = [
     ({"algorithm": "flsh2"}, "did you mean flash2?"),
     ({"device": "h10"}, "device = 'h10'"),
-    ({"tile": "2048x2048"}, "bytes of SRAM a block"),
+    ({"tile": "2048x2048"}, "bytes of SRAM per block"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
     ({"window": 3}, "window = 3"),
     ({"scale": float("inf")}, "scale = inf"),

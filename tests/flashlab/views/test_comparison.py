@@ -184,7 +184,7 @@ def test_plot_writes_the_pictures(tmp_path: Path) -> None:
         (lambda: fl.compare(CAUSAL, algorithms=["flash"]), "did you mean flash"),
         (lambda: fl.compare(CAUSAL, tile="big"), "tile = 'big'"),
         (lambda: fl.compare(CAUSAL, device="h1000"), "did you mean h100?"),
-        (lambda: fl.compare(CAUSAL, tile=(2048, 2048)), "bytes of SRAM a block"),
+        (lambda: fl.compare(CAUSAL, tile=(2048, 2048)), "bytes of SRAM per block"),
     ],
 )
 def test_bad_input_is_one_line(call: Any, says: str) -> None:
