@@ -1,12 +1,13 @@
-// Counting: which bytes each warp instruction asked for.
+// Counting: which bytes each warp instruction requested.
 //
-// Lanes run one after the other, so the accesses of one warp instruction come one by one. They belong together when they
-// come from the same place in the source, as the same occurrence of it since the warp's lanes last met: how a warp that
-// reconverges after every branch would issue them. Then, as the hardware's counters do:
-//   bytes        distinct bytes of the warp instruction; atomics: every lane's
+// Lanes run one after the other, so the accesses of one warp instruction come one by one. Accesses belong together if
+// they come from the same place in the source and are the same occurrence of it since the lanes of the warp last met.
+// This is how a warp that reconverges after each branch would issue them. Then these are counted, as by the hardware's
+// counters:
+//   bytes        distinct bytes of the warp instruction; for atomics, the bytes of every lane
 //   sectors      32-byte pieces of HBM that it touches
-//   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal`: without bank conflicts
-// The rules of the last two are measured; counts.cpp tells them.
+//   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal` is without bank conflicts
+// The rules for sectors and wavefronts were measured. They are in counts.cpp.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +31,9 @@ struct WarpInstruction {
   Space space;
   const char* step;
   Place place;
-  unsigned mask = 0, bytes = 0;  // of a lane
+  unsigned mask = 0, bytes = 0;  // the lanes that take part, and the bytes per lane
   std::uint64_t address[32];
-  std::uint64_t partner[32];  // copies: the address in the other memory
+  std::uint64_t partner[32];  // for copies, the address in the other memory
   const char* tensor[32];
 };
 
@@ -40,25 +41,25 @@ struct Moved {
   std::uint64_t instructions = 0, bytes = 0, sectors = 0, wavefronts = 0, ideal = 0;
 };
 
-// By step, tensor, space and instruction; the strings live as long as the kernel's library.
+// What was moved, by step, tensor, space and instruction. The strings live as long as the kernel's library.
 struct Ledger {
   std::map<std::tuple<const char*, const char*, Space, Op>, Moved> rows;
-  std::uint64_t plain = 0;  // accesses that came through the compiler's instrumentation
+  std::uint64_t plain = 0;  // how many accesses came through the compiler's instrumentation
 
   void account(const WarpInstruction& instruction);
   void add(const char* step, const char* tensor, Space space, Op op, const Moved& moved);
 };
 
-// The warp instructions whose lanes haven't all come yet.
+// The warp instructions to which more lanes may come.
 struct WarpLog {
   std::vector<std::vector<WarpInstruction>> open;  // by site, by occurrence
-  std::vector<unsigned> touched;                   // sites with any
+  std::vector<unsigned> touched;                   // the sites that have any
   void add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place,
            std::uint64_t partner = 0);
   void flush(Ledger& ledger);
 };
 
-// Places of the same lines of source are one site, however often the compiler copied the code.
+// All places that come from the same line of source are one site, however often the compiler copied the code.
 unsigned site_of(Place place);
 unsigned sites();
 

@@ -1,5 +1,5 @@
-// CUDA C++ as a host compiler sees it: keywords, built-in variables and types, the functions that every kernel has.
-// Included before the kernel's own text.
+// CUDA C++ for a host compiler: keywords, built-in variables and types, and the functions that every kernel has. It is
+// included before the kernel's own text.
 #pragma once
 
 #include <math.h>
@@ -18,11 +18,12 @@
 
 #include "primitives.h"
 
-// Keywords. SRAM is thread-local: a block runs on one thread of the operating system, which runs one block at a time.
+// Keywords. SRAM is thread-local, because a block runs on one thread of the operating system, and that runs one block
+// at a time.
 #define __host__
 #define __device__
 #define __constant__
-#define __global__ __attribute__((flatten, noinline))  // inlined calls keep their line of the kernel in the debug information
+#define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
 #if defined(__clang__)
 #define __shared__ thread_local
 #else
@@ -57,7 +58,7 @@ struct dim3 {
   constexpr operator uint3() const { return {x, y, z}; }
 };
 
-// Vector types. Those of 8 and 16 bytes move as one piece, as on a GPU, so that one access is seen.
+// Vector types. Those of 8 and 16 bytes move in one piece, as on a GPU, so that they count as one access.
 namespace emulator {
 // Spelled out by size: g++ drops may_alias where vector_size depends on a template's parameter.
 template <std::size_t BYTES> struct Piece;
@@ -134,7 +135,8 @@ EMU_STORE(__stcs)
 EMU_STORE(__stwb)
 EMU_STORE(__stwt)
 
-// Of constant size they become plain accesses, which are seen; the others tell of theirs by a call.
+// With a constant size they become plain accesses, which the instrumentation reports. The others report theirs by a
+// call.
 __forceinline__ void* emu_memcpy(void* to, const void* from, std::size_t bytes) {
   return __builtin_constant_p(bytes) && bytes <= 16 ? __builtin_memcpy(to, from, bytes) : __tsan_memcpy(to, from, bytes);
 }
@@ -195,7 +197,7 @@ EMU_SHUFFLE(__shfl_up_sync, EMU_UP)
 EMU_SHUFFLE(__shfl_down_sync, EMU_DOWN)
 EMU_SHUFFLE(__shfl_xor_sync, EMU_XOR)
 
-// Atomics: one at a time, whatever blocks run beside.
+// Atomics are atomic between blocks too, which run on several threads of the operating system.
 namespace emulator {
 template <class T, class F>
 __forceinline__ T atomic(T* address, F new_value) {
@@ -237,8 +239,8 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// A door to a kernel, for the end of its source. An argument is first brought to the lane's own stack: what is read there is
-// no access of the kernel.
+// A door to a kernel, for the end of its source. Arguments are first copied to the lane's own stack, because reading
+// them is no access by the kernel.
 #define EMU_DOOR(I, ...)                                                                                          \
   extern "C" void emu_entry_##I(void**) { emulator::call(__VA_ARGS__); }                                          \
   extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
@@ -260,8 +262,8 @@ void call(void (*kernel)(Parameters...)) {
   call(kernel, std::index_sequence_for<Parameters...>{});
 }
 
-// For each parameter two letters, how it is passed (p pointer, c pointer to const, v value) and what it is or points to (i u
-// integers, f float, s something else), and the size of that (0: not known here).
+// A parameter's type as two letters and a size. The first letter is how it is passed (p pointer, c pointer to const, v
+// value), the second what it is or points to (i or u integer, f float, s something else). Size 0: not known here.
 template <class T, class = void> struct Size { static constexpr unsigned value = 0; };
 template <class T> struct Size<T, std::enable_if_t<(!std::is_void_v<T> && sizeof(T) > 0)>> { static constexpr unsigned value = sizeof(T); };
 template <class T>

@@ -1,4 +1,5 @@
-// fp8: e4m3 and e5m2, alone, in pairs and in fours. Conversions from wider types saturate, as the types' own do with nvcc.
+// fp8: e4m3 and e5m2, single, in pairs and in fours. Conversions from wider types saturate, as those of the types do
+// with nvcc.
 #pragma once
 
 #include "cuda_bf16.h"

@@ -1,4 +1,4 @@
-// Asynchronous copies from HBM to SRAM, by the primitives that CUDA C++ has for cp.async.
+// Asynchronous copies from HBM to SRAM: the primitives that CUDA C++ has for cp.async.
 #pragma once
 
 #include "cuda.h"

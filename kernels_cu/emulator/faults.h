@@ -1,5 +1,5 @@
-// What the processor itself refuses: a stack that overflows, a jump to nowhere, an integer division that it can't do. It tells
-// the process by a signal; while a kernel runs, the signal becomes a finding and ends the block.
+// Faults that the processor reports: a stack overflow, a jump to nowhere, an integer division that it can't do. They
+// come as signals. While a kernel runs, a signal becomes a finding and ends the block.
 #pragma once
 
 #include <csetjmp>
@@ -10,24 +10,25 @@
 
 namespace emulator {
 
-// The signal that stopped a lane, where, and the address that it was about.
+// The signal that stopped a lane, the place in the kernel, and the address that was accessed.
 struct Fault {
   int signal = 0;
   Place place = nullptr;
   const void* address = nullptr;
 };
 
-// Where the running thread goes on after a fault (null: faults are none of the emulator's), and the last one.
+// Where the running thread goes on after a fault (null: no kernel runs, so the fault isn't the emulator's), and the
+// last fault.
 extern thread_local sigjmp_buf* landing;
 extern thread_local Fault fault;
 
-// Handles the process's signals from the first one alive to the last.
+// Handles the process's signals for as long as one such object is alive.
 struct FaultHandlers {
   FaultHandlers();
   ~FaultHandlers();
 };
 
-// A stack for a thread's signals: the lane's own may be what overflowed.
+// A stack for a thread's signal handlers, because the lane's own stack may have overflowed.
 class SignalStack {
  public:
   SignalStack();

@@ -1,12 +1,12 @@
-// Fibers: many stacks on one thread of the operating system, and a switch between them in a few nanoseconds. A lane of a
-// warp is a fiber: it runs until it must wait for others, and goes on where it stopped.
+// Fibers: many stacks on one thread of the operating system, with a switch between them that takes a few nanoseconds.
+// Each lane of a warp is a fiber. It runs until it must wait for others, and later goes on where it stopped.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// Saves the running fiber's registers on its stack and that stack's pointer in *from, and goes on with `to`. Only what
-// the calling convention makes a function preserve needs saving.
+// Saves the running fiber's registers on its stack and its stack pointer in *from, and goes on with `to`. It saves only
+// those registers that the calling convention makes a function preserve.
 extern "C" void emu_switch(void** from, void* to);
 
 #if defined(__APPLE__)
@@ -35,12 +35,12 @@ extern "C" void emu_switch(void** from, void* to);
 
 namespace emulator {
 
-// The stack pointer of a fiber that starts with entry(), which never returns, at the top of a stack.
+// The stack pointer of a new fiber, which starts with entry() at the top of a stack. entry() never returns.
 inline void* new_fiber(char* stack, std::size_t bytes, void (*entry)()) {
   auto top = reinterpret_cast<std::uintptr_t>(stack + bytes) & ~std::uintptr_t{15};
 #if defined(__x86_64__)
-  auto* frame = reinterpret_cast<void**>(top - 64);  // six registers, the address to return to, and a hole: after
-  for (int i = 0; i < 8; ++i) frame[i] = nullptr;    // the return the stack lies as after a call
+  auto* frame = reinterpret_cast<void**>(top - 64);  // six registers, the return address, and a hole, so that after
+  for (int i = 0; i < 8; ++i) frame[i] = nullptr;    // the return the stack is aligned as after a call
   frame[6] = reinterpret_cast<void*>(entry);
 #elif defined(__aarch64__)
   auto* frame = reinterpret_cast<void**>(top - 160);

@@ -1,4 +1,5 @@
-// float16, bfloat16 and the formats of 8 bits as bits: to float exactly, from float rounded to the nearest, ties to even.
+// float16, bfloat16 and the 8-bit formats as bits. Conversions to float are exact. Those from float round to the
+// nearest, ties to even.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ inline std::uint32_t bits_of_float(float value) {
 inline float float_of_f16(std::uint16_t h) {
   const std::uint32_t sign = (h & 0x8000u) << 16, magnitude = h & 0x7fffu;
   if (magnitude >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
-  // as a float whose exponent is 112 too small; the product is exact, for subnormals too
+  // these bits are a float whose exponent is 112 too small; the product is exact, also for subnormals
   return float_of_bits(sign | bits_of_float(float_of_bits(magnitude << 13) * 0x1p112f));
 }
 
@@ -31,7 +32,7 @@ inline std::uint16_t f16_of_float(float value) {
   const std::uint32_t bits = bits_of_float(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7fffu);
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to 2^16 or more
-  if (magnitude < 0x38800000u) {  // subnormal: adding 1/2 shifts the last place of the sum to 2^-24
+  if (magnitude < 0x38800000u) {  // subnormal: after adding 1/2, the last place of the sum is 2^-24
     const float shifted = float_of_bits(magnitude) + 0.5f;
     return static_cast<std::uint16_t>(sign | (bits_of_float(shifted) - 0x3f000000u));
   }
@@ -47,7 +48,8 @@ inline std::uint16_t bf16_of_float(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A double as a float that rounds on as the double would: what is lost sets the last place, which is then no tie.
+// A double as a float that rounds further as the double would ("round to odd"). Bits that are lost set the last place,
+// so there is no false tie.
 inline float odd_float(double value) {
   const float nearest = static_cast<float>(value);
   if (nearest == value || !std::isfinite(nearest)) return nearest;
@@ -55,7 +57,8 @@ inline float odd_float(double value) {
   return float_of_bits(bits_of_float(inward) | 1u);
 }
 
-// x * y + z, which rounds on as the exact sum would: the error of the sum sets the last place. The product must be exact.
+// x * y + z as a float that rounds further as the exact sum would. The sum's error sets the last place. The product
+// must be exact.
 inline float odd_fma(float x, float y, float z) {
   const double product = double{x} * y, sum = product + z, part = sum - product;
   const double error = (product - (sum - part)) + (z - part);
@@ -63,7 +66,7 @@ inline float odd_fma(float x, float y, float z) {
   return odd_float(std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL));
 }
 
-// A format of 8 bits, as Open Compute has them: e5m2 with infinities, e4m3 without, and with a single NaN.
+// An 8-bit format of the Open Compute Project: e5m2 has infinities, e4m3 has none and a single NaN.
 template <int EXPONENT, int MANTISSA>
 struct Float8 {
   static constexpr bool INFINITIES = EXPONENT == 5;
@@ -84,7 +87,7 @@ struct Float8 {
     const float magnitude = std::fabs(value);
     if (std::isinf(magnitude)) return static_cast<std::uint8_t>(sign | beyond);
     const int exponent = magnitude > 0 ? std::max(std::ilogb(magnitude), LEAST) : LEAST;
-    // in units of the last place: what it carries over counts the exponent on
+    // in units of the last place; a carry increments the exponent
     const auto places = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, MANTISSA - exponent)));
     const unsigned bits = (static_cast<unsigned>(exponent - LEAST) << MANTISSA) + places;
     return static_cast<std::uint8_t>(sign | (bits > GREATEST ? beyond : bits));

@@ -1,4 +1,4 @@
-// Mathematics and bits: the functions that every kernel has. Approximate ones are as exact here as the machine's library.
+// Functions for mathematics and bits that every kernel has. Approximate ones are as exact here as the host's library.
 #pragma once
 
 #include <cmath>
@@ -57,7 +57,7 @@ inline float __saturatef(float x) { return std::fmin(std::fmax(x, 0.f), 1.f); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 
-// To integers: what lies outside their range becomes its end, and NaN 0, as on a GPU.
+// To integers: values outside the range become its nearest end, and NaN becomes 0, as on a GPU.
 namespace emulator {
 template <class T>
 inline T integer(double x) {

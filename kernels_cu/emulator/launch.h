@@ -1,4 +1,4 @@
-// A launch, as Python hands it over, and the text that it gets back.
+// A launch, as Python passes it, and the text that Python gets back.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,8 @@ struct EmuRegion {
   const char* name;
   void* base;
   std::int64_t bytes;
-  int input;  // may not be written
-  unsigned char* state;  // of each byte: 1 if it holds a value. Kept up, for what comes after
+  int input;             // 1: it may not be written
+  unsigned char* state;  // for each byte, 1 if it holds a value. The launch updates it for later launches.
 };
 
 struct EmuLaunch {
@@ -28,18 +28,18 @@ struct EmuLaunch {
   const EmuRegion* regions;
   int region_count;
   int workers;   // threads of the operating system
-  int sanitize;  // look for misuse, or only count
+  int sanitize;  // 1: look for misuse; 0: only count
   double time_limit;  // seconds
 };
 
-// Runs it. The answer is a JSON document, to be freed with emu_free.
+// Runs a launch. The answer is a JSON document. The caller frees it with emu_free.
 char* emu_launch(const EmuLaunch* launch);
 void emu_free(char* text);
 
-// Sites: ids by place (bytes from the start of the library), sorted by place.
+// Sets the sites: an id for each place (bytes from the start of the library), sorted by place.
 void emu_sites(const std::uint64_t* places, const std::uint32_t* ids, int count);
 
-// Static arrays in SRAM: where each lies, in bytes from the dynamic SRAM.
+// Sets the static arrays in SRAM: where each lies, in bytes from the dynamic SRAM.
 void emu_statics(const char* const* names, const std::int64_t* from_dynamic, const std::uint32_t* bytes, int count);
 }
 
@@ -58,8 +58,8 @@ struct Launch {
   bool late() const;
 };
 
-// SRAM lies in thread-local variables of the kernel's library, one set for each SM: static arrays where the compiler put
-// them, the dynamic one where `emu_dynamic_sram` says.
+// SRAM lies in thread-local variables of the kernel's library, so each SM has its own. Static arrays lie where the
+// compiler put them, and dynamic SRAM lies where `emu_dynamic_sram` says.
 struct StaticArray { std::string name; std::int64_t from_dynamic; unsigned bytes; };
 const std::vector<StaticArray>& static_arrays();
 extern "C" void* emu_dynamic_sram();

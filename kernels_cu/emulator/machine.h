@@ -1,12 +1,12 @@
-// The machine: lanes, warps and blocks of one launch, and what holds them together.
+// The machine: the lanes, warps and blocks of one launch, and how they wait for each other.
 //
-//   a launch    blocks of a grid, shared out among threads of the operating system ("SMs")
-//   a block     its warps, its SRAM, its barriers; runs on one SM from beginning to end
-//   a lane      a fiber (fiber.h). It runs until it must wait: for the lanes of its warp (a collective), for the threads
-//               of its block (a barrier), or for an mbarrier. Then the next one that can run does
+//   a launch    has the blocks of a grid. Threads of the operating system ("SMs") share them out.
+//   a block     has warps, SRAM and barriers. It runs on one SM from beginning to end.
+//   a lane      is a fiber (fiber.h). It runs until it must wait: for the lanes of its warp (a collective), for the
+//               threads of its block (a barrier), or for an mbarrier. Then the next lane that can run does.
 //
-// Lanes run one after the other, in the order of their numbers, so a run is the same each time. That hides no race: it isn't
-// the order of accesses that is looked at but what was promised about it (memory.h).
+// Lanes run one after the other, in the order of their numbers, so each run is the same. This hides no race. The
+// detection doesn't look at the order in which accesses happen to run, but at what orders them (memory.h).
 #pragma once
 
 #include <array>
@@ -32,17 +32,16 @@ struct Hopper;
 struct Launch;
 struct Warp;
 
-// What a lane waits for.
-// others: to run as far as they can
+// What a lane waits for. `others`: until all other lanes have run as far as they can.
 enum class Wait { nothing, collective, barrier, mbarrier, warpgroup, registers, others };
 
-// The operands of a collective: what a lane brings, and what it takes away.
+// The operands of a collective: a lane's inputs and its results.
 struct Operands {
   std::uint64_t in[4], out[4];
-  struct { std::uint32_t a[4], b[2]; float c[4]; } mma;  // as mma.sync m16n8k16 spreads A, B and C
+  struct { std::uint32_t a[4], b[2]; float c[4]; } mma;  // this lane's part of A, B and C in mma.sync m16n8k16
 };
 
-// Work that the whole warp does at once when its last lane arrives; `mask` are the lanes that take part.
+// Work that is done for the whole warp when its last lane arrives. The lanes in `mask` take part.
 using Collective = void (*)(Warp&, unsigned mask);
 
 struct Lane : Thread {
@@ -55,16 +54,16 @@ struct Lane : Thread {
 
   Wait wait = Wait::nothing;
   Place place{};           // where it waits
-  const char* what = "";   // in words: "__shfl_sync"
+  const char* what = "";   // for which call, in words: "__shfl_sync"
   Collective collective = nullptr;
   unsigned mask = 0;
   int barrier = 0;
   Operands operands{};
 
-  std::uint32_t interval = 0;             // collectives of the whole warp so far: see Warp::log
-  std::vector<std::uint64_t> occurrences;  // by site: interval << 32 | how often in it
-  std::vector<Copy> copies;                // copy_async that weren't waited for, oldest first
-  unsigned group = 0;                      // of the copies that come next
+  std::uint32_t interval = 0;              // how many collectives the whole warp has had: see Warp::log
+  std::vector<std::uint64_t> occurrences;  // by site: interval << 32 | how often the site came in it
+  std::vector<Copy> copies;                // by copy_async, not yet waited for, oldest first
+  unsigned group = 0;                      // the group of the next copies
   std::uint32_t since_switch = 0;
 
   bool in(unsigned mask) const { return mask >> lane & 1; }
@@ -81,14 +80,14 @@ struct Warp {
 };
 
 struct NamedBarrier {
-  int threads = 0;  // that it takes; 0: all of the block
-  int arrived = 0;  // threads that came and didn't wait
+  int threads = 0;  // how many threads it takes; 0: all of the block
+  int arrived = 0;  // how many threads came and didn't wait
   std::vector<Lane*> waiting;
-  Place place{};        // of the first
-  std::vector<std::uint32_t> seen;  // what those who arrived without waiting had seen
+  Place place{};                    // where the first thread came to it
+  std::vector<std::uint32_t> seen;  // what the threads that didn't wait had seen (Clocks)
 };
 
-// One "SM": a thread of the operating system with what a block needs. Blocks use it one after the other.
+// One "SM": what a block needs, on a thread of the operating system. Blocks use it one after the other.
 struct Block {
   explicit Block(Launch& launch);
   ~Block();
@@ -113,20 +112,20 @@ struct Block {
   Ledger ledger;
   Findings findings;
 
-  void yield();                // the running lane waits; returns when it may go on
+  void yield();  // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void poll(Lane& lane, Place place);  // an access that may be one of a loop that waits: lets the others run now and then
-  [[noreturn]] void abort();  // the running lane found what the block can't go on after
+  void poll(Lane& lane, Place place);  // an access in what may be a spin loop: lets other lanes run now and then
+  [[noreturn]] void abort();           // the running lane found a misuse after which the block can't go on
   void finished(Lane& lane);
   void check_barrier(int id);
-  bool gather();  // nobody can run: lanes that ask who is with them learn it
-  void diagnose();  // nobody can run: says why
+  bool gather();    // no lane can run: answers the lanes that wait in __activemask
+  void diagnose();  // no lane can run: reports why
   Finding finding(const char* kind, Place place, const Lane& lane) const;
   void tell_other(Finding& finding, const Access& other) const;
   void tell_other(Finding& finding, const Lane& other) const;
 
  private:
-  void schedule();  // until all lanes have ended, or can't
+  void schedule();  // runs lanes until all have ended, or none can go on
   void faulted();
   void too_late(const Lane& lane, Place place);
 
@@ -137,14 +136,14 @@ struct Block {
 // The lane that runs on this thread of the operating system.
 inline Lane& current_lane() { return static_cast<Lane&>(*current); }
 
-// The running lane and the others in `mask` meet; the last one to come does `work` for all. `aligned`: all must come from
-// the same place in the source.
+// The running lane meets the others in `mask`. The last one to come does `work` for all. With `aligned`, all must come
+// from the same place in the source.
 void meet(Collective work, const char* what, unsigned mask, bool aligned, Place place);
 
-// The work of __syncwarp: its lanes see what each of them did. Its lanes may come from different lines.
+// The work of __syncwarp: each lane sees what the others did. They may come from different lines.
 void sync_of_warp(Warp& warp, unsigned mask);
 
-// A barrier: waits until `threads` have come (0: all of the block), or comes without waiting.
+// A barrier of `threads` threads (0: all of the block). The first waits until all have come, the second doesn't wait.
 void wait_barrier(int id, int threads, Place place);
 void arrive_barrier(int id, int threads, Place place);
 

@@ -1,8 +1,10 @@
-// Memory that knows what was promised about it. Beside each byte lies whether it was written; beside each chunk of 16 bytes
-// who touched it, when, and whether he wrote. "When" is a vector clock: two accesses of one chunk, one of them a write, are a
-// race unless a barrier (or what else orders threads) lies between them, whatever order they happened to run in.
+// Memory that is watched. For each byte, it knows whether it was written. For each chunk of 16 bytes, it knows which
+// threads touched it, when, and whether they wrote. "When" is a vector clock. Two accesses to one chunk are a race if
+// one of them is a write and nothing (such as a barrier) orders them. The order in which they happened to run doesn't
+// matter.
 //
-// The detection is FastTrack's (Flanagan and Freund, PLDI 2009), with lists of readers in place of its adaptive epochs.
+// The detection is that of FastTrack (Flanagan and Freund, PLDI 2009), with lists of readers in place of its adaptive
+// epochs.
 #pragma once
 
 #include <atomic>
@@ -19,29 +21,29 @@ struct Lane;
 struct Block;
 
 constexpr unsigned CHUNK = 16;
-constexpr unsigned SRAM_ORIGIN = 1024;  // the first shared address: as on a GPU, 0 is nobody's
+constexpr unsigned SRAM_ORIGIN = 1024;  // the first shared address; as on a GPU, nothing lies at 0
 constexpr unsigned char POISON = 0xff;  // a NaN in every floating-point format
 
-// PENDING: a copy is on its way there. MBARRIER: nobody's to read or write.
+// PENDING: a copy to it is under way. MBARRIER: no thread may read or write it.
 enum State : unsigned char { UNWRITTEN, WRITTEN, PENDING, MBARRIER };
 
-// One thread's latest access of its kind to a chunk.
+// A thread's latest access to a chunk, of one kind.
 struct Access {
   std::uint32_t block, clock;
-  std::uint16_t thread;  // a thread's number, or an agent's (Clocks)
+  std::uint16_t thread;  // the number of a thread or of an agent (Clocks)
   std::uint16_t bytes;   // a bit for each byte of the chunk
   bool write, atomic;
-  std::uint16_t issuer;  // the thread that made it, or asked an agent for it
+  std::uint16_t issuer;  // the thread that made it, or that had an agent make it
   Place place;
 };
 using Accesses = std::vector<Access>;
 
-// What each thread has seen of the others: their clocks, as far as it was told of them. A thread's own clock advances
-// whenever others may learn of it. After a barrier of the whole block everybody has seen everything up to `floor`.
+// Vector clocks: what each thread has seen of the others. A thread's own clock advances whenever others may learn of
+// it. After a barrier of the whole block, all threads have seen everything up to `floor`.
 //
-// Engines that work beside the threads (TMA, wgmma) are agents. They have a column each, their clocks count what they
-// completed, and a barrier says nothing of them. With the first agent comes a second column for each thread: up to which
-// of its clocks its writes have been shown to the engines by a proxy fence.
+// Engines that work beside the threads (TMA, wgmma) are agents. Each has a column, and its clock counts what it has
+// completed. A barrier of threads says nothing about agents. With the first agent, each thread gets a second column:
+// the clock up to which a proxy fence has shown its writes to the engines.
 struct Clocks {
   int threads = 0, width = 0, capacity = 0;  // columns: threads | their fences | agents
   std::uint32_t floor = 0;
@@ -49,7 +51,7 @@ struct Clocks {
 
   void reset(int threads);
   int add_agent();
-  void watch_proxies();  // from here on there are fences and agents
+  void watch_proxies();  // adds the columns for fences and agents
   bool proxies() const { return width > threads; }
   std::uint32_t* of(int thread) { return &seen[static_cast<std::size_t>(thread) * capacity]; }
   std::uint32_t now(int thread) { return of(thread)[thread]; }
@@ -59,13 +61,13 @@ struct Clocks {
   bool fenced(const Access& access, const std::uint32_t* knows) const {
     return access.thread >= threads || (proxies() && knows[threads + access.thread] >= access.clock);
   }
-  void fence(int thread);  // what it knows of, engines see from here on
+  void fence(int thread);  // from here on, engines see what this thread has seen
   void join_all();
-  void release(int thread, std::vector<std::uint32_t>& into);  // others that acquire `into` see what this thread did
+  void release(int thread, std::vector<std::uint32_t>& into);  // threads that acquire `into` see what this thread did
   void acquire(int thread, const std::vector<std::uint32_t>& from);
 };
 
-// An array in HBM. Inputs may not be written; what a kernel writes is watched for races between blocks, too.
+// An array in HBM. Inputs may not be written. In other arrays, races between blocks are detected as well.
 struct Region {
   std::string name;
   char* base = nullptr;
@@ -76,7 +78,7 @@ struct Region {
     std::atomic_flag busy = ATOMIC_FLAG_INIT;
     Accesses accesses;
   };
-  std::unique_ptr<Chunk[]> chunks;  // of what isn't an input
+  std::unique_ptr<Chunk[]> chunks;  // null for an input, and if the launch only counts
 
   bool holds(const void* address, std::int64_t n) const {
     auto* at = static_cast<const char*>(address);
@@ -86,7 +88,7 @@ struct Region {
 
 // A block's SRAM, static and dynamic, in one range of shared addresses from SRAM_ORIGIN on.
 struct Sram {
-  char* statics = nullptr;  // where this thread's static arrays lie, for the compiler placed them
+  char* statics = nullptr;  // where the compiler placed the static arrays of this thread of the operating system
   char* dynamic = nullptr;
   unsigned static_bytes = 0, dynamic_begin = 0, end = 0;
   std::vector<unsigned char> state;
@@ -104,36 +106,37 @@ struct Sram {
   const Name* before(unsigned address) const;
 };
 
-// A copy_async on its way: it takes effect when its thread waits for it, not before.
+// A copy_async that is under way. It takes effect when its thread waits for it, not before.
 struct Copy {
   unsigned to;
   const char* from;
-  unsigned bytes, kept;  // what it doesn't keep of `from` becomes zeros
+  unsigned bytes, kept;  // the bytes of `from` past `kept` become zeros
   unsigned group;
   Place place;
   const char* step;
 };
 
-// Who makes an access: a lane, or an engine that it set to work.
+// What makes an access: a lane, or an engine that the lane set to work.
 struct Actor {
   Lane& lane;
-  const std::uint32_t* knows;  // a row of clocks: what came before
+  const std::uint32_t* knows;  // a row of clocks: what came before the access
   std::uint16_t thread;
   std::uint32_t clock;
   bool engine;
 };
 
-// Findings about bytes of HBM and of SRAM.
+// These add findings about bytes of HBM and of SRAM.
 void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
                 unsigned bytes, const Access* other = nullptr);
 void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
                 const Access* other = nullptr);
 
-// The checks of an engine's accesses: of a chunk of SRAM, and of any number of bytes of HBM. False: there is nothing.
+// Checks of an engine's accesses: to a chunk of SRAM, and to any number of bytes of HBM. False: there is no memory
+// there.
 bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place);
 bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region);
 
-// The checks, each for one lane's access of 1 to 16 bytes. They add findings; false: there is nothing to access.
+// Checks of one lane's access to 1 to 16 bytes. They add findings. False: there is no memory there.
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region);
 bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place);
 void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place);

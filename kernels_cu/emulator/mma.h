@@ -1,5 +1,6 @@
-// nvcuda::wmma: fragments of 16 x 16 x 16, half or bfloat16. Which lane holds which element CUDA doesn't say; here it is as
-// mma.sync has it, so that one product is two of m16n8k16. Loads and stores are seen element by element.
+// nvcuda::wmma: fragments of 16 x 16 x 16, half or bfloat16. CUDA doesn't say which lane holds which element. Here it
+// is as in mma.sync, so that one product is two of m16n8k16. Loads and stores are checked and counted element by
+// element.
 #pragma once
 
 #include "cuda_bf16.h"

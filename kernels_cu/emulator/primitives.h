@@ -1,18 +1,18 @@
-// The host bodies of the primitives in ../include: one call is one lane's part in one warp instruction.
+// The host bodies of the primitives in ../include. One call is one lane's part in one warp instruction.
 #pragma once
 
 #include "thread.h"
 
 extern "C" {
 
-// Bytes between HBM or SRAM and registers; 4, 8 or 16 of them.
+// Move 4, 8 or 16 bytes between HBM or SRAM and registers.
 void emu_load_global(void* value, const void* address, unsigned bytes);
 void emu_store_global(void* address, const void* value, unsigned bytes);
 void emu_load_shared(void* value, unsigned address, unsigned bytes);
 void emu_store_shared(unsigned address, const void* value, unsigned bytes);
 
-// Copies of 4, 8 or 16 bytes from HBM to SRAM, in groups; they arrive when they are waited for. Bytes past `kept` become
-// zeros, and aren't read.
+// Copy 4, 8 or 16 bytes from HBM to SRAM, in groups. A copy arrives when its thread waits for it. Bytes past `kept` are
+// not read and become zeros.
 void emu_copy_async(unsigned to, const void* from, unsigned bytes = 16, unsigned kept = 16);
 void emu_copy_commit();
 void emu_copy_wait(unsigned pending);
@@ -22,23 +22,24 @@ void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
 void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 
-// mbarriers: an arrival may expect bytes; a wait is for the phase of a parity, and may come back without it (0).
+// mbarriers. An arrival may expect bytes. A wait is for the phase with a parity, and may return before it is over (0).
 void emu_mbarrier_init(unsigned address, unsigned arrivals);
 void emu_mbarrier_publish();
 void emu_mbarrier_arrive(unsigned address, unsigned expected_bytes);
 int emu_mbarrier_try_wait(unsigned address, unsigned parity);
 
-// Copies of boxes: loads tell an mbarrier, stores are waited for in groups of the thread (`read`: until SRAM is free again).
-// `corner`: the box's first element, innermost dimension first.
+// Copies of boxes by TMA. A load completes on an mbarrier. A thread waits for its stores in groups, with `read` only
+// until SRAM is free again. `corner` is the box's first element, with the innermost dimension first.
 void emu_tma_load(unsigned to, const void* map, const int* corner, int rank, unsigned mbarrier);
 void emu_tma_store(const void* map, unsigned from, const int* corner, int rank);
 void emu_tma_commit();
 void emu_tma_wait(unsigned pending, int read);
 
-// Shows what this thread stored to the copy engine and the tensor cores.
+// The proxy fence: the copy engine and the tensor cores see what this thread stored before.
 void emu_fence_async();
 
-// Products of a warpgroup. c (64 x 8 fragments, float32) += A (64 x 32 bytes) · B; operands in SRAM by their descriptors.
+// Matrix products of a warpgroup: c (64 x 8 fragments, float32) += A (64 x 32 bytes) · B. Operands in SRAM have
+// descriptors.
 enum EmuElement { EMU_F16 = 1, EMU_BF16 = 2, EMU_E4M3 = 3 };
 void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element);
 void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element);
@@ -46,7 +47,7 @@ void emu_wgmma_fence();
 void emu_wgmma_commit();
 void emu_wgmma_wait(unsigned pending);
 
-// Registers a thread of this warpgroup may use from here on: fewer (claim 0) or more (1).
+// Sets how many registers each thread of this warpgroup may use from here on: fewer (`claim` 0) or more (1).
 void emu_setmaxnreg(unsigned count, int claim);
 
 // Collectives of a warp and of a block.
@@ -63,22 +64,22 @@ int emu_syncthreads_count(int predicate);
 void emu_named_barrier(int id, int threads);
 void emu_named_arrive(int id, int threads);
 
-// Checks and counts an atomic on HBM or SRAM; 0: there is nothing to access.
+// Checks and counts an atomic on HBM or SRAM. 0: there is no memory there.
 int emu_atomic(void* address, unsigned bytes);
 
 [[noreturn]] void emu_assert(const char* condition);
 [[noreturn]] void emu_trap();
 
-// Blocks of bytes, seen and then moved.
+// Check and count ranges of bytes, and then move them.
 void* __tsan_memcpy(void* to, const void* from, unsigned long bytes);
 void* __tsan_memmove(void* to, const void* from, unsigned long bytes);
 void* __tsan_memset(void* to, int value, unsigned long bytes);
 
-// The shared address of a pointer into SRAM, and the other way.
+// The shared address of a pointer into SRAM, and the reverse.
 unsigned emu_shared_address(const void* pointer);
 void* emu_shared_pointer(unsigned address);
 
-// The running thread: its place, which never changes, and its marks and counts.
+// The running thread: its indices, which never change, its step, and its counts.
 [[gnu::const]] uint3 emu_thread_index();
 [[gnu::const]] uint3 emu_block_index();
 [[gnu::const]] uint3 emu_block_dim();
@@ -88,13 +89,13 @@ void emu_step(const char* name);
 void emu_count_flops(unsigned n);
 void emu_count_exp();
 
-// What the source says of itself: what lies where in SRAM.
+// The source names what lies in a range of SRAM.
 void emu_name_sram(const char* name, unsigned address, unsigned bytes);
 }
 
 namespace emulator {
 
-// Calls, for the running thread's own record isn't the kernel's memory, and mustn't be seen as that.
+// These are calls, because the running thread's own record must not count as the kernel's memory.
 inline void step(const char* name) { emu_step(name); }
 inline void count_flops(unsigned n) { emu_count_flops(n); }
 inline void count_exp() { emu_count_exp(); }

@@ -1,4 +1,4 @@
-// What a run has to say: findings, each with its place in the source.
+// What a run reports: findings, each with its place in the source.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace emulator {
 
-// A place in the kernel: the address to which a call returned. Debug information leads from it to lines.
+// A place in the kernel: the return address of a call. Debug information maps it to lines of source.
 using Place = const void*;
 
-// A misuse: who did what, where, to which bytes. `other` is the second party of a race, or the copy that wasn't waited for.
+// A misuse: which thread did what, where, and to which bytes. `other` is the other access of a race, or the copy that
+// the thread didn't wait for.
 struct Finding {
   const char* kind = "";
   std::string message;
@@ -29,10 +30,10 @@ struct Finding {
   std::uint64_t times = 1;
 };
 
-// The first of each kind and place, and how often it came.
+// The first finding of each kind and place, and how often it came.
 struct Findings {
   std::vector<Finding> list;
-  std::uint64_t dropped = 0;  // kinds and places past LIMIT
+  std::uint64_t dropped = 0;  // how many kinds and places came after LIMIT was reached
   static constexpr std::size_t LIMIT = 200;
 
   void add(Finding finding);

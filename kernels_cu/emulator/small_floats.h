@@ -1,5 +1,5 @@
-// __half and __nv_bfloat16, alone and in pairs, with the operators and intrinsics that both have: computed in float, rounded
-// once. The functions are friends, so that their arguments convert as they would with nvcc.
+// __half and __nv_bfloat16, single and in pairs, with the operators and intrinsics that both have. They are computed in
+// float and rounded once. The functions are friends, so that their arguments convert as they do with nvcc.
 #pragma once
 
 #include "cuda.h"
@@ -32,7 +32,7 @@ struct SmallFloat {
   operator RawFloat<Format>() const { return {bits}; }
   static SmallFloat of_bits(std::uint16_t bits) { return RawFloat<Format>{bits}; }
 
-  // Towards zero, up or down: the neighbour on the right side of the nearest.
+  // Rounding towards zero, up or down: the nearest value, or its neighbour on the side that is asked for.
   static SmallFloat rounded(float x, bool up, bool down) {
     const SmallFloat near = x;
     const float value = near;
@@ -101,7 +101,7 @@ struct SmallFloat {
 #undef EMU_FUNCTION
 };
 
-// Two of them: 4 bytes, which move as one piece.
+// A pair: 4 bytes, which move in one piece.
 template <class Format>
 struct alignas(4) SmallPair {
   using One = SmallFloat<Format>;
@@ -177,7 +177,7 @@ struct alignas(4) SmallPair {
 
 }  // namespace emulator
 
-// The functions that have the type in their names: NAME is `half` or `bfloat16`.
+// The functions with the type in their names: NAME is `half` or `bfloat16`.
 #define EMU_SMALL_NAMES(ONE, PAIR, NAME)                                                                    \
   inline ONE __float2##NAME(float x) { return x; }                                                          \
   inline ONE __float2##NAME##_rn(float x) { return x; }                                                     \

@@ -1,4 +1,4 @@
-// What a kernel sees of the thread that it runs as: the built-in variables, and where its marks have led.
+// What a kernel knows about the thread that it runs as: the built-in variables, and the step that it has reached.
 #pragma once
 
 #include <cstdint>
