@@ -62,9 +62,9 @@ def padded(n: int) -> int:
     return round_up(n, 16)
 
 
-def warps_for_rows(rows: int, most: int = 4) -> int:
-    """How many warps split `rows` into whole fragments of 16 rows: at most `most`."""
-    fragments = padded(rows) // 16
+def warps_for(length: int, most: int = 4) -> int:
+    """How many warps split a `length` of rows or columns into whole fragments of 16: at most `most`."""
+    fragments = padded(length) // 16
     return next(w for w in range(min(most, fragments), 0, -1) if fragments % w == 0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any, Protocol
 
-from simulator.config import Config, warps_for_rows
+from simulator.config import Config, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.attention import ATTENTION
@@ -29,7 +29,7 @@ def configure_plainly(problem: Problem, device: Device, tile: Tile | tuple[int, 
     """The configuration of a program that brings none: the tile asked for, or 64 x 64. Warps split the rows."""
     del problem, device
     chosen = Tile(64, 64) if tile is None else Tile.parse(tile)
-    return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
+    return Config(tile=chosen, warps=warps_for(chosen.rows))
 
 
 class Program:

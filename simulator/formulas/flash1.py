@@ -18,9 +18,9 @@ def flash1(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     if lse:
         book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     o = book.tensor(Spec("o", heads, p.len_q, p.head_dim_v, "float32", "workspace"))
-    vector = [book.tensor(Spec(name, heads, p.len_q, 1, "float32", "workspace", vector=True)) for name in ("l", "m")][
-        0
-    ].nbytes
+    for name in ("l", "m"):
+        book.tensor(Spec(name, heads, p.len_q, 1, "float32", "workspace", vector=True))
+    vector = book.tensors["l"].nbytes
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile, column = br * d * es, bc * d * es, bc * dv * es, br * 4
     sram_peak = q_tile + k_tile + v_tile + w * column * (min(dv, CHUNK) + 2) + 2 * column

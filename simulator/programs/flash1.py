@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from simulator.config import Config, choose, padded
+from simulator.config import Config, choose, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
@@ -15,22 +15,16 @@ CHUNK = 64
 """How many columns of O the warps sum up at a time. Their partial results must fit into SRAM beside K, V and Q."""
 
 
-def warps_for_columns(cols: int) -> int:
-    """How many warps split the columns of a key tile into whole fragments of 16: at most four."""
-    fragments = padded(cols) // 16
-    return next(w for w in range(min(4, fragments), 0, -1) if fragments % w == 0)
-
-
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the largest of a few tiles that fits the block's SRAM."""
 
     def sram(t: Tile) -> int:
-        d, dv, w = padded(problem.head_dim), padded(problem.head_dim_v), warps_for_columns(t.cols)
+        d, dv, w = padded(problem.head_dim), padded(problem.head_dim_v), warps_for(t.cols)
         br, bc = padded(t.rows), padded(t.cols)
         return (bc * (d + dv) + br * d) * problem.itemsize + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
 
     chosen = choose(((64, 64), (32, 64), (16, 64), (16, 32), (16, 16)), tile, device, sram)
-    return Config(tile=chosen, warps=warps_for_columns(chosen.cols))
+    return Config(tile=chosen, warps=warps_for(chosen.cols))
 
 
 @program(configure=configure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from simulator.config import Config, heads_that_share_the_l2, padded, warps_for_rows
+from simulator.config import Config, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -55,7 +55,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     rows, cols, stages = fitting[0]
     return Config(
         tile=Tile(rows, cols),
-        warps=warps_for_rows(rows),
+        warps=warps_for(rows),
         stages=stages,
         q_in_registers=half and d <= 64 and cols == 64,
         heads_together=heads_that_share_the_l2(problem, device),

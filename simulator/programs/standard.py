@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from simulator.config import Config, choose, padded, warps_for_rows
+from simulator.config import Config, choose, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
@@ -26,7 +26,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     # with 64 columns, float32 at head dim 16 spills
     widest = 32 if problem.itemsize == 4 and padded(problem.head_dim) == 16 else 64
     chosen = choose(((64, widest), (32, 32), (16, 16)), tile, device, sram)
-    return Config(tile=chosen, warps=warps_for_rows(chosen.rows))
+    return Config(tile=chosen, warps=warps_for(chosen.rows))
 
 
 def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Problem, tile: Tile) -> None:

@@ -38,6 +38,11 @@ class Barrier:
         self.sm, self.count, self.missing, self.phase = sm, count, count, 0
         self._waiting: list[tuple[int, str, Actor]] = []
 
+    @property
+    def waiting(self) -> list[str]:
+        """The actors that wait for it, by name."""
+        return [name for _, name, _ in self._waiting]
+
     def arrive(self) -> None:
         self.missing -= 1
         if self.missing == 0:
@@ -87,6 +92,7 @@ class SM:
     events: list[Event] = field(default_factory=list[Event])
     works_ended: list[float] = field(default_factory=list[float])
     blocks_ended: list[float] = field(default_factory=list[float])
+    barriers: list[Barrier] = field(default_factory=list[Barrier])
     _queue: list[tuple[float, int, str, Actor]] = field(default_factory=list[tuple[float, int, str, Actor]])
     _order: int = 0
 
@@ -118,10 +124,14 @@ class SM:
         _latest(self.blocks_ended, n, self.now)
 
     def barrier(self, count: int = 1) -> Barrier:
-        return Barrier(self, count)
+        self.barriers.append(Barrier(self, count))
+        return self.barriers[-1]
 
     def run(self) -> float:
-        """Run until no actor can go on and all units are free. Returns when that is."""
+        """Run until all actors have ended and all units are free. Returns when that is.
+
+        Raises `RuntimeError` if actors are left that wait for a barrier: the schedule has a deadlock.
+        """
         while self._queue:
             time, _, name, actor = heapq.heappop(self._queue)
             self.now, self.actor = max(self.now, time), name
@@ -134,6 +144,9 @@ class SM:
                 if wish > self.now:
                     self.wake(wish, name, actor)
                     break
+        stuck = sorted({name for barrier in self.barriers for name in barrier.waiting})
+        if stuck:
+            raise RuntimeError(f"deadlock: {', '.join(stuck)} wait for a barrier that doesn't open")
         return max(self.now, *self.free.values())
 
 

@@ -6,9 +6,10 @@ import importlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -429,3 +430,16 @@ def test_an_empty_problem_still_has_to_start():
         t = fl.timeline(name, taken_by(name, cell()).replace(len_q=0, len_kv=0))
         assert t.seconds >= rates.LAUNCH and max(t.utilisation.values()) <= 1
         assert prediction.UNIT_NAMES.keys() == t.utilisation.keys()
+
+
+def test_a_barrier_that_never_opens_is_a_deadlock() -> None:
+    sm = SM()
+    full = sm.barrier(count=2)
+
+    def consumer() -> Iterator[Any]:
+        full.arrive()
+        yield full.opening(0)
+
+    sm.start("consumer", consumer())
+    with pytest.raises(RuntimeError, match="deadlock: consumer wait for a barrier"):
+        sm.run()
