@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import capture, checks, counts, emulate, info, time
+from flashlab.cli import cache, capture, checks, counts, emulate, info, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -85,6 +86,12 @@ emulate.register(app)
 time.register(app)
 capture.register(app)
 info.register(app)
+cache.register(app)
+
+
+def _warning(message: Warning | str, *_: object, **__: object) -> str:
+    """A line, as errors have, without the source that warns."""
+    return f"flashlab: {message}\n"
 
 
 def main() -> None:
@@ -92,4 +99,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where a terminal lacks a character: a question mark, no traceback
+    warnings.formatwarning = _warning
     app(prog_name="flashlab")

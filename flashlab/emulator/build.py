@@ -6,24 +6,21 @@ the debug information leads from there to lines.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kernels_cu
+from flashlab import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
-from flashlab.run.nvrtc import cache_dir
 from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = ["BuildError", "build"]
@@ -102,60 +99,40 @@ def build(
             raise unknown("kernel", name, kernels_of(text))
     own, watching = (_CLANG, _WATCH_CLANG) if "clang" in _compiler()[1] else (_GCC, _WATCH_GCC)
     options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
-    key = "\0".join((_digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir()), *headers.values()))
-    return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
+    ours = _digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir())
+    return _library(path.resolve(), text, options, names, cache.digest(ours, *headers.values()))
 
 
 @functools.lru_cache(maxsize=256)
 def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...], digest: str) -> Library:
-    compiler = _compiler()
-    key = hashlib.sha256("\0".join([compiler[1], digest, str(path), text, *options, *entries]).encode()).hexdigest()[
-        :32
-    ]
-    folder = cache_dir() / "emulator" / key
-    if not (folder / "sites.json").is_file():
-        check_tools()
-        _check_writable(folder.parent)
-        _make(folder, path, text, options, entries)
+    key = cache.digest(_compiler()[1], digest, str(path), text, *options, "", *entries)
+    folder = cache.entry("emulator", key, lambda work: _make(work, path, text, options, entries))
     return load(folder, str(path), entries)
 
 
-def _check_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        how = f"can't keep what it builds in {folder} ({error.strerror})"
-        raise Unavailable(f"the emulator {how}: set FLASHLAB_CACHE to a folder that it may write") from None
-
-
-def _make(folder: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
-    """Builds into a folder of its own, which takes its place in one step."""
+def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
+    """Builds the library and the table of its places into a folder."""
+    check_tools()
     runtime = _runtime()
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        work = Path(scratch) / "built"
-        work.mkdir()
-        (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
-        here = kernels_cu.emulator_dir()
-        includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
-        _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
-        (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
-        objects = [str(work / "kernel.o"), *map(str, runtime)]
-        link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]
-        _compile([*link, "-o", str(work / "kernel.so")], path)
-        calls = calls_of(work / "kernel.so")
-        places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
-        statics = _statics(work / "kernel.so", work / "kernel.o")
-        for name, _, nbytes in statics:
-            if nbytes > _MOST_STATIC:
-                accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
-                raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-        sites = {"places": places, "statics": statics}
-        (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
-        for name in ("kernel.cpp", "kernel.o", "sram.c"):
-            (work / name).unlink()
-        with contextlib.suppress(OSError):  # another process was faster
-            work.rename(folder)
+    (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
+    here = kernels_cu.emulator_dir()
+    includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
+    _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+    (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
+    objects = [str(work / "kernel.o"), *map(str, runtime)]
+    link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]
+    _compile([*link, "-o", str(work / "kernel.so")], path)
+    calls = calls_of(work / "kernel.so")
+    places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
+    statics = _statics(work / "kernel.so", work / "kernel.o")
+    for name, _, nbytes in statics:
+        if nbytes > _MOST_STATIC:
+            accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
+            raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
+    sites = {"places": places, "statics": statics}
+    (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
+    for name in ("kernel.cpp", "kernel.o", "sram.c"):
+        (work / name).unlink()
 
 
 def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
@@ -206,25 +183,18 @@ def _statics(library: Path, kernel: Path) -> list[tuple[str, int, int]]:
 def _runtime() -> list[Path]:
     """The objects of the runtime, the same for every kernel; each is built once for its source and the headers."""
     here = kernels_cu.emulator_dir()
-    folder = cache_dir() / "emulator" / "runtime"
-    folder.mkdir(parents=True, exist_ok=True)
-    headers = b"\0".join(header.read_bytes() for header in sorted(here.glob("*.h")))
-    objects: dict[Path, Path] = {}
-    for source in sorted(here.glob("*.cpp")):
-        content = b"\0".join((_compiler()[1].encode(), *map(str.encode, _RUNTIME_FLAGS), headers, source.read_bytes()))
-        objects[source] = folder / f"{source.stem}-{hashlib.sha256(content).hexdigest()[:32]}.o"
+    headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
+
+    def object_of(source: Path) -> Path:
+        key, name = cache.digest(_compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes()), f"{source.stem}.o"
+
+        def make(work: Path) -> None:
+            _compile([*_RUNTIME_FLAGS, str(source), "-o", str(work / name)], source)
+
+        return cache.entry("runtime", key, make) / name
+
     with ThreadPoolExecutor() as pool:
-        list(pool.map(_object, objects, objects.values()))
-    return list(objects.values())
-
-
-def _object(source: Path, path: Path) -> None:
-    if path.is_file():
-        return
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        built = Path(scratch) / path.name
-        _compile([*_RUNTIME_FLAGS, str(source), "-o", str(built)], source)
-        built.replace(path)
+        return list(pool.map(object_of, sorted(here.glob("*.cpp"))))
 
 
 def _digest_of_sources(*folders: Path) -> str:
@@ -235,7 +205,7 @@ def _digest_of_sources(*folders: Path) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    return hashlib.sha256(b"\0".join(Path(name).read_bytes() for name, *_ in stamps)).hexdigest()
+    return cache.digest(*(Path(name).read_bytes() for name, *_ in stamps))
 
 
 @functools.cache

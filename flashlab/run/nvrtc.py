@@ -1,22 +1,17 @@
 """Compiles the kernels without a GPU: NVRTC makes the machine code, and its log says what each entry point takes."""
 
-import base64
-import contextlib
 import functools
-import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import re
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kernels_cu
+from flashlab import cache
 from simulator.config import Config
 from simulator.errors import Unavailable
 from simulator.problem import FP8, ITEMSIZE, round_up
@@ -27,7 +22,6 @@ __all__ = [
     "Compiled",
     "CompilerMissing",
     "Resources",
-    "cache_dir",
     "compile_kernel",
     "cuda_include_dir",
     "defines",
@@ -128,33 +122,22 @@ def compile_kernel(name: str, options: Sequence[str] = (), *, arch: str) -> Comp
     nvrtc = _nvrtc()
     path = kernels_cu.source(name)
     options = (*OPTIONS, *options, *_REPORT, f"-arch={arch}")
-    key = _digest(name, path.read_text(), sources_digest(), _nvrtc_version(), *options)
-    cached = cache_dir() / "compiled" / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        stored = json.loads(cached.read_bytes())
-        return Compiled(image=base64.b64decode(stored["image"]), log=stored["log"])
-    includes = (f"-I{kernels_cu.include_dir()}", f"-I{cuda_include_dir()}")
-    compiled = _compile(nvrtc, path, (*options, *includes), ptx=arch.startswith("compute_"))
-    stored = {"log": compiled.log, "image": base64.b64encode(compiled.image).decode()}
-    _replace(cached, json.dumps(stored).encode())
-    return compiled
+
+    def make(folder: Path) -> None:
+        includes = (f"-I{kernels_cu.include_dir()}", f"-I{cuda_include_dir()}")
+        compiled = _compile(nvrtc, path, (*options, *includes), ptx=arch.startswith("compute_"))
+        (folder / "image").write_bytes(compiled.image)
+        (folder / "log").write_bytes(compiled.log.encode())
+
+    key = cache.digest(name, path.read_bytes(), sources_digest(), _cuda_headers(), _nvrtc_build(), *options)
+    kept = cache.entry("compiled", key, make)
+    return Compiled(image=(kept / "image").read_bytes(), log=(kept / "log").read_bytes().decode())
 
 
 def sources_digest() -> str:
     """A hash that changes with any header of the kernels, which a compiler's own cache may not look into."""
     headers = sorted(kernels_cu.include_dir().rglob("*.cuh"))
-    return _digest(*(part for path in headers for part in (path.name, path.read_text())))[:16]
-
-
-def cache_dir() -> Path:
-    """Where compiled kernels are kept: `FLASHLAB_CACHE`, or the system's folder for a user's caches."""
-    if override := os.environ.get("FLASHLAB_CACHE"):
-        return Path(override)
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "flashlab" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "flashlab"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashlab"
+    return cache.digest(*(part for path in headers for part in (path.name, path.read_bytes())))[:16]
 
 
 @functools.cache
@@ -170,6 +153,13 @@ def cuda_include_dir() -> Path:
         if (folder / "cuda_fp16.h").is_file():
             return folder
     raise CompilerMissing(f"the CUDA headers are missing: {_INSTALL}")
+
+
+@functools.cache
+def _cuda_headers() -> str:
+    """What tells one version of the CUDA headers from another."""
+    stats = ((path.name, path.stat()) for path in sorted(cuda_include_dir().iterdir()))
+    return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
 
 
 def _nvrtc() -> Any:
@@ -188,43 +178,40 @@ def _nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+@functools.cache
+def _nvrtc_build() -> str:
+    """Which NVRTC this is, to the build: what stands at the head of any PTX that it makes."""
+    ptx = _compile_text(_nvrtc(), b"", "empty.cu", (), ptx=True).image.decode()
+    return "\n".join(line for line in ptx.splitlines() if line.startswith("//"))
+
+
 def _compile(nvrtc: Any, path: Path, options: Sequence[str], *, ptx: bool) -> Compiled:
+    return _compile_text(nvrtc, path.read_bytes(), path.name, options, ptx=ptx)
+
+
+def _compile_text(nvrtc: Any, text: bytes, name: str, options: Sequence[str], *, ptx: bool) -> Compiled:
     def checked(answer: tuple[Any, ...]) -> Any:
         if answer[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{path.name}: {answer[0].name}")
+            raise CompileError(f"{name}: {answer[0].name}")
         return answer[1] if len(answer) > 1 else None
 
-    program = checked(nvrtc.nvrtcCreateProgram(path.read_bytes(), path.name.encode(), 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(text, name.encode(), 0, [], []))
     try:
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
         log = bytearray(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))
-        text = log.rstrip(b"\0").decode(errors="replace")
+        said = log.rstrip(b"\0").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{path.name} with {' '.join(options)}:\n{text}")
+            raise CompileError(f"{name} with {' '.join(options)}:\n{said}")
         size, get = (
             (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         )
         image = bytearray(checked(size(program)))
         checked(get(program, image))
-        return Compiled(image=bytes(image), log=text)
+        return Compiled(image=bytes(image), log=said)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Writes a file in one step, so that nobody reads half of it; a cache that can't be written is no error."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
-
-
-def _digest(*parts: str) -> str:
-    # lengths keep ("ab", "c") apart from ("a", "bc")
-    return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).hexdigest()
 
 
 def _figure(pattern: str, text: str, default: int | None = None) -> int:

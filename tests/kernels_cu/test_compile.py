@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kernels_cu
+from flashlab import cache
 from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
@@ -19,6 +23,7 @@ from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.nvrtc
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100", "sm_90a": "h200"}
 WITH_KERNELS = {name: CATALOGUE[name] for name in with_kernels()}
 HOPPER = [name for name, row in CATALOGUE.items() if row.arch]
@@ -127,33 +132,84 @@ def test_an_error_shows_the_log(own_sources: Path) -> None:
         compile_kernel("tiny", arch="sm_80")
 
 
-def test_the_cache_answers_until_a_header_changes(own_sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiles = 0
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is compiled."""
+    names: list[str] = []
     compile_really = nvrtc._compile  # pyright: ignore[reportPrivateUsage]
 
-    def counted(*args: object, **options: object) -> Compiled:
-        nonlocal compiles
-        compiles += 1
-        return compile_really(*args, **options)  # pyright: ignore
+    def counted(library: Any, path: Path, *args: Any, **options: Any) -> Compiled:
+        names.append(path.stem)
+        return compile_really(library, path, *args, **options)
 
     monkeypatch.setattr(nvrtc, "_compile", counted)
+    return names
+
+
+def test_the_cache_answers_until_something_changes(
+    own_sources: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, digest = compile_kernel("tiny", arch="sm_80"), nvrtc.sources_digest()
     assert compile_kernel("tiny", arch="sm_80") == first
-    assert compiles == 1
+    assert len(compiles) == 1
     compile_kernel("tiny", arch="sm_90")
     compile_kernel("tiny", ("-DX=1",), arch="sm_80")
-    assert compiles == 3
+    assert len(compiles) == 3
     (own_sources / "include" / "number.cuh").write_text("constexpr int NUMBER = 2;\n")
     assert nvrtc.sources_digest() != digest
     assert compile_kernel("tiny", arch="sm_80").image != first.image
-    assert compiles == 4
+    assert len(compiles) == 4
+    for part in ("_nvrtc_build", "_cuda_headers"):
+        with monkeypatch.context() as patch:
+            patch.setattr(nvrtc, part, lambda: "another")
+            compile_kernel("tiny", arch="sm_80")
+    assert len(compiles) == 6
 
 
-def test_a_broken_cache_is_compiled_anew(own_sources: Path) -> None:
+def test_nvrtc_is_known_to_the_build() -> None:
+    assert re.search(r"release 1\d\.\d+, V1\d\.\d+\.\d+", nvrtc._nvrtc_build())  # pyright: ignore[reportPrivateUsage]
+
+
+ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+import kernels_cu
+from flashlab.run import nvrtc
+folder = Path(sys.argv[1])
+kernels_cu.source, kernels_cu.include_dir = lambda name: folder / f"{name}.cu", lambda: folder / "include"
+nvrtc._compile = None
+sys.stdout.buffer.write(nvrtc.compile_kernel("tiny", arch="sm_80").image)
+"""
+
+
+def test_another_process_does_not_compile(own_sources: Path) -> None:
     first = compile_kernel("tiny", arch="sm_80")
-    for path in (own_sources / "cache").rglob("*.json"):
-        path.write_text("{")
-    assert compile_kernel("tiny", arch="sm_80").image == first.image
+    command = [sys.executable, "-c", ANOTHER_PROCESS, str(own_sources)]
+    found = subprocess.run(command, capture_output=True, check=True, cwd=ROOT, timeout=60)
+    assert found.stdout == first.image
+
+
+def test_a_damaged_image_is_compiled_anew(own_sources: Path, compiles: list[str]) -> None:
+    first = compile_kernel("tiny", arch="sm_80")
+    (file,) = (own_sources / "cache").rglob("image")
+    file.write_bytes(first.image[:-1])
+    for _ in range(2):
+        assert compile_kernel("tiny", arch="sm_80").image == first.image
+    assert len(compiles) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_the_compile(
+    own_sources: Path, compiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = compile_kernel("tiny", arch="sm_80")
+    (own_sources / "file").write_text("")
+    monkeypatch.setenv("FLASHLAB_CACHE", str(own_sources / "file"))
+    monkeypatch.setattr(cache, "_own", None)
+    with pytest.warns(RuntimeWarning, match="set FLASHLAB_CACHE to a folder that can be written") as said:
+        for _ in range(2):
+            assert compile_kernel("tiny", arch="sm_80").image == first.image
+        compile_kernel("tiny", arch="sm_90")
+    assert (len(said), len(compiles)) == (1, 3)
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from flashlab.views import tables
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time", "capture", "info",
+    "time", "capture", "info", "cache",
 ]  # fmt: skip
 
 MINE = '''

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import kernels_cu
+from flashlab import cache
 from flashlab.cli import app
 from tests.patches import patched
 
@@ -354,8 +355,11 @@ def test_without_binutils_too(tmp_path: Path) -> None:
     assert "no addr2line, c++filt, nm, objdump, readelf" in done.stderr and "binutils" in done.stderr
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = start("emulate", *SIZE, FLASHLAB_CACHE=str(tmp_path / "file"))
-    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "set FLASHLAB_CACHE to a folder that it may write" in done.stderr
+def test_a_cache_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:
+    expected = start("emulate", *SIZE).stdout
+    (tmp_path / "runtime").symlink_to(cache.folder() / "runtime")  # which takes seconds to build
+    (tmp_path / "emulator").write_text("")
+    done = start("emulate", *SIZE, FLASHLAB_CACHE=str(tmp_path))
+    assert done.returncode == 0 and done.stdout == expected
+    why = f"can't keep compiled kernels in {tmp_path} (File exists)"
+    assert done.stderr == f"flashlab: {why}: set FLASHLAB_CACHE to a folder that can be written\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import flashlab as fl
 import kernels_cu
-from flashlab.run.nvrtc import cache_dir
+from flashlab import cache
 from simulator.counts import Counts
 from tests.flashlab.emulator.run import PLAIN, Job, attention_job, plain_job
 from tests.patches import patched
@@ -118,7 +118,7 @@ class Mutant:
 
 def kept(files: Mapping[str, str]) -> Path:
     """A folder of its own with these texts, by name of file; the same texts have the same folder."""
-    folder = cache_dir() / "zoo" / hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()[:16]
+    folder = cache.folder() / "zoo" / hashlib.sha256("\0".join([*files, *files.values()]).encode()).hexdigest()[:16]
     if not folder.is_dir():  # written once and as a whole: tests beside this one read it, too
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch, contextlib.suppress(OSError):

@@ -14,8 +14,8 @@ import pytest
 
 import flashlab as fl
 import kernels_cu
+from flashlab import cache as caches
 from flashlab.emulator import build
-from flashlab.run.nvrtc import cache_dir
 
 ROOT = Path(__file__).resolve().parents[3]
 NEEDS_COMPILER = pytest.mark.compiler
@@ -54,9 +54,8 @@ def compiled(calls: Path) -> list[str]:
 def fresh_cache(folder: Path) -> Path:
     """An empty cache, but for the runtime, which is the same for all."""
     fl.emulate_file(source(folder, "any.cu"), {"x": np.zeros(32, "f4")}, grid=1, block=32)
-    (folder / "cache" / "emulator").mkdir(parents=True)
-    for runtime in (cache_dir() / "emulator").glob("runtime"):
-        (folder / "cache" / "emulator" / runtime.name).symlink_to(runtime)
+    (folder / "cache").mkdir()
+    (folder / "cache" / "runtime").symlink_to(caches.folder() / "runtime")
     return folder / "cache"
 
 
@@ -111,8 +110,8 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
     processes = [start(path, cache) for _ in range(3)]
     said = [process.communicate(timeout=180)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], said
-    kept = [folder for folder in (cache / "emulator").iterdir() if folder.name != "runtime"]
-    assert len(kept) == 1 and sorted(file.name for file in kept[0].iterdir()) == ["kernel.so", "sites.json"]
+    (kept,) = (cache / "emulator").iterdir()
+    assert sorted(file.name for file in kept.iterdir()) == ["digests.json", "kernel.so", "sites.json"]
 
 
 @NEEDS_COMPILER
@@ -121,7 +120,21 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     path.write_text("__global__ void typo(float* x) { y = 1; }\n")
     process = start(path, cache)
     assert "typo.cu doesn't compile" in process.communicate(timeout=120)[0] and process.returncode == 1
-    assert [folder.name for folder in (cache / "emulator").iterdir() if folder.name != "runtime"] == []
+    assert list((cache / "emulator").iterdir()) == []
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", ["kernel.so", "sites.json"])
+def test_a_damaged_library_is_built_anew(tmp_path: Path, compiler: Path, name: str) -> None:
+    cache, path, cxx = fresh_cache(tmp_path), source(tmp_path), str(tmp_path / "cxx")
+    run(path, cache, CXX=cxx)
+    (kept,) = (cache / "emulator").iterdir()
+    os.truncate(kept / name, 100)
+    compiled(compiler)
+    run(path, cache, CXX=cxx)
+    assert len(compiled(compiler)) == 2
+    run(path, cache, CXX=cxx)
+    assert compiled(compiler) == [] and list((cache / "emulator").iterdir()) == [kept]
 
 
 def test_nothing_is_imported_for_who_does_not_emulate() -> None:

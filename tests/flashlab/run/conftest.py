@@ -1,0 +1,40 @@
+"""The fake GPU and its frameworks, for tests that need no real ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from simulator.dtypes import numpy_dtype
+from tests.flashlab.run.fake import DTYPES, FakeCupy, Tensor, installed
+
+
+@pytest.fixture
+def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A torch whose current stream is the one of handle 1234; `allocated` are the bytes of what came from it."""
+    allocated: list[int] = []
+
+    def empty(shape: int | tuple[int, ...], dtype: str, device: object) -> Tensor:
+        made = cupy.empty((shape,) if isinstance(shape, int) else shape, numpy_dtype(dtype.removeprefix("torch.")))
+        allocated.append(cupy.log[-1])
+        return Tensor(made)
+
+    module = SimpleNamespace(
+        empty=empty,
+        allocated=allocated,
+        is_grad_enabled=lambda: True,
+        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
+        **{name: f"torch.{name}" for name in (*DTYPES.values(), "uint8")},
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.fixture
+def cupy() -> Iterator[FakeCupy]:
+    with installed(FakeCupy()) as module:
+        yield module

@@ -1,0 +1,336 @@
+"""A CuPy whose GPU memory is the CPU's, and a torch over it.
+
+The kernels are Python here, but reach arrays as the CUDA ones do: through pointers and strides in structs passed by
+value; they read nothing but the elements, and write whole 16-byte chunks, rubbish in the pads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import simulator
+from flashlab.run import abi, arrays, call, devices
+from flashlab.run import plan as plans
+from simulator.dtypes import numpy_dtype
+
+DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+UNBOUNDED = 1 << 30
+
+
+def at(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """The array at an address."""
+    low = pointer + sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
+    high = pointer + sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True)) + np.dtype(dtype).itemsize
+    memory = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(shape, dtype, memory, pointer - low, strides)
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr, self.device_id = mem, mem.ptr + offset, mem.device_id
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = 0) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class Thread(threading.local):
+    """Which fake this thread has a context of, and its streams, the current one last."""
+
+    context: Any = None
+
+    def __init__(self) -> None:
+        self.handles = [0]
+
+
+THREAD = Thread()
+
+
+class ndarray:
+    """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it. `copiers`: the code that copies needed."""
+
+    copiers: ClassVar[set[tuple[Any, ...]]] = set()
+
+    def __init__(self, shape: Any, dtype: Any, memptr: MemoryPointer, strides: Any) -> None:
+        self.size = int(np.prod(shape, dtype=int))
+        self.data, self.shape, self.strides, self.dtype = (
+            memptr,
+            tuple(shape),
+            tuple(strides),
+            np.dtype(dtype),
+        )
+
+    @property
+    def host(self) -> np.ndarray[Any, Any]:
+        return at(self.data.ptr, self.shape, self.strides, self.dtype)
+
+    def __setitem__(self, key: Any, value: ndarray) -> None:
+        if axes := self.walked_beside(value):
+            self.copiers.add((self.dtype, axes, self.is_dense, value.is_dense))
+        self.host[key] = value.host
+
+    def walked_beside(self, other: ndarray) -> int:
+        """Over how many axes CuPy walks to copy, which decides its code; 0 where the bytes lie alike and are copied as such."""
+        merged: list[tuple[int, int, int]] = []
+        for n, mine, its in zip(self.shape, self.strides, other.strides, strict=True):
+            if n == 1:
+                continue
+            if merged and (merged[-1][1], merged[-1][2]) == (n * mine, n * its):
+                merged[-1] = (merged[-1][0] * n, mine, its)
+            else:
+                merged.append((n, mine, its))
+        return 0 if self.strides == other.strides and self.is_dense else len(merged)
+
+    @property
+    def is_dense(self) -> bool:
+        dense = [
+            int(np.prod(self.shape[axis + 1 :], dtype=int)) * self.dtype.itemsize for axis in range(len(self.shape))
+        ]
+        return all(n == 1 or has == wants for n, has, wants in zip(self.shape, self.strides, dense, strict=True))
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+ndarray.__module__ = "cupy"
+
+
+class FakeCupy:
+    """The module. `log` holds the bytes of every allocation, `launches` the kernels that ran and with what, `queued` on which
+    GPU and stream, `compiled` the sources that were compiled. While `capturing`, it refuses what a captured stream refuses."""
+
+    def __init__(self, capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> None:
+        self.log: list[int] = []
+        self.synchronized = 0
+        self.compiled: list[str] = []
+        self.queued: list[tuple[int, int]] = []
+        self.capturing = False
+        self.compiling = 0.0  # seconds that it takes to compile
+        self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
+        self.cuda = self
+        self.runtime = self
+        self.driver = self
+        self.kernels: list[Kernel] = []
+        self.CUDARuntimeError = OSError
+        self.ndarray, self.MemoryPointer, self.UnownedMemory = ndarray, MemoryPointer, UnownedMemory
+        self.capability, self.name, self.here = capability, name, 0
+        ndarray.copiers.clear()
+
+    @property
+    def ptr(self) -> int:
+        """Of the current stream."""
+        return THREAD.handles[-1]
+
+    def setDevice(self, index: int) -> None:
+        self.here = index
+        THREAD.context = self
+
+    def getDevice(self) -> int:
+        return self.here
+
+    def getDeviceCount(self) -> int:
+        return 2
+
+    @contextlib.contextmanager
+    def Device(self, index: int) -> Any:
+        before = self.here
+        self.setDevice(index)
+        yield
+        self.setDevice(before)
+
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        del index
+        name, (major, minor) = self.name.encode(), self.capability
+        return {
+            "name": name,
+            "major": major,
+            "minor": minor,
+            "multiProcessorCount": 132,
+            "l2CacheSize": 60 << 20,
+            "sharedMemPerBlockOptin": 227 * 1024,
+            "sharedMemPerMultiprocessor": 228 * 1024,
+            "totalGlobalMem": 141 * 10**9,
+            "maxThreadsPerMultiProcessor": 2048,
+        }
+
+    def deviceGetAttribute(self, attribute: int, index: int) -> int:
+        del index
+        return {13: 1_980_000, 36: 3_201_000, 37: 6144}[attribute]
+
+    @staticmethod
+    def from_dlpack(x: Any) -> ndarray:
+        return x.x
+
+    def launchKernel(
+        self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, sram: int, stream: int, arguments: int,
+        extra: int,
+    ) -> None:  # fmt: skip
+        assert (gy, gz, by, bz, extra) == (1, 1, 1, 1, 0)
+        assert THREAD.context is self, "CUDA_ERROR_INVALID_CONTEXT"
+        self.queued.append((self.here, stream))
+        self.kernels[function].launch(gx, bx, sram, arguments)
+
+    def get_current_stream(self) -> FakeCupy:
+        return self
+
+    def is_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self) -> None:
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
+        self.synchronized += 1
+
+    class Stream:
+        """Streams by their handle, current in one thread; `entered` lists those that were current for a while."""
+
+        null: ClassVar[FakeCupy.Stream]
+        entered: ClassVar[list[int]] = []
+
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        @classmethod
+        def from_external(cls, stream: Any) -> FakeCupy.Stream:
+            return cls(stream.__cuda_stream__()[1])
+
+        def __enter__(self) -> None:
+            self.entered.append(self.handle)
+            THREAD.handles.append(self.handle)
+
+        def __exit__(self, *_: object) -> None:
+            THREAD.handles.pop()
+
+    def alloc(self, nbytes: int) -> MemoryPointer:
+        """Memory full of NaNs, on a 256-byte boundary as CuPy's, followed by guard bytes."""
+        self.log.append(nbytes)
+        raw = np.full(nbytes + 512, 0xFF, np.uint8)
+        offset = -raw.ctypes.data % 256
+        return MemoryPointer(UnownedMemory(raw.ctypes.data, raw.nbytes, raw, self.here), offset)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        dtype = np.dtype(dtype)
+        strides = [int(np.prod(shape[axis + 1 :], dtype=int)) * dtype.itemsize for axis in range(len(shape))]
+        return ndarray(shape, dtype, self.alloc(int(np.prod(shape, dtype=int)) * dtype.itemsize), strides)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        made = self.empty(shape, dtype)
+        made.host[...] = 0
+        return made
+
+    def asarray(self, x: np.ndarray[Any, Any]) -> ndarray:
+        """An array beginning where the NumPy array does, sharing its memory and strides."""
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
+        owner = UnownedMemory(x.__array_interface__["data"][0], x.nbytes, x, self.here)
+        return ndarray(x.shape, x.dtype, MemoryPointer(owner, 0), x.strides)
+
+    def RawModule(self, *, code: str = "", options: tuple[str, ...] = (), path: str = "") -> Any:
+        """Of a source, or of a file that somebody else compiled."""
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
+        assert "extern" in code or path
+        macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
+
+        class Module:
+            @staticmethod
+            def get_function(entry: str) -> Any:
+                time.sleep(self.compiling)
+                self.compiled.append(entry)
+                return Kernel(self, entry, DTYPES[int(macros.get("FL_DTYPE", 1))])
+
+        return Module
+
+
+FakeCupy.Stream.null = FakeCupy.Stream(0)
+
+
+class Kernel:
+    max_dynamic_shared_size_bytes = 0
+    attributes: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, cupy: FakeCupy, entry: str, dtype: str) -> None:
+        self.cupy, self.entry, self.dtype = cupy, entry, dtype
+        self.kernel, self.ptr = self, len(cupy.kernels)
+        cupy.kernels.append(self)
+
+    def launch(self, grid: int, block: int, sram: int, arguments: int) -> None:
+        """`arguments` is where the pointers to the arguments lie."""
+        assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
+        self.cupy.launches.append((self.entry, (grid,), (block,), sram))
+        if self.entry == "flash2":
+            kinds = [*[abi.TENSOR] * 4, np.dtype(np.uintp), abi.SHAPE]
+            pointers = at(arguments, (len(kinds),), (8,), np.uintp)
+            self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
+
+    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
+        assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
+        b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
+        left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
+        q, k, v = (
+            self.load(x, (b, h, n, dim))
+            for x, h, n in ((q, heads, len_q), (k, kv_heads, len_kv), (v, kv_heads, len_kv))
+        )
+        right_answer = simulator.naive(q, k, v, window=(left, right), scale=float(shape["scale"]))
+        width = -(-dim * q.itemsize // 16) * 16
+        target = at(*self.place(out, (b, heads, len_q, width)), "u1")
+        target[...] = 0xEE  # what lies in the pads
+        target.view(q.dtype)[..., :dim] = right_answer.out.astype(q.dtype)
+        at(int(lse), (b, heads, len_q), (heads * len_q * 4, len_q * 4, 4), "f4")[...] = right_answer.lse
+
+    def load(self, x: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        dtype = numpy_dtype(self.dtype)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        pointer, (b, h, n, d), strides = self.place(x, shape)
+        return at(pointer, (b, h, n, d), (*strides[:3], dtype.itemsize), dtype).copy()
+
+    @staticmethod
+    def place(x: Any, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        assert not any(int(x[field]) % 16 for field in abi.TENSOR.names)
+        return int(x["data"]), shape, (int(x["batch"]), int(x["head"]), int(x["row"]), 1)
+
+
+@contextlib.contextmanager
+def installed(module: Any) -> Iterator[Any]:
+    """A `cupy` in place of the real one, or none, with nothing remembered of another."""
+    caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, arrays.warm_copies,
+              devices._device, plans._compiled, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", module)
+        for cache in caches:
+            cache.cache_clear()
+        yield module
+    for cache in caches:
+        cache.cache_clear()
+
+
+class Tensor:
+    """Enough of a torch tensor, over a fake GPU's memory."""
+
+    requires_grad, is_cuda, device = False, True, "cuda:0"
+
+    def __init__(self, x: ndarray) -> None:
+        self.x, self.shape, self.dtype = x, x.shape, f"torch.{x.dtype.name}"
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(n // self.x.dtype.itemsize for n in self.x.strides)
+
+    def data_ptr(self) -> int:
+        return self.x.data.ptr
+
+    def get_device(self) -> int:
+        return self.x.data.device_id
+
+    def __dlpack__(self) -> None:
+        raise NotImplementedError
+
+
+Tensor.__module__ = "torch"
