@@ -23,8 +23,10 @@ __all__ = ["THINNINGS", "Thinning", "document", "float24", "kept", "values"]
 
 @dataclass(frozen=True)
 class Thinning:
-    """How much of each register tile a page keeps: the most rows and columns of a matrix, and the most rows of a vector
-    (None: all)."""
+    """How much of each register tile a page keeps: the most rows and columns of a matrix, and rows of a vector.
+
+    None keeps all.
+    """
 
     rows: int | None = None
     cols: int | None = None
@@ -46,7 +48,7 @@ THINNINGS = (
     Thinning(), Thinning(32, 32), Thinning(16, 16), Thinning(8, 16), Thinning(8, 8), Thinning(6, 6), Thinning(4, 4), Thinning(0, 0),
     Thinning(0, 0, 16), Thinning(0, 0, 4), Thinning(0, 0, 0),
 )  # fmt: skip
-"""From everything to nothing."""
+"""From all values to none, in the order in which a page tries them."""
 
 
 def kept(n: int, most: int) -> Array:
@@ -182,7 +184,7 @@ def _step(text: str, first: int, line: int) -> tuple[int, str]:
 
 
 def values(events: Iterable[Event], thinning: Thinning) -> bytes:
-    """The values of all register tiles, in order, as `float24` has them."""
+    """The values of all register tiles, in order, packed by `float24`."""
     parts = [thinning.of(x).ravel() for event in events for x in event.values.values()]
     return float24(np.concatenate(parts) if parts else np.zeros(0, np.float32))
 

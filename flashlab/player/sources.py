@@ -20,8 +20,7 @@ _EMPTY = re.compile(r"[\s{};)]*(//.*)?")
 
 
 class Mark(NamedTuple):
-    """Lines `first` to `last` of a step (from 1, both included). `tag` is the mark's text in parentheses, such as
-    "prefetch", or empty."""
+    """Lines `first` to `last` of a step (from 1, both included). `tag` is what the mark has in parentheses."""
 
     first: int
     last: int

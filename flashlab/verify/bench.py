@@ -21,8 +21,8 @@ from simulator.errors import Unavailable
 from simulator.operations.attention import SCORE
 
 ORACLES_AGREE = 1e-12
-"""How far two float64 oracles may be apart: they differ only in the order of their sums. Scores over 1 raise it in
-proportion."""
+"""How far two float64 oracles may be apart, times the largest score if over 1. They differ only in the order of
+sums."""
 DENSE_LIMIT = 1 << 17
 """The most (query, key) pairs, over batch and heads, for which the loop over queries is run as a second oracle."""
 
@@ -47,8 +47,8 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of a check, to be run. `body` raises `Failure`, or returns the error over what the rule allows (None: it
-    measures none)."""
+    """One row of a check, to be run. `body` raises `Failure` or returns the error over the limit (None: it has
+    none)."""
 
     label: str
     problem: Problem

@@ -79,7 +79,7 @@ def _key_sets(bench: Bench, p: Problem) -> None:
         if wrong.any():
             b, h, i = np.argwhere(wrong)[0].tolist()
             raise Failure(
-                f"the LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, not log({counts[i]}) = {truth[b, h, i]:.7g}"
+                f"LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, not log({counts[i]}) = {truth[b, h, i]:.7g}"
             )
 
 
@@ -199,7 +199,7 @@ def _split(bench: Bench, p: Problem, cut: int) -> float | None:
 
 
 def gqa(bench: Bench) -> Iterator[Trial]:
-    """Grouped heads equal ordinary ones with K and V repeated."""
+    """Grouped heads give the same result as ordinary heads with K and V repeated."""
     for dtype in bench.dtypes:
         for heads, kv_heads in ((8, 2), (7, 1), (6, 3)):
             p = _problem(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)

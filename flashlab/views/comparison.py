@@ -170,7 +170,7 @@ def compare(
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
         if causal is not None or window is not None or scale is not None:
-            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem says them")
+            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem has its own")
         targets = names(what) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))

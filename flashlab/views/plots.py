@@ -100,13 +100,12 @@ def save(figure: Any, path: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("path", str(path), f"a folder that can be made ({error.strerror})") from None
+        raise UsageError("path", str(path), f"a folder that can be created ({error.strerror})") from None
     return replace_file(target, content.getvalue())
 
 
 def bytes_by_tensor(counts: Sequence[Counts]) -> Figure:
-    """Draw what each algorithm reads and writes, stacked by tensor: bytes requested from HBM, and bytes between SRAM
-    and registers."""
+    """Draw the bytes that each algorithm requests from HBM, and moves between SRAM and registers, stacked by tensor."""
     with _style():
         figure: Any = Picture(figsize=(11.5, 2.0 + 0.85 * len(counts)), layout="constrained")
         used: dict[str, str] = {}
@@ -343,8 +342,8 @@ def _dram_intensity(c: Counts) -> float:
 
 
 def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[str]) -> Figure:
-    """Draw one line per combination of the keys in `series`, `y` over `x`. Rows that don't fit (`y` is None) are marked
-    on the axis."""
+    """Draw `y` over `x`, one line per combination of the keys in `series`. Rows that don't fit are marked on the
+    axis."""
     with _style():
         figure: Any = Picture(figsize=(9.5, 5), layout="constrained")
         ax: Any = figure.subplots()
