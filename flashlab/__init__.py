@@ -21,7 +21,7 @@ if not hasattr(simulator, "CATALOGUE"):
         "remove or rename it, or change sys.path"
     )
 
-# now, and not when they are first asked for: once these packages are imported, nothing binds their names again
+# Not lazy: a later import of the package flashlab.player (or flashlab.verify) would bind its name over the function's.
 from flashlab.player import Player, player
 from flashlab.verify import Adapter, Report, verify
 from simulator import (
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# what costs import time (matplotlib, rich, hypothesis, cupy) is imported when it is first asked for
+# Imported on first use, because what they need (matplotlib, rich, hypothesis, CuPy) is slow to import.
 _LAZY = {
     "attention": "flashlab.run.call",
     "plan": "flashlab.run.plan",

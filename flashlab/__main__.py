@@ -1,4 +1,4 @@
-"""`python -m flashlab` is `flashlab`."""
+"""Makes `python -m flashlab` the same as the `flashlab` command."""
 
 from flashlab.cli import main
 

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never meets half of one; and what goes into them as JSON."""
+"""Writes files all or nothing, so that nobody ever reads half of one, and turns data into what JSON can hold."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["plain", "replace_file"]
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
-    """Put `content` (text as UTF-8) into the file `path`: all of it or, on any failure, nothing at all.
+    """Write `content` (text as UTF-8) to the file `path`: all of it or, on any failure, nothing at all.
 
-    `argument` is what the error calls the path: an option's name, or a parameter's. Folders are not made.
-    Links are followed; a device such as /dev/null is written to, for it cannot be replaced.
+    `argument` is what an error calls the path: the name of an option or of a parameter. Folders are not created.
+    Links are followed. A device such as /dev/null is written to directly, since it cannot be replaced.
+    Raises `UsageError` where the file cannot be written.
     """
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
@@ -36,7 +37,7 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument
             with open(beside, "xb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())  # else a power cut can leave the new name with no content
+                os.fsync(file.fileno())  # otherwise a power cut could leave an empty file under the new name
             if target.exists():
                 beside.chmod(target.stat().st_mode & 0o777)
             os.replace(beside, target)
@@ -50,7 +51,7 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument
 
 
 def plain(value: Any) -> Any:
-    """Data as JSON can hold it: infinities and NaN become text that Python's `float` reads, keys become text.
+    """Return `value` as JSON can hold it: infinities and NaN become text that Python's `float` reads, keys become text.
 
     >>> plain({"worst": float("inf"), "rows": (1, 2)})
     {'worst': 'inf', 'rows': [1, 2]}

@@ -1,8 +1,9 @@
-"""Records what the project answers, to be compared after a change of structure.
+"""Records the project's answers, to compare them after a change of structure.
 
-`python -m tools.behaviour record before.json`, change something, `python -m tools.behaviour compare before.json`.
-Recorded are, over a fixed grid: all counts by launch, step and tensor; numbers of the simulator, bit for bit; traces;
-what the emulator counts and computes; the commands' `--json` documents; the machine code of every kernel.
+Run `python -m tools.behaviour record before.json`, change something, then run `python -m tools.behaviour compare
+before.json`. Over a fixed grid, it records all counts by launch, step and tensor; the simulator's numbers, bit for bit;
+traces; what the emulator counts and computes; the commands' `--json` documents; and the machine code of every kernel.
+Kinds of answers (counts, runs, commands, code) behind the file's name restrict it to these.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def problems(name: str, shapes: tuple[dict[str, Any], ...]) -> Iterator[fl.Probl
 
 
 def digest(*parts: Any) -> str:
-    """A short hash of arrays, bytes and text."""
+    """A short hash of arrays and texts."""
     found = hashlib.sha256()
     for part in parts:
         found.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else str(part).encode())
@@ -76,7 +77,7 @@ def digest(*parts: Any) -> str:
 
 
 def counted(counts: fl.Counts) -> Any:
-    """Everything in counts, with each launch's ledger."""
+    """Everything that counts hold, including each launch's ledger."""
     launches = [
         [launch.name, launch.blocks, launch.warps, launch.sram_peak, launch.flops_matmul, launch.flops_other, launch.exp,
          launch.heads_together, sorted((*entry, n) for entry, n in launch.ledger.items()),
@@ -89,7 +90,7 @@ def counted(counts: fl.Counts) -> Any:
 
 
 def answered(ask: Callable[[], Any]) -> Any:
-    """What a call gives, or what it refuses."""
+    """What a call returns, or the text of its refusal."""
     try:
         return ask()
     except (fl.UsageError, fl.Unavailable) as error:
@@ -144,7 +145,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def _timeless(text: str) -> Any:
-    """A document without the seconds that it took."""
+    """A document without times and versions, which change from run to run."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -159,7 +160,7 @@ def _timeless(text: str) -> Any:
 
 
 def machine_code() -> Iterator[tuple[str, Any]]:
-    """The cubin of every kernel as each architecture's default configuration compiles it."""
+    """A hash of every kernel's cubin, compiled in the default configuration of each architecture."""
     nvrtc = importlib.import_module(
         "flashlab.run.nvrtc" if importlib.util.find_spec("flashlab.run") else "flashlab.compiler"
     )

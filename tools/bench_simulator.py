@@ -1,7 +1,8 @@
 """How long the simulator takes beside naive NumPy attention: `python tools/bench_simulator.py`.
 
-8 heads × 2048 × 64, flash2 with tile 128 × 128, numbers and exact counts, trace off; seconds, median of ten. Before each
-measurement it waits until BLAS's threads of the last one sleep: they spin for a while and would take a core from it.
+The problem has 8 heads × 2048 × 64. flash2 has a tile of 128 × 128 and gives numbers and exact counts, without a
+trace. Times are in seconds, the median of ten calls. Each call waits until the BLAS threads of the last one sleep,
+because they spin for a while and would take a core from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import flashlab as fl
 
 
 def naive(q: Any, k: Any, v: Any) -> Any:
-    """softmax(Q K^T / sqrt(d)) V in float32, as one writes it in NumPy."""
+    """softmax(Q K^T / sqrt(d)) V in float32, in plain NumPy."""
     s = q @ k.swapaxes(-1, -2) / np.sqrt(np.float32(q.shape[-1]))
     s -= s.max(-1, keepdims=True)
     p = np.exp(s)
@@ -26,7 +27,7 @@ def naive(q: Any, k: Any, v: Any) -> Any:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """The median of ten calls, after one that isn't counted."""
+    """The median time of ten calls, after one that isn't counted."""
     taken: list[float] = []
     for _ in range(11):
         time.sleep(0.3)
@@ -37,7 +38,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def line(dtype: str) -> str:
-    """What is printed of a dtype."""
+    """The printed line of a dtype."""
     p = fl.Problem(batch=1, heads=8, len_q=2048, head_dim=64, dtype=dtype)
     inputs = fl.random_inputs(p)
     single = [x.astype(np.float32) for x in inputs]

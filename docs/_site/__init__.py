@@ -1,1 +1,1 @@
-"""What pages show of data files and notebooks: tables and pictures, made, and held to their sources by tests."""
+"""Makes the tables and pictures that pages show of data files and notebooks. Tests hold the pages to their sources."""

@@ -1,4 +1,4 @@
-"""The table of docs/emulator.md, of the newest result of kind `emulator`: `python -m docs._site.emulator` writes it."""
+"""Writes the table of docs/emulator.md from the newest result of kind `emulator`: `python -m docs._site.emulator`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def page_with(text: str, block: str) -> str:
 
 
 def block() -> str:
-    """The newest measurement as the page shows it."""
+    """The newest measurement as the page shows it, or nothing without one."""
     newest = results.latest("emulator", ROOT / results.FOLDER)
     return "" if newest is None else emulator_speed.KIND.markdown(newest) + "\n"
 

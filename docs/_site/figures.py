@@ -1,4 +1,4 @@
-"""Figures of what was measured, for the site: each drawn from a file in docs/results, with the table of what it shows."""
+"""The site's figures of what was measured. Each is drawn from a file in docs/results, with a table of what it shows."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"), ("#E69F00", "v"), ("#000000", "P")]
-"""Colour and marker of a series, so that neither has to tell it alone."""
+"""The colour and the marker of each series, so that readers need not rely on colour alone."""
 
 
 def of(result: Result) -> Shown | None:
-    """The figure of a result, where its kind has one."""
+    """The figure of a result, or None if its kind has none."""
     draw = FIGURES.get(result.kind)
     return None if draw is None else draw(result.data)
 
 
 def speed(data: Mapping[str, Any]) -> Shown:
-    """TFLOP/s over the length: a panel for each head dim and mask, a line for each kernel; the first dtype measured."""
+    """TFLOP/s over the length, in the first dtype measured: one panel per head dim and mask, one line per kernel."""
     rows = [row for row in data["rows"] if row["dtype"] == data["rows"][0]["dtype"]]
     dims, masks = (sorted({row[key] for row in rows}) for key in ("head_dim", "causal"))
     kernels = list(dict.fromkeys(row["peer"] or data["algorithm"] for row in rows))
@@ -65,7 +65,7 @@ def speed(data: Mapping[str, Any]) -> Shown:
             panel.set_xticks(lengths, [f"{n:,}" for n in lengths], minor=False)
             panel.minorticks_off()
             panel.grid()
-        figure.supxlabel(f"tokens of a sequence, {rows[0]['dtype']}", fontsize=10)
+        figure.supxlabel(f"tokens per sequence, {rows[0]['dtype']}", fontsize=10)
         figure.supylabel("TFLOP/s", fontsize=10)
         names = panels[0][0].get_legend_handles_labels()
         figure.legend(*names, loc="outside upper center", ncols=len(kernels))
@@ -75,17 +75,17 @@ def speed(data: Mapping[str, Any]) -> Shown:
 
 
 def dram(data: Mapping[str, Any]) -> Shown:
-    """What DRAM delivered of the bytes that launches requested, in problems over 1 MB."""
+    """The share of the requested bytes that DRAM delivered, launch by launch, in problems over 1 MB."""
     judged = [launch["dram"] for launch in data["launches"] if launch["dram"] and launch["dram"]["judged"]]
     shares = sorted((found["low"] / found["high"], found["measured"] / found["high"]) for found in judged)
     return lines(
         {"launch": range(1, len(shares) + 1)},
         {"compulsory": [low for low, _ in shares], "DRAM, measured": [share for _, share in shares]},
-        title="bytes read, as a part of those requested, launch by launch",
-        of="part of the requested bytes",
+        title="bytes read, as a share of those requested, launch by launch",
+        of="share of the requested bytes",
         log=False,
     )
 
 
 FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown]] = {"bench": speed, "ladder": speed, "counters": dram}
-"""By kind: what draws a result."""
+"""The function that draws a result, by its kind."""

@@ -1,7 +1,7 @@
-"""What docs/flash3.md shows: its tables and lists, and docs/pictures/flash3_*.svg, from the files of docs/results and the
-header comments of the kernels. What binds is in `docs._site.flash3_binds`.
+"""Writes the generated parts of docs/flash3.md: tables, lists and docs/pictures/flash3_*.svg.
 
-`python -m docs._site.flash3` writes them; a test holds the page to them.
+They come from the files of docs/results and from the header comments of the kernels. `docs._site.flash3_binds` writes
+those that say what binds. `python -m docs._site.flash3` writes them all, and a test holds the page to them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ PICTURES = ROOT / "docs" / "pictures"
 DEVICE = "h200"
 
 BELOW = {name: str(get(name).follows) for name in ladder("flash3", "flash3_1")}
-"""Each rung, and the one below it."""
+"""Each rung, with the rung below it."""
 CLIMB = ("flash2", *BELOW)
 DIMS, MASKS, LENGTHS = (64, 128, 256), (False, True), (1024, 4096, 16384)
 COLUMNS = [f"{'causal' if causal else 'full'} {length // 1024}k" for causal in MASKS for length in LENGTHS]
 
 Row = Mapping[str, Any]
 Speeds = Mapping[tuple[str, int, bool, int], Row]
-"""By kernel, head dim, mask and length."""
+"""Rows of a benchmark by kernel, head dim, mask and length."""
 
 
 def result(kind: str, algorithm: str | None) -> results.Result:
-    """The newest result of a kind."""
+    """The newest result of a kind on this page's device. Raises `FileNotFoundError` without one."""
     found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE)
     if found is None:
         raise FileNotFoundError(f"no {kind} of {algorithm or 'anything'} in {results.FOLDER}")
@@ -53,13 +53,13 @@ def result(kind: str, algorithm: str | None) -> results.Result:
 
 
 def speeds(of: results.Result) -> Speeds:
-    """What a benchmark measured."""
+    """A benchmark's rows."""
     name = of.data["algorithm"]
     return {(row["peer"] or name, row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"]}
 
 
 def matmul(of: results.Result) -> float:
-    """TFLOP/s of the matrix product in a benchmark's run."""
+    """TFLOP/s of the matrix product that a benchmark timed in the same run."""
     return of.data["yardsticks"][0]["matmul"]
 
 
@@ -67,7 +67,7 @@ def matmul(of: results.Result) -> float:
 
 
 def summary() -> str:
-    """From where to where, in one sentence."""
+    """A paragraph: from which speed to which the climb leads."""
     ladder, peers = result("ladder", "flash3"), result("bench", "flash3")
     cell = (128, False, 16384)
     first, last, again = (
@@ -83,7 +83,7 @@ def summary() -> str:
 
 
 def ladder() -> str:
-    """TFLOP/s of each kernel at head dim 128."""
+    """A table of each kernel's TFLOP/s at head dim 128."""
     of = result("ladder", "flash3")
     found = speeds(of)
     rows = [
@@ -94,11 +94,11 @@ def ladder() -> str:
 
 
 def rung(name: str) -> str:
-    """How a rung does against the one below it, and what its source says of it."""
+    """A table of a rung's speed over that of the rung below, and what its source says of it."""
     found = speeds(result("ladder", "flash3"))
 
     def behind(kernel: str, *cell: Any) -> float:
-        """How many times as long as flash3's its calls took: the median of interleaved pairs."""
+        """How many times as long as flash3's calls this kernel's took: the median of interleaved pairs."""
         return found[kernel, *cell]["ratio"] or 1
 
     rows = [
@@ -116,7 +116,7 @@ def rung(name: str) -> str:
 
 
 def peers() -> str:
-    """The 18 cells beside others' kernels."""
+    """A table of the 18 cells beside others' kernels."""
     of = result("bench", "flash3")
     rows = [
         [
@@ -137,14 +137,14 @@ def peers() -> str:
 
 
 def cells() -> Sequence[Row]:
-    """The newest run beside others' kernels, a flat row per cell."""
+    """The newest run beside others' kernels: one flat row per cell."""
     return speed.flat(speed.BENCH.data(result("bench", "flash3")))
 
 
 def fp8() -> str:
-    """FP8's errors and its speed, and what its source says of it."""
+    """Tables of FP8's errors and speed, and what its source says of it."""
     of = result("fp8", "flash3_fp8")
-    errors = [[row["kernel"].replace(" a tile", " per tile"), f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
+    errors = [[row["kernel"], f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
     found = {(row["head_dim"], row["causal"], row["length"]): row for row in of.data["speed"]}
     rows = [
         [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
@@ -168,7 +168,7 @@ def fp8() -> str:
 
 
 def verified() -> str:
-    """What the checks said of the rungs, a line a file."""
+    """A list of what the checks said of the rungs, one entry per result."""
     found = [result("verify", name) for name in (*BELOW, "flash3_fp8")]
     found += [
         result(kind, name) for kind in ("counters", "agreement", "sanitizers") for name in ("flash3", "flash3_fp8")
@@ -178,12 +178,12 @@ def verified() -> str:
 
 
 def links() -> str:
-    """Where the page's reference links lead."""
+    """The targets of the page's reference links."""
     return f"[accumulation]: {target(result('accumulation', None))}\n"
 
 
 def profile() -> climb_binds.Profile:
-    """What binds, measured."""
+    """The newest profile, with the benchmark's cells."""
     return climb_binds.Profile(result("profile", "flash3"), cells())
 
 
@@ -200,16 +200,16 @@ BINDS: dict[str, Callable[[climb_binds.Profile], str]] = {
     "fp8_units": climb_binds.fp8,
     "expected": lambda x: climb_binds.expected(x, table),
 }
-"""Those of the page's blocks that tell what binds."""
+"""The page's blocks that say what binds."""
 
 
 def bound(name: str) -> str:
-    """One of these."""
+    """The text of one of these blocks."""
     return BINDS[name](profile())
 
 
 def beside() -> str:
-    """What a warp issues beside products, and what is left of them, in a sentence."""
+    """A paragraph: what a warp issues beside products, and what share of their full rate products keep."""
     of = result("rates", None)
     rows = {row["what"]: row for row in of.data["rows"]}
     floats, whole = (
@@ -230,14 +230,14 @@ def beside() -> str:
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
           "peers": peers, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
-"""By the name that the page's marks give."""
+"""What writes each block, by the name in the page's marks."""
 
 
 # -- text -----------------------------------------------------------------------------------------------------------
 
 
 def said(name: str) -> str:
-    """What the comment that heads a kernel's source says from "Expected" on, as a quotation in Markdown."""
+    """The header comment of a kernel's source from "Expected" on, as a Markdown quotation."""
     comment = re.match(r"(?://.*\n)+", kernels_cu.source(name).read_text(encoding="utf-8"))
     assert comment is not None
     lines = [line.removeprefix("//").removeprefix(" ").rstrip() for line in comment[0].splitlines()]
@@ -257,12 +257,12 @@ def said(name: str) -> str:
 
 
 def quoted(part: str) -> str:
-    """A paragraph, or an entry of a list, as a quotation."""
+    """A paragraph or a list entry as a Markdown quotation."""
     return textwrap.indent(prose(part, "  " if part.startswith("- ") else ""), "> ")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A table in Markdown, its columns flush right after the first `left`."""
+    """A Markdown table. Columns after the first `left` are flush right."""
     lines = [header, ["---"] * left + ["--:"] * (len(header) - left), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -276,7 +276,7 @@ def link(of: results.Result) -> str:
 
 
 def source(of: results.Result) -> str:
-    """Where the figures above come from."""
+    """A line that says where the figures above it come from."""
     c = of.content
     said = f"*{c['device']['name']}, driver {c['driver']}, {str(c['date'])[:10]}: `{c['command']}`, {link(of)}.*"
     return f"\n{prose(said)}"
@@ -298,7 +298,7 @@ def page_with(text: str, blocks: Mapping[str, str]) -> str:
 
 
 def ladder_picture() -> str:
-    """The ladder at 16k tokens, as SVG on white: a panel for each head dim, a pair of bars for each kernel."""
+    """The ladder at 16k tokens as SVG on white: one panel per head dim, a pair of bars per kernel."""
     of = result("ladder", "flash3")
     found, kernels = speeds(of), (*CLIMB, "cudnn")
     looks = {False: ("#0072B2", "full", -0.23), True: ("#9CC9E8", "causal", 0.23)}
@@ -328,7 +328,7 @@ def ladder_picture() -> str:
 
 
 DRAWN = {"flash3_ladder.svg": ladder_picture, "flash3_units.svg": lambda: climb_binds.picture(profile())}
-"""The page's pictures, by their files."""
+"""What draws the page's pictures, by their files."""
 
 if __name__ == "__main__":
     replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in BLOCKS.items()}))

@@ -1,4 +1,4 @@
-"""What binds the rungs: tables of docs/flash3.md and pictures/flash3_units.svg, from a result of `flashlab.measure.profile`."""
+"""Writes what binds the rungs, in docs/flash3.md and flash3_units.svg, from a result of `flashlab.measure.profile`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ REASONS = {
     "turns": ("barrier",),
     "mbarriers": ("long_sb",),
 }
-"""What a warp does, by ncu's names of a sampled warp's state. Exponentials share a queue with memory's instructions, "mio"."""
+"""What a warp does, as ncu's states of a sampled warp. Exponentials share the queue "mio" with memory instructions."""
 
 
 class Profile:
-    """A result of kind `profile`."""
+    """A result of kind `profile`, beside the rows of a benchmark."""
 
     def __init__(self, of: results.Result, benchmark: Iterable[Row]) -> None:
         self.of = of
@@ -55,11 +55,11 @@ class Profile:
         return [row for (kernel, *_), row in self.rows.items() if kernel == "flash3"]
 
     def long(self, kernel: str, dim: int) -> Row:
-        """Without a mask, at the greatest length."""
+        """A kernel's row without a mask, at the greatest length."""
         return self.rows[kernel, dim, False, LONG]
 
     def benchmark_ghz(self, row: Row) -> float:
-        """The clock at which a kernel's clocks take as long as they did in the benchmark, whose calls have pauses."""
+        """The clock rate in the benchmark, whose calls have pauses: a launch's clocks over its time there."""
         return row["counters"]["clocks"] / self._milliseconds[row["head_dim"], row["causal"], row["length"]] / 1e6
 
 
@@ -72,7 +72,7 @@ def ghz(row: Row) -> float:
 
 
 def picojoules(row: Row) -> float:
-    """Energy of a FLOP under load: of all that the board draws."""
+    """The board's energy per FLOP under load."""
     return row["loaded"]["watts"] / row["loaded"]["tflops"]
 
 
@@ -81,19 +81,19 @@ def faster_on_zeros(row: Row) -> float:
 
 
 def outside(row: Row) -> float:
-    """Part of the computing warps' samples that fell outside of the main loop."""
+    """The share of the computing warps' samples that fell outside of the main loop."""
     inside, beyond = (sum(row["code"]["stalls"][where].values()) for where in ("loop", "outside"))
     return beyond / (inside + beyond)
 
 
 def spent(row: Row, reasons: Sequence[str]) -> float:
-    """Part of the main loop's samples."""
+    """The share of the main loop's samples that have one of these reasons."""
     stalls = row["code"]["stalls"]["loop"]
     return sum(stalls.get(reason, 0) for reason in reasons) / sum(stalls.values())
 
 
 def padding(row: Row) -> float:
-    """FLOPs executed for each that the field counts: what a tile has beyond the length or behind the mask."""
+    """FLOPs executed per FLOP that the field counts: above 1 by what tiles have past the length or under the mask."""
     return row["counters"]["flops"] / row["useful_flops"]
 
 
@@ -102,7 +102,7 @@ def said(row: Row) -> str:
 
 
 def span(values: Iterable[float], shown: str = "{:.0%}") -> str:
-    """The least and the greatest, in words."""
+    """The least and the greatest value, in words."""
     found = sorted(values)
     low, high = shown.format(found[0]), shown.format(found[-1])
     return low if low == high else f"{low} to {high}"
@@ -119,7 +119,7 @@ Table = Callable[..., str]
 
 
 def rounds(profile: Profile, table: Table) -> str:
-    """What the compiler made of a round of the main loop."""
+    """A table of what the compiler made of one round of the main loop."""
     rows: list[list[str]] = []
     for dim in DIMS:
         for kernel in ("flash3_1", "flash3_2", "flash3", "cudnn"):
@@ -129,13 +129,13 @@ def rounds(profile: Profile, table: Table) -> str:
             per_score = f"{32 * found['instructions'] / found['scores']:.1f}"
             uniform = f"{found['pipes'].get('uniform', 0) / found['instructions']:.0%}"
             rows.append([str(dim), kernel, per_score, uniform, *shares])
-    header = ["head dim", "kernel", "instructions per score", "of them uniform",
+    header = ["head dim", "kernel", "instructions per score", "uniform ones",
               "exponentials", "issue slots", "ALU", "FMA"]  # fmt: skip
     return table(header, rows, left=2)
 
 
 def rung_2(profile: Profile) -> str:
-    """Why rung 2 loses to rung 1 at head dim 64 and 1k."""
+    """A paragraph: why rung 2 loses to rung 1 at head dim 64 and 1k."""
     lower, upper = (
         [profile.rows[name, 64, causal, SHORT] for causal in (False, True)] for name in ("flash3_1", "flash3_2")
     )
@@ -151,7 +151,7 @@ def rung_2(profile: Profile) -> str:
 
 
 def units(profile: Profile, table: Table, source: str) -> str:
-    """Busy shares of flash3's short and long cells."""
+    """A table of how busy the units are in flash3's short and long cells."""
     rows = [
         [
             str(row["head_dim"]),
@@ -168,7 +168,7 @@ def units(profile: Profile, table: Table, source: str) -> str:
 
 
 def load(profile: Profile, table: Table) -> str:
-    """Clock, power and speed of flash3 under load."""
+    """A table of flash3's clock rate, power and speed under load, and a paragraph on the power limit."""
     rows = [
         [*where, f"{ghz(row):.2f}", f"{row['loaded']['watts']:.0f}", f"{row['loaded']['tflops']:.0f}", *clock,
          f"{faster_on_zeros(row):.2f}"]
@@ -178,7 +178,7 @@ def load(profile: Profile, table: Table) -> str:
             else ([str(row["head_dim"]), said(row)], [f"{profile.benchmark_ghz(row):.2f}"])
         ]
     ]  # fmt: skip
-    header = ["head dim", "cell", "GHz", "W", "TFLOP/s", "GHz in the benchmark", "on zeros, times as fast"]
+    header = ["head dim", "cell", "GHz", "W", "TFLOP/s", "GHz in the benchmark", "times as fast on zeros"]
     capped = [row["loaded"]["capped"] for row in profile.mine()]
     free = [row["zeros"]["mhz"] / 1e3 for row in profile.mine() if "zeros" in row and row["zeros"]["capped"] < 0.1]
     d = profile.of.data
@@ -195,7 +195,7 @@ def load(profile: Profile, table: Table) -> str:
 
 
 def energy(profile: Profile, table: Table) -> str:
-    """What a FLOP costs, by kernel."""
+    """A table of the energy per FLOP and the speed, by kernel."""
     rows = [
         [
             kernel,
@@ -219,7 +219,7 @@ def energy(profile: Profile, table: Table) -> str:
 
 
 def waits(profile: Profile, table: Table) -> str:
-    """What a computing warp does in the main loop."""
+    """A table of what a computing warp does in the main loop."""
     rows = [
         [kernel, str(dim), *(f"{spent(profile.long(kernel, dim), reasons):.0%}" for reasons in REASONS.values())]
         for dim in DIMS
@@ -229,7 +229,7 @@ def waits(profile: Profile, table: Table) -> str:
 
 
 def bursts(profile: Profile) -> str:
-    """How exponentials fall together at head dim 64."""
+    """A paragraph: how warps meet at the exponentials at head dim 64."""
     row = profile.long("flash3", 64)
     spent = row["code"]["spent"]
     share = spent["exp"] / sum(spent.values())
@@ -242,7 +242,7 @@ def bursts(profile: Profile) -> str:
 
 
 def fp8(profile: Profile) -> str:
-    """FP8's kernel, in a sentence."""
+    """A paragraph on FP8's kernel."""
     rows = [profile.long("flash3_fp8", dim) for dim in (128, 256)]
     parts = [
         f"{busy(row, 'tensor'):.0%} tensor cores, {busy(row, 'exp'):.0%} exponential units, {busy(row, 'issue'):.0%} issue slots"
@@ -260,22 +260,22 @@ def fp8(profile: Profile) -> str:
 
 
 def ends(profile: Profile) -> str:
-    """1k tokens, in a sentence."""
+    """A paragraph on 1k tokens, where a row tile's start and end count most."""
     row, long = profile.rows["flash3", 128, False, SHORT], profile.long("flash3", 128)
     share, first = outside(row), 1 / 8
     pace = (first / share) / ((1 - first) / (1 - share))
     masked, narrow = profile.rows["flash3", 128, True, SHORT], profile.rows["flash3", 64, False, SHORT]
     return prose(
         "At head dim 128 and 1k tokens without a mask, a row tile's first scores and its last output are an eighth of its "
-        f"products. They take {share:.0%} of the computing warps' time, so the main loop gets on {1 / pace:.1f} times as fast as "
-        f"they do. The tensor cores are busy {busy(row, 'tensor'):.0%} of the clocks, instead of {busy(long, 'tensor'):.0%} at "
+        f"products. They take {share:.0%} of the computing warps' time, so the main loop runs at {1 / pace:.1f} times their "
+        f"pace. The tensor cores are busy {busy(row, 'tensor'):.0%} of the clocks, instead of {busy(long, 'tensor'):.0%} at "
         f"16k. Under a causal mask, {outside(masked):.0%} of the time passes there. At head dim 64, the tile of 192 rows doesn't "
         f"divide 1,024 either: {padding(narrow) - 1:.0%} more products are executed than count."
     )
 
 
 def found(profile: Profile) -> dict[str, tuple[str, bool]]:
-    """What came of each expectation of `flashlab.measure.profile`: a sentence, and whether it was so."""
+    """What was found for each expectation of `flashlab.measure.profile`, and whether it came true."""
     wide = [profile.long("flash3", dim) for dim in (128, 256)]
     tensor, clocks, zeros = (
         [busy(r, "tensor") for r in wide],
@@ -318,17 +318,17 @@ def found(profile: Profile) -> dict[str, tuple[str, bool]]:
 
 
 def expected(profile: Profile, table: Table) -> str:
-    """What was expected, and what came of it."""
+    """A table of what was expected and what was found."""
     so = found(profile)
     rows = [[text, so[name][0], "yes" if so[name][1] else "no"] for name, text in profile.of.data["expected"].items()]
-    return table(["expected", "found", "so?"], rows, left=3)
+    return table(["expected", "found", "true?"], rows, left=3)
 
 
 # -- the picture ----------------------------------------------------------------------------------------------------
 
 
 def picture(profile: Profile) -> str:
-    """How busy tensor cores, exponential units and instruction slots are, by kernel, and the clock under load, as SVG on white."""
+    """How busy tensor cores, exponential units and issue slots are, and the clock under load, as SVG on white."""
     looks = {
         "tensor": ("#0072B2", "tensor cores"),
         "exp": ("#D55E00", "exponential units"),
@@ -355,7 +355,7 @@ def picture(profile: Profile) -> str:
 
 
 def half_rate(profile: Profile) -> str:
-    """What a busy clock of `mma.sync` is worth, in a sentence."""
+    """A caption that says what a busy clock of `mma.sync` is worth."""
     row = profile.long("flash2", 128)["counters"]
     share = row["flops"] / (row["busy"]["tensor"] * row["clocks"] * profile.sms * FLOPS_16_BIT)
     return prose(

@@ -1,6 +1,7 @@
-"""The kinds of results: their schemas as JSON Schema, and the table in docs/results/README.md, from the modules that measure.
+"""Publishes the kinds of results, as the modules that measure declare them.
 
-`python -m docs._site.kinds` writes docs/results/schema/*.json and the table; a test holds both to it.
+`python -m docs._site.kinds` writes their JSON Schemas (docs/results/schema/*.json) and the table in
+docs/results/README.md. A test holds both to it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PAGE = RESULTS / "README.md"
 BEGIN, END = "<!-- kinds: begin (written by docs/_site/kinds.py) -->\n", "<!-- kinds: end -->"
 
 KINDS = results.kinds(*results.ROOMS, "tests.flashlab.emulator")
-"""By name, in the order of their titles: those of the library, and of the zoo that tests have."""
+"""The kinds by name, in the order of their titles: the library's, and that of the zoo of kernels in the tests."""
 
 
 def claim(result: results.Result) -> str:

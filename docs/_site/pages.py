@@ -1,8 +1,9 @@
-"""The site's pages that are made, not written: the lessons with the player working, and what was measured.
+"""Makes the site's generated pages: the lessons, with working players, and what was measured.
 
-docs/conf.py calls `write` before Sphinx reads docs/: lessons go to docs/lessons, measurements to docs/measured, both
-ignored by git. No lesson is run: outputs are those that notebooks/*.ipynb hold, and figures keep the tables that they carry. Only
-cells that show a player are run, after the lesson's imports. So such a cell must stand on its own.
+docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons and measurements to docs/measured,
+which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and figures keep the tables
+that they carry. Only cells that show a player are run, after the lesson's imports. So such a cell must stand on its
+own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
 
 
 def write(docs: Path) -> None:
-    """Make the pages in docs/lessons and docs/measured; what is unchanged is left alone, what is no more goes."""
+    """Make the pages in docs/lessons and docs/measured. Unchanged files are left alone; files of no page are
+    removed."""
     pages = {f"measured/{name}": text for name, text in measured()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
@@ -51,7 +53,7 @@ def write(docs: Path) -> None:
 
 
 def lesson(path: Path) -> Iterator[tuple[str, str]]:
-    """A committed notebook, with players in their places and figures above their tables; and each player as a page."""
+    """Yields names and texts of files: each player as a page, then the notebook with its players and figures shown."""
     notebook = nbformat.read(path, as_version=4)
     names: dict[str, Any] = {"__name__": "__main__"}
     shown = 0
@@ -73,7 +75,7 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def file_shown(this: NotebookNode) -> NotebookNode:
-    """A cell that writes a CUDA file as that file, in its own colours; other cells as they are."""
+    """A cell that writes a CUDA file becomes a listing in CUDA's colours. Other cells stay as they are."""
     if not (found := re.match(r"%%writefile (\S+\.cuh?)\n", this.source)):
         return this
     shown = f"```{{code-block}} cuda\n:caption: {found[1]}\n\n{this.source[found.end() :]}\n```"
@@ -81,7 +83,7 @@ def file_shown(this: NotebookNode) -> NotebookNode:
 
 
 def imports_only(source: str) -> bool:
-    """Is a cell nothing but imports? Cells with magics, as `%%writefile`, aren't."""
+    """True if a cell has nothing but imports. A cell with magics such as `%%writefile` has more."""
     if re.search(r"(?m)^\s*[%!]", source):
         return False
     body = ast.parse(source).body
@@ -101,7 +103,7 @@ def played(source: str, names: Mapping[str, Any], file: str) -> Player:
 
 
 def with_table(output: NotebookNode) -> NotebookNode:
-    """A figure as HTML: the picture, and folded below it the table that it carries; other outputs as they are."""
+    """A figure as HTML: the picture, and the table that it carries folded below it. Other outputs stay as they are."""
     data = output.get("data", {})
     if TABLE not in data:
         return output
@@ -129,7 +131,7 @@ def cell(x: Any) -> str:
 
 
 def measured() -> Iterator[tuple[str, str]]:
-    """Name and Markdown of the page of all results, and of a page for each."""
+    """Yields name and Markdown of the page of all results, and of one page per result."""
     found = {name_of(result): result for result in results.find(RESULTS)}
     measured_kinds = {result.kind for result in found.values()}
     kinds = [kind for kind in KINDS.values() if kind.name in measured_kinds]
@@ -152,12 +154,12 @@ def measured() -> Iterator[tuple[str, str]]:
 
 
 def name_of(result: results.Result) -> str:
-    """The file name of a result's page: that of the data, behind its kind."""
+    """The file name of a result's page: its kind, then the name of its data file."""
     return f"{result.kind}_{result.path.stem}.md"
 
 
 def page(result: results.Result) -> str:
-    """A result in full: what it says, where it comes from, and its tables."""
+    """A result's page: what it says, where it comes from, its figure and its tables."""
     content = result.content
     device = cast("Mapping[str, Any] | None", content["device"])
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())

@@ -1,7 +1,7 @@
-"""Pictures of the player for pages that cannot run it: `python -m docs._site.player_pictures` draws those in docs/pictures.
+"""Draws pictures of the player in docs/pictures, for pages that cannot run it: `python -m docs._site.player_pictures`.
 
-Needs Chromium and Playwright (requirements/test.txt). What is drawn follows from the code alone; how a browser draws it, from its
-version and fonts, so that two machines' pictures differ by some pixels.
+It needs Chromium and Playwright (requirements/test.txt). The code alone decides what is drawn. The browser's version
+and fonts decide how, so that two machines' pictures differ in some pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def draw(player: fl.Player, path: Path, *, width: int = 1280, height: int = 900, position: str = "") -> None:
-    """The player as it stands when opened, or at a position as its links name it (`"step=40&clock=steps"`)."""
+    """Draw the player as it opens, or at a position as its links write it (`"step=40&clock=steps"`)."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 

@@ -1,6 +1,7 @@
-"""What README.md says of data: the matrix of algorithms from the catalogue, the speeds from the newest benchmark.
+"""Writes the parts of README.md that come from data: the matrix of algorithms, and the speeds of the newest benchmark.
 
-`python -m docs._site.readme` writes both between their marks; a test holds the page to them. No figure there is typed by hand.
+`python -m docs._site.readme` writes both between their marks, and a test holds the page to them. No figure there is
+typed by hand.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ LESSONS = {
     "flash2": "04_flash2",
     **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3", "flash3_fp8"), "08_hopper"),
 }
-"""The notebook that walks through an algorithm."""
+"""The notebook that walks through each algorithm."""
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
-"""The fastest of others' kernels, by their names in a benchmark."""
+"""The fastest kernels of others, by their names in a benchmark."""
 DIMS, MASKS, LENGTH = (64, 128, 256), (False, True), 16384
 
 Found = Path | results.Result | None
@@ -43,7 +44,7 @@ def measured(kind: str) -> list[results.Result]:
 
 
 def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
-    """The newest result of a kind that names an algorithm and in which something holds."""
+    """The newest result of a kind that names an algorithm and whose data satisfy `holds`, best without a condition."""
     found = [of for of in reversed(measured(kind)) if name in of.algorithms and holds(of.data)]
     return next((of for of in found if of.condition is None), next(iter(found), None))
 
@@ -65,13 +66,13 @@ def written(thing: Any) -> Path:
 
 
 def kernel(row: Algorithm) -> Found:
-    """The CUDA source: of several launches, the one that the algorithm gives its name."""
+    """The algorithm's CUDA source. Of several, it is the one of the algorithm's name, or else the last."""
     sources = [each.source for each in row.kernels]
     return kernels_cu.source(row.name if row.name in sources else sources[-1]) if sources else None
 
 
 def emulated(row: Algorithm) -> Found:
-    """The emulator's bytes were a GPU's in every launch, and it found no misuse."""
+    """The result by which the emulator's bytes equal a GPU's in every launch, without a finding."""
 
     def holds(data: results.Data) -> bool:
         bytes_ = [n for what, n in data["summary"]["by_quantity"].items() if what.startswith(("hbm.", "sram."))]
@@ -81,12 +82,12 @@ def emulated(row: Algorithm) -> Found:
 
 
 def counted(row: Algorithm) -> Found:
-    """Every count of bytes was the hardware counter's."""
+    """The result by which every count equals the hardware counter."""
     return matching("counters", row.name, lambda data: 0 < data["summary"]["compared"] == data["summary"]["equal"])
 
 
 def verified(row: Algorithm) -> Found:
-    """It passed on a GPU: in the full run, if there was one."""
+    """The result of a verification that passed on a GPU, in full if there is one."""
 
     def holds(data: results.Data) -> bool:
         return data["target"] == row.name and data["backend"] == "gpu" and data["passed"]
@@ -100,7 +101,7 @@ def lesson(row: Algorithm) -> Found:
 
 
 def timed(row: Algorithm) -> Found:
-    """Where its time was measured: alone, else beside the algorithm that it leads to."""
+    """The result that times it: on its own, or else beside the algorithm that it leads to."""
     for kind in ("bench", "fp8", "ladder", "blind"):
         for of in reversed(measured(kind)):
             rows = of.data.get("rows", [])
@@ -122,9 +123,9 @@ COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
 
 
 def matrix() -> str:
-    """A row for each algorithm, a tick for each thing that there is of it. Each tick leads there.
+    """A table with one row per algorithm and a tick for each thing that it has. Each tick links to that thing.
 
-    Softmax's vector programs, which have no formula, belong to a lesson and not here.
+    Algorithms without a formula (softmax's vector programs) belong to a lesson, and not here.
     """
     shown = [row for row in CATALOGUE.values() if row.formula]
     rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in shown]
@@ -144,7 +145,7 @@ def link(found: Path | results.Result) -> str:
 
 
 def speed() -> str:
-    """flash3 at 16k tokens beside the fastest peers that its newest benchmark timed."""
+    """A table of flash3 at 16k tokens beside the fastest peers that its newest benchmark timed."""
     of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
     if of is None:
         return "No speed has been measured yet.\n"
@@ -171,7 +172,7 @@ def speed() -> str:
 
 
 def best(of: results.Result, peers: list[str]) -> list[list[float]]:
-    """Each cell's ratios to these peers: over 1 where the algorithm is the faster one."""
+    """Each cell's ratios to these peers, above 1 where the algorithm is the faster one."""
     cells: dict[tuple[Any, ...], list[float]] = {}
     for row in of.data["rows"]:
         if row["peer"] in peers:

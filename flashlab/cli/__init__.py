@@ -1,6 +1,7 @@
-"""The command line: `flashlab count flash2 --len-q 4096`. Every command is a thin wrapper of one Python call.
+"""The command line: `flashlab count flash2 --len-q 4096`. Every command wraps one Python call.
 
-Exit status: 0 on success, 1 for a failed check, 2 for bad usage, a tile that doesn't fit, or what is missing here.
+The exit status is 0 on success and 1 for a failed check. It is 2 for bad usage, for a tile that doesn't fit, and for a
+missing GPU, compiler or ncu.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["app", "main"]
 
 
 class _OneLineErrors(TyperGroup):
-    """What the user can put right is one line on stderr and status 2; a traceback is for bugs of ours."""
+    """Puts an error that the user can mend into one line on stderr, with status 2. Our own bugs give a traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **more: Any) -> Any:
         if not standalone_mode:
@@ -37,7 +38,7 @@ class _OneLineErrors(TyperGroup):
 
 
 def _explained(error: Exception) -> str | None:
-    """The line for an error that isn't a bug of ours."""
+    """The line that explains an error, or None where the error is a bug of ours."""
     if isinstance(error, UsageError | Unavailable):
         return str(error)
     if isinstance(error, MemoryError):
@@ -46,7 +47,7 @@ def _explained(error: Exception) -> str | None:
         return f"{error.filename or 'input or output'}: {error.strerror or error}"
     if isinstance(error, typer.Abort):
         return "interrupted"
-    if format_message := getattr(error, "format_message", None):  # typer's own, of whichever version
+    if format_message := getattr(error, "format_message", None):  # typer's own errors, in any of its versions
         return f"{format_message()} (see flashlab --help)"
     return None
 
@@ -56,7 +57,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Attention algorithms, counted to the byte: simulated, by formula, on a GPU, under its counters.",
+    help="Attention algorithms, counted to the byte: by simulator, by formula and by a GPU's own counters.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -95,9 +96,9 @@ def _warning(message: Warning | str, *_: object, **__: object) -> str:
 
 
 def main() -> None:
-    """What the installed script `flashlab` calls."""
+    """Run the command line. The installed script `flashlab` calls this."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # where a terminal lacks a character: a question mark, no traceback
+            stream.reconfigure(errors="replace")  # a character that the terminal lacks is shown as ?
     warnings.formatwarning = _warning
     app(prog_name="flashlab")

@@ -1,4 +1,4 @@
-"""`flashlab capture`: q, k and v of a Hugging Face model, for every command that takes `--input`."""
+"""`flashlab capture` saves q, k and v of a Hugging Face model, for every command that takes `--input`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def register(app: typer.Typer) -> None:
 
 def capture(
     model: Annotated[str, typer.Argument(help="A causal model on the Hugging Face Hub, or a folder with one.")],
-    text: Annotated[str, typer.Argument(help="A text file for it to read.")],
-    out: Annotated[str, typer.Argument(help="Where q, k, v go: a name that ends in .safetensors.")],
-    layer: Annotated[int, typer.Option(help="Which layer, from 0.")] = 0,
-    tokens: Annotated[int, typer.Option(help="How many, from the beginning of the text.")] = 1024,
+    text: Annotated[str, typer.Argument(help="A text file for the model to read.")],
+    out: Annotated[str, typer.Argument(help="The file to write; its name ends in .safetensors.")],
+    layer: Annotated[int, typer.Option(help="The layer, counted from 0.")] = 0,
+    tokens: Annotated[int, typer.Option(help="How many tokens to read from the start of the text.")] = 1024,
     heads: Annotated[
         str | None,
-        typer.Option(metavar="FIRST:LAST", help="These query heads, LAST left out, in whole groups; default all."),
+        typer.Option(metavar="FIRST:LAST", help="Query heads to keep, without LAST, in whole GQA groups; default all."),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Round to float16, bfloat16 or float32; default the model's own.")
+        str | None, typer.Option(help="Round to float16, bfloat16 or float32; default the model's own dtype.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Save q, k, v of one layer of a Hugging Face model. Needs PyTorch and Transformers."""
+    """Save q, k, v of one layer of a Hugging Face model. This needs PyTorch and Transformers."""
     from flashlab.integrations import transformers
 
     names = {"path": "OUT", "model": "MODEL", "text": "TEXT"}
@@ -41,7 +41,7 @@ def capture(
     with options.spelled(**names):
         transformers.check_path(out)
         if Path(out).resolve() == Path(text).resolve():
-            raise UsageError("path", out, "another file than the text")
+            raise UsageError("path", out, "a file other than the text")
         chosen = _heads(heads)
         transformers.check_dtype(dtype)
         with output.busy("capturing"):
@@ -67,7 +67,7 @@ def _heads(text: str | None) -> range | None:
     try:
         first, last = map(int, text.split(":"))
     except ValueError:
-        raise UsageError("heads", text, "FIRST:LAST, two numbers of heads, as in 0:4") from None
+        raise UsageError("heads", text, "FIRST:LAST, two head numbers, as in 0:4") from None
     return range(first, last)
 
 

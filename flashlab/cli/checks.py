@@ -30,17 +30,19 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions:
-    """Where results are kept."""
+    """Where a result is saved, and under which name."""
 
     save: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="Also keep it as <kind>/<subject>[_<condition>]_<device>_<date>.json."),
+        typer.Option(
+            metavar="FOLDER", help="Also save it there as <kind>/<subject>[_<condition>]_<device>_<date>.json."
+        ),
     ] = None
     condition: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --save: what differs from other runs, as another framework."),
+        typer.Option(metavar="NAME", help="With --save: what sets this run apart, such as another framework."),
     ] = None
-    force: Annotated[bool, typer.Option("--force", help="With --save: replace the file of that name.")] = False
+    force: Annotated[bool, typer.Option("--force", help="With --save: replace a file of that name.")] = False
 
     def keep(self, kind: str, algorithms: list[str], report: Any) -> None:
         if self.save is None:
@@ -75,26 +77,29 @@ def verify(
     target: Annotated[
         str,
         typer.Argument(
-            help="An algorithm, a tile program (my_file.py:my_program), an outsider, or any package:function."
+            help="An algorithm, a tile program (my_file.py:my_program), another library's kernel by its name here "
+            "(such as sdpa-flash), or any package:function."
         ),
     ] = "flash2",
-    backend: Annotated[str, typer.Option(help="simulator, gpu or emulator; for our algorithms.")] = "simulator",
-    full: Annotated[bool, typer.Option("--full", help="Long and wide problems too.")] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    dtype: Annotated[str | None, typer.Option(metavar="NAME,…", help="Default all three.")] = None,
-    check: Annotated[str | None, typer.Option(metavar="NAME,…", help="Default every check.")] = None,
-    examples: Annotated[int | None, typer.Option(help="Random problems that are tried.")] = None,
-    device: Annotated[str | None, typer.Option(help="The simulator's GPU.")] = None,
-    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
-    framework: Annotated[
-        str | None, typer.Option(help="Of its arrays: numpy, torch, cupy or jax.", rich_help_panel=_FOREIGN)
+    backend: Annotated[str, typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.")] = "simulator",
+    full: Annotated[bool, typer.Option("--full", help="Also run long and wide problems.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Storage dtypes; default all that the target takes.")
     ] = None,
-    layout: Annotated[str, typer.Option(help="bhsd or bshd.", rich_help_panel=_FOREIGN)] = "bhsd",
+    check: Annotated[str | None, typer.Option(metavar="NAME,…", help="Checks to run; default all.")] = None,
+    examples: Annotated[int | None, typer.Option(help="How many random problems to try.")] = None,
+    device: Annotated[str | None, typer.Option(help="The GPU that the simulator or emulator stands for.")] = None,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="Framework of its arrays: numpy, torch, cupy or jax.", rich_help_panel=_FOREIGN)
+    ] = None,
+    layout: Annotated[str, typer.Option(help="Order of its axes: bhsd or bshd.", rich_help_panel=_FOREIGN)] = "bhsd",
     causal_align: Annotated[
-        str, typer.Option(help="bottom-right or top-left.", rich_help_panel=_FOREIGN)
+        str, typer.Option(help="Alignment of its causal mask: bottom-right or top-left.", rich_help_panel=_FOREIGN)
     ] = "bottom-right",
     lse: Annotated[
-        str, typer.Option(help="Base of the LSE it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
+        str, typer.Option(help="Base of the LSE that it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
     ] = "none",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
     json: Json = False,
@@ -108,7 +113,7 @@ def verify(
         found = fl.Adapter(found, framework or "numpy", **chosen, name=target)
     elif (layout, causal_align, lse) != ("bhsd", "bottom-right", "none"):
         given = f"{layout}, {causal_align}, {lse}"
-        raise UsageError("--layout, --causal-align, --lse", given, "none of them: they are for a package:function")
+        raise UsageError("--layout, --causal-align, --lse", given, "none of them: they describe a package:function")
     names: Any = {
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
@@ -126,28 +131,41 @@ def verify(
 
 
 def _name(target: str) -> str:
-    """A target as part of a file's name."""
+    """The target's name, as it may stand in a file's name."""
     return target.rpartition("/")[2].replace(".py", "").replace(":", ".")
 
 
 def bench(
     save: SaveOptions,
-    algorithm: Annotated[str, typer.Argument(help="Of ours.")] = "flash2",
+    algorithm: Annotated[str, typer.Argument(help="One of flashlab's algorithms.")] = "flash2",
     against: Annotated[
-        str, typer.Option(metavar="NAME,…", help="fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or of ours.")
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="What to time beside it: fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or another algorithm.",
+        ),
     ] = "sdpa-flash",
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Default bfloat16, of flash1 and flash2 float16 too.")
+        str | None,
+        typer.Option(metavar="NAME,…", help="Default bfloat16; also float16 for kernels that aren't Hopper's alone."),
     ] = None,
-    head_dim: Annotated[str | None, typer.Option(metavar="N,…", help="Default 64,128, of flash3 256 too.")] = None,
-    len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
-    causal: Annotated[bool | None, typer.Option("--causal/--no-causal", help="Default both.")] = None,
-    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
-    seconds: Annotated[float, typer.Option(help="For each problem.")] = 1.0,
-    cells: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a flat list, a row a problem.")] = None,
+    head_dim: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Default 64,128; also 256 for Hopper's kernels.")
+    ] = None,
+    len_q: Annotated[
+        str, typer.Option(metavar="N,…", help="Tokens per sequence; a problem has 16,384 tokens in all.")
+    ] = "1024,4096,16384",
+    causal: Annotated[
+        bool | None, typer.Option("--causal/--no-causal", help="With a causal mask or without; default both.")
+    ] = None,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds per problem.")] = 1.0,
+    cells: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write a flat list, one row per problem.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """How fast, side by side with what one would use instead: calls interleaved, the median of the ratios."""
+    """Time a kernel beside others that you might use instead: calls interleaved, the median of the ratios."""
     from flashlab.measure import speed
 
     hopper = get(algorithm).arch
@@ -174,11 +192,13 @@ def bench(
 
 def fp8(
     save: SaveOptions,
-    head_dim: Annotated[str, typer.Option(metavar="N,…")] = "128,256",
-    len_q: Annotated[str, typer.Option(metavar="N,…", help="Of a sequence; 16,384 tokens in all.")] = "1024,4096,16384",
+    head_dim: Annotated[str, typer.Option(metavar="N,…", help="Head dims.")] = "128,256",
+    len_q: Annotated[
+        str, typer.Option(metavar="N,…", help="Tokens per sequence; a problem has 16,384 tokens in all.")
+    ] = "1024,4096,16384",
     json: Json = False,
 ) -> None:
-    """FlashAttention-3 in FP8: its error on inputs with outliers (plain, a scale a tile, rotated), its speed beside bfloat16."""
+    """Measure FlashAttention-3 in FP8: its error on inputs with outliers, and its speed beside bfloat16."""
     from flashlab.measure import fp8 as eight
 
     report = eight.run(
@@ -191,21 +211,24 @@ def fp8(
 def counters(
     problem: ProblemOptions,
     save: SaveOptions,
-    algorithms: Annotated[list[str] | None, typer.Argument(help="Of ours; default flash2, with --matrix all.")] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help="The matrix of problems instead of one.")] = False,
-    l2: Annotated[bool, typer.Option("--l2", help="The large problems that the L2 model is held to.")] = False,
-    only: Annotated[
-        str | None, typer.Option(metavar="WORDS", help="Of these problems, those with such words in their name.")
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Argument(help="Algorithms; default flash2, with --matrix or --l2 all that have kernels."),
     ] = None,
-    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Default the kernel's own.")] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Run the matrix of problems instead of one.")] = False,
+    l2: Annotated[bool, typer.Option("--l2", help="Run the large problems that the L2 model is held to.")] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Of these problems, run those with WORDS in their name.")
+    ] = None,
+    tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
     backend: Annotated[
-        str, typer.Option(help="gpu, emulator, or both: the emulator against the GPU, outputs too.")
+        str, typer.Option(help="gpu, emulator, or both (the emulator against the GPU, outputs included).")
     ] = "gpu",
     device: Annotated[str, typer.Option(help="The GPU that the emulator's kernels are built for.")] = "h100",
     json: Json = False,
 ) -> None:
-    """The GPU's own counters (ncu), or the emulator's, against simulator and formula, to the byte."""
+    """Hold simulator and formula to the GPU's own counters (ncu), or to the emulator's, to the byte."""
     from flashlab.measure import counters as hardware
     from flashlab.measure.workload import Case
 
@@ -229,7 +252,7 @@ def counters(
         from flashlab.measure import emulated
 
         if save.save is not None:
-            raise UsageError("--save", save.save, "nothing: figures of record are measured on a GPU")
+            raise UsageError("--save", save.save, "nothing: results on record are measured on a GPU")
         report = emulated.run(cases, device=device, progress=output.track("problems"))
     elif backend == "both":
         from flashlab.measure import agreement
@@ -243,13 +266,13 @@ def counters(
 
 def sanitize(
     save: SaveOptions,
-    algorithms: Annotated[list[str] | None, typer.Argument(help="Of ours; all by default.")] = None,
+    algorithms: Annotated[list[str] | None, typer.Argument(help="Algorithms; default all that have kernels.")] = None,
     faults: Annotated[
-        bool, typer.Option("--faults/--no-faults", help="Also faults planted for each tool to find.")
+        bool, typer.Option("--faults/--no-faults", help="Also run planted faults, which the tools must find.")
     ] = True,
     json: Json = False,
 ) -> None:
-    """compute-sanitizer's four tools over a small grid of every kernel."""
+    """Run compute-sanitizer's four tools on every kernel, over a small grid of problems."""
     from flashlab.measure import sanitizers
 
     report = sanitizers.run(sanitizers.grid(algorithms), faults=faults, progress=output.track("runs"))

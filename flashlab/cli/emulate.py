@@ -1,4 +1,4 @@
-"""`flashlab emulate`: an algorithm's kernels, or anybody's `.cu` file, run, sanitised and counted on the CPU."""
+"""`flashlab emulate` runs, sanitises and counts an algorithm's kernels, or anybody's `.cu` file, on the CPU."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ def emulate(
     stands_for: Annotated[
         str | None,
         typer.Option(
-            "--as", metavar="ALGORITHM", help="It stands in for this algorithm's file.", rich_help_panel=_FILE
+            "--as", metavar="ALGORITHM", help="Run it in place of this algorithm's own file.", rich_help_panel=_FILE
         ),
     ] = None,
-    kernel: Annotated[str | None, typer.Option(help="Which of its kernels.", rich_help_panel=_FILE)] = None,
-    grid: Annotated[str | None, typer.Option(metavar="X,Y,Z", help="Blocks.", rich_help_panel=_FILE)] = None,
+    kernel: Annotated[str | None, typer.Option(help="Which of its kernels to run.", rich_help_panel=_FILE)] = None,
+    grid: Annotated[str | None, typer.Option(metavar="X,Y,Z", help="Blocks per grid.", rich_help_panel=_FILE)] = None,
     block: Annotated[
-        str | None, typer.Option(metavar="X,Y,Z", help="Threads of a block.", rich_help_panel=_FILE)
+        str | None, typer.Option(metavar="X,Y,Z", help="Threads per block.", rich_help_panel=_FILE)
     ] = None,
-    sram: Annotated[int, typer.Option(help="Dynamic shared memory, bytes a block.", rich_help_panel=_FILE)] = 0,
+    sram: Annotated[int, typer.Option(help="Dynamic shared memory, bytes per block.", rich_help_panel=_FILE)] = 0,
     arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A parameter: a number, float32\\[100,64] (random; :zeros, or :out to be filled), or x.npy.",
+            help="A parameter: a number, float32\\[100,64] (random; with :zeros or :out behind it, zeros or an array "
+            "for the kernel to fill), or x.npy.",
             rich_help_panel=_FILE,
         ),
     ] = None,
@@ -62,16 +63,16 @@ def emulate(
         list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_FILE)
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds until it is stopped; 0: never.", rich_help_panel=_FILE)
+        float, typer.Option(help="Seconds after which it is stopped; 0: never.", rich_help_panel=_FILE)
     ] = 60,
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE.npz", help="Keep the arrays as the kernel left them.", rich_help_panel=_FILE),
+        typer.Option(metavar="FILE.npz", help="Save the arrays as the kernel left them.", rich_help_panel=_FILE),
     ] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
     json: Json = False,
 ) -> None:
-    """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. No GPU needed, but a C++ compiler."""
+    """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
     if target.endswith(".cu") and stands_for is None:
         _refuse_without_meaning(problem, run)
         sizes = {"--grid": grid, "--block": block}
@@ -104,7 +105,7 @@ def emulate(
 
 @contextmanager
 def _compiling() -> Generator[None]:
-    """What the C++ compiler says of a source is no line, but it is the user's to read."""
+    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
     from flashlab.emulator import BuildError
 
     try:
@@ -185,7 +186,7 @@ def _run_file(
     else:
         _print(done.launched)
         if done.launched.plain:
-            tables.line("Loads and stores as the host compiler made them: nvcc may merge, hoist or split others.")
+            tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(1)
@@ -199,7 +200,7 @@ def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]
 
 
 def _value(name: str, text: str) -> Any:
-    """A parameter's value: a number, an array from a file, or one described by dtype and shape."""
+    """A parameter's value from its text: a number, an array from a file, or an array described by dtype and shape."""
     import numpy as np
 
     from flashlab.emulator import Empty
@@ -254,7 +255,7 @@ def _keep(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def _print(launched: Launched) -> None:
-    """What a launch moved: a line for each step, tensor and kind of instruction."""
+    """Print what a launch moved: one line per step, tensor and kind of instruction."""
     rows = [
         (
             row.step or "-",

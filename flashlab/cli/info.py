@@ -1,4 +1,4 @@
-"""`flashlab info`: versions, and what is found here of all that some commands need."""
+"""`flashlab info` prints versions, and which of the tools that some commands need are found here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def info(json: Json = False) -> None:
-    """Versions, and what is found here: GPU, CuPy, ncu, compilers, a browser; and how to get what is missing."""
+    """Print versions, what is found here (GPU, CuPy, ncu, compilers, a browser), and how to get what is missing."""
     from flashlab.measure import here
 
     with output.busy("looking"):

@@ -18,22 +18,22 @@ from flashlab.views.tables import console
 T = TypeVar("T")
 
 SCHEMA = 1
-"""The version of the JSON documents: raised when a key changes its meaning or goes."""
+"""The version of the JSON documents. It rises when a key changes its meaning or is removed."""
 
 
 def document(content: Mapping[str, Any]) -> None:
-    """Print the one JSON document. What JSON has no number for becomes text that `float` reads: "-inf", "nan"."""
+    """Print the one JSON document. Infinities and NaN become text that `float` reads: "-inf", "nan"."""
     body = content if "schema" in content else {"schema": SCHEMA, **content}
     print(json.dumps(plain(body), indent=2, allow_nan=False))
 
 
 def remark(text: str) -> None:
-    """A line about the run rather than its result: stderr."""
+    """Print a line about the run, rather than its result, to stderr."""
     print(text, file=sys.stderr)
 
 
 def track(label: str) -> _Track:
-    """Wraps an iterable, as in `compare(..., progress=track("algorithms"))`: a bar if it takes over a second."""
+    """Wrap an iterable, as in `compare(..., progress=track("algorithms"))`: a loop of over a second shows a bar."""
     return _Track(label)
 
 
@@ -60,7 +60,7 @@ class _Track:
 
 @contextmanager
 def busy(label: str) -> Generator[Callable[[object], None]]:
-    """A bar without an end while the block runs, if it takes over a second; call what it yields at each step."""
+    """Show a bar of unknown length while the block runs, if that takes over a second. Call what it yields per step."""
     out = console(sys.stderr)
     if not out.is_terminal:
         yield lambda _: None

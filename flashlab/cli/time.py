@@ -1,4 +1,4 @@
-"""`flashlab time`: how long a kernel would take, by the model of an SM's units."""
+"""`flashlab time` predicts how long a kernel takes, by a model of an SM's units."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def time(
     trace: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Write what runs on an SM here, for ui.perfetto.dev.", rich_help_panel=_OUTPUT
+            metavar="FILE", help="Write what runs on an SM to this file, for ui.perfetto.dev.", rich_help_panel=_OUTPUT
         ),
     ] = None,
     plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw it here (.png, .svg, .pdf).", rich_help_panel=_OUTPUT)
+        str | None,
+        typer.Option(metavar="FILE", help="Draw it into this file (.png, .svg, .pdf).", rich_help_panel=_OUTPUT),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -65,7 +66,7 @@ def _print(found: Any) -> None:
     flops = 4 * sum(len(found.problem.visible_keys(i)) for i in range(found.problem.len_q)) * found.problem.head_dim
     rate = flops * found.problem.batch * found.problem.heads / found.seconds / 1e12
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
-    columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks an SM")
+    columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks per SM")
     rows = [
         (
             x.name,
@@ -77,7 +78,5 @@ def _print(found: Any) -> None:
         for x in found.launches
     ]
     tables.table(title, columns, rows)
-    tables.line(
-        f"predicted: {found.seconds * 1e3:.4g} ms, {rate:.3g} TFLOP/s of scores and output that the mask leaves"
-    )
+    tables.line(f"predicted: {found.seconds * 1e3:.4g} ms, {rate:.3g} TFLOP/s, counting the pairs that the mask leaves")
     tables.line(f"bound by {found.bound}")

@@ -1,8 +1,8 @@
-"""Runs the CUDA sources on a CPU: built by the machine's own C++ compiler, executed, sanitised and counted.
+"""Runs CUDA sources on a CPU. The machine's own C++ compiler builds them; the emulator runs, sanitises and counts them.
 
 `build` makes a library of any `.cu` file, `Library.launch` runs one of its kernels on buffers in an `Arena`, and
-`emulate_file` does both. The C++ side is `kernels_cu/emulator`. The documentation's page "The emulator" tells how it works
-and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
+`emulate_file` does both. The C++ side is `kernels_cu/emulator`. The documentation's page "The emulator" says how it
+works and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
 """
 
 from flashlab.emulator.build import BuildError, build

@@ -1,4 +1,4 @@
-"""Anybody's kernel file on the emulator: its arguments by name, as arrays and numbers."""
+"""Runs a kernel of anybody's `.cu` file on the emulator. Its arguments are given by name, as arrays and numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SCALARS = (np.bool_, np.integer, np.floating)
 
 @dataclass(frozen=True)
 class Empty:
-    """An array for a kernel to fill: nobody has written it.
+    """An array for a kernel to fill: its shape and dtype, with no element written yet.
 
     >>> Empty((2, 3), "float16").nbytes
     12
@@ -58,9 +58,10 @@ class Empty:
 
 @dataclass(frozen=True, repr=False)
 class FileRun:
-    """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
+    """A launch of somebody's kernel: the `arrays` as it left them, by parameter's name, and what it did.
 
-    `unwritten`: bytes of `Empty` arrays that no thread wrote, in a launch that wasn't stopped.
+    `unwritten` gives, for each `Empty` array with gaps, how many of its bytes no thread wrote. It stays empty after a
+    launch that was stopped.
 
     >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
@@ -77,11 +78,11 @@ class FileRun:
 
     @property
     def passed(self) -> bool:
-        """Nothing was misused, and what was empty is filled."""
+        """True if nothing was misused and every `Empty` array was filled."""
         return not self.launched.findings and not self.unwritten
 
     def complaints(self) -> list[str]:
-        """Everything that is wrong, a line each."""
+        """Everything that is wrong, one line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
         return [*map(str, self.launched.findings), *left]
 
@@ -100,12 +101,14 @@ def emulate_file(
     kernel: str | None = None, sram: int = 0, macros: Mapping[str, object] | None = None,
     device: Device | str = "h100", sanitize: bool = True, workers: int | None = None, time_limit: float = 60,
 ) -> FileRun:  # fmt: skip
-    """Run one kernel of a `.cu` file on the CPU, with every access looked at.
+    """Run one kernel of a `.cu` file on the CPU, and check every access.
 
-    `arguments` by parameter name: numbers, NumPy arrays (copied; what lies behind a pointer to const may not be written),
-    and `Empty` for arrays that the kernel is to fill. `kernel` may be left out if the file has one; `name<float, 4>`
-    instantiates a template. `sram`: bytes of dynamic shared memory a block; `macros` are defined for the compiler.
-    A kernel that still runs after `time_limit` (seconds; 0: none) is stopped, which is a finding.
+    `arguments` maps the parameters' names to numbers, NumPy arrays (which are copied; the kernel may not write through
+    a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block` (threads per block)
+    are one to three numbers each. `kernel` may be left out if the file has only one; `name<float, 4>` instantiates a
+    template. `sram` is the dynamic shared memory in bytes per block, and `macros` are defined for the compiler.
+    `workers` is how many CPU threads share the blocks (default: one per core). A kernel that still runs after
+    `time_limit` seconds (0: no limit) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
@@ -127,7 +130,7 @@ def emulate_file(
     if not 0 <= time_limit < float("inf"):
         raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
     if sram > where.sram_per_block:
-        raise UsageError("sram", sram, f"at most {where.sram_per_block:,}, which is what {where.name} has for a block")
+        raise UsageError("sram", sram, f"at most {where.sram_per_block:,}, which is what {where.name} has per block")
     major, minor = where.compute_capability
     defined = [_macro(key, value) for key, value in (macros or {}).items()]
     library = build(path, defined, arch=100 * major + 10 * minor, entries=[name])
@@ -154,11 +157,11 @@ def _source(path: Path) -> str:
     except OSError as error:
         raise UsageError("file", str(path), f"a CUDA source that can be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise UsageError("file", str(path), "a CUDA source: this is no text in UTF-8") from None
+        raise UsageError("file", str(path), "a CUDA source: this file isn't UTF-8 text") from None
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:
-    """The names of a kernel's parameters, as far as its source says them.
+    """The names of a kernel's parameters, as its source spells them; empty if the source doesn't define that kernel.
 
     >>> parameters_of("__global__ void scale(float* __restrict__ x, const float factor, int n) {}", "scale")
     ['x', 'factor', 'n']
@@ -173,7 +176,7 @@ def parameters_of(text: str, kernel: str) -> list[str]:
 
 def _macro(name: str, value: object) -> str:
     if not name.isidentifier():
-        raise UsageError("macros", name, "names that C has for macros")
+        raise UsageError("macros", name, "a name that C allows for a macro")
     return f"-D{name}={int(value) if isinstance(value, bool) else value}"
 
 
@@ -185,7 +188,7 @@ def _only(kernels: Sequence[str], path: Path) -> str:
 
 
 def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Three numbers from one, two or three."""
+    """One, two or three extents as three, each checked against its limit."""
     parts: tuple[object, ...] = tuple(given) if isinstance(given, Sequence) else (given,)
     sizes = [n for n in parts if type(n) is int and n >= 1]
     if not 1 <= len(parts) <= 3 or len(sizes) != len(parts):
@@ -199,7 +202,7 @@ def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -
 def _given(
     library: Library, kernel: str, names: Sequence[str], arguments: Mapping[str, Any], arena: Arena
 ) -> list[bytes]:
-    """The parameters' bytes, in order; arrays go into the arena."""
+    """The parameters' bytes, in order. Arrays are copied into the arena, and their parameter holds the pointer."""
     wanted = library.parameters(kernel)
     if len(names) != len(wanted):
         names = [f"arg{i}" for i in range(len(wanted))]
@@ -223,7 +226,7 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
         elif isinstance(value, np.ndarray):
             given_array = cast("Array", value)
             if given_array.dtype.hasobject or not given_array.dtype.isnative:
-                raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's order of bytes")
+                raise UsageError(name, f"array of {given_array.dtype}", "numbers in this machine's byte order")
             _check_elements(name, given_array.dtype, wanted)
             arena.put(name, given_array)
             arena.buffers[name].read_only = wanted.passed == "c"
@@ -241,14 +244,17 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
 
 
 def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
-    """A float64 array behind a float* would be misread. What is no number in C++ (half, float4, a struct) may be made of
-    several elements, and chars of anything."""
+    """Refuse an array whose elements the kernel would misread, such as float64 behind a float*.
+
+    A type that is no number in C++ (half, float4, a struct) may be made of several elements. A char* or a void* may
+    point to anything.
+    """
     if wanted.size == 0 or (wanted.kind in "iu" and wanted.size == 1):
         return
     if wanted.kind == "s":
         if not dtype.itemsize or wanted.size % dtype.itemsize:
             raise UsageError(
-                name, f"array of {dtype}", f"elements that {wanted.size} bytes, as the kernel has it, consist of"
+                name, f"array of {dtype}", f"elements whose size divides {wanted.size} bytes, as the kernel has it"
             )
         return
     same_kind = dtype.kind == "f" if wanted.kind == "f" else dtype.kind in "iub"
@@ -260,7 +266,7 @@ def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
 
 
 def _number(name: str, value: Any, letter: str, kind: np.dtype[Any]) -> bytes:
-    """A number as a parameter of that kind holds it."""
+    """The bytes of a number, as a parameter of that dtype holds it."""
     plain: object = value.item() if isinstance(cast("object", value), _SCALARS) else value
     if not isinstance(plain, int | float):
         raise UsageError(name, value, "a number")

@@ -1,4 +1,4 @@
-"""A built source: launches of its kernels on buffers in an arena, and what they report."""
+"""A built source: launches its kernels on buffers in an arena, and reads what they report."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A misuse of the machine: what kind, where in the source, by whom, to which bytes.
+    """A misuse of the machine: what kind, where in the source, by which thread, to which bytes.
 
-    `line` is the kernel's own line, `via` the lines of headers that it went through, innermost first. `other` is the
-    second party: of a race the earlier access, of a forgotten wait the copy. `offset` is in bytes from the start of the
-    array; `index` says which element that is, where the array's shape is known.
+    `line` is the kernel's own line, `via` the lines of inlined headers that it went through, innermost first. The
+    fields `other_…` describe the second party: the earlier access of a race, the copy that nobody waited for. `offset`
+    counts bytes from the start of the array; `index` says which element that is, where the array's shape is known.
+    `times` is how often it happened.
     """
 
     kind: str
@@ -71,8 +72,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Moved:
-    """What one kind of warp instruction moved in one step: bytes as the contract counts them, `sectors` of 32 bytes for
-    HBM, `wavefronts` (passes over the banks) and the fewest possible (`ideal`) for SRAM."""
+    """What one kind of warp instruction moved in one step.
+
+    `bytes` are as the accounting contract counts them. For HBM, `sectors` are of 32 bytes. For SRAM, `wavefronts` are
+    passes over the banks, and `ideal` is the fewest that the same accesses could take.
+    """
 
     step: str
     tensor: str
@@ -86,7 +90,7 @@ class Moved:
 
     @property
     def what(self) -> str:
-        """The accounting contract's name: `hbm.read`, `hbm.write`, `hbm.atomic`, `sram.read` or `sram.write`."""
+        """The accounting contract's name for it: `hbm.read`, `hbm.write`, `hbm.atomic`, `sram.read` or `sram.write`."""
         return f"{self.space}.{_DIRECTIONS[self.space, self.op]}"
 
 
@@ -101,8 +105,13 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class Launched:
-    """What one launch did. `plain` accesses came through the compiler's instrumentation, not through the primitives.
-    `stopped`: a finding ended it; how far the other blocks had come by then is an accident."""
+    """What one launch did.
+
+    `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `plain` is
+    how many accesses came through the compiler's instrumentation rather than through the primitives. `flops` and `exp`
+    count floating-point operations and exponentials. `stopped` says that a finding ended the launch; how far its other
+    blocks had come by then is an accident.
+    """
 
     kernel: str
     moved: tuple[Moved, ...]
@@ -114,12 +123,14 @@ class Launched:
     stopped: bool = False
 
     def total(self, what: str, quantity: str = "bytes") -> int:
-        """The sum of a quantity over a level and direction, as in `total("hbm.read")`."""
+        """The sum of a quantity (a field of `Moved`) over a level and direction, as in `total("hbm.read")`."""
         return sum(getattr(row, quantity) for row in self.moved if row.what == what)
 
     def counted(self, what: str) -> int:
-        """The bytes of a kernel with steps as the accounting contract counts them: what it writes to SRAM before the first makes a
-        block ready, once for all its row tiles, and counts nothing, as its mbarriers don't."""
+        """The bytes of a kernel with steps, as the accounting contract counts them.
+
+        What a block writes to SRAM before its first step counts nothing: it makes the block ready, as mbarriers do.
+        """
         return sum(row.bytes for row in self.moved if row.what == what and (row.step or what != "sram.write"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +148,7 @@ class Launched:
 
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
-        """Bytes by step, tensor and what, as `LaunchCounts.ledger` has them."""
+        """Bytes by (step, tensor, what), as `LaunchCounts.ledger` has them."""
         sums: Counter[tuple[str, str, str]] = Counter()
         for row in self.moved:
             sums[row.step, row.tensor, row.what] += row.bytes
@@ -148,7 +159,7 @@ class Launched:
 
 
 class Arena:
-    """Buffers that lie far apart, so that what runs over the end of one meets none of the others.
+    """Buffers that lie far apart, so that an access past the end of one hits none of the others.
 
     >>> arena = Arena()
     >>> x = arena.put("x", np.arange(4, dtype="float32"))
@@ -162,7 +173,7 @@ class Arena:
         self.buffers: dict[str, _Buffer] = {}
 
     def new(self, name: str, nbytes: int) -> np.ndarray[Any, Any]:
-        """Bytes that nobody has written yet; they hold NaNs."""
+        """A buffer of uint8 that counts as unwritten. Its bits are NaNs in every floating-point dtype."""
         gap = self._GAP + -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         memory = mmap.mmap(-1, 2 * gap + -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE)
         data = np.frombuffer(memory, np.uint8)[gap : gap + nbytes]
@@ -171,7 +182,7 @@ class Arena:
         return data
 
     def put(self, name: str, values: np.ndarray[Any, Any], *, written: bool = True) -> np.ndarray[Any, Any]:
-        """A contiguous copy of an array; if not `written`, its shape alone, full of NaNs."""
+        """A contiguous copy of an array in the arena. Unless `written`, only shape and dtype are taken over."""
         values = np.ascontiguousarray(values)
         data = self.new(name, values.nbytes)
         if written:
@@ -181,13 +192,17 @@ class Arena:
         return data.view(values.dtype).reshape(values.shape)
 
     def pointer(self, name: str) -> int:
+        """The address of a buffer."""
         return self.buffers[name].data.ctypes.data
 
 
 @dataclass
 class _Buffer:
-    """`written`: 1 for each byte that holds a value; launches keep it up. `read_only`: a kernel may not write it.
-    `strides`: bytes from element to element along each axis, if it is an array."""
+    """A buffer of an arena.
+
+    `written` holds 1 for each byte that has a value; launches keep it up to date. `read_only` forbids kernels to write.
+    `strides` are in bytes per axis, empty for a buffer that is no array.
+    """
 
     name: str
     data: np.ndarray[Any, Any]
@@ -196,14 +211,14 @@ class _Buffer:
     strides: tuple[int, ...] = ()
 
     def index(self, offset: int) -> str:
-        """The element at an offset in bytes, as text: `[0, 3]`."""
+        """The index of the element at an offset in bytes, as text: `[0, 3]`."""
         places = dict.fromkeys(range(len(self.strides)), 0)
         for axis in sorted(places, key=lambda axis: -self.strides[axis]):
             places[axis], offset = divmod(offset, self.strides[axis])
         return f"[{', '.join(map(str, places.values()))}]" if places else ""
 
 
-# The library's interface, launch.h
+# The library's interface, as kernels_cu/emulator/launch.h declares it
 
 
 class _Region(ctypes.Structure):
@@ -232,8 +247,11 @@ class _Launch(ctypes.Structure):
 
 
 class Parameter(NamedTuple):
-    """How a parameter is passed (v by value, p by pointer, c by pointer to const), what it is or points to (i, u integers, f
-    floats, s anything else), and the bytes of one (0: unknown, as of void)."""
+    """A kernel's parameter.
+
+    `passed` is v for a value, p for a pointer, c for a pointer to const. `kind` is what it is or points to: i a signed
+    integer, u an unsigned one, f a float, s anything else. `size` is that element's bytes (0: unknown, as of void).
+    """
 
     passed: str
     kind: str
@@ -242,7 +260,7 @@ class Parameter(NamedTuple):
 
 @dataclass
 class Library:
-    """A built source: its kernels, and which line each place in the machine code belongs to."""
+    """A built source: its kernels (`entries`), and the source lines that each place in the machine code belongs to."""
 
     path: Path
     entries: tuple[str, ...]
@@ -251,7 +269,7 @@ class Library:
     _dll: Any = field(repr=False, default=None)
 
     def parameters(self, entry: str) -> list[Parameter]:
-        """What each parameter of a kernel is."""
+        """The parameters of a kernel, in order."""
         letters, sizes = ctypes.create_string_buffer(128), (ctypes.c_uint * 64)()
         n = getattr(self._dll, f"emu_parameters_{self._index(entry)}")(letters, sizes, 64)
         words = letters.raw.decode()
@@ -261,8 +279,12 @@ class Library:
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
     ) -> Launched:  # fmt: skip
-        """Run one kernel over a grid. `arguments` are the parameters' bytes, in order; `sram` dynamic bytes a block;
-        `time_limit` seconds (0: none) after which a kernel that waits in vain is stopped, which is a finding."""
+        """Run one kernel over a grid.
+
+        `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
+        dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
+        stopped, which is a finding. Raises `UsageError` for a kernel that the library lacks.
+        """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
         pointers = (ctypes.c_void_p * max(1, len(storage)))(*[x.ctypes.data for x in storage])
@@ -306,23 +328,23 @@ class Library:
             if key in x:
                 x[key] = tuple(x[key])
         known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
-        index = known.index(x["offset"]) if known and 0 <= x["offset"] else ""  # one past the end, too: [1000]
+        index = known.index(x["offset"]) if known and 0 <= x["offset"] else ""  # also just past the end, as [1000]
         return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
 
     def _chain(self, place: int) -> tuple[Line, ...]:
-        """The lines of a place; one that is no call, as of a fault, is looked up when it is needed."""
+        """The lines of a place, innermost first. A place that is no call (a fault's) is looked up when it is needed."""
         if place in self.places or place < 0:
             return self.places.get(place, ())
         return tuple(Line(*line) for line in lines_of(self.path, [place])[0])
 
     def _own(self, chain: tuple[Line, ...]) -> Line | None:
-        """The kernel's line of a place: the outermost of its own file, behind which headers were inlined."""
+        """The kernel's own line for a place: the outermost line of its file, into which headers were inlined."""
         mine = [line for line in chain if line.file == self.source]
         return mine[-1] if mine else chain[-1] if chain else None
 
 
 def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:
-    """A parameter's bytes where any struct may lie: at a multiple of 64."""
+    """A copy of a parameter's bytes at a multiple of 64, where any struct may lie."""
     room = np.zeros(len(parameter) + 63, np.uint8)
     start = -room.ctypes.data % 64
     room[start : start + len(parameter)] = np.frombuffer(parameter, np.uint8)
@@ -330,7 +352,7 @@ def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:
 
 
 def _in_order(moved: Sequence[Moved]) -> list[Moved]:
-    """The same each time, whatever address an array's name happens to have."""
+    """The rows sorted by step and name, so that their order doesn't hang on addresses."""
     steps = list(dict.fromkeys(["", *(row.step for row in moved)]))
     return sorted(moved, key=lambda row: (steps.index(row.step), row.space, row.tensor, row.op))
 

@@ -1,4 +1,4 @@
-"""Tensor maps for the emulator: what `cuTensorMapEncodeTiled` makes for a GPU, by the same rules."""
+"""Tensor maps (TMA descriptors) for the emulator, by the rules of a GPU's `cuTensorMapEncodeTiled`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAP = np.dtype(
     [("magic", "u8"), ("base", "u8"), ("stride", "i8", (4,)), ("extent", "u4", (5,)), ("box", "u4", (5,)),
      ("element_bytes", "u4"), ("rank", "u4"), ("swizzle", "u4"), ("unused", "u1", (28,))]
 )  # fmt: skip
-"""`struct TensorMap` of kernels_cu/emulator/hopper.h."""
+"""The layout of `struct TensorMap` in kernels_cu/emulator/hopper.h."""
 
 UNUSED = bytes(_MAP.itemsize)
-"""In place of the descriptor of an array without elements: a copy by it is a finding."""
+"""Stands in for the descriptor of an array without elements. A copy by it is a finding."""
 
 
 def tensor_map(
@@ -32,13 +32,13 @@ def tensor_map(
     *,
     swizzle: int = 128,
 ) -> bytes:
-    """The 128 bytes by which a kernel on the emulator is told of an array that it copies box by box.
+    """The 128-byte descriptor of an array, by which a kernel on the emulator copies the array box by box.
 
-    All sequences go from the innermost dimension outwards: `extents` and `box` in elements of `itemsize` bytes,
-    `strides` in bytes, without the innermost dimension's. `swizzle` is the width of the pattern in bytes (128, 64, 32, or
-    0 for none); with one, a row of the box is as wide.
+    `pointer` is the array's address. All sequences go from the innermost dimension outwards: `extents` and `box` are in
+    elements of `itemsize` bytes, `strides` in bytes, without the innermost dimension's. `swizzle` is the width of the
+    swizzle's pattern in bytes (128, 64, 32, or 0 for none); a box's rows must be as wide.
 
-    Raises `UsageError` for what a GPU's copy engine would not take.
+    Raises `UsageError` for what a GPU's copy engine (TMA) would not take.
 
     >>> len(tensor_map(4096, 2, (64, 100), (128,), (64, 32)))
     128

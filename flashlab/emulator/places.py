@@ -1,4 +1,4 @@
-"""From places in machine code to lines of source, by the tools of binutils."""
+"""Finds the source lines of places in machine code, with the tools of binutils."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"^\s*([0-9a-f]+):")
 
 
 def calls_of(library: Path) -> list[int]:
-    """Where code calls the runtime for an access or a collective: the return addresses."""
+    """The return addresses of all calls into the emulator's runtime, for an access or a collective."""
     returns: list[int] = []
     called = False
     for row in run(["objdump", "--disassemble", "--no-show-raw-insn", str(library)]).splitlines():
@@ -32,10 +32,10 @@ def calls_of(library: Path) -> list[int]:
 
 
 def lines_of(library: Path, returns: Sequence[int]) -> list[list[tuple[str, int]]]:
-    """The lines that lead to each return address, innermost first; those of the emulator itself left out."""
+    """The (file, line) pairs that lead to each return address, innermost first, without the emulator's own lines."""
     if not returns:
         return []
-    asked = "\n".join(f"{x - 1:#x}" for x in returns)  # inside the call, not behind it
+    asked = "\n".join(f"{x - 1:#x}" for x in returns)  # an address inside the call; the return address lies behind it
     rows = run(["addr2line", "--addresses", "--inlines", "--exe", str(library)], asked).splitlines()
     chains: list[list[tuple[str, int]]] = []
     here = str(kernels_cu.emulator_dir())
@@ -53,10 +53,10 @@ def check_tools() -> None:
     """Raise `Unavailable` if a tool is missing, before anything is built."""
     if missing := [tool for tool in _TOOLS if not shutil.which(tool)]:
         raise Unavailable(
-            f"no {', '.join(missing)}, which the emulator needs: apt install binutils, or your system's way"
+            f"no {', '.join(missing)}, which the emulator needs: apt install binutils, or as your system installs it"
         )
 
 
 def run(command: Sequence[str], stdin: str = "") -> str:
-    """What a tool prints."""
+    """Run a tool and return what it prints."""
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout

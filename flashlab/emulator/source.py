@@ -1,4 +1,4 @@
-"""Reads a CUDA source before the compiler does: what can't run here, its kernels, and the headers beside it."""
+"""Reads a CUDA source before the compiler does: refuses what can't run here, and finds its kernels and its headers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ _FOREIGN = re.compile(r"cooperative_groups|(cuda|cub|thrust|cutlass|cute|nv|torc
 _REFUSED = (
     (
         re.compile(r"\b(asm|__asm__)\b"),
-        "CUDA C++: inline PTX can't run on a CPU. Under #ifdef EMULATOR the source may have another body for it",
+        "CUDA C++: inline PTX can't run on a CPU. The source may have another body for it under #ifdef EMULATOR",
     ),
-    (re.compile(r"<<<"), "a source without host code: the launch is told by grid and block. #ifndef EMULATOR hides it"),
-    (re.compile(r"\bint\s+main\s*\("), "a source without a main: the launch is told by grid and block"),
+    (re.compile(r"<<<"), "a source without host code: grid and block describe the launch. #ifndef EMULATOR hides it"),
+    (re.compile(r"\bint\s+main\s*\("), "a source without a main: grid and block describe the launch"),
 )
 
 
 def check(path: Path, text: str) -> None:
-    """Raise `UsageError`, with the line, for what the emulator can't run. Who asks for `EMULATOR` knows what he does."""
+    """Raise `UsageError`, with the line, for what the emulator can't run.
+
+    A source that mentions the macro `EMULATOR` is made for it, so only its includes are checked.
+    """
     bare = _blank(_COMMENT, text)
     for match in _INCLUDE.finditer(bare):
         if _FOREIGN.match(match[1]):
@@ -43,7 +46,7 @@ def check(path: Path, text: str) -> None:
 
 
 def kernels_of(text: str) -> tuple[str, ...]:
-    """The names of a source's kernels, templates left out.
+    """The names of a source's kernels, without templates.
 
     >>> kernels_of("extern \\"C\\" __global__ void __launch_bounds__(128) scale(float* x) {}")
     ('scale',)
@@ -54,7 +57,7 @@ def kernels_of(text: str) -> tuple[str, ...]:
 
 
 def headers_of(path: Path, text: str) -> dict[Path, str]:
-    """The headers that lie beside a source and that it includes, directly or not, with their text."""
+    """The headers beside a source that it includes, directly or through others, with their text."""
     found: dict[Path, str] = {}
     left = [(path.parent, text)]
     while left:
@@ -68,9 +71,9 @@ def headers_of(path: Path, text: str) -> dict[Path, str]:
 
 
 def said_of(path: Path, log: str, hidden: tuple[Path, ...]) -> str:
-    """A compiler's log as it concerns the source: its own lines by file name, without the `hidden` folders' paths."""
+    """What a compiler's log says of the source: at most 40 lines, without the paths of its and the `hidden` folders."""
     if match := re.search(r"^doors:.* error: (.*)$", log, re.MULTILINE):
-        return f"its kernel can't be had by that name: {match[1]}"
+        return f"no kernel can be reached by that name: {match[1]}"
     rows = [row for row in log.splitlines() if "kernel.cpp" not in row]
     text = "\n".join(rows[:40])
     for folder in (path.parent, *hidden):
@@ -79,7 +82,7 @@ def said_of(path: Path, log: str, hidden: tuple[Path, ...]) -> str:
 
 
 def _blank(pattern: str, text: str) -> str:
-    """The text without what matches; lines keep their numbers."""
+    """The text with every match blanked; lines keep their numbers."""
     return re.sub(pattern, lambda match: " " + "\n" * match[0].count("\n"), text, flags=re.DOTALL)
 
 

@@ -1,1 +1,1 @@
-"""Doors to other libraries, a file each, of its name. Nothing of them is imported before it is asked for."""
+"""Connections to other libraries, one file per library, named after it. A library is imported only when it is used."""

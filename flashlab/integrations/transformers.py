@@ -1,8 +1,8 @@
 """q, k and v of one layer of any Hugging Face causal model, as its attention function receives them.
 
-A model asks transformers' `ALL_ATTENTION_FUNCTIONS` for the function of its implementation at every call. For one pass, a
-function stands there, under the same name, that calls the old one and keeps what a layer gave it. docs/capture.md says
-what the file then means.
+At every call, a model looks up its attention function in transformers' registry `ALL_ATTENTION_FUNCTIONS`. For one pass
+we put another function there, under the same name. It calls the old one and keeps what one layer gave it.
+docs/capture.md says what the saved file means.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTALL = "pip install torch transformers"
 
 
 class Seen(dict[str, Any]):
-    """q, k, v and out of a layer, torch tensors, and in `.note` how the model used them."""
+    """q, k, v and out of a layer: torch tensors (batch, heads, length, head_dim). `.note` says how they were used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Seen(dict[str, Any]):
 
 
 def _torch_and_registry() -> tuple[Any, Any]:
-    """torch, and the attention functions that transformers' models choose from."""
+    """torch, and the registry of attention functions that transformers' models choose from."""
     try:
         torch, modeling = import_module("torch"), import_module("transformers.modeling_utils")
     except ImportError as error:
@@ -47,16 +47,16 @@ def _torch_and_registry() -> tuple[Any, Any]:
 
 @contextmanager
 def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
-    """While this is open, the attention function that models call under this name also keeps what `layer` gave it.
+    """While this is open, the attention function that models call by the name `implementation` keeps `layer`'s arrays.
 
-    It stands in the registry under the name it had, so that a model builds the very masks it builds without it. Keys
-    and values are seen before they are repeated for grouped queries, and all after rotary positions.
+    The name stays the same so that a model builds the same masks as without the capture. Keys and values are captured
+    before they are repeated for grouped queries, q and k after rotary positions are applied.
 
     >>> with capturing(12, "sdpa") as seen:  # doctest: +SKIP
     ...     model(input_ids=tokens)
     """
     _, registry = _torch_and_registry()
-    function = registry.get(implementation)  # "eager" is not in it: every architecture has its own
+    function = registry.get(implementation)  # "eager" is not in the registry: every architecture has its own
     seen = Seen()
 
     def attend(module: Any, q: Any, k: Any, v: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
                 "layer": str(layer),
                 "scale": str(kwargs.get("scaling") or q.shape[-1] ** -0.5),
                 "causal": str(bool(getattr(module, "is_causal", True))).lower(),
-                # theirs counts the query's own key, flashlab's `left` does not
+                # transformers' window counts the query's own key, flashlab's `left` does not
                 **({"window": f"{window - 1},0"} if window and window <= k.shape[-2] else {}),
                 **{name: "used" for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None},
             }
@@ -84,7 +84,10 @@ def capturing(layer: int, implementation: str) -> Generator[Seen, None, None]:
 
 
 def capture(model: Any, tokens: Any, layer: int) -> Seen:
-    """What attention of `layer` receives and returns in one pass of `model` over `tokens` (batch, length).
+    """What the attention of `layer` receives and returns in one pass of `model` over `tokens` (batch, length).
+
+    Raises `UsageError` for a layer that the model lacks, or a model with attention functions of its own; `Unavailable`
+    without PyTorch and Transformers.
 
     >>> seen = capture(model, input_ids, layer=12)  # doctest: +SKIP
     >>> seen["q"].shape, seen.note["scale"]  # doctest: +SKIP
@@ -106,7 +109,7 @@ def capture(model: Any, tokens: Any, layer: int) -> Seen:
 
 
 def capture_text(model: str, text: str | PathLike[str], *, layer: int = 0, tokens: int = 1024) -> Seen:
-    """The same of a model on the Hub, or in a folder, that reads the first `tokens` of a text file.
+    """`capture` for a model on the Hub or in a folder, which reads the first `tokens` tokens of the text file `text`.
 
     >>> seen = capture_text("Qwen/Qwen3-0.6B", "some-text.txt", layer=12)  # doctest: +SKIP
     """
@@ -122,7 +125,7 @@ def capture_text(model: str, text: str | PathLike[str], *, layer: int = 0, token
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(model)
         loaded = library.AutoModelForCausalLM.from_pretrained(model, dtype="auto").eval()
-    except (OSError, ValueError) as error:  # transformers' own, of many lines
+    except (OSError, ValueError) as error:  # transformers' messages have many lines
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(
             "model", model, f"a causal model on the Hugging Face Hub, or a folder with one ({why})"
@@ -133,9 +136,9 @@ def capture_text(model: str, text: str | PathLike[str], *, layer: int = 0, token
 
 
 def save(seen: Seen, path: str | PathLike[str], dtype: str | None = None, heads: range | None = None) -> dict[str, Any]:
-    """Write q, k, v as `load_inputs` reads them, and return them.
+    """Write q, k, v to a .safetensors file that `load_inputs` reads, and return them.
 
-    `heads`: of these query heads only, whole groups, with their KV heads. `dtype`: rounded to it.
+    `heads` keeps only these query heads, in whole GQA groups, with their KV heads. `dtype` is what they are rounded to.
 
     >>> tensors = save(seen, "mine.safetensors", heads=range(0, 4))  # doctest: +SKIP
     """
@@ -156,7 +159,7 @@ def save(seen: Seen, path: str | PathLike[str], dtype: str | None = None, heads:
 
 
 def check_path(path: str | PathLike[str]) -> None:
-    """Refuse a name that `load_inputs` wouldn't read.
+    """Raise `UsageError` for a name that doesn't end in .safetensors.
 
     >>> check_path("mine.bin")
     Traceback (most recent call last):
@@ -168,7 +171,7 @@ def check_path(path: str | PathLike[str]) -> None:
 
 
 def check_dtype(dtype: str | None) -> None:
-    """Refuse a dtype that no kernel here takes.
+    """Raise `UsageError` for a dtype that none of `DTYPES` is.
 
     >>> check_dtype("bfloat61")
     Traceback (most recent call last):

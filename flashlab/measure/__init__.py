@@ -1,1 +1,1 @@
-"""Measuring on a machine: counters, sanitizers, speed, agreement; and the results that commands keep."""
+"""Measures on a machine: counters, sanitizers, speed, agreement. It also holds the results that commands save."""

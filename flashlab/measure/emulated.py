@@ -1,4 +1,4 @@
-"""The emulator as the third way beside simulator and formula: the counts of the same .cu files, with no GPU."""
+"""Holds simulator and formula to the emulator's counts of the same .cu files, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def run(
 ) -> CountersReport:
     """Run the cases' kernels on the emulator and compare every launch with simulator and formula.
 
-    What differs by step and tensor, and every misuse, is a line in `.errors`. `device` is the GPU that the kernels are
-    configured for (None: "h100"). Raises `Unavailable` without a C++ compiler.
+    Every difference by step and tensor, and every misuse, is a line in `.errors`. `device` is the GPU for which the
+    kernels are configured (None: "h100"). `progress` wraps the cases, as `tqdm.tqdm` would. Raises `Unavailable`
+    without a C++ compiler.
     """
     found: list[LaunchReport] = []
     errors: list[str] = []
@@ -38,14 +39,14 @@ def run(
 
 
 def emulated(case: Case, device: Device) -> Emulation:
-    """A case on the emulator, on random numbers."""
+    """Run a case on the emulator, on random inputs."""
     p = case.problem
     options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale, "tile": case.tile}
     return emulate(case.algorithm, *random_inputs(p, seed=0), device=device, lse=case.lse, **options)
 
 
 def launches(case: Case, done: Emulation) -> list[LaunchReport]:
-    """A case's launches, with the emulator's counts as what was measured."""
+    """A report per launch of a case, in which the emulator's counts are the measured ones."""
     formula = done.counts
     simulated = shape_run(case.algorithm, case.problem, tile=case.tile, device=formula.device, lse=case.lse)
     real = [i for i, launch in enumerate(formula.launches) if launch.blocks]
@@ -73,7 +74,7 @@ def _launch(case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched
 
 
 def extras(launched: Launched) -> dict[str, int]:
-    """Sectors of HBM and wavefronts of SRAM by instruction, under the names that the hardware counters have."""
+    """Sectors of HBM and wavefronts of SRAM by instruction, under the names of the hardware counters."""
     found: dict[str, int] = {}
     for row in launched.moved:
         quantity, value = ("sectors", row.sectors) if row.space == "hbm" else ("wavefronts", row.wavefronts)

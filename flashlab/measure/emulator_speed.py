@@ -1,6 +1,6 @@
 """How long the emulator takes: `python -m flashlab.measure.emulator_speed [--out docs/results] [--force]`.
 
-Each row is one call of `fl.emulate` on built kernels (float16, no mask): seconds, median of seven.
+Each row gives the seconds that one call of `fl.emulate` takes on built kernels (float16, no mask), the median of seven.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ CALLS = (
     ("flash3", 128, True),
     ("flash2", 1024, True),
 )
-"""Algorithm, length (2 heads, head dim 64), sanitised."""
+"""Algorithm, length (with 2 heads and head dim 64), and whether the run is sanitised."""
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """The median of seven calls, after one that isn't counted."""
+    """The median time of seven calls, after one that isn't counted."""
     taken: list[float] = []
     for _ in range(8):
         begun = time.perf_counter()
@@ -56,14 +56,14 @@ class Row(Data):
 
 
 class Calls(Data):
-    """What was timed, on so many cores."""
+    """What was timed, on a machine with `cores` cores."""
 
     cores: int
     rows: tuple[Row, ...]
 
 
 def headline(data: Calls) -> str:
-    """The first call's time."""
+    """One sentence: the first call's time."""
     row = data.rows[0]
     return (
         f"the emulator on {data.cores} cores: {row.algorithm}, float16, 2 heads × {row.length} × 64, "
@@ -72,7 +72,7 @@ def headline(data: Calls) -> str:
 
 
 def table(data: Calls) -> str:
-    """A row per call."""
+    """A Markdown table with one row per call."""
     rows = [
         (row.algorithm, f"2 × {row.length:,} × 64", "yes" if row.sanitize else "no", f"{row.seconds:.3f}")
         for row in data.rows

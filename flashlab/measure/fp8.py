@@ -1,7 +1,8 @@
-"""FlashAttention-3 in FP8: its accuracy (one scale, a scale per tile, rotated) and its speed.
+"""Measures FlashAttention-3 in FP8: its accuracy (one scale, a scale per tile, rotated) and its speed.
 
-The experiment is that of the FlashAttention-3 paper (arXiv 2407.08608, section 4.3): inputs N(0, 1) with one entry in a
-thousand from N(0, 100) besides, the root mean square error of the output against float64.
+The experiment is that of the FlashAttention-3 paper (arXiv 2407.08608, section 4.3). Inputs are from N(0, 1), and one
+entry in a thousand has an addend from N(0, 100). The error is the root mean square of the output's difference from
+float64.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["KIND", "Fp8Report", "accuracy", "attention", "on_torch", "run"]
 
 
 def attention(x: Quantized, *, causal: bool = False) -> Array:
-    """The kernel on a Hopper GPU: NumPy in, `out` (batch, heads, length, head_dim) as NumPy out, bfloat16."""
+    """Run the kernel on a Hopper GPU. Returns `out` (batch, heads, length, head_dim) as a NumPy array in bfloat16."""
     cp = cupy()
     operands = [cp.asarray(each.view(np.uint8)) for each in (x.q, x.k, x.v)]  # CuPy has no 8-bit floats
     scales = Scales(*map(cp.asarray, x.scales))
@@ -40,7 +41,7 @@ def attention(x: Quantized, *, causal: bool = False) -> Array:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The root mean square error of one way of computing, against float64."""
+    """The root mean square error of a kernel with one way of quantisation, against float64."""
 
     kernel: str
     rmse: float
@@ -48,8 +49,11 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Speed:
-    """TFLOP/s of one cell in FP8 and in bfloat16, and the ratio of the times, the median of the rounds: of the attention kernel,
-    whose V has been transposed, and (`ratio_of_calls`) of a whole call, which transposes it."""
+    """One problem in FP8 and in bfloat16: TFLOP/s of both, and how many times as fast FP8 is (medians over the rounds).
+
+    `ratio` is of the attention kernel alone, whose V is already transposed. `ratio_of_calls` is of a whole call, which
+    transposes V.
+    """
 
     head_dim: int
     causal: bool
@@ -71,7 +75,7 @@ class Fp8Report:
 
     @property
     def passed(self) -> bool:
-        """Every number came out finite."""
+        """True if every error is finite."""
         return all(math.isfinite(row.rmse) for row in self.accuracy)
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class Fp8Report:
         }
 
     def print(self) -> None:
-        """Two tables."""
+        """Print two tables: errors and speed."""
         from flashlab.views.tables import line, table
 
         line(self.inputs)
@@ -110,17 +114,17 @@ class Fp8Report:
         )
 
 
-WAYS = {"one scale": (False, False), "a scale a tile": (True, False), "a scale a tile, rotated": (True, True)}
-"""The ways of the paper's experiment, as `blocks` and `rotate` of `quantize`."""
+WAYS = {"one scale": (False, False), "a scale per tile": (True, False), "a scale per tile, rotated": (True, True)}
+"""The ways of quantisation in the paper's experiment, as `blocks` and `rotate` of `quantize`."""
 
 
 def outliers(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """N(0, 1), and one entry in a thousand plus N(0, 100), float64."""
+    """Numbers from N(0, 1), of which one in a thousand has an addend from N(0, 100), in float64."""
     return random.standard_normal(shape) + 10 * random.standard_normal(shape) * (random.random(shape) < 1e-3)
 
 
 def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: int = 0) -> tuple[str, list[Accuracy]]:
-    """The paper's experiment on one problem; what was done, and the errors."""
+    """Run the paper's experiment on one problem. Returns a description of the inputs, and the errors."""
     p = Problem(batch=1, heads=heads, len_q=length, head_dim=head_dim, dtype="float16")
     random = np.random.default_rng(seed)
     shape = (1, heads, length, head_dim)
@@ -138,8 +142,11 @@ def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: i
 
 
 def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
-    """The attention kernel alone, on torch tensors (batch, heads, length, head_dim) that are rounded to e4m3 with scales of 1,
-    ready to be repeated on torch's stream: V is transposed now. Nobody gets the output."""
+    """A function that launches the attention kernel alone, on torch's stream, as often as it is called.
+
+    q, k, v are torch tensors (batch, heads, length, head_dim). They are rounded to e4m3 with scales of 1 and V is
+    transposed here, ahead of the calls. The output is dropped.
+    """
     torch: Any = importlib.import_module("torch")
     p = problem.replace(dtype=FP8)
     given = [*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), torch.empty_like(q, dtype=torch.bfloat16)]
@@ -163,7 +170,10 @@ def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
 
 
 def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
-    """FP8 beside bfloat16, calls interleaved; quantisation isn't timed."""
+    """Time FP8 beside bfloat16 in each cell, for about `seconds`, with calls interleaved. Quantisation isn't timed.
+
+    Raises `Unavailable` without torch.
+    """
     try:
         torch = importlib.import_module("torch")
     except ImportError:
@@ -188,14 +198,14 @@ def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
 
 
 def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int] = (128, 256)) -> Fp8Report:
-    """Accuracy and speed. Raises `Unavailable` without a Hopper GPU."""
+    """Measure accuracy and speed. Raises `Unavailable` without a Hopper GPU."""
     inputs, errors = accuracy()
     chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
     return Fp8Report(current_device().title, inputs, tuple(errors), tuple(speed(chosen)))
 
 
 class Eight(Data):
-    """A report, as `Fp8Report.to_dict` gives it."""
+    """A report, as `Fp8Report.to_dict` returns it."""
 
     passed: bool
     device: str
@@ -205,7 +215,7 @@ class Eight(Data):
 
 
 def headline(data: Eight) -> str:
-    """The speed at each head dim, and each way's error."""
+    """One sentence: the speed at each head dim, and the error of each way of quantisation."""
     ratios: dict[int, list[float]] = {}
     for row in data.speed:
         ratios.setdefault(row.head_dim, []).append(row.ratio)
@@ -215,7 +225,7 @@ def headline(data: Eight) -> str:
 
 
 def table(data: Eight) -> str:
-    """A row per way of computing, and a row per cell."""
+    """Two Markdown tables: a row per way of quantisation, and a row per cell."""
     errors = markdown_table(("kernel", "RMSE"), [(row.kernel, f"{row.rmse:.2e}") for row in data.accuracy])
     rows = [
         (

@@ -1,4 +1,4 @@
-"""Nsight Compute's command line: what it counts of the kernels that a command launches."""
+"""Runs Nsight Compute's command line (ncu), and reads what it counts of the kernels that a command launches."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ __all__ = ["Measured", "known", "parse", "profile"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What ncu read of one launch: values by metric name."""
+    """What ncu measured of one launch: values by metric name."""
 
     kernel: str
     metrics: Mapping[str, float]
 
     def total(self, names: Iterable[str]) -> int | None:
-        """The sum of counters; those that the GPU lacks count 0, None if it lacks all of them."""
+        """The sum of counters. One that the GPU lacks counts as 0; if it lacks all of them, the sum is None."""
         found = [self.metrics[f"{name}.sum"] for name in names if f"{name}.sum" in self.metrics]
         return round(sum(found)) if found else None
 
 
 @functools.cache
 def known() -> frozenset[str]:
-    """The metrics that this GPU has, by their names before the dot: ncu refuses all that it is asked for if it lacks
-    one. Raises `Unavailable` without ncu, or without the permission to read counters."""
+    """The metrics that this GPU has, by their names before the dot.
+
+    ncu refuses a whole request if one of its metrics is missing. Raises `Unavailable` without ncu, or without
+    permission to read counters.
+    """
     done = subprocess.run([_ncu(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
     _refuse(done.stdout + done.stderr)
     return frozenset(re.findall(r"^([a-z0-9]+__\w+)", done.stdout, re.MULTILINE))
@@ -49,9 +52,10 @@ def profile(
     timeout: float,
     options: Sequence[str] = (),
 ) -> str:
-    """What ncu printed about the launches of `kernels` by a command: for `parse`.
+    """Run a command under ncu and return what ncu prints about its launches of `kernels`, for `parse`.
 
-    Raises `RuntimeError` if the command fails or isn't done after `timeout` seconds, `Unavailable` where ncu can't work.
+    `kernels` are regular expressions, `metrics` full metric names, `options` further options of ncu. Raises
+    `RuntimeError` if the command fails or isn't done after `timeout` seconds, and `Unavailable` where ncu can't work.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
@@ -82,7 +86,7 @@ def parse(text: str) -> list[Measured]:
     table = text[match.start() :] if (match := re.search(r'^"ID",', text, re.MULTILINE)) else ""
     rows = list(csv.DictReader(io.StringIO("\n".join(x for x in table.splitlines() if x.startswith('"')))))
     found: list[Measured] = []
-    for row in rows[1:]:  # the first holds the units
+    for row in rows[1:]:  # the first row holds the units
         values = {name: _number(value) for name, value in row.items() if re.match(r"[a-z0-9]+__", name)}
         kernel = row["Kernel Name"].split("(")[0]
         found.append(Measured(kernel, {name: value for name, value in values.items() if value is not None}))
@@ -105,7 +109,7 @@ def _ncu() -> str:
 
 
 def _refuse(printed: str) -> None:
-    """The reasons that have a remedy, each in one line."""
+    """Raise `Unavailable`, in one line, for a failure of ncu that the user can remedy."""
     if "ERR_NVGPUCTRPERM" in printed:
         raise Unavailable(
             "no permission to read the GPU's counters (ERR_NVGPUCTRPERM): run as root, or let users in with the driver "

@@ -1,8 +1,8 @@
 """What a warm call of `fl.attention` costs in Python: `python -m flashlab.measure.overhead [--out docs/results] [--force]`.
 
-Small arrays (1 × 1 head × 128 × 128, float16) with `out=` given, plan and descriptors cached; the time until the call
-returns, the kernel still running: microseconds, median of many. The floor is CuPy's bare call of the driver for a kernel
-without arguments. Needs a Hopper GPU, CuPy and torch.
+The arrays are small (1 × 1 head × 128 × 128, float16), `out=` is given, and plan and descriptors are cached. What is
+timed, in microseconds, is how long the call takes to return while the kernel still runs: the median of many calls. The
+floor is CuPy's bare call of the driver for a kernel without arguments. This needs a Hopper GPU, CuPy and torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALLS = 3000
 
 
 def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> float:
-    """The median of calls; the GPU is waited for now and then, outside of what is timed, so that no queue fills up."""
+    """The median time of many calls. Now and then it waits for the GPU, untimed, so that no queue fills up."""
     taken: list[float] = []
     for i in range(CALLS):
         if i % 50 == 0:
@@ -35,7 +35,7 @@ def microseconds(call: Callable[[], object], wait: Callable[[], object]) -> floa
 
 
 def rows() -> list[dict[str, Any]]:
-    """The floor, and a row for each algorithm and kind of arrays."""
+    """The floor, then a row per algorithm and framework."""
     cupy: Any = import_module("cupy")
     torch: Any = import_module("torch")
     arrays = {
@@ -58,7 +58,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 class Row(Data):
-    """One algorithm on one kind of arrays, or the floor."""
+    """The time of one algorithm with one framework's arrays, or the floor."""
 
     algorithm: str
     framework: str
@@ -66,22 +66,22 @@ class Row(Data):
 
 
 class Overhead(Data):
-    """Medians of so many calls."""
+    """Medians of `calls` calls."""
 
     calls: int
     rows: tuple[Row, ...]
 
 
 def headline(data: Overhead) -> str:
-    """Every row's time."""
+    """One sentence: every row's time."""
     each = ", ".join(f"{row.microseconds:.1f} µs ({row.algorithm}, {row.framework})" for row in data.rows)
     return f"a warm call from Python: {each}"
 
 
 def table(data: Overhead) -> str:
-    """A row per algorithm and kind of arrays."""
+    """A Markdown table with one row per algorithm and framework."""
     rows = [(row.algorithm, row.framework, f"{row.microseconds:.1f}") for row in data.rows]
-    return markdown_table(("algorithm", "arrays", "µs a call"), rows)
+    return markdown_table(("algorithm", "arrays", "µs per call"), rows)
 
 
 KIND = Kind(

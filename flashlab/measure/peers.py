@@ -1,7 +1,7 @@
-"""Other libraries' attention, made ready to be timed: everything that can be done ahead is done ahead.
+"""Makes other libraries' attention ready to be timed: all that can be done ahead is done ahead.
 
-The calls themselves are those that `flashlab verify` judges (`flashlab.verify.outsiders`); FlashInfer's for one
-sequence is replaced by its batched one, planned beforehand as an inference engine does.
+The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with one exception: FlashInfer's call
+for one sequence is replaced by its batched call, planned beforehand as an inference engine does it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from simulator.errors import unknown
 __all__ = ["PEERS", "layout", "prepare"]
 
 PEERS = ("sdpa-flash", "cudnn", "sdpa-efficient", "fa4", "flashinfer")
-"""What `--against` takes, besides algorithms of our own."""
+"""The names that `--against` takes, besides flashlab's algorithms."""
 
 
 def layout(name: str) -> str:
-    """The order of axes that a peer is made for: "bhsd" or "bshd". Raises `Unavailable` if it isn't installed."""
+    """The order of axes that a peer is made for: "bhsd" or "bshd".
+
+    Raises `UsageError` for an unknown peer, and `Unavailable` for one that isn't installed.
+    """
     if name in CATALOGUE:
         return "bhsd"
     if name not in PEERS:
@@ -30,7 +33,7 @@ def layout(name: str) -> str:
 
 
 def prepare(name: str, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Callable[[], Any]:
-    """A call of a peer on torch tensors in its own layout, ready to be repeated; it returns out in that layout."""
+    """A function that calls a peer on these torch tensors and returns `out`. All are in the peer's own layout."""
     if name == "flashinfer":
         return _flashinfer(q, k, v, causal, scale)
     if name in CATALOGUE:

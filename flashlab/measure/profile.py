@@ -1,18 +1,22 @@
-"""What binds the attention kernels: how busy each unit is by ncu, what the main loop is made of, clock and power under load.
+"""What binds the attention kernels: how busy each unit is, what the main loop is made of, clock and power under load.
 
     python -m flashlab.measure.profile [--out docs/results] [--force] [--seconds 0.5]
 
-writes a result of kind `profile`. Needs a Hopper GPU, CuPy, torch, ncu and NVIDIA's NVML bindings (nvidia-ml-py). Three
-questions to each kernel in a cell of `flashlab bench`:
+This writes a result of kind `profile`. It needs a Hopper GPU, CuPy, torch, ncu and NVIDIA's NVML bindings
+(nvidia-ml-py). It asks three questions about each kernel in a cell of `flashlab bench`:
 
- - by ncu, once, from a cold L2, nothing else running: which share of the clocks is each unit of an SM busy? Shares don't depend on
-   the clock. And where do warps wait: of all samples of those that compute, how many fell into the main loop, by reason?
- - from the machine code that ran (`flashlab.measure.sass`): what does one round of the main loop take of each pipe, for a score?
- - in a loop, without ncu: which clock does the GPU hold, at what power, for which part of the time does its power limit lower
-   the clock? The same with inputs that are all zero: as many instructions in as many clocks, but hardly a bit changes, and that
-   takes less power. A kernel that is faster then was bound by power.
+ - By ncu, in one launch from a cold L2 with nothing else running: in which share of the clocks is each unit of an SM
+   busy? Such shares don't depend on the clock rate. And where do the computing warps wait, by reason, inside the main
+   loop and outside of it?
+ - From the machine code that ran (`flashlab.measure.sass`): how many instructions does one round of the main loop
+   issue to each pipe, per score?
+ - In a loop without ncu: which clock rate does the GPU hold, at what power, and for which share of the time does its
+   power limit lower the clock? The same is measured on inputs that are all zero. They take as many instructions in as
+   many clocks, but hardly any bit changes, which costs less power. A kernel that is faster on zeros was bound by
+   power.
 
-So time = clocks of the busiest unit / how busy it is / clock, and it is told which of the three is to blame.
+So the time is the clocks that the busiest unit works, over the share in which it is busy, over the clock rate. The
+result says which of the three is to blame.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ UNITS = {
     "l2": "lts__throughput",
     "dram": "dram__throughput",
 }
-"""Of each unit, what ncu gives as a share of the unit's peak over the elapsed clocks."""
+"""For each unit, the metric that ncu gives as a share of the unit's peak over the elapsed clocks."""
 SUMS = {
     "exp": "sm__inst_executed_pipe_xu",
     "fma": "sm__inst_executed_pipe_fma",
@@ -59,9 +63,9 @@ SUMS = {
     "uniform": "sm__inst_executed_pipe_uniform",
     "all": "smsp__inst_executed",
 }
-"""Warp instructions executed, by pipe: the machine code's opcodes are sorted into pipes, and held to these."""
+"""Metrics of executed warp instructions, by pipe. The sorting of opcodes into pipes (`sass.PIPES`) is held to them."""
 FLOPS = ("sm__ops_path_tensor_src_bf16_dst_fp32", "sm__ops_path_tensor_src_fp8")
-"""Of the tensor cores, by the operands' dtype: a kernel has one."""
+"""Metrics of the tensor cores' FLOPs, by the operands' dtype. A kernel has only one of them."""
 CLOCKS, ACTIVE, DURATION = "sm__cycles_elapsed.max", "sm__cycles_active.avg", "gpu__time_duration.sum"
 
 EXPECTED = {
@@ -76,23 +80,24 @@ EXPECTED = {
     "rung 1": "Head dim 64, 1k: rung 2 executes 1.1 (full) to 1.3 (causal) times rung 1's products, its tiles being larger; that, "
     "and not idle tensor cores, is why it loses.",
 }
-"""What was expected before anything here was measured, but for one launch of flash3 (head dim 128, 4k, full: tensor cores busy
-86 %, SRAM 55 %) that had tried out the tool."""
+"""What was expected, in the words of that time, before anything here was measured. Only one launch of flash3 had been
+measured, to try out the tool (head dim 128, 4k, full: tensor cores busy 86 %, SRAM 55 %)."""
 
 RATES = {"exp": 16, "fma": 128, "alu": 64, "issue": 128}
-"""Lanes a clock of an SM of Hopper (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
+"""Lanes per clock of a Hopper SM (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions")."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A kernel of ours, a peer of `flashlab bench`, or `MATMUL` (8192³), in a cell. The dtype of `FP8` is its output's."""
+    """A kernel in a cell: an algorithm, a peer of `flashlab bench`, or `MATMUL` (8192³). `FP8`'s dtype is its
+    output's."""
 
     kernel: str
     cell: Cell
 
 
 def chosen() -> list[Item]:
-    """All 18 cells of flash3, five of what it is held against, four of FP8, and the matrix product."""
+    """All 18 cells of flash3, some cells of the kernels beside it, four of FP8, and the matrix product."""
     every = cells(("bfloat16",), (64, 128, 256))
     few = [x for x in every if (x.length == 16384 and not x.causal) or (x.length == 1024 and x.head_dim == 64)]
     beside = [Item(name, x) for name in ("flash3_3", "flash3_2", "flash3_1", "flash2", "cudnn") for x in few[::-1]]
@@ -101,7 +106,7 @@ def chosen() -> list[Item]:
 
 
 def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
-    """A call that launches the kernel once on inputs from N(0, 1), or on zeros, as often as one likes."""
+    """A function that launches the kernel once per call, on inputs from N(0, 1) or on zeros."""
     torch: Any = importlib.import_module("torch")
     generator = torch.Generator(device="cuda").manual_seed(0)
     p = item.cell.problem
@@ -123,7 +128,7 @@ def prepare(item: Item, *, zeros: bool = False) -> Callable[[], Any]:
 
 
 def useful(item: Item) -> float:
-    """FLOPs of one call by the field's convention, in which a causal mask halves them exactly."""
+    """The FLOPs of one call by the field's convention, by which a causal mask halves them exactly."""
     return 2.0 * _N**3 if item.kernel == MATMUL else item.cell.flops
 
 
@@ -131,7 +136,7 @@ def useful(item: Item) -> float:
 
 
 def launch(items: Iterable[Item]) -> None:
-    """Call each kernel twice, the second time under the profiler's eyes: what runs below `ncu --profile-from-start off`."""
+    """Call each kernel twice, the second time with the profiler on. This runs under `ncu --profile-from-start off`."""
     torch: Any = importlib.import_module("torch")
     profiler = torch.cuda.profiler
     for item in items:
@@ -145,7 +150,10 @@ def launch(items: Iterable[Item]) -> None:
 
 
 def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Measured, sass.Code]]:
-    """What ncu counted, and the machine code with its samples, of each item. Every call must be one launch."""
+    """What ncu counted of each item, and its machine code with samples. Every call must be one launch.
+
+    Raises `RuntimeError` if ncu saw another number of launches.
+    """
     metrics = [f"{name}.avg.pct_of_peak_sustained_elapsed" for name in UNITS.values()]
     metrics += [f"{name}.sum" for name in (*SUMS.values(), *FLOPS)] + [CLOCKS, ACTIVE, DURATION]
     with tempfile.TemporaryDirectory() as folder:
@@ -166,8 +174,11 @@ def profiled(items: Sequence[Item], timeout: float = 500) -> list[tuple[ncu.Meas
 
 
 def listings(counted: Iterable[ncu.Measured], codes: Iterable[sass.Code]) -> list[sass.Code]:
-    """The listing of each launch: of a file with two kernels the source page shows more than that, some twice. It is the next that
-    has the launch's name and executed as many instructions as were counted."""
+    """The listing of each launch.
+
+    For a file with two kernels, ncu's source page shows further listings, some of them twice. A launch's listing is the
+    next one with its name and about as many executed instructions as were counted.
+    """
     left = iter(codes)
     found: list[sass.Code] = []
     for launch in counted:
@@ -187,7 +198,7 @@ def _page(report: Path, page: str, *options: str) -> str:
 
 
 def counters(measured: ncu.Measured) -> dict[str, Any]:
-    """Busy shares of the elapsed clocks, and what else was counted."""
+    """A launch's clocks, the share of them in which each unit was busy, instructions by pipe, and FLOPs."""
     m = measured.metrics
     return {
         "entry": measured.kernel,
@@ -201,9 +212,11 @@ def counters(measured: ncu.Measured) -> dict[str, Any]:
 
 
 def code(of: sass.Code, flops_a_score: int | None) -> dict[str, Any]:
-    """The main loop of a kernel: one round of a warp, by pipe; and the samples of the warps that compute. `scores`: of a warp in
-    a round, from the FLOPs of its products (None for the matrix product). `spent`: samples in the main loop, by the pipe of the
-    instruction that was next."""
+    """A kernel's main loop: one warp's round of it by pipe, and the samples of the warps that compute.
+
+    `scores` are one warp's scores per round, which follow from the FLOPs of its products (None for the matrix product).
+    `spent` counts samples in the main loop, by the pipe of the instruction that was next.
+    """
     executed = of.executed()
     outside = of.computing - of.loop
     stalls = {name: dict(of.stalls(indices)) for name, indices in (("loop", of.loop), ("outside", outside))}
@@ -227,7 +240,7 @@ def code(of: sass.Code, flops_a_score: int | None) -> dict[str, Any]:
 
 
 def clocks_of_a_round(found: Mapping[str, Any], lanes: Mapping[str, int] = RATES) -> dict[str, float]:
-    """Clocks of an SM that one warp's round of the main loop occupies each unit for.
+    """The clocks for which one warp's round of the main loop occupies each unit of an SM.
 
     >>> pipes = {"tensor": 16, "exp": 64, "fma": 141, "alu": 77, "uniform": 103, "other": 18}
     >>> clocks_of_a_round({"instructions": 419, "pipes": pipes, "tensor_clocks": 256.0})
@@ -249,12 +262,12 @@ extern "C" __global__ void stamp(unsigned long long* out) {
   if (threadIdx.x == 0) out[2 * sm] = clock64(), out[2 * sm + 1] = now;
 }
 """
-"""Writes, for each SM, its own clock count and the time in nanoseconds. What NVML calls the clock is what was asked for: under a
-power limit the SMs count fewer."""
+"""Writes each SM's clock count and the time in nanoseconds. NVML's clock is the one that was asked for: under a power
+limit the SMs count fewer clocks."""
 
 
 class Stamps:
-    """Two moments on the GPU, between which the SMs count their clocks."""
+    """Stamps two moments on the GPU, and gives the clock rate of the SMs between them."""
 
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
@@ -263,12 +276,12 @@ class Stamps:
         self._taken = self._cupy.zeros((2, self._sms, 2), "u8")
 
     def take(self, which: int) -> None:
-        """Queue the first (0) or second (1) on the null stream."""
+        """Queue the first (0) or the second (1) stamp on the null stream."""
         with self._cupy.cuda.Stream.null:
             self._kernel((8 * self._sms,), (32,), (self._taken[which],))
 
     def mhz(self) -> float:
-        """The clock between the two, the median of the SMs."""
+        """The clock rate between the two stamps in MHz: the median over the SMs."""
         first, second = self._taken.get().astype("f8")
         clocks, nanoseconds = (second - first).T
         return float(statistics.median(1e3 * clocks / nanoseconds))
@@ -285,28 +298,28 @@ class Gpu:
 
     @property
     def limit(self) -> float:
-        """Watts that the driver lets it draw."""
+        """The power limit that the driver enforces, in watts."""
         return self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle) / 1000
 
     @property
     def highest(self) -> int:
-        """The highest clock of the SMs, MHz."""
+        """The highest clock rate of the SMs, in MHz."""
         return self._nvml.nvmlDeviceGetMaxClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def clock(self) -> int:
-        """Of the SMs, as the driver has set it, MHz."""
+        """The SMs' clock rate that the driver has set, in MHz."""
         return self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM)
 
     def watts(self) -> float:
-        """Drawn now; what nvidia-smi shows first is the mean of a second."""
+        """The power drawn at this moment, in watts. (nvidia-smi shows the mean of a second.)"""
         return self._field(self._nvml.NVML_FI_DEV_POWER_INSTANT).uiVal / 1000
 
     def capped(self) -> float:
-        """Seconds, so far, in which the power limit lowered the clock."""
+        """For how many seconds, so far, the power limit has lowered the clock."""
         return self._field(self._nvml.NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP).ullVal / 1e9
 
     def reasons(self) -> int:
-        """What holds the clock down now: bits of `nvmlClocksEventReason…`, 4 for the power limit."""
+        """What holds the clock down at this moment: bits of `nvmlClocksEventReason…`, 4 for the power limit."""
         return self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
 
     def _field(self, name: int) -> Any:
@@ -314,11 +327,11 @@ class Gpu:
 
 
 def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> dict[str, Any]:
-    """Call after call with no pause, `seconds` until clock and power have settled and `seconds` that are measured."""
+    """Measure call after call without a pause, for `seconds`, after as many seconds in which clock and power settle."""
     torch: Any = importlib.import_module("torch")
     begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     stamps = Stamps()
-    for which in range(2):  # the first compiles
+    for which in range(2):  # the first one compiles the kernel
         stamps.take(which)
     call()
     begun.record()
@@ -362,7 +375,7 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
 
 
 def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
-    """All of it, as data."""
+    """Measure all items, for the data of a result."""
     gpu = Gpu()
     rows: list[dict[str, Any]] = []
     seen = profiled(items)
@@ -384,7 +397,7 @@ def measure(items: Sequence[Item], seconds: float) -> dict[str, Any]:
 
 
 class Counters(Data):
-    """One launch under ncu: its clocks, how busy each unit was, and the warp instructions by pipe."""
+    """One launch under ncu: its clocks, how busy each unit was, and warp instructions by pipe."""
 
     entry: str
     clocks: float
@@ -396,7 +409,7 @@ class Counters(Data):
 
 
 class Round(Data):
-    """The shortest way once round the main loop, of one warp."""
+    """One warp's round of the main loop, by the shortest way."""
 
     instructions: int
     pipes: dict[str, int]
@@ -406,7 +419,7 @@ class Round(Data):
 
 
 class Code(Data):
-    """The machine code that ran: a round of its main loop, instructions by pipe, and samples of the warps' states."""
+    """The machine code that ran: a round of its main loop, instructions by pipe, and samples of warps' states."""
 
     instructions: int
     round: Round
@@ -416,7 +429,8 @@ class Code(Data):
 
 
 class Loaded(Data):
-    """Call after call without a pause: the clock, the power, and the share of the time in which the power limit is named."""
+    """Call after call without a pause: clock, power, and the share of time in which the power limit lowers the
+    clock."""
 
     calls: int
     milliseconds: float
@@ -430,7 +444,7 @@ class Loaded(Data):
 
 
 class Row(Data):
-    """A kernel in a cell. `zeros` is the load of inputs that are zero."""
+    """A kernel in a cell. `zeros` is measured on inputs that are zero."""
 
     kernel: str
     dtype: str
@@ -445,7 +459,7 @@ class Row(Data):
 
 
 class Profiled(Data):
-    """What `measure` found, and what was expected before."""
+    """What `measure` found, and what was expected before it."""
 
     expected: dict[str, str]
     limit_watts: float
@@ -455,20 +469,21 @@ class Profiled(Data):
 
 
 def headline(data: Profiled) -> str:
-    """How busy the first kernel's tensor cores are, and its clock under load."""
+    """One sentence: how busy the first kernel's tensor cores are, and its clock under load."""
     first = data.rows[0].kernel
     mine = [row for row in data.rows if row.kernel == first]
     tensor = [row.counters.busy["tensor"] for row in mine]
     ghz = [row.loaded.mhz / 1000 for row in mine]
     capped = sum(row.loaded.capped > 0.5 for row in mine)
     return (
-        f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; called without pauses, at "
-        f"{min(ghz):.2f} to {max(ghz):.2f} GHz, for power limits the clock in {capped} of {len(mine)} cells"
+        f"{first}: tensor cores busy {min(tensor):.0%} to {max(tensor):.0%} of the clocks; "
+        f"called without pauses, it runs at {min(ghz):.2f} to {max(ghz):.2f} GHz, "
+        f"and power limits the clock in {capped} of {len(mine)} cells"
     )
 
 
 def table(data: Profiled) -> str:
-    """A row per kernel and cell."""
+    """A Markdown table with one row per kernel and cell."""
     units = ("tensor", "exp", "issue", "sram", "l2", "dram")
     header = ("kernel", "head dim", "mask", "length", *units, "GHz", "W", "power-limited", "TFLOP/s", "on zeros")
     rows = [
@@ -499,9 +514,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
     parser.add_argument("--force", action="store_true", help="replace the file of that name")
-    parser.add_argument(
-        "--seconds", type=float, default=0.5, help="of load that are measured, for each kernel and cell"
-    )
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds of measured load per kernel and cell")
     given = parser.parse_args()
     items = chosen()
     names = [name for name in dict.fromkeys(item.kernel for item in items) if name != MATMUL]

@@ -1,8 +1,8 @@
 """Evidence as data: what a command measured, with the machine, the versions and the command that wrote it.
 
 A result is one JSON file, `<kind>/<subject>[_<condition>]_<device>_<date>.json`. The module that measures declares its
-`Kind`: the schema of the data, and what they say as a sentence and as a table. Documents draw their figures from the
-files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever typed by hand.
+`Kind`: the schema of the data, and how to put the data into a sentence and a table. Documents draw their figures from
+the files (`latest`, `Kind.claim`, `Kind.markdown`), so that no measured number is ever typed by hand.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ __all__ = [
 ]
 
 SCHEMA = 2
-"""The version of the files: raised when a key changes its meaning or goes."""
+"""The version of the files. It rises when a key changes its meaning or is removed."""
 
 FOLDER = Path("docs/results")
-"""Where commands write, relative to where they are called."""
+"""Where commands write, relative to the working directory."""
 
 ROOMS = ("flashlab.measure", "flashlab.verify")
-"""Packages whose modules may declare kinds."""
+"""The packages whose modules may declare kinds."""
 
 _PACKAGES = (
     "numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "triton", "nvidia-cuda-nvrtc-cu12",
@@ -73,13 +73,13 @@ Content = Mapping[str, Any]
 
 
 class Data(BaseModel):
-    """What was measured: the base of every kind's schema. Numbers that JSON lacks are text, as `files.plain` writes them."""
+    """What was measured: the base of every kind's schema. Infinities and NaN are text, as `files.plain` writes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Gpu(Data):
-    """The GPU of a measurement, by its own account."""
+    """The GPU of a measurement, as it describes itself. `memory` and `l2` are in bytes."""
 
     name: str
     compute_capability: str
@@ -89,17 +89,17 @@ class Gpu(Data):
 
 
 class File(Data):
-    """What the file of every kind holds beside its data."""
+    """What a file of every kind holds besides its data."""
 
     schema_: Annotated[Literal[2], Field(alias="schema")]
     kind: str
     subject: str
-    """What was measured, in a word or two: part of the file's name."""
+    """What was measured, in a word or two. It is part of the file's name."""
     condition: str | None
-    """What differs from other measurements of the subject: another framework's arrays, another build of CuPy."""
+    """What sets it apart from other measurements of the subject, such as another framework or another build of CuPy."""
     algorithms: tuple[str, ...]
     device: Gpu | None
-    """None: measured on a CPU."""
+    """None if it was measured on a CPU."""
     driver: str | None
     cuda_runtime: str | None
     nvrtc: str | None
@@ -112,7 +112,7 @@ class File(Data):
 
 @dataclass(frozen=True)
 class Result:
-    """A file that was read: where it lies and what it holds."""
+    """A result's file that was read: its path and its content."""
 
     path: Path
     content: Content
@@ -144,7 +144,7 @@ class Result:
 
     @property
     def data(self) -> Content:
-        """What was measured, as the report's `to_dict` gave it."""
+        """What was measured, as the report's `to_dict` returned it."""
         return self.content["data"]
 
 
@@ -155,9 +155,9 @@ D = TypeVar("D", bound=Data)
 class Kind(Generic[D]):
     """A kind of result. The module that measures it declares one, and nothing else lists it.
 
-    `title` heads it on the site, where kinds stand in the order of their titles; `holds` and `command` are its row in
-    docs/results/README.md. `headline` makes a sentence of the data, `table` a table in Markdown. `beside` are the
-    schemas of other files, by the folder inside the kind's folder that holds them.
+    `title` is its heading on the site, which orders kinds by their titles. `holds` and `command` are its row in
+    docs/results/README.md. `headline` puts the data into a sentence, and `table` into a Markdown table. `beside` holds
+    the schemas of other files, by the subfolder of the kind's folder in which they lie.
     """
 
     name: str
@@ -170,16 +170,16 @@ class Kind(Generic[D]):
     beside: Mapping[str, type[Data]] = field(default_factory=dict[str, "type[Data]"])
 
     def data(self, result: Result) -> D:
-        """What a result measured, typed."""
+        """A result's data, validated by the schema."""
         return self.schema.model_validate(result.data)
 
     def claim(self, result: Result) -> str:
-        """The claim that a result supports, in one line."""
+        """The claim that a result supports, with its GPU and date, in one line."""
         where = f"{title(result.content) or 'CPU'}, {str(result.content['date'])[:10]}"
         return f"{self.headline(self.data(result))} ({where})"
 
     def markdown(self, result: Result) -> str:
-        """The claim, and below it the table."""
+        """The claim, with the table below it."""
         return f"{self.claim(result)}\n\n{self.table(self.data(result))}"
 
     @property
@@ -189,16 +189,16 @@ class Kind(Generic[D]):
         return create_model(self.name, __base__=File, **fields)
 
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """The JSON Schemas of the files in the kind's folder, each by a name."""
+        """The JSON Schemas of the files in the kind's folder, by name."""
         models = {self.name: self.file, **{f"{self.name}-{name}": model for name, model in self.beside.items()}}
         return {name: published(model) for name, model in models.items()}
 
 
 class _Published(GenerateJsonSchema):
-    """JSON Schema of what `files.plain` writes: a float may be a word that Python's `float` reads."""
+    """Makes the JSON Schema of what `files.plain` writes: a float may be a word that Python's `float` reads."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        return False  # a field's name says it
+        return False  # a field's name is enough
 
     def float_schema(self, schema: core_schema.FloatSchema) -> dict[str, Any]:
         return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}
@@ -210,7 +210,7 @@ def published(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def kinds(*rooms: str) -> dict[str, Kind[Any]]:
-    """The kinds that the modules of these packages declare, by name, in the order of their titles; flashlab's by default.
+    """The kinds that modules of these packages (by default flashlab's) declare, by name, in the order of titles.
 
     >>> list(kinds("flashlab.verify"))
     ['verify']
@@ -223,7 +223,7 @@ def kinds(*rooms: str) -> dict[str, Kind[Any]]:
 
 
 def _declaring(rooms: Iterable[str]) -> Iterator[str]:
-    """The modules that declare a kind. Only these are imported: others may need what isn't installed."""
+    """The modules that declare a kind, by name. Only these are imported: others may need what isn't installed."""
     for room in rooms:
         spec = importlib.util.find_spec(room)
         for folder in (spec and spec.submodule_search_locations) or ():
@@ -245,7 +245,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def device_name(title: str | None) -> str:
-    """The short name of a GPU that calls itself `title`; "cpu" for none.
+    """The short name of a GPU that calls itself `title`, or "cpu" for None.
 
     >>> device_name("NVIDIA H200"), device_name("NVIDIA GeForce RTX 2080 Ti"), device_name(None)
     ('h200', 'geforce-rtx-2080-ti', 'cpu')
@@ -260,7 +260,7 @@ def device_name(title: str | None) -> str:
 
 
 def subject_of(algorithms: Sequence[str]) -> str:
-    """A short name for what was measured, from the algorithms that it was measured of.
+    """A short name for the algorithms that were measured.
 
     >>> subject_of(["flash2"]), subject_of(["flash3_1", "flash3_2", "flash3_3", "flash3"]), subject_of(list(CATALOGUE))
     ('flash2', 'flash3_1-to-flash3', 'all')
@@ -278,13 +278,13 @@ def subject_of(algorithms: Sequence[str]) -> str:
 
 
 def title(content: Content) -> str | None:
-    """What the GPU of a result calls itself."""
+    """What the GPU of a result calls itself, or None for a CPU."""
     device: Content | None = content["device"]
     return None if device is None else device["name"]
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the versions that a measurement was made with. What isn't there is None or left out."""
+    """The machine and the versions of a measurement. What isn't there is None or left out."""
     device = _device()
     return {
         "device": device,
@@ -310,10 +310,11 @@ def save(
     replace: bool = False,
     about: Content | None = None,
 ) -> Path:
-    """Write what a command measured; the path. An existing file of that name is left alone unless `replace`.
+    """Write what a command measured into a file, and return its path.
 
-    `subject` is `subject_of(algorithms)` by default. `about` stands in for `environment()`: what was measured elsewhere
-    or earlier. Data that aren't as the kind's schema says are refused, and kept beside under the suffix `.refused`.
+    `subject` is `subject_of(algorithms)` by default. `about` stands in for `environment()`, for what was measured
+    elsewhere or earlier. Raises `UsageError` if a file of that name exists (unless `replace`), and for data that the
+    kind's schema refuses. Such data are kept beside the file, under the suffix `.refused`.
     """
     subject = subject_of(algorithms) if subject is None else subject
     for argument, name in (
@@ -343,8 +344,8 @@ def save(
         kind.file.model_validate_json(text)
     except ValidationError as wrong:
         first = wrong.errors()[0]
-        kept = replace_file(path.with_suffix(".refused"), text, argument="output")  # it may have taken hours to measure
-        expected = f"what the schema of {kind.name} has ({first['msg']}); the data are in {kept}"
+        kept = replace_file(path.with_suffix(".refused"), text, argument="output")  # measuring it may have taken hours
+        expected = f"what the schema of {kind.name} allows ({first['msg']}); the data are in {kept}"
         raise UsageError(".".join(map(str, first["loc"])), first["input"], expected) from None
     return replace_file(path, text, argument="output")
 
@@ -356,7 +357,7 @@ def name_of(content: Content) -> str:
 
 
 def load(path: str | Path) -> Result:
-    """Read a result; `UsageError` for a file that is none."""
+    """Read a result. Raises `UsageError` for a file that is none."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -370,7 +371,7 @@ def load(path: str | Path) -> Result:
 def find(
     folder: str | Path = FOLDER, *, kind: str | None = None, algorithm: str | None = None, device: str | None = None
 ) -> list[Result]:
-    """The results in a folder that match, of any condition; oldest first."""
+    """The results in a folder that match, of any condition, oldest first."""
     paths = sorted(path for path in Path(folder).glob(f"{kind or '*'}/*.json") if path.parent.name != "schema")
     return sorted(
         (
@@ -390,13 +391,13 @@ def latest(
     device: str | None = None,
     condition: str | None = None,
 ) -> Result | None:
-    """The newest result of a kind, measured under this condition (None: under no particular one); None without one."""
+    """The newest result of a kind under this condition (None: under no particular one), or None if there is none."""
     found = [r for r in find(folder, kind=kind, algorithm=algorithm, device=device) if r.condition == condition]
     return found[-1] if found else None
 
 
 def _device() -> dict[str, Any] | None:
-    """The GPU as CuPy sees it, or torch; None without one."""
+    """The GPU as CuPy or torch sees it, or None without one."""
     return _quietly(_cupy_device) or _quietly(_torch_device)
 
 
@@ -463,14 +464,14 @@ def _tool_version(tool: str) -> str | None:
 
 
 def _command(argv: Sequence[str]) -> str:
-    """How the running command would be typed: without the folder of the program, or any other of this machine."""
+    """The running command as one would type it, without absolute folders of this machine."""
     program = Path(argv[0])
     name = "flashlab" if program.name in ("__main__.py", "flashlab") else program.name
     return shlex.join([name, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
 
 
 def _line(*command: str) -> str | None:
-    """The first line that a command prints; None if it fails or isn't there."""
+    """The first line that a command prints, or None if it fails or isn't there."""
     said = (_output(*command) or "").strip()
     return said.splitlines()[0] if said else None
 
@@ -483,7 +484,7 @@ def _output(*command: str) -> str | None:
 
 
 def _quietly(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """An answer about the machine, or None: a missing or broken library must not stop a report."""
+    """The answer of `ask`, or None if it raises: a missing or broken library must not stop a report."""
     try:
         return ask(*arguments)
     except Exception:

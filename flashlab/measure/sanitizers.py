@@ -1,7 +1,7 @@
-"""compute-sanitizer's four tools over a small grid of the kernels, and over faults seeded to prove that each tool sees.
+"""Runs compute-sanitizer's four tools over a small grid of the kernels, and over planted faults that they must find.
 
-A tool that has found nothing is believed only if it found what was planted: in kernels of a few lines, and in our own
-(without their barriers; on inputs that nobody wrote).
+A tool that has found nothing is believed only if it found what was planted. Faults are planted in kernels of a few
+lines, and in our own (without their barriers, or on inputs that nobody wrote).
 
 `python -m flashlab.measure.sanitizers FAULT` runs one planted fault.
 """
@@ -33,7 +33,7 @@ __all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "gr
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 _OPTIONS = {
-    # API errors are CuPy's and torch's to raise; some bindings ask the driver for functions that it doesn't have
+    # CuPy and torch raise API errors themselves, and some bindings ask the driver for functions that it doesn't have
     "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
     "racecheck": ("--racecheck-report", "analysis"),
 }
@@ -41,7 +41,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault: the tool that must find it, and what it is."""
+    """A planted fault: the tool that must find it, what it is, and a function that runs it."""
 
     tool: str
     what: str
@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a tool said: how much it found (None: it never came to its end), where, and its first words."""
+    """What a tool said: how many findings (None: it did not finish), in which kernels, and its first message."""
 
     number: int | None
     kernels: tuple[str, ...]
@@ -71,14 +71,14 @@ class Row:
 
 @dataclass(frozen=True)
 class SanitizersReport:
-    """What the tools found, and whether they find what is there."""
+    """What the tools found in the kernels and in the planted faults."""
 
     device: str
     rows: tuple[Row, ...]
 
     @property
     def passed(self) -> bool:
-        """No findings in the kernels, and every planted fault found."""
+        """True if the tools found nothing in the kernels and every planted fault."""
         return bool(self.rows) and all(row.verdict in ("clean", "found") for row in self.rows)
 
     @property
@@ -104,7 +104,7 @@ class SanitizersReport:
         return {"passed": self.passed, "device": self.device, "summary": self.summary, "rows": rows}
 
     def print(self) -> None:
-        """A table, and the first words of every finding."""
+        """Print a table, and the first message of every finding."""
         from flashlab.views.tables import line, table
 
         rows = [
@@ -119,7 +119,7 @@ class SanitizersReport:
 
 
 class Summary(Data):
-    """Runs and findings over the kernels, and how many of the planted faults were found."""
+    """Runs and findings over the kernels, and how many planted faults were found."""
 
     tools: tuple[str, ...]
     runs: int
@@ -130,7 +130,7 @@ class Summary(Data):
 
 
 class Sanitized(Data):
-    """A report, as `SanitizersReport.to_dict` gives it."""
+    """A report, as `SanitizersReport.to_dict` returns it."""
 
     passed: bool
     device: str
@@ -139,7 +139,7 @@ class Sanitized(Data):
 
 
 def headline(data: Sanitized) -> str:
-    """What the tools found in the kernels, and what of the planted faults."""
+    """One sentence: what the tools found in the kernels, and how many of the planted faults."""
     s = data.summary
     return (
         f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
@@ -148,7 +148,7 @@ def headline(data: Sanitized) -> str:
 
 
 def table(data: Sanitized) -> str:
-    """A row per tool and target."""
+    """A Markdown table with one row per tool and target."""
     rows = [(r.tool, r.target, str(r.cases), str(r.findings), r.verdict) for r in data.rows]
     return markdown_table(("tool", "algorithm", "problems", "findings", "verdict"), rows)
 
@@ -165,14 +165,17 @@ KIND = Kind(
 
 
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
-    """A small grid: every algorithm × dtype × a few problems with ragged edges, masks, GQA and empty rows."""
+    """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
+
+    The problems have ragged edges, masks, GQA and empty rows.
+    """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
         "GQA, window": {"heads": 4, "kv_heads": 2, "len_q": 130, "head_dim": 64, "window": (33, 5)},
         "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
         "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
     }
-    # rows of whole 16 bytes: the padding of others is read, not used, and nobody's to write
+    # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
@@ -192,9 +195,10 @@ def run(
     workers: int = 4,
     progress: Callable[[Iterable[Callable[[], Row]]], Iterable[Callable[[], Row]]] = iter,
 ) -> SanitizersReport:
-    """Run the tools over the cases (default: the grid), one process a tool and algorithm, several at a time.
+    """Run the tools over the cases (default: the grid): one process per tool and algorithm, `workers` at a time.
 
-    `faults`: also over the planted ones. Raises `Unavailable` without a GPU or compute-sanitizer.
+    With `faults`, also run the planted faults. A process that isn't done after `timeout` seconds counts as not
+    finished. `progress` wraps the runs, as `tqdm.tqdm` would. Raises `Unavailable` without a GPU or compute-sanitizer.
     """
     from flashlab.run.devices import current_device
 
@@ -244,7 +248,7 @@ def _findings(program: str, tool: str, command: Sequence[str], timeout: float) -
     except subprocess.TimeoutExpired:
         return Findings(None, (), f"not done within {timeout:.0f} s")
     found = parse(done.stdout)
-    # without its last words it fell before the kernels had run: no findings would say nothing
+    # without this line the program failed before its kernels ran, so that no findings would mean nothing
     if not found.number and "launched " not in done.stdout:
         said = (done.stderr.strip() or found.first or done.stdout.strip() or "no output").splitlines()
         return Findings(None, (), said[-1])
@@ -252,7 +256,7 @@ def _findings(program: str, tool: str, command: Sequence[str], timeout: float) -
 
 
 def parse(text: str) -> Findings:
-    """What compute-sanitizer printed.
+    """Read what compute-sanitizer printed.
 
     >>> parse("========= ERROR SUMMARY: 0 errors")
     Findings(number=0, kernels=(), first='')
@@ -281,7 +285,7 @@ def _program() -> str:
 
 
 def _tiny(source: str, threads: int = 64) -> Callable[[], None]:
-    """A kernel of a few lines, on an array of 64 floats that nobody wrote."""
+    """A function that runs a kernel of a few lines on an array of 64 floats that nobody wrote."""
 
     def plant() -> None:
         from flashlab.run.arrays import cupy
@@ -293,7 +297,7 @@ def _tiny(source: str, threads: int = 64) -> Callable[[], None]:
 
 
 def _without_barriers() -> None:
-    """flash2 compiled from a copy of the headers whose barrier waits for nobody."""
+    """Run flash2, compiled from a copy of the headers whose barrier does nothing."""
     import kernels_cu
 
     with tempfile.TemporaryDirectory() as folder:
@@ -306,7 +310,7 @@ def _without_barriers() -> None:
 
 
 def _unwritten() -> None:
-    """flash2 on q, k and v as they come from the allocator."""
+    """Run flash2 on q, k and v as they come from the allocator."""
     from flashlab.run.plan import gpu_plan
 
     gpu_plan("flash2", _PLAIN[0].problem).launch({})
@@ -330,7 +334,7 @@ FAULTS: Mapping[str, Fault] = {
         _tiny("if (threadIdx.x < 40) { __syncthreads(); } x[threadIdx.x] = 1;"),
     ),
 }
-"""What each tool must find, or its silence means nothing."""
+"""The planted faults by name. If a tool misses one, its silence elsewhere means nothing."""
 
 
 if __name__ == "__main__":

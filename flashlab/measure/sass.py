@@ -1,7 +1,8 @@
-"""Machine code as ncu shows it, with what each instruction did: the main loop, its instructions by pipe, who waits where.
+"""Reads machine code as ncu shows it, with what each instruction did: the main loop, pipes, and where warps wait.
 
-`ncu --page source --print-source sass --csv` lists every kernel that it profiled: address, text, how often a warp executed the
-instruction, and how many samples of a warp's state fell on it, by reason (NVIDIA, "Nsight Compute: Warp State Sampling").
+`ncu --page source --print-source sass --csv` lists every kernel that it profiled. For each instruction it gives the
+address, the text, how often warps executed it, and how many samples of warps' states fell on it, by reason (NVIDIA,
+"Nsight Compute: Warp State Sampling").
 """
 
 from __future__ import annotations
@@ -22,16 +23,20 @@ PIPES: dict[str, tuple[str, ...]] = {
     "alu": ("F2FP", "FMNMX", "VIMNMX", "VIMNMX3", "VIADD", "VIADDMNMX", "FSETP", "ISETP", "FSEL", "SEL", "LOP3", "PLOP3",
             "IADD3", "LEA", "SHF", "PRMT", "IABS", "MOV", "CS2R", "VOTE"),
 }  # fmt: skip
-"""Opcodes by the pipe that executes them, on Hopper. The uniform data path's begin with U; the rest is "other"."""
+"""Opcodes by the pipe that executes them on Hopper. The uniform datapath's begin with U; the rest is "other"."""
 
 FLOPS_16_BIT, FLOPS_8_BIT = 4096, 8192
-"""Of the tensor cores of an SM of Hopper, in a clock."""
+"""FLOPs per clock of the tensor cores of one Hopper SM."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction. `target`: index of the one that it may branch to; `falls`: may the next one follow? `stalls`: samples of
-    warps that stood here, by reason, those that were just issuing among them ("selected")."""
+    """One instruction.
+
+    `target` is the index of the instruction that it may branch to, and `falls` says whether the next one may follow.
+    `executed` is how often warps executed it. `stalls` counts samples of warps that stood here, by reason, including
+    the warps that were issuing it ("selected").
+    """
 
     opcode: str
     target: int | None
@@ -57,15 +62,17 @@ class Code:
     instructions: tuple[Instruction, ...]
 
     def after(self, i: int) -> list[int]:
-        """What may follow instruction i."""
+        """The indices of the instructions that may follow instruction i."""
         this = self.instructions[i]
         found = [] if this.target is None else [this.target]
         return [*found, i + 1] if this.falls and i + 1 < len(self.instructions) else found
 
     @cached_property
     def round(self) -> tuple[int, ...]:
-        """The shortest way once round the main loop, which is the cycle whose instructions are matrix products most often. The
-        shortest: no mask, no rescaling, no waiting. Empty without a loop over products."""
+        """The indices of one round of the main loop, by the shortest way: no mask, no rescaling, no waiting.
+
+        The main loop is the cycle with the largest share of matrix products. Empty without a loop over products.
+        """
         best: tuple[float, tuple[int, ...]] = (0, ())
         for last, each in enumerate(self.instructions):
             if each.target is not None and each.target <= last:
@@ -76,7 +83,7 @@ class Code:
 
     @cached_property
     def loop(self) -> frozenset[int]:
-        """All instructions of the main loop: those from which its end is reached without passing its beginning."""
+        """All instructions of the main loop: those that reach its end without passing its beginning."""
         if not self.round:
             return frozenset()
         head, last = self.round[0], self.round[-1]
@@ -84,7 +91,7 @@ class Code:
 
     @cached_property
     def computing(self) -> frozenset[int]:
-        """The code of the warps that come through the main loop: what leads into it, and what follows it. A producer's isn't."""
+        """The code of the warps that compute: the main loop, what leads into it, and what follows it."""
         return _reached(self.round[:1], lambda i: self._before.get(i, [])) | _reached(self.round[-1:], self.after)
 
     @cached_property
@@ -96,7 +103,7 @@ class Code:
         return found
 
     def _shortest(self, first: int, last: int) -> tuple[int, ...]:
-        """The indices of the shortest path from `first` to `last`, both included; empty without one."""
+        """The indices of the shortest path from `first` to `last`, both included. Empty if there is none."""
         came: dict[int, int] = {first: -1}
         queue = deque([first])
         while queue and last not in came:
@@ -113,18 +120,18 @@ class Code:
         return tuple(reversed(path))
 
     def issued(self, indices: Iterable[int]) -> Counter[str]:
-        """Instructions by pipe, each once."""
+        """How many of these instructions each pipe has."""
         return Counter(pipe_of(self.instructions[i].name) for i in indices)
 
     def executed(self) -> Counter[str]:
-        """Instructions that all warps executed, by pipe."""
+        """How many instructions all warps executed, by pipe."""
         found: Counter[str] = Counter()
         for each in self.instructions:
             found[pipe_of(each.name)] += each.executed
         return found
 
     def stalls(self, indices: Iterable[int]) -> Counter[str]:
-        """Samples by reason. What stands at a wait for wgmma has a reason of its own, "wgmma": ncu calls it a barrier."""
+        """Samples by reason. A wait for wgmma has the reason "wgmma" here, where ncu calls it "barrier"."""
         found: Counter[str] = Counter()
         for i in indices:
             each = self.instructions[i]
@@ -133,11 +140,11 @@ class Code:
         return found
 
     def flops(self, indices: Iterable[int]) -> int:
-        """FLOPs of the matrix products, a warp's part of them."""
+        """One warp's part of the FLOPs of these matrix products."""
         return sum(flops(self.instructions[i].opcode) for i in indices)
 
     def tensor_clocks(self, indices: Iterable[int]) -> float:
-        """Clocks of an SM that its tensor cores take for a warp's part of these products, at wgmma's rate."""
+        """The clocks that an SM's tensor cores take for one warp's part of these products, at wgmma's rate."""
         opcodes = [self.instructions[i].opcode for i in indices]
         return sum(flops(opcode) / (FLOPS_8_BIT if opcode.startswith("Q") else FLOPS_16_BIT) for opcode in opcodes)
 
@@ -155,7 +162,7 @@ def pipe_of(name: str) -> str:
 
 
 def flops(opcode: str) -> int:
-    """A warp's FLOPs of a matrix instruction; a quarter of a warpgroup's.
+    """One warp's FLOPs of a matrix instruction: a quarter of a warpgroup's. 0 for other instructions.
 
     >>> flops("HGMMA.64x128x16.F32.BF16"), flops("HMMA.16816.F32"), flops("FFMA")
     (65536, 4096, 0)
@@ -167,7 +174,7 @@ def flops(opcode: str) -> int:
 
 
 def parse(text: str) -> list[Code]:
-    """The kernels of a source page, in order."""
+    """The kernels on ncu's source page, in order."""
     parts = re.split(r'^"Kernel Name","(.*?)".*\n', text, flags=re.MULTILINE)[1:]
     return [
         Code(name, tuple(_instructions(list(csv.DictReader(table.splitlines())))))
@@ -183,7 +190,7 @@ def _instructions(rows: Sequence[Mapping[str, str]]) -> Iterable[Instruction]:
             raise ValueError(f"no instruction: {row['Source']!r}")
         guard, opcode, rest = match.groups()
         branch = re.search(r"0x[0-9a-f]+", rest) if opcode.startswith("BRA") else None
-        # a branch that isn't guarded may still depend on a predicate or on the lanes: BRA P0, or BRA.DIV
+        # an unguarded branch may still depend on a predicate or on the lanes, as BRA P0 and BRA.DIV do
         always = not guard and not re.match(r"!?U?P\d", rest) and ".DIV" not in opcode and ".CONV" not in opcode
         ends = always and (branch is not None or opcode.startswith(("EXIT", "RET", "BRX")))
         yield Instruction(

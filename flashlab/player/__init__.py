@@ -1,4 +1,4 @@
-"""The player: a trace as one HTML page that steps through it, in a file or inline in a notebook."""
+"""The player: one HTML page that steps through a trace, in a file or inline in a notebook."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from simulator.trace import Trace
 __all__ = ["INLINE_LIMIT", "LIMIT", "Player", "player"]
 
 LIMIT = 1_000_000
-"""Bytes that a page in a file stays under by keeping fewer values."""
+"""The largest page in a file, in bytes. A larger one keeps fewer values."""
 INLINE_LIMIT = 300_000
-"""Bytes that a page inline in a notebook stays under."""
+"""The largest page inline in a notebook, in bytes."""
 _FRAME_HEIGHT = 760
 
 
 def player(
     trace: Trace | Run, other: Trace | Run | None = None, *, step: int = 1, kernel: str | PathLike[str] | None = None
 ) -> Player:
-    """A player of a trace (or of the run that recorded one), or of two side by side.
+    """A player of a trace (or of the run that recorded one), or of two traces side by side.
 
-    It shows itself in Jupyter and VS Code; `.save("flash2.html")` writes the page: one file that needs no server and
-    loads nothing. It opens at `step` (from 1). `kernel` is the .cu beside the tile program of `trace`: an algorithm's
-    name or a path; by default the algorithm's own, and none for one's own program. Raises `UsageError`.
+    Jupyter and VS Code show it by themselves. `.save("flash2.html")` writes the page: one file that needs no server and
+    loads nothing. The page opens at `step`, counted from 1. `kernel` is the .cu to show beside the tile program of
+    `trace`: an algorithm's name or a path. The default is the algorithm's own, and none for a program of your own.
+    Raises `UsageError` for a run without a trace, a step that the traces lack, or an unknown kernel.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
@@ -74,15 +75,15 @@ class Player:
         self._parts = [Part(trace, None if n else kernel) for n, trace in enumerate(traces)]
 
     def html(self) -> str:
-        """The page; over `LIMIT` bytes, fewer values of the register tiles are in it, and the page says so."""
+        """The page as text. If it would exceed `LIMIT` bytes, it keeps fewer values of register tiles and says so."""
         return build(self._parts, step=self.step, limit=LIMIT, cut=False)
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write the page to a file, replacing it if it is there."""
+        """Write the page to a file, and replace one that is there."""
         return replace_file(path, self.html())
 
     def frame(self) -> str:
-        """The page in a frame that may run its script and nothing else, at most `INLINE_LIMIT` bytes: what a notebook shows."""
+        """What a notebook shows: the page in an iframe that may only run its script, at most `INLINE_LIMIT` bytes."""
         names = " and ".join(trace.algorithm for trace in self.traces)
         before = (
             f'<iframe title="{html.escape(f"{names}, step by step")}" sandbox="allow-scripts" width="100%" '

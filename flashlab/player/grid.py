@@ -1,7 +1,8 @@
 """The S matrix as a grid of cells, launch by launch, and the steps at which cells change their state.
 
-A trace knows transfers, not tiles of S. But a block works on the rows of the last rows of Q (or of what lies along Q: O, l,
-m) that it moved, and on the keys of the last K or V: where the two meet is the tile at hand. Tensors as large as S say both.
+A trace knows transfers, not tiles of S. But a block works on the last rows that it moved of Q (or of a tensor along Q:
+O, l, m), and on the last keys that it moved of K or V. The current tile lies where the two meet. A transfer of a tensor
+as large as S gives both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from simulator.trace import Event, Trace
 __all__ = ["Cell", "Changes", "Grid", "grids"]
 
 MOST_CELLS = 128
-"""Of a side; beyond it one cell stands for several tiles."""
+"""The most cells per side. In a larger grid, one cell stands for several tiles."""
 
 
 class Cell(IntEnum):
@@ -29,9 +30,9 @@ class Cell(IntEnum):
     WORK = 2
     DONE = 3
     SKIPPED = 4
-    """The mask leaves nothing there, and no block of the launch went there."""
+    """The mask leaves nothing in this cell, and no block of the launch visits it."""
     MISSED = 5
-    """The mask leaves something there, but no block of the launch went there."""
+    """The mask leaves pairs in this cell, but no block of the launch visits it."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Grid:
 Range = tuple[int, int]
 Rectangle = tuple[Range, Range]
 Changes = list[list[tuple[int, Cell]]]
-"""By event: the cells (row-major index) that change, and their new state. A launch starts with NOT_YET everywhere."""
+"""Per event, the cells (by row-major index) that change, with their new states. A launch starts with all NOT_YET."""
 
 
 def grids(trace: Trace, problem: Problem) -> tuple[list[Grid | None], Changes]:
-    """The grid of each launch (None where it does not touch S) and the changes of every event."""
+    """The grid of each launch (None if it does not touch S), and the changes at each event."""
     changes: Changes = [[] for _ in trace.events]
     roles = _roles(trace, problem)
     found: list[Grid | None] = []
@@ -69,11 +70,11 @@ def grids(trace: Trace, problem: Problem) -> tuple[list[Grid | None], Changes]:
 
 
 def _roles(trace: Trace, problem: Problem) -> dict[str, str]:
-    """Which tensors lie along the queries, along the keys, or are as large as S."""
+    """The role of each tensor: it lies along the "queries" or the "keys", or is as large as S ("scores")."""
     roles = {"q": "queries", "k": "keys", "v": "keys", "out": "queries", "lse": "queries"}
     for name, shape in trace.tensors.items():
         if shape.role == "workspace" and shape.rows == problem.len_q:
-            # where there are as many keys as columns of V, O is as large as S
+            # O is as large as S if there are as many keys as columns of V; then the name decides
             like_s = not shape.vector and shape.cols == problem.len_kv
             roles[name] = (
                 "scores" if like_s and (problem.len_kv != problem.head_dim_v or name in ("s", "p")) else "queries"
@@ -82,7 +83,7 @@ def _roles(trace: Trace, problem: Problem) -> dict[str, str]:
 
 
 def _touched(events: list[Event], roles: dict[str, str]) -> Iterator[dict[Rectangle, Cell]]:
-    """By event: the rectangles of S whose operands it loads or reads."""
+    """Per event, the rectangles of S whose operands it loads or reads."""
     block: object = None
     queries: Range | None = None
     keys: Range | None = None
@@ -119,7 +120,7 @@ def _grid(touched: list[dict[Rectangle, Cell]], tile: tuple[int, int], problem: 
 
 
 def _unit(ranges: set[Range], tile: int) -> int:
-    """The side of a cell: the tile's, if all that is touched lies in that raster, else the widest range."""
+    """The side of a cell: the tile's if every range lies in the raster of tiles, otherwise the widest range's."""
     fits = all(first % tile == 0 and last - first <= tile for first, last in ranges)
     return tile if ranges and fits else max((last - first for first, last in ranges), default=0)
 
@@ -127,7 +128,8 @@ def _unit(ranges: set[Range], tile: int) -> int:
 def _changes(
     events: list[Event], touched: list[dict[Rectangle, Cell]], grid: Grid, problem: Problem
 ) -> Iterator[tuple[int, int, Cell]]:
-    """(event, cell, state), events in order. What is left after it was worked on is done, what was only loaded is not."""
+    """Yields (event, cell, state) in the order of events. A block leaves a cell that it worked on as DONE, and a cell
+    that it only loaded as NOT_YET."""
     cells = [_cells(each, grid) for each in touched]
     yielded: list[tuple[int, int, Cell]] = []
     worked: set[int] = set()
@@ -137,7 +139,7 @@ def _changes(
             if new is Cell.WORK:
                 worked.add(cell)
             elif cell in worked:
-                new = Cell.WORK  # another operand of the tile at hand
+                new = Cell.WORK  # another operand of the current tile
             if state.get(cell) is not new:
                 state[cell] = new
                 yielded.append((at, cell, new))
@@ -152,7 +154,7 @@ def _changes(
 
 
 def _next_of_block(events: list[Event], cells: list[dict[int, Cell]], at: int) -> dict[int, Cell]:
-    """What the block touches next."""
+    """The cells that the block touches next, after event `at`."""
     for later in range(at + 1, len(events)):
         if events[later].block != events[at].block:
             break
@@ -162,7 +164,7 @@ def _next_of_block(events: list[Event], cells: list[dict[int, Cell]], at: int) -
 
 
 def _never_touched(cells: list[dict[int, Cell]], grid: Grid, problem: Problem) -> Iterator[tuple[int, int, Cell]]:
-    """Cells that no block goes to: skipped from when their row is first touched, or missed once it is left."""
+    """The cells that no block visits: SKIPPED from when their row is first touched, or MISSED once the row is left."""
     first: dict[int, int] = {}
     last: defaultdict[int, int] = defaultdict(lambda: len(cells) - 1)
     reached: set[int] = set()

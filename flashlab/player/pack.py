@@ -1,4 +1,4 @@
-"""A trace as the page's data: one JSON document, and the values as one array of 24-bit floats."""
+"""Packs a trace into the page's data: one JSON document, and all values as one array of 24-bit floats."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ __all__ = ["THINNINGS", "Thinning", "document", "float24", "kept", "values"]
 
 @dataclass(frozen=True)
 class Thinning:
-    """How much of each register tile a page holds: at most so many rows and columns of a matrix, rows of a vector."""
+    """How much of each register tile a page keeps: the most rows and columns of a matrix, and rows of a vector.
+
+    None keeps all.
+    """
 
     rows: int | None = None
     cols: int | None = None
     vector: int | None = None
 
     def of(self, x: Array) -> Array:
-        """What is kept of a tile."""
+        """The part of a tile that is kept."""
         rows, cols = self.shape(x)
         return x[np.ix_(kept(x.shape[0], rows), kept(x.shape[1], cols))]
 
     def shape(self, x: Array) -> tuple[int, int]:
-        """The shape of what is kept of a tile."""
+        """The shape of the part of a tile that is kept."""
         limits = (self.vector, None) if x.shape[1] == 1 else (self.rows, self.cols)
         rows, cols = (n if most is None else min(n, most) for n, most in zip(x.shape, limits, strict=True))
         return (rows, cols) if rows and cols else (0, 0)
@@ -45,11 +48,11 @@ THINNINGS = (
     Thinning(), Thinning(32, 32), Thinning(16, 16), Thinning(8, 16), Thinning(8, 8), Thinning(6, 6), Thinning(4, 4), Thinning(0, 0),
     Thinning(0, 0, 16), Thinning(0, 0, 4), Thinning(0, 0, 0),
 )  # fmt: skip
-"""From everything to nothing."""
+"""From all values to none, in the order in which a page tries them."""
 
 
 def kept(n: int, most: int) -> Array:
-    """The indices that are kept of n: all, or `most` that are spread evenly. The page computes the same.
+    """The indices that are kept of n: all, or `most` of them, spread evenly. The page's script computes the same.
 
     >>> kept(10, 4).tolist()
     [0, 2, 5, 7]
@@ -58,10 +61,10 @@ def kept(n: int, most: int) -> Array:
 
 
 def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
-    """All that the page knows of a trace but the values of its register tiles."""
+    """All that the page knows of a trace, except the values of its register tiles."""
     given = dict(trace.problem)
     if given.get("window") is not None:
-        given["window"] = tuple(given["window"])  # a list, where the trace was read from a file
+        given["window"] = tuple(given["window"])  # it is a list if the trace was read from a file
     problem = Problem(**given)
     names = _Names()
     cells, changes = grids(trace, problem)
@@ -103,7 +106,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
 
 
 def _subtitle(trace: Trace, problem: Problem) -> str:
-    """What is computed, in words."""
+    """A sentence that says what is computed."""
     batch, head = trace.head
     queries, keys = "query" if problem.len_q == 1 else "queries", "key" if problem.len_kv == 1 else "keys"
     parts = [
@@ -122,7 +125,7 @@ def _subtitle(trace: Trace, problem: Problem) -> str:
 
 
 class _Names(dict[str, int]):
-    """Numbers for names, in the order in which they are first asked for."""
+    """Gives each name a number, in the order in which names are first looked up."""
 
     def __missing__(self, name: str) -> int:
         self[name] = len(self)
@@ -142,7 +145,7 @@ def _transfer(names: _Names, sources: list[str], transfer: Transfer) -> list[Any
 def _launches(
     events: list[Event], cells: list[Any], kernels: dict[str, Kernel], files: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Name, first event and the one after the last, grid of S, and .cu of each launch."""
+    """Per launch: its name, first event, the event after its last, grid of S, .cu, and what each step is for."""
     start, words = 0, {launch: said for row in CATALOGUE.values() for launch, said in row.about.items()}
     for (name, group), grid in zip(groupby(events, key=lambda event: event.launch), cells, strict=True):
         stop = start + sum(1 for _ in group)
@@ -158,7 +161,7 @@ def _launches(
 
 
 def _blocks(events: list[Event]) -> Iterator[list[int]]:
-    """Row tile, key tile, first event and the one after the last of each block."""
+    """Per block: its row tile, key tile, first event, and the event after its last."""
     start = 0
     for (_, block), group in groupby(events, key=lambda event: (event.launch, event.block)):
         stop = start + sum(1 for _ in group)
@@ -167,30 +170,30 @@ def _blocks(events: list[Event]) -> Iterator[list[int]]:
 
 
 def _listing(trace: Trace, name: str) -> dict[str, Any]:
-    """A function's text, and what is known of the step that begins at each line."""
+    """A function's text, and the steps in it by the line at which they begin."""
     first, text = trace.sources[name]
     begins = sorted({event.line for event in trace.events if event.source == name and event.step})
     return {"name": name, "first": first, "text": text, "steps": {n: _step(text, first, n) for n in begins}}
 
 
 def _step(text: str, first: int, line: int) -> tuple[int, str]:
-    """The last line of the step that begins at `line`, and the comment there: what its author says of it."""
+    """The last line of the step that begins at `line`, and the author's comment on that first line."""
     lines = text.splitlines()
     comment = re.search(r"\.step\([^#]*\)\s*#\s*(.+)", lines[line - first]) if 0 <= line - first < len(lines) else None
     return step_lines(text, first, line)[1], comment[1].strip() if comment else ""
 
 
 def values(events: Iterable[Event], thinning: Thinning) -> bytes:
-    """The values of all register tiles, in order, as `float24` has them."""
+    """The values of all register tiles, in order, packed by `float24`."""
     parts = [thinning.of(x).ravel() for event in events for x in event.values.values()]
     return float24(np.concatenate(parts) if parts else np.zeros(0, np.float32))
 
 
 def float24(x: Array) -> bytes:
-    """float32 values rounded to the 24 upper bits (over four digits), as three planes of bytes, which pack better so."""
+    """float32 values rounded to 24 bits (over four digits), as three planes of bytes, which compress better."""
     bits = np.ascontiguousarray(x, "<f4").view("<u4")
     rounded = (bits.astype(np.uint64) + 0x80) >> 8
-    overflown = (rounded & 0x7FFFFF) >= 0x7F8000  # infinities and NaN among them
+    overflown = (rounded & 0x7FFFFF) >= 0x7F8000  # values that rounding takes past the largest, infinities and NaN
     rounded = np.where(overflown, bits >> 8, rounded).astype(np.uint32)
     rounded[np.isnan(x)] = 0x7FC000
     return b"".join(((rounded >> shift) & 0xFF).astype(np.uint8).tobytes() for shift in (16, 8, 0))

@@ -1,7 +1,7 @@
-"""One self-contained HTML page: template, style and script of this package, and the packed traces.
+"""Builds one self-contained HTML page from this package's template, style and scripts, and the packed traces.
 
-Nothing of a trace is ever markup: data is compressed and base64, the page puts it on show as text, and a content security
-policy lets no script run but this package's own and nothing load from anywhere.
+Nothing in a trace can become markup. Its data is compressed and in base64, and the page shows it as text only. A
+content security policy lets only this package's own script run, and lets nothing be loaded.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _SCRIPTS = ("trace.js", "clock.js", "dom.js", "draw.js", "panels.js", "values.js
 
 
 class Part(NamedTuple):
-    """A trace of a page, and the .cu to show beside it (None: its algorithm's own)."""
+    """A trace on a page, and the .cu to show beside it (None: its algorithm's own)."""
 
     trace: Trace
     kernel: str | Path | None = None
 
 
 def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool = False) -> str:
-    """The page, at most `limit` bytes if thinning its values (and with `cut` leaving out last steps) gets it there.
+    """The page as text, of at most `limit` bytes where possible.
 
-    `step` (from 1) is where it opens. With `escaped` the limit holds for the page as the value of an HTML attribute.
+    A page that is too large keeps fewer values, and with `cut` also fewer steps at the end. It opens at `step`, counted
+    from 1. With `escaped`, the limit holds for the page as the value of an HTML attribute.
     """
     documents = [document(*part) for part in parts]
     packed = [_packed(each) for each in documents]
@@ -58,7 +59,7 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
             return best
     steps = max(len(part.trace.events) for part in parts)
     while cut and over(best) > 0 and steps > 1:
-        size = sum(map(len, packed))  # of what grows with the steps; a little less than what would just fit
+        size = sum(map(len, packed))  # what grows with the steps; aim a little below what would just fit
         steps = max(1, int(steps * min(0.95, 0.98 - over(best) / size)))
         packed = [_packed(_first(each, steps)) for each in documents]
         best = page(packed, THINNINGS[-1], steps)
@@ -66,26 +67,26 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
 
 
 def attribute(text: str) -> str:
-    """Text as the value of an attribute between double quotes."""
+    """Text, escaped as the value of an HTML attribute between double quotes."""
     return text.replace("&", "&amp;").replace('"', "&quot;")
 
 
 def _worth_trying(parts: list[Part], limit: int) -> list[Thinning]:
-    """The thinnings but those that are far over the limit whatever compression does."""
+    """The thinnings without those that stay far over the limit however well their values compress."""
     shapes = [x for part in parts for event in part.trace.events for x in event.values.values()]
     sizes = {thinning: sum(rows * cols for rows, cols in map(thinning.shape, shapes)) for thinning in THINNINGS}
     return [thinning for thinning in THINNINGS if sizes[thinning] < 2 * limit]
 
 
 def _first(document: dict[str, Any], steps: int) -> dict[str, Any]:
-    """The document with the first steps only."""
+    """The document with only the first steps."""
     launches = [{**each, "stop": min(each["stop"], steps)} for each in document["launches"] if each["start"] < steps]
     blocks = [[i, j, start, min(stop, steps)] for i, j, start, stop in document["blocks"] if start < steps]
     return {**document, "events": document["events"][:steps], "launches": launches, "blocks": blocks}
 
 
 def _page(title: str, blobs: list[str]) -> str:
-    """The page of packed settings, and of each trace its document and values."""
+    """The page from its title and its packed data: the settings, then the document and the values of each trace."""
     script = "\n".join(['"use strict";', *(_asset(name) for name in _SCRIPTS)])
     style = _asset("player.css")
     filled = {

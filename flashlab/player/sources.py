@@ -1,4 +1,4 @@
-"""Which lines do a step: of the tile program, from its `block.step` on, and of the .cu, from its `// step:` marks on."""
+"""Finds the lines of each step: from its `block.step` on in the tile program, from its `// step:` marks in the .cu."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMPTY = re.compile(r"[\s{};)]*(//.*)?")
 
 
 class Mark(NamedTuple):
-    """Lines `first` to `last` (from 1, both included) that do a step; the tag says when, if out of turn."""
+    """Lines `first` to `last` of a step (from 1, both included). `tag` is what the mark has in parentheses."""
 
     first: int
     last: int
@@ -28,7 +28,7 @@ class Mark(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A .cu file, and where in it each step is."""
+    """A .cu file, and the marks of each step in it."""
 
     name: str
     text: str
@@ -36,9 +36,9 @@ class Kernel(NamedTuple):
 
 
 def step_lines(text: str, first_line: int, line: int) -> tuple[int, int]:
-    """The lines (both included, counted as `first_line` is) of a step that begins at `line`.
+    """The first and the last line of a step that begins at `line`, where `text` begins at `first_line`.
 
-    It ends before the next step, or where the loop or branch that it is in ends.
+    The step ends before the next one, or where its loop or branch ends.
 
     >>> step_lines("for j in walk:\\n    block.step('a')\\n    x = 1\\n    block.step('b')\\n    y = 2\\nreturn y", 10, 11)
     (11, 12)
@@ -63,12 +63,12 @@ def _indent(line: str) -> int:
 
 
 def _opens_a_step(lines: list[str], at: int) -> bool:
-    """A `for` or `if` whose first line is a step of its own belongs to that step."""
+    """True for a `for` or `if` whose first line begins a step: it belongs to that step."""
     return lines[at].rstrip().endswith(":") and at + 1 < len(lines) and bool(_STEP.search(lines[at + 1]))
 
 
 def marks(text: str) -> dict[str, list[Mark]]:
-    """The marked lines of a .cu by step: each mark covers the code up to the next one, or to the end of its function.
+    """The marked lines of a .cu, by step. A mark covers the code up to the next mark or the end of its function.
 
     >>> marks("// step: a\\nx();\\n\\n// step: b (ahead)\\ny();\\n}\\n")
     {'a': [Mark(first=1, last=2, tag='')], 'b': [Mark(first=4, last=5, tag='ahead')]}
@@ -88,12 +88,12 @@ def marks(text: str) -> dict[str, list[Mark]]:
 
 
 def _leads_to_a_mark(lines: list[str], at: int) -> bool:
-    """An `if (...) {` right above a mark belongs to the step that it opens."""
+    """True for an `if (...) {` right above a mark: it belongs to the mark's step."""
     return lines[at].rstrip().endswith("{") and at + 1 < len(lines) and bool(_MARK.match(lines[at + 1]))
 
 
 def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:
-    """The .cu of each launch of a trace: `kernel` (an algorithm's name, or a path) for all, or the algorithm's own."""
+    """The .cu of each launch of a trace: `kernel` (an algorithm's name or a path) for all, or the algorithm's own."""
     launches = list(dict.fromkeys(event.launch for event in trace.events))
     if kernel is not None:
         found = _kernel(_path(kernel))

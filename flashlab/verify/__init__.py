@@ -1,4 +1,4 @@
-"""Is it right? `verify` runs edges, probes and random problems against float64 attention, by a rule for every row."""
+"""Is it right? `verify` holds every row to a rule against float64 attention, on edges, probes and random problems."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 SEARCH = "search"
-"""The check that lets Hypothesis look for failing problems of its own."""
+"""The name of the check in which Hypothesis looks for failing problems of its own."""
 
 
 def verify(
@@ -50,15 +50,16 @@ def verify(
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
-    `target` is an algorithm's name, a tile program, an outsider's name (`OUTSIDERS`), "package:function", an `Adapter` or
-    a callable. Algorithms run on `backend`: "simulator", "gpu" or "emulator"; `device` and `tile` go there. `full` adds
-    long and wide problems, and on a GPU those of over 2^31 elements. `checks` names some of `CHECKS` and "search"
-    (None: all), `dtypes` the storage dtypes (None: all but float8_e4m3fn, or for `flash3_fp8` that alone); `examples` is how
-    many random problems Hypothesis draws (0: none, and what fails isn't shrunk).
-    `framework` is that of the arrays: of a callable ("numpy" unless said), or for a GPU ("cupy" unless said). `on_row`
-    hears of every row as it is done.
+    `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
+    "package:function", an `Adapter` or a callable. Algorithms run on `backend` ("simulator", "gpu" or "emulator") with
+    this `device` and `tile`. `full` adds long and wide problems, and on a GPU problems of over 2^31 elements. `checks`
+    names some of `CHECKS` and "search" (None: all). `dtypes` are the storage dtypes (None: all but float8_e4m3fn, and
+    only that for `flash3_fp8`). `examples` is how many random problems Hypothesis draws (0: none, and a failing problem
+    isn't shrunk). `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by default) is given.
+    `on_row` is called with every row as soon as it is done.
 
-    What the target does not support is listed as not run. Raises `UsageError`, or `Unavailable` for what is not installed.
+    What the target does not support is listed as not run. An operation other than attention has checks of its own
+    (`general.CHECKS`). Raises `UsageError` for bad input, and `Unavailable` for what is not installed.
 
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
@@ -126,7 +127,7 @@ def _general(
     tile: TileShape,
     on_row: Callable[[Row], None] | None,
 ) -> Report:
-    """The checks of an operation that isn't attention."""
+    """The report on an operation that isn't attention."""
     if backend not in ("simulator", "emulator", "gpu"):
         raise unknown("backend", backend, ("simulator", "emulator", "gpu"))
     for name in checks or ():
@@ -150,7 +151,9 @@ def _general(
 
 
 def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any) -> Row:
-    """One case by the rule: what a failing report's Python calls. `options` are those of `verify`.
+    """Judge one case by the rule, and return its row. The Python in a failing report calls this.
+
+    `target`, `backend` and `options` are those of `verify`.
 
     >>> import flashlab as fl
     >>> from flashlab.verify import Case, run_case
@@ -163,7 +166,7 @@ def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any
 
 
 def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Case | None, int, float]:
-    """The smallest failing case that Hypothesis comes upon, how many were tried, and the worst that passed."""
+    """The smallest failing case that Hypothesis finds (or None), how many cases were tried, and the worst ratio."""
     import hypothesis  # only for a search: it costs import time
     from hypothesis.errors import NoSuchExample
 
@@ -190,7 +193,7 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Cas
 
 
 def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial | None]:
-    """Random problems; the row, and the smallest that fails."""
+    """Try random problems. Returns the report's row, and a trial of the smallest problem that fails, if one does."""
     target, begun = bench.target, time.perf_counter()
     tiles = target.tiles if any_tile else (None,)
     cases = random_cases(
@@ -224,7 +227,7 @@ def _one(bench: Bench, case: Case) -> Trial:
 
 
 def _failing(bench: Bench, name: str, trial: Trial) -> Failing:
-    """What fails in a trial, and Python that shows it."""
+    """What fails in a trial, with Python that shows it."""
     message = bench.perform(name, trial).detail
     if trial.case:
         return Failing(message=message, python=_python(bench.target, f"run_case({{}}, {trial.case.source}{{}})"))
@@ -233,7 +236,7 @@ def _failing(bench: Bench, name: str, trial: Trial) -> Failing:
 
 
 def _python(target: Target, call: str) -> str:
-    """A program that shows the failure: `call` has places for the target and for its options."""
+    """A program that shows the failure. `call` has two places for `str.format`: the target and its options."""
     named = target.source()
     options = "".join(f", {name}={value!r}" for name, value in target.options().items())
     shown = call.format(named or "target", options)

@@ -1,4 +1,4 @@
-"""The test bench: runs a target on arrays whose memory it owns, and turns checks into rows."""
+"""The test bench runs a target on arrays whose memory the bench owns, and turns checks into rows of a report."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from simulator.errors import Unavailable
 from simulator.operations.attention import SCORE
 
 ORACLES_AGREE = 1e-12
-"""Two float64 oracles differ by their order of summation only: relative to the largest score, if that is over 1."""
+"""How far two float64 oracles may be apart, times the largest score if over 1. They differ only in the order of
+sums."""
 DENSE_LIMIT = 1 << 17
-"""Pairs of (query, key) up to which the loop over queries is run as a second oracle."""
+"""The most (query, key) pairs, over batch and heads, for which the loop over queries is run as a second oracle."""
 
 
 class Failure(Exception):
@@ -31,13 +32,13 @@ class Failure(Exception):
 
 
 class Result(NamedTuple):
-    """What a target returned, as NumPy arrays; `lse` is the natural logarithm, None if it has none."""
+    """What a target returned, as NumPy arrays. `lse` is in natural logarithms, or None if the target returns none."""
 
     out: Array
     lse: Array | None
 
     def same_bits(self, other: Result) -> bool:
-        """Equal to the last bit; NaN equals NaN of the same bits only."""
+        """True if both are equal to the last bit. A NaN equals only a NaN of the same bits."""
         pairs = [(self.out, other.out)]
         if self.lse is not None and other.lse is not None:
             pairs.append((self.lse, other.lse))
@@ -46,7 +47,8 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """One row of a check: `body` raises `Failure`, or returns how near to the rule's limit it came (None: no measure)."""
+    """One row of a check, to be run. `body` raises `Failure` or returns the error over the limit (None: it has
+    none)."""
 
     label: str
     problem: Problem
@@ -56,7 +58,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Bench:
-    """A target, and what the checks are to run it on."""
+    """A target, and what the checks run it on."""
 
     target: Target
     dtypes: tuple[str, ...]
@@ -67,9 +69,10 @@ class Bench:
         self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
         tile: tuple[int, int] | None = None, out: bool = False, scales: Scales | None = None,
     ) -> Result:  # fmt: skip
-        """Run the target. Every buffer has guard bands of `garbage`, which must survive, and the inputs with them.
+        """Run the target on q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim).
 
-        `out`: have it write into a buffer of ours, full of garbage before the launch.
+        Every buffer has guard bands of `garbage`. These and the inputs must be unchanged afterwards, or `Failure` is
+        raised. With `out`, the target writes into a buffer of ours, which is full of garbage before the launch.
         """
         frame = self.target.frame
         placed = {name: place(frame, x, layout, garbage) for name, x in (("q", q), ("k", k), ("v", v))}
@@ -93,10 +96,11 @@ class Bench:
         return result
 
     def expect(self, problem: Problem, q: Array, k: Array, v: Array) -> Expected:
+        """The truth for these inputs, by the target's convention for causal masks."""
         return expect(problem, q, k, v, align=self.target.align)
 
     def judge_case(self, case: Case) -> float:
-        """The rule on one case, by two oracles that share no mask code; how near to the limit it came."""
+        """Hold one case to the rule, by two oracles that share no mask code. Returns the worst error over its limit."""
         p, arrays = case.problem, case.arrays()
         expected = self.expect(p, *arrays)
         if p.len_q * p.len_kv * p.batch * p.heads <= DENSE_LIMIT:
@@ -105,7 +109,7 @@ class Bench:
         return held(judge(expected, result.out, result.lse)).worst
 
     def check_oracles(self, problem: Problem, arrays: tuple[Array, Array, Array], expected: Expected) -> None:
-        """The dense reference against the loop over queries."""
+        """Raise `Failure` if the dense reference and the loop over queries disagree."""
         loop = reference(problem, *arrays, align=self.target.align, loop=True)
         close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE[problem.dtype]).max(initial=1.0))
         for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
@@ -123,7 +127,7 @@ class Bench:
         return Result(frame.get(out), values)
 
     def perform(self, check: str, trial: Trial) -> Row:
-        """One row of the report."""
+        """Run a trial and return its row of the report."""
         begun = time.perf_counter()
         row = Row(
             check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed"
@@ -138,21 +142,24 @@ class Bench:
             row = replace(row, status="not run", detail=str(reason))
         except Unavailable:
             raise
-        except Exception as error:  # whatever the target raises is a finding, not our crash
+        except Exception as error:  # whatever the target raises is a finding, no crash of ours
             said = " ".join(str(error).split())
             row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
         return replace(row, seconds=time.perf_counter() - begun)
 
 
 def held(judgement: Judgement) -> Judgement:
-    """A judgement that passed; else `Failure`."""
+    """Return the judgement if it passed, or raise `Failure`."""
     if judgement.message:
         raise Failure(judgement.message)
     return judgement
 
 
 def near(a: Result, b: Result, expected: Expected, *, factor: float = 2.0, what: str) -> float:
-    """Two results within `factor` times the rule of each other (each may be off once); the ratio of the worst row."""
+    """Hold two results to `factor` times the rule of each other: each of them may be off by the rule once.
+
+    Returns the worst row's difference over that limit, and raises `Failure` over 1.
+    """
     with np.errstate(invalid="ignore"):
         ratios = np.linalg.norm(a.out.astype(np.float64) - b.out.astype(np.float64), axis=-1) / (
             factor * expected.out_tolerance
@@ -173,7 +180,7 @@ def near(a: Result, b: Result, expected: Expected, *, factor: float = 2.0, what:
 
 
 def visible(problem: Problem, target: Target) -> Array:
-    """(len_q, len_kv): does query i see key j, by the target's convention?"""
+    """Which keys each query sees, by the target's convention: booleans (len_q, len_kv)."""
     p = bottom_right(problem, target.align)
     seen = np.zeros((problem.len_q, problem.len_kv), bool)
     for row in range(p.len_q):

@@ -1,4 +1,4 @@
-"""The problems that verification runs: the edges that users were hurt by, and random ones for Hypothesis to shrink."""
+"""The problems that verification runs: edges that have hurt users, and random ones, which Hypothesis can shrink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 INPUTS = ATTENTION.kinds
-"""What the arrays hold, by name."""
+"""The kinds of input values, by name."""
 
 LAYOUTS = {
     "plain": "contiguous",
@@ -24,12 +24,12 @@ LAYOUTS = {
     "misaligned": "a base one element past a boundary",
     "strided": "every other element of the last axis",
 }
-"""How the arrays lie in memory, by name."""
+"""The ways in which arrays lie in memory, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One problem with its inputs (a name of `INPUTS`), memory layout (of `LAYOUTS`), tile (None: the default) and seed."""
+    """A problem with its inputs (a name in `INPUTS`), layout (one in `LAYOUTS`), tile (None: the default) and seed."""
 
     problem: Problem
     inputs: str = "normal"
@@ -43,12 +43,12 @@ class Case:
                 raise unknown(name, getattr(self, name), known)
 
     def arrays(self) -> tuple[Array, Array, Array]:
-        """q, k and v, contiguous, in the storage dtype."""
+        """q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim), contiguous, as stored."""
         return make_inputs(self.problem, self.inputs, self.seed)
 
     @property
     def source(self) -> str:
-        """Python that makes this case, with `fl` for flashlab and `Case`."""
+        """Python that makes this case, where `fl` is flashlab and `Case` is imported."""
         rest = "".join(
             f", {f.name}={getattr(self, f.name)!r}"
             for f in fields(self)
@@ -58,7 +58,7 @@ class Case:
 
 
 def problem_source(problem: Problem) -> str:
-    """Python that makes a problem, with `fl` for flashlab.
+    """Python that makes a problem, where `fl` is flashlab.
 
     >>> problem_source(Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype="float16", causal=True))
     "fl.Problem(batch=1, heads=2, len_q=3, head_dim=8, dtype='float16', causal=True)"
@@ -67,7 +67,7 @@ def problem_source(problem: Problem) -> str:
 
 
 def describe(problem: Problem) -> str:
-    """A problem in a few words, for a table."""
+    """A problem in a few words, for a table: batch x heads x len_q x len_kv x head_dim, dtype and masks."""
     p = problem
     heads = f"{p.heads}" if p.kv_heads == p.heads else f"{p.heads}:{p.kv_heads}"
     mask = " causal" if p.causal else ""
@@ -77,13 +77,13 @@ def describe(problem: Problem) -> str:
 
 
 def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tuple[Array, Array, Array]:
-    """q, k and v of a kind of `INPUTS`; the same seed, the same arrays."""
+    """q, k and v with values of a kind in `INPUTS`. The same seed gives the same arrays."""
     drawn = ATTENTION.draw(problem, seed, inputs)
     return drawn["q"], drawn["k"], drawn["v"]
 
 
 def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
-    """The edges of one dtype, with a word on each; `full` adds the long and the wide ones."""
+    """The edge cases of one dtype, each with a label. `full` adds long and wide ones; `head_dims` replaces its own."""
     base = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype=dtype)
 
     def case(word: str, inputs: str = "normal", layout: str = "plain", **changes: Any) -> tuple[str, Case]:
@@ -146,8 +146,8 @@ def random_cases(
     layouts: Sequence[str] = tuple(LAYOUTS),
     scales: Sequence[float | None] = (None, 0.3),
 ) -> SearchStrategy[Case]:
-    """Random cases of all kinds, for Hypothesis: every number shrinks towards the plainest problem."""
-    from hypothesis import strategies as st  # only for a search: it costs import time
+    """Random cases for Hypothesis, with lengths up to `longest`. Every number shrinks towards the plainest problem."""
+    from hypothesis import strategies as st  # imported only for a search, since it is slow to import
 
     side = st.none() | st.integers(0, longest // 4)
     length = st.integers(0, 9) | st.integers(0, longest)
@@ -179,13 +179,13 @@ def random_cases(
 
 
 def smaller_cases(case: Case) -> SearchStrategy[Case]:
-    """Cases like one, and nowhere larger, for Hypothesis to shrink it by."""
+    """Cases like this one, none of them larger in any size. Hypothesis shrinks a failing case by them."""
     from hypothesis import strategies as st
 
     p = case.problem
 
     def at_most(n: int, low: int) -> SearchStrategy[int]:
-        # one choice each, smallest first: what Hypothesis shrinks towards; n itself half of the time
+        # each size is one choice, smallest first, since Hypothesis shrinks towards the first; half of the choices are n
         steps = sorted(
             {low, *range(max(low, 1), min(n, 5)), *(max(low, n // part) for part in (8, 4, 2)), max(low, n - 1), n}
         )

@@ -1,6 +1,6 @@
-"""Verification of any operation: its judge and its bound say what is right, `fl.plan` runs it on each backend.
+"""Verification of any operation: its judge and its bounds say what is right, and `fl.plan` runs it on each backend.
 
-Attention has checks of its own beside these (`probes`); an operation that brings no more than its file is held to these.
+Attention has checks of its own (`probes`). An operation that brings only its own file is held to the checks here.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class Subject:
     tile: Any
 
     def plan(self, problem: Problem) -> Any:
-        from flashlab.run.plan import plan  # only where it runs
+        """The plan that runs the problem on this backend."""
+        from flashlab.run.plan import plan
 
         where = {} if self.backend == "gpu" else {"device": self.device}
         return plan(self.row.program, problem, backend=self.backend, tile=self.tile, lse=True, **where)
 
     def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs as NumPy arrays; the inputs must stay as they were."""
+        """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
         kept = {name: x.copy() for name, x in arrays.items()}
         given: Mapping[str, Any] = arrays
         if self.backend == "gpu":
@@ -57,7 +58,10 @@ def _host(x: Any) -> Array:
 
 
 def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:
-    """The worst row's error over what the operation's bound allows. Raises `Failure` over 1."""
+    """The worst error over what the operation's bound allows. Where bounds are per row, the error is the row's 2-norm.
+
+    Raises `Failure` over 1, and for an output that is missing or has another shape.
+    """
     truth = row.operation.judge(problem, arrays)
     bounds, worst = row.operation.bounds(problem, arrays, truth), 0.0
     for name, exact in truth.items():
@@ -74,13 +78,13 @@ def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], output
         ratio = np.where(np.isnan(error), np.inf, error) / np.maximum(bounds[name], 1e-300)
         if ratio.size and ratio.max() > 1:
             where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
-            raise Failure(f"{name} at {where} is {ratio.max():.3g} x the bound away")
+            raise Failure(f"{name} at {where} is off by {ratio.max():.3g} x its bound")
         worst = max(worst, float(ratio.max(initial=0.0)))
     return worst
 
 
 def _rule(subject: Subject, p: Problem, seed: int) -> float:
-    """Every output within its bound, on inputs of each kind."""
+    """Every output must lie within its bound, on inputs of each kind."""
     worst = 0.0
     for kind in subject.row.operation.kinds:
         arrays = subject.row.operation.draw(p, seed, kind)
@@ -89,7 +93,7 @@ def _rule(subject: Subject, p: Problem, seed: int) -> float:
 
 
 def _determinism(subject: Subject, p: Problem, seed: int) -> None:
-    """Run again: the same bits."""
+    """A second run must give the same bits."""
     arrays = subject.row.operation.draw(p, seed)
     first, second = subject.run(p, arrays), subject.run(p, arrays)
     for name, x in first.items():
@@ -98,14 +102,14 @@ def _determinism(subject: Subject, p: Problem, seed: int) -> None:
 
 
 def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
-    """The run on data, the run on shapes and the formula count the same bytes."""
+    """The run on data, the run on shapes and the formula must count the same bytes."""
     where: dict[str, Any] = {"device": subject.device or "h100", "tile": subject.tile}
     ways = {"shapes": shape_run(subject.row.program, p, **where), "formula": count(subject.row.program, p, **where)}
     arrays, on = subject.row.operation.draw(p, seed), Device.named(subject.device or "h100")
     run = run_on_data(subject.row.program, arrays, p, tile=subject.tile, device=on)
     for name, counts in ways.items():
         if counts != run.counts:
-            raise Failure(f"the {name} count otherwise than the run on data")
+            raise Failure(f"the {name} and the run on data count different bytes")
 
 
 Check = Callable[[Subject, Problem, int], float | None]
@@ -123,7 +127,7 @@ def rows(
     device: str | None,
     tile: Any,
 ) -> Iterator[Row]:
-    """A row for each check, dtype and shape."""
+    """Run the checks: one row of the report per check, dtype and shape."""
     subject = Subject(row, backend, device, tile)
     for name, check in CHECKS.items():
         if (checks is not None and name not in checks) or (name == "byte_counts" and backend != "simulator"):
@@ -149,13 +153,13 @@ def _performed(subject: Subject, name: str, check: Check, word: str, problem: Pr
         found = replace(found, status="not run", detail=str(refusal))
     except Unavailable:
         raise
-    except Exception as error:  # whatever it raises is a finding, not our crash
+    except Exception as error:  # whatever it raises is a finding, no crash of ours
         found = replace(found, status="failed", detail=f"raised {type(error).__name__}: {error}"[:300])
     return replace(found, seconds=time.perf_counter() - begun)
 
 
 def subject_of(target: Any) -> Algorithm | None:
-    """The row of a target whose operation isn't attention; None for any other target."""
+    """The catalogue's row of a target whose operation isn't attention, or None for any other target."""
     from simulator import Program
     from simulator.operations.attention import ATTENTION
 

@@ -1,4 +1,4 @@
-"""What a result of verification holds and says: the kind `verify` of docs/results."""
+"""The kind `verify` of results in docs/results: the file's schema, its headline and its table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES: tuple[Status, ...] = ("passed", "failed", "not run")
 
 
 class Verified(Data):
-    """A report, as `Report.to_dict` gives it."""
+    """A verification report, as `Report.to_dict` returns it."""
 
     schema_: Annotated[int, Field(alias="schema")]
     target: str
@@ -34,7 +34,7 @@ class Verified(Data):
 
 
 def headline(data: Verified) -> str:
-    """How many checks passed, and where the others failed."""
+    """One sentence: how many checks passed, and where others failed."""
     n = data.counts
     failed = dict.fromkeys(f"{row.check} ({row.case})" for row in data.rows if row.status == "failed")
     where = f", in {', '.join(failed)}" if failed else ""
@@ -46,7 +46,7 @@ def headline(data: Verified) -> str:
 
 
 def table(data: Verified) -> str:
-    """A row per check."""
+    """A Markdown table with one row per check."""
     by_check: dict[str, Counter[str]] = {}
     for row in data.rows:
         by_check.setdefault(row.check, Counter())[row.status] += 1

@@ -1,8 +1,8 @@
-"""Kernels of other libraries, with their conventions. Each is imported when it is asked for.
+"""Adapters for other libraries' kernels, with their conventions. A library is imported only when it is asked for.
 
-Torch's backends are called as the operators behind `scaled_dot_product_attention`, because those return the LSE, and
-because the function itself would quietly choose another backend. Two conventions show there: `flash` aligns a causal mask
-bottom-right (the function never gives it one with len_q != len_kv), `efficient` and `cudnn` top-left.
+Torch's backends are called through the operators behind `scaled_dot_product_attention`. These return the LSE, and the
+function itself might quietly choose another backend. At this level their conventions differ: `flash` aligns a causal
+mask bottom-right (the function never passes it one with len_q != len_kv), `efficient` and `cudnn` align it top-left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _module(name: str, package: str) -> Any:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """An operator of torch that raises NotImplementedError, as refusals do here, where torch checks and refuses."""
+    """An operator of torch. If torch refuses its arguments, it raises NotImplementedError, which means "not run"."""
     op = getattr(_module("torch", "torch").ops.aten, name)
 
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -54,7 +54,7 @@ def _flash() -> Adapter:
     def sdpa_flash(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         return op(q, k, v, 0.0, causal, False, scale=scale)[:2]
 
-    # an empty row's LSE is +inf there
+    # this operator's LSE of an empty row is +inf
     return Adapter(
         sdpa_flash, "torch", lse="e", supports=lambda p: _half(p, 8, 256), name="sdpa-flash", empty_lse=math.inf
     )
@@ -82,7 +82,7 @@ def _efficient() -> Adapter:
 
     def sdpa_efficient(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         out, lse, *_ = op(q, k, v, None, True, 0.0, causal, scale=scale)
-        return out, lse[..., : q.shape[2]]  # its rows are padded
+        return out, lse[..., : q.shape[2]]  # its LSE is padded to more rows
 
     def supports(p: Problem) -> str | None:
         if p.kv_heads != p.heads:
@@ -129,7 +129,7 @@ OUTSIDERS: dict[str, Callable[[], Adapter]] = {
 
 
 def outsider(name: str) -> Adapter:
-    """The adapter of a name; `Unavailable` says what to install."""
+    """The adapter of this name. Raises `UsageError` for an unknown name, and `Unavailable` with what to install."""
     if name not in OUTSIDERS:
         raise unknown("target", name, OUTSIDERS)
     return OUTSIDERS[name]()

@@ -1,4 +1,4 @@
-"""The checks, by name. Each yields trials; a trial raises `Failure` or says how near to the limit it came."""
+"""The checks of attention, by name. Each yields trials. These raise `Failure`, or return their error over the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _problem(dtype: str, **changes: Any) -> Problem:
 
 
 def rule(bench: Bench) -> Iterator[Trial]:
-    """The edges, each row against float64 by the rule."""
+    """Every row of every edge case obeys the rule against float64."""
     dims = (16, 32, 40, 64, 72, 96, 111, 128, 256)
     for dtype in bench.dtypes:
         for word, case in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
@@ -37,7 +37,7 @@ def rule(bench: Bench) -> Iterator[Trial]:
 
 
 def key_sets(bench: Bench) -> Iterator[Trial]:
-    """With q = 0 and one-hot values, `out` spells the keys that each row attends to, and the LSE is the log of their number."""
+    """With q = 0 and one-hot values, `out` shows which keys each row attends to. The LSE is the log of their number."""
     for dtype in bench.dtypes:
         for word, p in (
             ("no mask", _problem(dtype)),
@@ -51,7 +51,7 @@ def key_sets(bench: Bench) -> Iterator[Trial]:
 
 
 def _key_sets(bench: Bench, p: Problem) -> None:
-    # the batch axis holds the chunks of keys that one row of `out` has room for
+    # a row of `out` shows head_dim keys, so each sequence of the batch shows another chunk of keys
     chunks = -(-p.len_kv // p.head_dim_v)
     p = p.replace(batch=chunks)
     q, k, v = make_inputs(p, seed=bench.seed)
@@ -67,7 +67,9 @@ def _key_sets(bench: Bench, p: Problem) -> None:
         got, want = set(np.flatnonzero(spelled[h, i] != 0).tolist()), set(np.flatnonzero(wanted[i]).tolist())
         if got != want:
             extra, missing = sorted(got - want), sorted(want - got)
-            raise Failure(f"head {h}, row {i} attends to keys it must not see: {extra[:5]}, and misses {missing[:5]}")
+            raise Failure(
+                f"head {h}, row {i} attends to keys that it must not see: {extra[:5]}, and misses {missing[:5]}"
+            )
     expected = bench.expect(p, q, k, v)
     held(judge(expected, result.out, None))
     if result.lse is not None:
@@ -77,12 +79,12 @@ def _key_sets(bench: Bench, p: Problem) -> None:
         if wrong.any():
             b, h, i = np.argwhere(wrong)[0].tolist()
             raise Failure(
-                f"the LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, and log({counts[i]}) = {truth[b, h, i]:.7g}"
+                f"LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, not log({counts[i]}) = {truth[b, h, i]:.7g}"
             )
 
 
 def hidden_keys(bench: Bench) -> Iterator[Trial]:
-    """What a row cannot see must not change it by one bit: hidden keys and values are replaced by large ones."""
+    """Keys and values that a row cannot see must not change it by one bit, even when they become very large."""
     for dtype in bench.dtypes:
         for word, p in (
             ("causal", _problem(dtype, causal=True)),
@@ -102,11 +104,11 @@ def _hidden_keys(bench: Bench, p: Problem) -> None:
         pick = (slice(None), slice(None), slice(row, row + 1))
         part = [Result(r.out[pick], None if r.lse is None else r.lse[pick]) for r in (plain, changed)]
         if not part[0].same_bits(part[1]):
-            raise Failure(f"row {row} changes with keys and values that it cannot see")
+            raise Failure(f"row {row} changes when keys and values change that it cannot see")
 
 
 def memory(bench: Bench) -> Iterator[Trial]:
-    """NaN and inf in the padding, around the arrays, in workspace and output: nothing changes by one bit, nothing is hit."""
+    """NaN and inf in padding, around arrays, in workspace and output change no bit, and the kernel overwrites none."""
     for dtype in bench.dtypes:
         for word, layout, p in (
             ("guard bands", "plain", _problem(dtype, len_q=113, causal=True)),
@@ -141,7 +143,7 @@ def _memory(bench: Bench, p: Problem, layout: str) -> None:
 
 
 def odd_scale(bench: Bench) -> Iterator[Trial]:
-    """A scale of 0 is a plain mean, and below 0 the least score weighs most."""
+    """A scale of 0 gives the plain mean of the values. With a scale below 0, the least score weighs most."""
     for dtype in bench.dtypes:
         for word, scale in (("0", 0.0), ("below 0", -0.125)):
             case = Case(problem=_problem(dtype, scale=scale, causal=True), seed=bench.seed)
@@ -149,7 +151,7 @@ def odd_scale(bench: Bench) -> Iterator[Trial]:
 
 
 def permutation(bench: Bench) -> Iterator[Trial]:
-    """Keys and values in another order, together: the same result."""
+    """The result stays the same when keys and values are permuted together."""
     for dtype in bench.dtypes:
         p = _problem(dtype, len_kv=150)
         yield Trial("no mask", p, lambda p=p: _permutation(bench, p))
@@ -176,7 +178,7 @@ def _split(bench: Bench, p: Problem, cut: int) -> float | None:
     merged, lses = np.zeros(whole.out.shape), list[Array]()
     allowed = expected.out_tolerance.copy()
     if whole.lse is None:
-        return None  # nothing to merge by; the verdict says that the LSE is unchecked
+        return None  # without LSEs the parts cannot be merged; the verdict says that the LSE is unchecked
     parts = [(k[:, :, :cut], v[:, :, :cut]), (k[:, :, cut:], v[:, :, cut:])]
     for keys, values in parts:
         one = p.replace(len_kv=keys.shape[2])
@@ -197,7 +199,7 @@ def _split(bench: Bench, p: Problem, cut: int) -> float | None:
 
 
 def gqa(bench: Bench) -> Iterator[Trial]:
-    """Grouped heads equal ordinary ones with K and V repeated."""
+    """Grouped heads give the same result as ordinary heads with K and V repeated."""
     for dtype in bench.dtypes:
         for heads, kv_heads in ((8, 2), (7, 1), (6, 3)):
             p = _problem(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)
@@ -212,7 +214,7 @@ def _gqa(bench: Bench, p: Problem) -> float:
 
 
 def prefix(bench: Bench) -> Iterator[Trial]:
-    """Causal row i is full attention of that query over the first i + 1 keys."""
+    """Under a causal mask, row i equals full attention of that query over the first i + 1 keys."""
     for dtype in bench.dtypes:
         p = _problem(dtype, len_q=130, causal=True)
         yield Trial("causal", p, lambda p=p: _prefix(bench, p))
@@ -232,7 +234,7 @@ def _prefix(bench: Bench, p: Problem) -> float:
 
 
 def batch(bench: Bench) -> Iterator[Trial]:
-    """A sequence gives the same result alone and in a batch: bit by bit for our kernels, within the rule for others."""
+    """A sequence gives the same result alone and in a batch: the same bits for our kernels, by the rule for others."""
     for dtype in bench.dtypes:
         p = _problem(dtype, batch=3, heads=4, kv_heads=2, causal=True)
         yield Trial("of 3", p, lambda p=p: _batch(bench, p))
@@ -247,13 +249,13 @@ def _batch(bench: Bench, p: Problem) -> float:
         a = Result(together.out[b : b + 1], None if together.lse is None else together.lse[b : b + 1])
         c = bench.run(one, *alone)
         if bench.target.bitwise and not a.same_bits(c):
-            raise Failure(f"sequence {b} differs in its bits alone and in a batch of {p.batch}")
+            raise Failure(f"sequence {b} has other bits alone than in a batch of {p.batch}")
         worst = max(worst, near(a, c, bench.expect(one, *alone), what=f"sequence {b} alone and in a batch"))
     return worst
 
 
 def determinism(bench: Bench) -> Iterator[Trial]:
-    """Run again: the same bits."""
+    """Every run gives the same bits."""
     for dtype in bench.dtypes:
         for word, changes in (("no mask", {"len_q": 239}), ("causal", {"len_q": 130, "causal": True})):
             p = _problem(dtype, heads=4, kv_heads=2, **changes)
@@ -269,11 +271,12 @@ def _determinism(bench: Bench, p: Problem) -> None:
 
 
 def long_sums(bench: Bench) -> Iterator[Trial]:
-    """Where all values are 1, so is the output, however many keys there are; where half of them are, it is their share of the
-    weights: sums must not lose their small addends.
+    """Sums over many keys must not lose their small addends.
 
-    An accumulator of b bits stops growing after about 2^b keys, which inputs around 0 hide. Values that are all alike hide it
-    where the sum of the weights loses as much; then a half of them, which loses less, counts for more than its share.
+    If all values are 1, so is the output, however many keys there are. If only half of the values are 1, the output is
+    the share that their keys have of the weights. An accumulator of b bits stops growing after about 2^b keys, which
+    inputs around 0 hide. Equal values hide it too, if the sum of the weights loses as much. The half shows it then: its
+    sum loses less, so the half gets more than its share.
     """
     for dtype in bench.dtypes:
         for word, q_size, part in (("equal weights", 0.0, 1), ("normal weights", 1.0, 1), ("half of V", 1.0, 2)):
@@ -290,12 +293,13 @@ def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
         share = reference(p, q, k, v).out
         off = max(off, float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) / share - 1).max()) / SUMS[p.dtype])
     if not off <= 1:
-        raise Failure(f"the sum over {keys:,} of {p.len_kv:,} keys is off by {off:.3g} x {SUMS[p.dtype]:.2g} of itself")
+        limit = f"{SUMS[p.dtype]:.2g}, the most that the sum may lose"
+        raise Failure(f"the sum over {keys:,} of {p.len_kv:,} keys is off by {off:.3g} x {limit}")
     return off
 
 
 def scaled_operands(bench: Bench) -> Iterator[Trial]:
-    """Operands of 8 bits with a scale for each tile: the result is that of the values that they stand for."""
+    """8-bit operands with one scale per tile give the result of the values that they stand for."""
     row = getattr(bench.target, "row", None)
     if row is None or not row.support.eight_bit:
         return
@@ -311,7 +315,7 @@ def _scaled_operands(bench: Bench, p: Problem) -> float:
     for x in make_inputs(p.replace(dtype="float32"), seed=bench.seed):  # tiles of very different sizes
         tiles = np.exp(2 * sizes.standard_normal((*x.shape[:2], -(-x.shape[2] // TILE.rows))))
         arrays.append(x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32))
-    arrays[0] *= np.float32(0.1)  # logits of a size that leaves more than one key a weight
+    arrays[0] *= np.float32(0.1)  # smaller logits, so that more than one key has a weight that counts
     eight = quantize(arrays[0], arrays[1], arrays[2])
     meant = [x.astype(np.float32) for x in eight.values()]
     result = bench.run(p, eight.q, eight.k, eight.v, tile=(TILE.rows, TILE.cols), scales=eight.scales)
@@ -319,7 +323,7 @@ def _scaled_operands(bench: Bench, p: Problem) -> float:
 
 
 def byte_counts(bench: Bench) -> Iterator[Trial]:
-    """On the simulator: the run on data, the run on shapes and (where there is one) the formula count the same bytes."""
+    """On the simulator, the run on data, the run on shapes and the formula (if there is one) count the same bytes."""
     target = bench.target
     if not isinstance(target, SimulatorTarget):
         return
@@ -351,11 +355,11 @@ def _difference(a: Any, b: Any) -> str:
             if x.ledger.get(entry, 0) != y.ledger.get(entry, 0):
                 where = f"launch {x.name}, step {entry.step}: {entry.what} of {entry.tensor}"
                 return f"{y.ledger.get(entry, 0):,} bytes, the run on data {x.ledger.get(entry, 0):,} ({where})"
-    return "otherwise than the run on data (launches, SRAM or FLOPs)"
+    return "launches, SRAM or FLOPs otherwise than the run on data does"
 
 
 def huge(bench: Bench) -> Iterator[Trial]:
-    """Tensors of over 2^31 elements, on a GPU: rows at both ends and in the middle against the rule. Full mode only."""
+    """On a GPU, tensors of over 2^31 elements: rows at both ends and in the middle obey the rule. Full mode only."""
     target = bench.target
     if not bench.full or not target.frame.views or target.frame.name == "numpy":
         return
@@ -372,7 +376,7 @@ def huge(bench: Bench) -> Iterator[Trial]:
 
 
 def _huge(bench: Bench, p: Problem) -> float:
-    """The heads are a few random ones again and again, gathered on the device; what is judged is copied back."""
+    """Judge some rows of a huge problem. Its heads repeat a few random ones, gathered on the device."""
     frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
     views, different = list[Any](), 5
     for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv)):
@@ -396,7 +400,7 @@ def _huge(bench: Bench, p: Problem) -> float:
 
 
 def misaligned(bench: Bench) -> Iterator[Trial]:
-    """Arrays that begin one element past a boundary. The last check: where a kernel faults, so does what comes after."""
+    """Arrays may begin one element past an aligned address. This check is last: after a fault, later ones fail too."""
     for dtype in bench.dtypes:
         p = _problem(dtype, batch=2, heads=4, kv_heads=2, len_q=65, causal=True)
         case = Case(problem=p, layout="misaligned", seed=bench.seed)
@@ -423,4 +427,4 @@ CHECKS: dict[str, Check] = {
     "huge": huge,
     "misaligned": misaligned,
 }
-"""The checks by name, in the order they run; a search by Hypothesis comes before the last."""
+"""The checks by name, in the order in which they run. A search by Hypothesis comes before the last."""

@@ -1,4 +1,4 @@
-"""What verification found: rows, a verdict, and the smallest problem that fails."""
+"""The report of a verification: rows, a verdict, and the smallest problem that fails."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 SCHEMA = 1
-"""Of `Report.to_dict`: raised when a key changes its meaning."""
+"""The version of `Report.to_dict`. It rises when a key changes its meaning."""
 
 SHOWN = 10
-"""Failures that are printed one by one; the others are in `Report.rows`."""
+"""The most failures that are printed one by one. `Report.rows` has them all."""
 
 Status = Literal["passed", "failed", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One check on one case. `worst` is the largest error over what the rule allows, None where a check measures none."""
+    """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none)."""
 
     check: str
     case: str
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """The smallest failing case found: what was wrong, and Python that shows it (None if the target has no name)."""
+    """The smallest failing case that was found: what was wrong, and Python that shows it."""
 
     message: str
     python: str
@@ -42,8 +42,8 @@ class Failing:
 class Report:
     """What `flashlab.verify` found. `print()` shows it, `to_dict()` and `to_markdown()` keep it.
 
-    `passed`: something ran and nothing failed. `verdict` is "passed", "passed, LSE unchecked" (out alone was there to be
-    judged), "failed" or "nothing run".
+    `passed` is true if something ran and nothing failed. `verdict` is "passed", "passed, LSE unchecked" (the target
+    returns no LSE), "failed" or "nothing run".
 
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["gqa"], dtypes=["float16"])
@@ -81,11 +81,11 @@ class Report:
 
     @property
     def checks(self) -> list[str]:
-        """The checks, in the order they ran."""
+        """The checks' names, in the order in which they ran."""
         return list(dict.fromkeys(row.check for row in self.rows))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; infinite ratios as the string "inf"."""
+        """Plain data for JSON. An infinite ratio becomes the string "inf"."""
         rows = [asdict(row) for row in self.rows]
         for row in rows:
             if row["worst"] == float("inf"):
@@ -99,7 +99,7 @@ class Report:
         }  # fmt: skip
 
     def to_markdown(self) -> str:
-        """A table by check, what failed, what was not run, and the smallest failing case."""
+        """Markdown: a table by check, then what failed, what was not run, and the smallest failing case."""
         lines = [f"## {self.target} on {self.backend}: {self.verdict}", "", f"Rule: {self.rule}.", ""]
         lines += ["| check | passed | failed | not run | worst, x the rule |", "| --- | ---: | ---: | ---: | ---: |"]
         lines += [f"| {' | '.join(cells)} |" for cells in self._summary()]
@@ -112,8 +112,8 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def print(self, file: Any = None) -> None:
-        """The table, on the terminal (or into a text file)."""
-        from rich.console import Console  # only to print: it costs import time
+        """Print the table and the failures to the terminal, or into an open text file."""
+        from rich.console import Console  # imported only to print, since it is slow to import
         from rich.table import Table
 
         console = Console(file=file)
@@ -133,7 +133,7 @@ class Report:
             console.print(f"not run ({n}): {reason}", style="dim", markup=False)
         if self.failing:
             console.print(f"\nSmallest failing case: {self.failing.message}\n", markup=False)
-            console.print(self.failing.python, markup=False, soft_wrap=True)  # lines as they are: to be copied
+            console.print(self.failing.python, markup=False, soft_wrap=True)  # no wrapping, so that it can be copied
 
     def _summary(self) -> list[tuple[str, ...]]:
         table: list[tuple[str, ...]] = []

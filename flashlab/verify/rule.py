@@ -1,4 +1,4 @@
-"""Judging results by the rule of their operation (`simulator.operations.attention` says it), and its tolerance of conventions."""
+"""Judges results by attention's rule (see `simulator.operations.attention`), for either alignment of causal masks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from simulator.problem import FP8
 Align = Literal["bottom-right", "top-left"]
 
 SUMS = {"float32": 1e-4, "float16": 2.0**-9, "bfloat16": 2.0**-7, FP8: 2.0**-6}
-"""How far the mean of any number of ones may be from 1: a few units of the output, P's roundings averaged out; of 8 bits
-what a tensor core loses of the sum of a few hundred products."""
+"""How far the mean of any number of ones may be from 1, by dtype. It is a few units in the last place of the output,
+since the roundings of P average out. For 8 bits it is what a tensor core loses in the sum of a few hundred products."""
 TEXT = (
     "per row: |out-ref| <= 1.5u*sqrt(|o|^2 + sum p^2|v|^2) + d*sqrt(sum p^2|v-o|^2), |LSE-ref| <= max(2e-5, d), "
     "u = 2^-11 float16, 2^-8 bfloat16, 2e-6 float32, 2^-4 float8, d = 2e-6*max(1, max scale*sum|q k|); more for float8"
@@ -27,7 +27,7 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Expected:
-    """The truth in float64, and how far each row of `out` (2-norm) and each LSE may lie from it."""
+    """The truth in float64, and how far a result may be off: per row of `out` (2-norm) and per LSE."""
 
     out: Array
     lse: Array
@@ -37,7 +37,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The worst row: its error over what the rule allows (`inf` for NaN or inf where a number belongs)."""
+    """The worst row's error over what the rule allows: `inf` for a NaN or inf where a number belongs."""
 
     out_ratio: float
     lse_ratio: float
@@ -53,14 +53,14 @@ class Judgement:
 
 
 def bottom_right(problem: Problem, align: Align) -> Problem:
-    """The problem, said with a bottom-right mask. Under a top-left one, query i sees the keys 0..i.
+    """The same problem with a bottom-right mask. Under a causal top-left mask, query i sees the keys 0 to i.
 
     >>> bottom_right(Problem(batch=1, heads=1, len_q=3, len_kv=5, head_dim=8, dtype="float16", causal=True), "top-left").len_kv
     3
     """
     if align == "bottom-right" or not problem.causal or problem.offset == 0:
         return problem
-    if problem.offset > 0:  # the keys from len_q on are seen by nobody
+    if problem.offset > 0:  # no query sees the keys from len_q on
         return problem.replace(len_kv=problem.len_q)
     return problem.replace(causal=False, window=(problem.left, -problem.offset))
 
@@ -68,7 +68,7 @@ def bottom_right(problem: Problem, align: Align) -> Problem:
 def reference(
     problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", loop: bool = False
 ) -> simulator.Reference:
-    """`.out` and `.lse` in float64: dense, or (`loop`) by the oracle that shares no mask code with it."""
+    """`.out` and `.lse` in float64: by the dense oracle, or with `loop` by the one that shares no mask code with it."""
     p = bottom_right(problem, align)
     oracle = simulator.naive_loop if loop else simulator.naive
     keys = slice(p.len_kv)
@@ -76,7 +76,7 @@ def reference(
 
 
 def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right") -> Expected:
-    """What a correct kernel returns for these inputs, and how far it may stray."""
+    """What a correct kernel returns for these inputs, and how far it may be off."""
     ref = reference(problem, q, k, v, align=align)
     p = bottom_right(problem, align)
     seen = {"q": q, "k": k[:, :, : p.len_kv], "v": v[:, :, : p.len_kv]}
@@ -85,7 +85,7 @@ def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bo
 
 
 def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
-    """`out` and `lse` (None: unchecked) against the rule."""
+    """Judge `out` and `lse` (None: unchecked) by the rule."""
     if out.shape != expected.out.shape:
         return Judgement(math.inf, 0.0, f"out has the shape {out.shape}, expected {expected.out.shape}")
     if lse is not None and lse.shape != expected.lse.shape:
@@ -95,9 +95,10 @@ def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
         ratios = np.linalg.norm(exact - expected.out, axis=-1) / expected.out_tolerance
     ratios = np.where(np.isfinite(exact).all(-1), ratios, np.inf)
     out_ratio, where = _worst(ratios)
-    message = f"out of (batch, head, row) {where} is {out_ratio:.3g} x the rule away" if out_ratio > 1 else None
+    message = f"out at (batch, head, row) {where} is off by {out_ratio:.3g} x what the rule allows"
+    message = message if out_ratio > 1 else None
     if math.isinf(out_ratio):
-        message = f"out of (batch, head, row) {where} holds NaN or inf"
+        message = f"out at (batch, head, row) {where} holds NaN or inf"
     lse_ratio = 0.0
     if lse is not None:
         with np.errstate(invalid="ignore"):
@@ -107,7 +108,8 @@ def judge(expected: Expected, out: Array, lse: Array | None) -> Judgement:
         if lse_ratio > 1 and message is None:
             got, want = lse[where], expected.lse[where]
             message = (
-                f"LSE of (batch, head, row) {where} is {got:.7g}, expected {want:.7g} ({lse_ratio:.3g} x the rule away)"
+                f"LSE at (batch, head, row) {where} is {got:.7g}, expected {want:.7g}: "
+                f"off by {lse_ratio:.3g} x what the rule allows"
             )
     return Judgement(out_ratio, lse_ratio, message)
 

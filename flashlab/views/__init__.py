@@ -1,1 +1,1 @@
-"""Showing: tables, figures for people, plots, comparisons, sweeps, timelines."""
+"""What shows results to people: tables, formatted figures, plots, comparisons, sweeps and timelines."""

@@ -1,4 +1,4 @@
-"""Algorithms side by side on one problem: what each moves and computes, and how far it is from naive attention."""
+"""Compares algorithms on one problem: what each moves and computes, and how far it is from naive attention."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ COLUMNS = (
     "algorithm", "HBM read", "HBM written", "compulsory", "DRAM read (low to high)", "HBM peak", "SRAM peak",
     "matmul FLOPs", "other FLOPs", "exps", "FLOPs/byte", "error",
 )  # fmt: skip
-"""What a row's `cells` hold: bytes requested from HBM, the estimate of what DRAM sees of it, arithmetic, distance."""
+"""The columns of a row's `cells`: bytes requested from HBM, an estimate of DRAM's share, arithmetic, and the error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Error:
     """How far a result is from naive attention in float64.
 
-    `max` is the largest absolute difference, `relative` the 2-norm of the difference over the 2-norm of the reference,
-    `lse` the largest absolute difference of the log-sum-exp, or None without one.
+    `max` is the largest absolute difference, and `relative` the 2-norm of the difference over that of the reference.
+    `lse` is the largest absolute difference of the log-sum-exp, or None if the run has none.
     """
 
     max: float
@@ -48,7 +48,7 @@ class Error:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One algorithm of a comparison: `target` as it was given; `error` is None where only a formula was evaluated."""
+    """One algorithm of a comparison. `target` is as it was given; `error` is None if only a formula was evaluated."""
 
     target: str | Program
     counts: Counts
@@ -59,11 +59,11 @@ class Row:
         return self.counts.algorithm
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of `Counts.to_dict`, and `error`."""
+        """Plain data for JSON: the keys of `Counts.to_dict`, and `error`."""
         return {**self.counts.to_dict(), "error": None if self.error is None else asdict(self.error)}
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, one cell for each of `COLUMNS`."""
+        """The row as text, one cell per column of `COLUMNS`."""
         c = self.counts
         low, estimate, high = (figures.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
         return (
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A row an algorithm. Printed, it is a table; `plot` draws it, `to_dict` is plain data.
+    """One row per algorithm. `print` shows a table, `plot` draws it, and `to_dict` returns plain data.
 
     >>> import flashlab as fl
     >>> tab = fl.compare(fl.sample(), algorithms=["flash1", "flash2"])
@@ -91,7 +91,7 @@ class Comparison:
     rows: tuple[Row, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, keys as the attributes."""
+        """Plain data for JSON, with the attributes' names as keys."""
         return {
             "problem": asdict(self.problem),
             "device": self.device.name,
@@ -101,9 +101,10 @@ class Comparison:
         }
 
     def plot(self, folder: str | Path | None = None) -> dict[str, Figure]:
-        """The pictures by name: `bytes` by tensor and level, `lengths` up to a million tokens, `roofline`.
+        """Draw the figures and return them by name.
 
-        With a folder they are written to it too, as `bytes.png` and so on.
+        They are `bytes` by tensor and level, `lengths` up to a million tokens, and `roofline`. With a `folder`, they
+        are also written there, as `bytes.png` and so on.
         """
         from flashlab.views import plots
 
@@ -119,7 +120,7 @@ class Comparison:
         return figures
 
     def at_lengths(self, lengths: Sequence[int]) -> list[Counts]:
-        """The same heads at other lengths, by formula; what has none, a program of one's own, is left out."""
+        """Counts of the same heads at other lengths, by formula. Programs of your own have none and are left out."""
         from simulator import count
 
         problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
@@ -148,12 +149,12 @@ def compare(
     lse: bool = False,
     progress: Progress = iter,
 ) -> Comparison:
-    """Algorithms (unless named, all that take its dtype) side by side: by formula on a problem, or by running them on arrays
-    (q, k, v).
+    """Compare algorithms: by formula on a `Problem`, or by simulating them on arrays (q, k, v).
 
-    Masks and scale go with arrays; a problem has its own, and inputs loaded by `flashlab` may say that they are causal.
-    `progress` wraps the algorithms as `tqdm.tqdm` would.
-    Raises `UsageError`, `SramOverflow` where a tile doesn't fit among them.
+    `algorithms` are names or tile programs; the default is all that take the problem's dtype. `causal`, `window` and
+    `scale` go with arrays only, since a problem has its own. Inputs that flashlab loaded may say that they are causal.
+    `progress` wraps the algorithms, as `tqdm.tqdm` would. Raises `UsageError` for bad input, and its subclass
+    `SramOverflow` for a tile that doesn't fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=1_000_000, head_dim=64, dtype="float16", causal=True)
@@ -169,7 +170,7 @@ def compare(
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
         if causal is not None or window is not None or scale is not None:
-            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem says them")
+            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem has its own")
         targets = names(what) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
@@ -191,11 +192,11 @@ def compare(
 
 
 MOST_SCORES = 2**26, 2**29
-"""Of one head, and in all: what the judge, which is dense and float64, is asked for. 8192 keys square are 2.5 GiB."""
+"""The most scores, per head and in all, for which the dense float64 judge runs. A head of 8192 x 8192 takes 2.5 GiB."""
 
 
 def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Reference | None:
-    """Naive attention, one head after the other; None where that would take too much memory or time."""
+    """Naive attention in float64, one head after the other, or None where that would take too much memory or time."""
     p = problem
     scores = p.len_q * p.len_kv
     if scores > MOST_SCORES[0] or scores * p.batch * p.heads > MOST_SCORES[1]:
@@ -217,7 +218,7 @@ def error_of(out: NDArray[Any], lse: NDArray[Any] | None, reference: Reference) 
     size = float(np.linalg.norm(reference.out))
     lse_error = None
     if lse is not None:
-        same = lse == reference.lse  # of empty rows: -inf twice
+        same = lse == reference.lse  # -inf equals -inf in empty rows
         with np.errstate(invalid="ignore"):
             lse_error = float(np.where(same, 0, np.abs(lse - reference.lse)).max(initial=0))
     return Error(

@@ -1,7 +1,8 @@
-"""The pictures: bytes by tensor and level, growth with the length, roofline, sweeps.
+"""The plots: bytes by tensor and level, growth with the length, roofline, sweeps.
 
-Every function returns a matplotlib figure that no global state knows of, which a notebook shows by itself. Colours are
-Okabe and Ito's, told apart by colour-blind readers too. Bytes are in binary units, as everywhere for people.
+Every function returns a matplotlib figure. It is not registered with pyplot, and a notebook shows it by itself. The
+colours are Okabe and Ito's, which colour-blind readers can tell apart. Bytes are in binary units, as in all output for
+people.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from simulator.counts import Counts
 __all__ = ["LENGTHS", "Picture", "bytes_by_tensor", "lengths", "roofline", "save", "sweep"]
 
 LENGTHS = (4 * 1024, 128 * 1024, 1024 * 1024)
-"""Tokens at which `lengths` shows what grows with the square of the length."""
+"""Lengths in tokens at which `lengths` shows what grows with the square of the length."""
 
 _BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE = (
     "#000000",
@@ -42,7 +43,8 @@ _BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, _BLUE, _RED, _PURPLE = (
 _GREY = "#8C8C8C"
 _INK, _FAINT = "#222222", "#D9D9D9"
 
-# by an algorithm's place in the catalogue, among those of its operation: rungs of one ladder are shades of one colour
+# Colours by an algorithm's place in the catalogue, among those of its operation. Algorithms that follow each other have
+# shades of one colour.
 _BY_PLACE = (_RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE)
 _OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
@@ -74,14 +76,17 @@ def _style() -> AbstractContextManager[None]:
 
 
 class Picture(Figure):
-    """A figure that a notebook shows without pyplot."""
+    """A matplotlib figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
         return _png(self)
 
 
 def save(figure: Any, path: str | Path) -> Path:
-    """Write a figure; the format is the path's ending, PNG without one. The folder is made if need be."""
+    """Write a figure to a file in the format of the path's ending (PNG without one), and create its folder if needed.
+
+    Raises `UsageError` for an unknown ending or a path that can't be written.
+    """
     from simulator.errors import UsageError
 
     target = Path(path)
@@ -95,12 +100,12 @@ def save(figure: Any, path: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("path", str(path), f"a folder that can be made ({error.strerror})") from None
+        raise UsageError("path", str(path), f"a folder that can be created ({error.strerror})") from None
     return replace_file(target, content.getvalue())
 
 
 def bytes_by_tensor(counts: Sequence[Counts]) -> Figure:
-    """What each algorithm reads and writes, stacked by tensor: requested of HBM, and between SRAM and registers."""
+    """Draw the bytes that each algorithm requests from HBM, and moves between SRAM and registers, stacked by tensor."""
     with _style():
         figure: Any = Picture(figsize=(11.5, 2.0 + 0.85 * len(counts)), layout="constrained")
         used: dict[str, str] = {}
@@ -154,7 +159,7 @@ def _stacked_bars(ax: Any, counts: Sequence[Counts], level: str, used: dict[str,
 
 
 def _pieces(counts: Counts, level: str, way: str) -> dict[tuple[str, str], int]:
-    """Bytes by what the legend tells apart, in its order."""
+    """Bytes by (label, colour) of the legend, in the legend's order."""
     order = [*_TENSORS.values(), _STATISTICS, _OTHER]
     pieces = dict.fromkeys(order, 0)
     for name, tensor in counts.by_tensor.items():
@@ -164,7 +169,7 @@ def _pieces(counts: Counts, level: str, way: str) -> dict[tuple[str, str], int]:
 
 
 def lengths(counts: Sequence[Counts]) -> Figure:
-    """The same heads at several lengths: the memory taken, against the device's, and the bytes requested."""
+    """Draw the same heads at several lengths: the HBM taken, beside what the device has, and the bytes requested."""
     with _style():
         tokens = sorted({c.problem.len_q for c in counts})
         figure: Any = Picture(figsize=(11.5, 1.9 + 0.27 * len(counts) + 0.3 * len(tokens)), layout="constrained")
@@ -236,7 +241,10 @@ def _memory_limit(ax: Any, c: Counts) -> None:
 
 
 def roofline(counts: Sequence[Counts]) -> Figure:
-    """The device's roof, and where each algorithm stands under it: by the bytes that it requests, and by DRAM's."""
+    """Draw the device's roofline and where each algorithm lies: by the bytes that it requests, and by DRAM traffic.
+
+    All counts must be of one device and one dtype.
+    """
     with _style():
         figure: Any = Picture(figsize=(9.5, 4.4 + 0.38 * len(counts)), layout="constrained")
         panels: Any = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 0.6 + 0.38 * len(counts)])
@@ -328,13 +336,14 @@ def roofline(counts: Sequence[Counts]) -> Figure:
 
 
 def _dram_intensity(c: Counts) -> float:
-    """FLOPs per byte of DRAM: the estimate of the reads, and every byte written at most once more than it must be."""
+    """FLOPs per byte of DRAM traffic: the estimate of its reads, and all bytes that are written or added atomically."""
     moved = c.dram.estimate + c.hbm.write + c.hbm.atomic
     return (c.flops.matmul + c.flops.other + c.exp) / moved if moved else 0.0
 
 
 def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[str]) -> Figure:
-    """A line for each combination of the keys in `series`; what doesn't fit is marked on the axis."""
+    """Draw `y` over `x`, one line per combination of the keys in `series`. Rows that don't fit are marked on the
+    axis."""
     with _style():
         figure: Any = Picture(figsize=(9.5, 5), layout="constrained")
         ax: Any = figure.subplots()
@@ -358,14 +367,16 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
             figures = [math.nan if row[y] is None else row[y] for row in mine]
             missing += [place[row[x]] for row in mine if row[y] is None]
             label = ", ".join(_named(key, value) for key, value in named.items()) or str(mine[0]["algorithm"])
-            below = min(2, len(rest) - 1 - other)  # lines that lie on this one where figures coincide: keep it visible
+            below = min(
+                2, len(rest) - 1 - other
+            )  # draw it wider, so that it stays visible under later lines with the same figures
             aside = 0 if numeric else (index - (len(lines) - 1) / 2) * min(0.12, 0.8 / len(lines))
             ax.plot(
                 [place[row[x]] + aside for row in mine],
                 figures,
                 marker=_MARKERS[other % len(_MARKERS)],
                 color=_colour(mine[0]["algorithm"]) if ours else _OTHERS[index % len(_OTHERS)],
-                linestyle=styles[other % len(styles)] if numeric else "none",  # between names there is nothing
+                linestyle=styles[other % len(styles)] if numeric else "none",  # no line between names
                 linewidth=1.8 + below,
                 markersize=6 + 2.5 * below if numeric else 8,
                 markeredgecolor="white",
@@ -423,7 +434,7 @@ _AXES = {
 
 
 def _scale_of(ax: Any, key: str, figures: Sequence[float]) -> None:
-    """Logarithmic from a factor of 20; ticks in units."""
+    """Set the y axis: logarithmic if the figures span a factor of 20 or more, with ticks at round numbers of a unit."""
     positive = [n for n in figures if n > 0]
     if not positive:
         ax.set_yticks([0])
@@ -443,7 +454,7 @@ def _scale_of(ax: Any, key: str, figures: Sequence[float]) -> None:
 
 
 def _nice(step: float) -> float:
-    """The round number (1, 2, 5 times a power of ten) nearest above a step."""
+    """The smallest round number (1, 2 or 5 times a power of ten) that is no less than `step`."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(power * m for m in (1, 2, 5, 10) if power * m >= step * 0.999)
 
@@ -478,7 +489,7 @@ def _named(key: str, value: object) -> str:
 
 
 def _says(counts: Sequence[Counts], *, length: bool = True) -> str:
-    """What was counted, in a line."""
+    """One line that says what was counted."""
     if not counts:
         return ""
     device = counts[0].device
@@ -489,7 +500,7 @@ def _says(counts: Sequence[Counts], *, length: bool = True) -> str:
 
 
 def _tokens(n: int) -> str:
-    """Tokens in units of 1024 where they are whole, as people say them: 4k, 128k, 1M."""
+    """Tokens as people say them, in whole multiples of 1024 where possible: 4k, 128k, 1M."""
     for size, unit in ((1024 * 1024, "M"), (1024, "k")):
         if n >= size and n % size == 0:
             return f"{n // size}{unit}"
@@ -497,7 +508,7 @@ def _tokens(n: int) -> str:
 
 
 def _unit(most: float) -> tuple[int, str]:
-    """The unit of an axis that reaches `most` bytes."""
+    """The unit (bytes per unit, name) of an axis that reaches `most` bytes."""
     steps = max(0, min(6, int(math.log(max(most, 1), 1024) + 1e-9)))
     return 1024**steps, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[steps]
 

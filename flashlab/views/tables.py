@@ -1,4 +1,4 @@
-"""Tables and lines for people, on stdout."""
+"""Prints tables and lines for people to stdout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _UNLIMITED = 10_000
 
 
 def line(text: str = "") -> None:
-    """A line for people, as it is."""
+    """Print a line as it is."""
     print(text)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
-    """A table: `left` columns of text, then figures. What is too wide for the terminal goes on below."""
+    """Print a table: `left` columns of text, then columns of figures. Columns without room in the terminal go below."""
     from rich.table import Table
 
     out = console(sys.stdout)
@@ -37,7 +37,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
-    """Which columns fit side by side."""
+    """The columns of each part of a table, so that every part fits into `width`. Each part repeats the first column."""
     from rich.cells import cell_len
 
     needs = [
@@ -55,7 +55,7 @@ def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) ->
 
 
 def console(stream: TextIO) -> Console:
-    """For a stream as it is now. A pipe has no width: nothing is cut or split there unless COLUMNS says so."""
+    """A console that writes to this stream. A pipe has no width: lines stay whole there unless COLUMNS sets one."""
     from rich.console import Console
 
     fixed = stream.isatty() or "COLUMNS" in os.environ

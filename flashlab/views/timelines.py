@@ -1,4 +1,4 @@
-"""A timeline as a picture: the units of one SM over time, coloured by the step that uses them."""
+"""Draws a timeline: the units of one SM over time, coloured by the step that uses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = (
 
 
 def draw(timeline: Timeline) -> Figure:
-    """A row for each unit that is used, and for each warp or warpgroup; microseconds from the first block's start."""
+    """Draw one row per unit in use and one per warp or warpgroup, over microseconds from the first block's start."""
     events, scale = timeline.events, 1e6 / timeline.clock
     units = [unit for unit in UNIT_NAMES if any(event.unit == unit for event in events)]
     actors = list(dict.fromkeys(event.actor for event in events))

@@ -1,6 +1,7 @@
 """Byte-pair encoding, learned and applied in plain Python (Sennrich et al., 1508.07909).
 
-Merges stay inside words: a newline with the indent after it, a name (with the space before it), a digit, or one sign.
+Merges stay inside words. A word is a newline with the indent after it, a name (with the space before it), a digit, or
+one sign.
 """
 
 import re
@@ -13,7 +14,7 @@ WORD = re.compile(rb"\n *| ?[A-Za-z_]+| ?[0-9]| ?[^A-Za-z0-9_ \n]| +")
 
 
 def learn(text: bytes, size: int) -> list[Pair]:
-    """The `size - 256` merges, in order; merge number n makes token 256 + n. The most frequent pair goes first."""
+    """The `size - 256` merges, in order: each merges the most frequent pair. Merge number n makes token 256 + n."""
     counted = Counter(WORD.findall(text))
     words, counts = [list(word) for word in counted], list(counted.values())
     pairs: Counter[Pair] = Counter()

@@ -1,9 +1,9 @@
-"""Capture one layer's q, k, v on text that the model of `train.py` never saw, and write the packaged sample.
+"""Captures one layer's q, k, v on text that the model of `train.py` never saw, and writes the packaged sample.
 
     python tools/sample/capture.py corpus.npz checkpoint.pt flashlab/data/sample.npz
 
-Runs on a CPU in seconds. Prints every head's scores on the captured window first: `LAYER` and `KV_HEADS` were chosen by
-eye from that table and from the attention maps, `START` among the windows that begin a function or class.
+It runs on a CPU in seconds. First it prints every head's scores on the captured window. `LAYER` and `KV_HEADS` were chosen
+by eye from that table and from the attention maps, and `START` among the windows that begin a function or a class.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def following_repeat(tokens: Array) -> Array:
 
 
 def open_bracket(pieces: list[str]) -> Array:
-    """For query i, the last bracket that is still open there; none for a query outside brackets."""
+    """For query i, the last bracket that is still open there. A query outside brackets has none."""
     found = np.zeros((len(pieces), len(pieces)), bool)
     still_open: list[int] = []
     for index, piece in enumerate(pieces):
@@ -58,7 +58,7 @@ def open_bracket(pieces: list[str]) -> Array:
 
 
 def score(p: Array, tokens: Array, pieces: list[str]) -> list[dict[str, float]]:
-    """How each head looks, as means over queries of the attention given to some keys."""
+    """What each head looks at: the attention that it gives to certain keys, as means over the queries."""
     follow, bracket = following_repeat(tokens), open_bracket(pieces)
     starts_line = np.array([piece.startswith("\n") for piece in pieces])
     index = np.arange(1, len(tokens))
@@ -74,7 +74,7 @@ def score(p: Array, tokens: Array, pieces: list[str]) -> list[dict[str, float]]:
 
 
 def longest_shared(text: bytes, other: bytes) -> int:
-    """The length of the longest run of bytes of `text` that `other` has too."""
+    """The length of the longest run of bytes in `text` that `other` has too."""
     best = 0
     for start in range(len(text)):
         while start + best < len(text) and text[start : start + best + 1] in other:

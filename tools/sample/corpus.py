@@ -1,11 +1,11 @@
-"""The text: every module of CPython's standard library, some of them held out.
+"""Makes the text: every module of CPython's standard library, some of them held out.
 
     python3.11 tools/sample/corpus.py corpus.npz
 
-The text is the `.py` files below `Lib/` as CPython 3.11.7 installs them, each after one zero byte. The modules of
-`HELD_OUT` are never trained on, and neither are their tests; attention is captured on them. Tokens are byte pairs
-learned on the training text. The hash printed at the end is over every file's path and bytes: `sample_training.json` holds
-the one that was trained on.
+The text is all `.py` files below `Lib/` as CPython 3.11.7 installs them, each after one zero byte. The modules of
+`HELD_OUT` and their tests are never trained on; attention is captured on them. Tokens are byte pairs learned on the
+training text. The hash printed at the end is over every file's path and bytes. `sample_training.json` holds the hash of
+the text that was trained on.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ import numpy as np
 VOCABULARY = 1024
 
 HELD_OUT = "calendar csv fractions graphlib heapq queue sched shlex statistics string textwrap tomllib zipapp".split()
-"""Modules kept for the measurements: pure Python, of many authors and styles."""
+"""The modules kept for measurements: pure Python, by many authors and in many styles."""
 
 LEFT_OUT = ("site-packages", "encodings", "pydoc_data", "config-", "_sysconfigdata")
-"""Tables, text and machine-written files, and what is no part of Python."""
+"""Folders of tables, text and generated files, and of what is no part of Python."""
 
 
 def library() -> tuple[dict[str, bytes], dict[str, bytes]]:
@@ -44,7 +44,7 @@ def library() -> tuple[dict[str, bytes], dict[str, bytes]]:
 
 
 def _is_text(text: bytes) -> bool:
-    """UTF-8 without the zero byte that separates files (the library's tests hold files that are neither)."""
+    """True for UTF-8 without the zero byte that separates files. Some files of the library's tests are neither."""
     try:
         return "\0" not in text.decode()
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ class Config:
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_dim/2) of `x` (..., length, head_dim) by its position's angle."""
+    """Rotate each pair (i, i + head_dim/2) of `x` (..., length, head_dim) by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(c.width, c.kv_heads * c.head_dim, bias=False)
         self.out = nn.Linear(c.heads * c.head_dim, c.width, bias=False)
         self.seen: dict[str, Tensor] | None = None
-        """Set to a dict, and the next pass leaves in it what attention received and returned."""
+        """Set it to a dict, and the next pass stores in it what attention received and returned."""
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         q, k, v = (

@@ -1,9 +1,9 @@
-"""Train the transformer of `model.py` on the text of `corpus.py`.
+"""Trains the transformer of `model.py` on the text of `corpus.py`.
 
     python tools/sample/train.py corpus.npz --out checkpoint.pt --log flashlab/data/sample_training.json
 
-Needs torch (2.5 or newer) and NumPy. Seeded; two runs on one machine draw the same windows of text, and their weights
-differ by what the GPU's kernels do not fix (the order of atomic sums).
+It needs torch (2.5 or newer) and NumPy. It is seeded: two runs on one machine draw the same windows of text. Their
+weights still differ a little, because the GPU's kernels do not fix the order of atomic sums.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from model import Config, Transformer
 
 
 def loss_on(model: torch.nn.Module, text: torch.Tensor, context: int, device: str) -> float:
-    """Mean loss, nats per token, over all whole windows of `text`, side by side."""
+    """The mean loss in nats per token, over all whole windows of `text`, which lie side by side."""
     count = (len(text) - 1) // context
     x = text[: count * context].view(count, context)
     y = text[1 : count * context + 1].view(count, context)
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=250, help="steps between two measurements")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile: faster on a GPU")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile: faster on a GPU")
     for field in fields(Config):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     given = parser.parse_args()
@@ -101,7 +101,7 @@ def main() -> None:
             curve.append(row)
             print(row, flush=True)
 
-    # Rounded first and measured again: the loss in the log is that of the weights in the file.
+    # Round the weights first and measure again, so that the log's losses belong to the weights in the file.
     weights = {name: value.half() for name, value in model.state_dict().items()}
     model.load_state_dict(weights)
     torch.save({"config": asdict(config), "weights": {name: value.cpu() for name, value in weights.items()}}, given.out)

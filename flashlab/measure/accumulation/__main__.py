@@ -1,7 +1,7 @@
-"""How the tensor cores of a Hopper GPU add: which rule gives each bit of what they give, and whether the emulator does.
+"""How the tensor cores of a Hopper GPU add: which rule gives the same bits, and whether the emulator gives them too.
 
-python -m flashlab.measure.accumulation measure    on a GPU, into docs/results
-python -m flashlab.measure.accumulation compare    the rule and the emulator against the newest file there
+python -m flashlab.measure.accumulation measure    measure on a GPU and write docs/results
+python -m flashlab.measure.accumulation compare    hold the rule and the emulator to the newest file there
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flashlab.measure.accumulation.recorded import different, recorded, text
 from flashlab.measure.results import Data, Kind, markdown_table
 
 CHAIN = 6
-"""Instructions one after the other, each on the sums of the one before."""
+"""The length of a chain: instructions one after the other, each of which adds to the sums of the one before."""
 DRAWN, CHAINS = 20_000, 3_000
-"""Random cases of a kind, of single instructions and of chains."""
+"""Random cases per kind: of single instructions, and of chains."""
 
 
 def measure(folder: Path, *, replace: bool) -> None:
-    """Run all cases, count by rule how many come out the same in every bit, and save these counts and some of the cases."""
+    """Run all cases on the GPU, count how many each rule gives in every bit, and save the counts and some cases."""
     rows: list[dict[str, Any]] = []
     saved: list[dict[str, Any]] = []
     for name, instruction in INSTRUCTIONS.items():
@@ -60,19 +60,22 @@ def measure(folder: Path, *, replace: bool) -> None:
 
 
 def _cases(instruction: Instruction) -> list[tuple[int, Cases]]:
-    """Every kind, with how many of its cases are saved, besides one for each rule that it refutes."""
+    """Every kind of cases, with how many of them are saved (besides one case for each rule that the kind refutes)."""
     once, chains = drawn(instruction, 1, DRAWN, seed=0), drawn(instruction, CHAIN, CHAINS, seed=1)
     kinds = ((12, chosen(instruction)), (4, once), (1, chains))
     return [(few, kind) for few, several in kinds for kind in several]
 
 
 def _same(rule: Rule, kind: Cases, d: Array) -> Array:
-    """Which cases a rule gives in every bit."""
+    """Which cases a rule gives in every bit: booleans (n,), for the GPU's results `d` (n,)."""
     return rule.added(kind.a, kind.b, kind.c).view(np.uint32) == d.view(np.uint32)
 
 
 def compare(folder: Path) -> int:
-    """Print where the rule or the emulator (its e4m3: 16 bits it adds in float32) gives another bit; how many cases those are."""
+    """Print every case in which the rule or the emulator gives another bit, and return how many there are.
+
+    The emulator is held to it in e4m3 only: it adds products of 16 bits in float32.
+    """
     result = results.latest("accumulation", folder)
     if result is None:
         sys.exit(f"no measured products in {folder}: python -m flashlab.measure.accumulation measure, on a Hopper GPU")
@@ -90,7 +93,7 @@ def compare(folder: Path) -> int:
 
 
 class Row(Data):
-    """One instruction, its rule, and how many cases this rule and each other one give in every bit."""
+    """One instruction, its rule, and in how many cases this rule and each alternative give every bit."""
 
     instruction: str
     kept: int
@@ -102,7 +105,7 @@ class Row(Data):
 
 
 class Recorded(Data):
-    """Some cases of a kind, in hexadecimal: a, b, c and the sum."""
+    """Some cases of a kind in hexadecimal: a, b, c and the sum."""
 
     instruction: str
     name: str
@@ -110,17 +113,19 @@ class Recorded(Data):
 
 
 class Sums(Data):
-    """What `measure` found."""
+    """What `measure` found: a row per instruction, and recorded cases."""
 
     rows: tuple[Row, ...]
     recorded: tuple[Recorded, ...]
 
 
 def headline(data: Sums) -> str:
-    """Each rule, and in how many cases it holds."""
+    """One sentence: each rule, and in how many cases it holds."""
     by_rule: dict[str, list[str]] = {}
     for row in data.rows:
-        rule = f"{row.together} products at once, {row.kept} bits below the largest and {row.mantissa} of the sum"
+        rule = (
+            f"{row.together} products at a time, with {row.kept} bits below the largest and {row.mantissa} of the sum"
+        )
         by_rule.setdefault(rule, []).append(row.instruction)
     said = "; ".join(f"{rule} ({', '.join(names)})" for rule, names in by_rule.items())
     return (
@@ -130,7 +135,7 @@ def headline(data: Sums) -> str:
 
 
 def table(data: Sums) -> str:
-    """A row per rule, a column per instruction."""
+    """A Markdown table: a row per rule, a column per instruction."""
     rows = data.rows
     equal = [("as measured", *(f"{row.equal / row.cases:.2%}" for row in rows))]
     others = [(name, *(f"{row.alternatives[name] / row.cases:.2%}" for row in rows)) for name in rows[0].alternatives]
@@ -141,7 +146,7 @@ def table(data: Sums) -> str:
 KIND = Kind(
     "accumulation",
     "Numbers: how tensor cores add",
-    "by which rule tensor cores add products, bit for bit, and operands and results to hold the emulator to",
+    "the rule by which tensor cores add products, bit for bit, with cases that the emulator is held to",
     "python -m flashlab.measure.accumulation measure",
     Sums,
     headline,
@@ -154,8 +159,8 @@ def main() -> None:
         prog="python -m flashlab.measure.accumulation", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("what", choices=("measure", "compare"))
-    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="where the results lie")
-    parser.add_argument("--force", action="store_true", help="replace the file of today")
+    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="folder of the results")
+    parser.add_argument("--force", action="store_true", help="replace today's file")
     options = parser.parse_args()
     if options.what == "measure":
         measure(options.folder, replace=options.force)

@@ -1,4 +1,4 @@
-"""Operands and accumulators that tell one rule of adding from another: chosen ones, and random ones of many kinds."""
+"""Operands and accumulators that tell one rule of addition from another: chosen ones, and random ones of many kinds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_name("products.cu")
 
 @dataclass(frozen=True)
 class Instruction:
-    """A kernel of products.cu, compiled with FL_DTYPE = `macro`; its operands' type, and the rule by which it adds."""
+    """A kernel of products.cu, compiled with FL_DTYPE = `macro`, its operands' dtype, and the rule by which it adds."""
 
     entry: str
     macro: int
@@ -29,7 +29,7 @@ class Instruction:
 
     @property
     def depth(self) -> int:
-        """Products that are added."""
+        """How many products one instruction adds to an accumulator."""
         return 32 // self.dtype.itemsize
 
 
@@ -48,7 +48,7 @@ INSTRUCTIONS = {
 
 @dataclass(frozen=True)
 class Cases:
-    """Cases of one kind: a and b (n, steps · depth) of the operands' type, c (n,) float32."""
+    """Cases of one kind: a and b (n, steps · depth) in the operands' dtype, c (n,) in float32."""
 
     name: str
     a: Array
@@ -57,14 +57,15 @@ class Cases:
 
 
 Pairs = dict[int, tuple[float, float]]
-"""Factors by place; all others are 0."""
+"""The two factors of a product, by its place in the sum. All other products are 0."""
 
 
 def chosen(instruction: Instruction) -> Iterator[Cases]:
-    """One question each. 2^16 and -2^16 set the scale and cancel; the smaller ones beside them show what was kept of them."""
+    """Cases that each ask one question. 2^16 and -2^16 set the scale and cancel. What is left of the smaller addends
+    beside them shows how many bits were kept."""
     depth, kept = instruction.depth, instruction.rule.kept
-    bits = {E4M3: 3, FLOAT16: 10, BFLOAT16: 7}[instruction.dtype]  # of a mantissa
-    last, signs = 16 - kept, (1, -1)  # 2^last is what is just kept
+    bits = {E4M3: 3, FLOAT16: 10, BFLOAT16: 7}[instruction.dtype]  # of the mantissa
+    last, signs = 16 - kept, (1, -1)  # 2^last is the smallest power of two that is kept
     big: Pairs = {0: (256, 256), 1: (-256, 256)}
     near = range(last - 3, 17)
 
@@ -131,7 +132,7 @@ def chosen(instruction: Instruction) -> Iterator[Cases]:
         ],
     )
     tiny = 2.0 ** (instruction.rule.least - bits)
-    other = -instruction.rule.least - 6  # brings a product to where one of e4m3 is
+    other = -instruction.rule.least - 6  # scales a product to the size that it has in e4m3
     yield of(
         "subnormal operands",
         [
@@ -144,13 +145,13 @@ def chosen(instruction: Instruction) -> Iterator[Cases]:
 
 
 def drawn(instruction: Instruction, steps: int, n: int, seed: int) -> Iterator[Cases]:
-    """Random ones, `n` of a kind, chains of so many instructions."""
+    """Random cases, `n` of each kind, for chains of `steps` instructions."""
     random = np.random.default_rng(seed)
     shape, dtype = (n, steps * instruction.depth), instruction.dtype
 
     def normal(spread: int, least: int = 0) -> Array:
         x = random.standard_normal(shape) * np.exp2(random.integers(least - spread, spread + 1, shape))
-        return np.clip(x, -448, 448).astype(dtype)  # the most that e4m3 has
+        return np.clip(x, -448, 448).astype(dtype)  # the largest number of e4m3
 
     def whole(x: Array) -> Array:
         return x.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The same products on a GPU and on the emulator."""
+"""Runs the same products on a GPU and on the emulator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flashlab.run.arrays import cupy
 __all__ = ["Run", "emulated", "on_gpu"]
 
 Run = Callable[[Instruction, Cases], Array]
-"""What an instruction makes of cases: float32 (n,)."""
+"""A way of running an instruction on n cases. It returns the sums, float32 (n,)."""
 
-SIDE, STEP, THREADS = 64, 32, 128  # cases a block, bytes of an operand's row
+SIDE, STEP, THREADS = 64, 32, 128  # cases per block, bytes of an operand's row, threads per block
 SRAM = 2 * SIDE * 128
 
 
 def on_gpu(instruction: Instruction, cases: Cases) -> Array:
-    """By this machine's GPU, which must be a Hopper."""
+    """The sums (n,) from this machine's GPU, which must be a Hopper."""
     cp = cupy()
     options = ("-std=c++17", "-arch=sm_90a", f"-DFL_DTYPE={instruction.macro}", f"-I{kernels_cu.include_dir()}")
     kernel = cp.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=options).get_function(instruction.entry)
@@ -32,7 +32,7 @@ def on_gpu(instruction: Instruction, cases: Cases) -> Array:
 
 
 def emulated(instruction: Instruction, cases: Cases) -> Array:
-    """By the emulator, which must find nothing wrong."""
+    """The sums (n,) from the emulator, which must find no misuse."""
     a, b, c = _blocks(cases)
     arena = Arena()
     arena.put("a", a)
@@ -47,7 +47,7 @@ def emulated(instruction: Instruction, cases: Cases) -> Array:
 
 
 def _blocks(cases: Cases) -> tuple[Array, Array, Array]:
-    """As products.cu takes them: bytes (blocks, steps, 64, 32) of a and b, float32 (blocks, 64) of c."""
+    """The cases as products.cu takes them: a and b as bytes (blocks, steps, 64, 32), c as float32 (blocks, 64)."""
     n = len(cases.c)
     blocks = -(-n // SIDE)
     c = np.zeros(blocks * SIDE, np.float32)

@@ -1,12 +1,13 @@
 """How tensor cores add the products of one instruction to the accumulator, as rules that a GPU can be held to.
 
-The rule, `Rule`: each product is exact. All addends, the accumulator among them, are cut off (towards zero) `kept` bits below the
-leading bit of the largest, which for a product is where its factors' exponents put it. What is left is summed exactly, and of the
-sum `mantissa` bits behind the leading one remain, again cut off.
+By `Rule`, each product is exact. All addends, including the accumulator, are truncated towards zero, `kept` bits below
+the leading bit of the largest addend. A product's leading bit is taken to be where the exponents of its factors put
+it. The truncated addends are summed exactly. The sum is then truncated too, to `mantissa` bits behind its leading bit.
 
-That addends are aligned and cut was found by Fasi et al. (PeerJ Computer Science 7, e330) and Li et al. (arXiv 2403.00232) on
-earlier tensor cores; rules for Hopper's are in Xie et al. (arXiv 2511.10909) and Khattak and Mikaitis (arXiv 2512.07004), and
-DeepSeek-V3 (arXiv 2412.19437) speaks of about 14 bits. Everything else that is defined here is a rule that measurements rule out.
+Fasi et al. (PeerJ Computer Science 7, e330) and Li et al. (arXiv 2403.00232) found on earlier tensor cores that
+addends are aligned and truncated. Rules for Hopper's are in Xie et al. (arXiv 2511.10909) and Khattak and Mikaitis
+(arXiv 2512.07004). DeepSeek-V3 (arXiv 2412.19437) speaks of about 14 bits. Every other rule that is defined here is
+refuted by measurements.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ __all__ = ["Rule", "alternatives"]
 
 Array = np.ndarray[Any, Any]
 NOTHING = -10_000
-"""The exponent of 0: less than any."""
+"""The exponent of 0, below any other."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Bits kept below the leading one of the largest addend, and of the sum; how many products are added at once; the exponent of
-    the operands' smallest normal number, which subnormal ones have, too."""
+    """`kept` bits remain below the leading bit of the largest addend, and `mantissa` bits of the sum. `together`
+    products are added at a time. `least` is the exponent of the operands' smallest normal number, which subnormal
+    numbers have too."""
 
     kept: int
     mantissa: int
@@ -35,7 +37,10 @@ class Rule:
     least: int
 
     def added(self, a: Array, b: Array, c: Array) -> Array:
-        """c + the sum over k of a_k b_k, float32 (n,): a and b (n, depth) of any float type, finite; c (n,) float32."""
+        """c + the sum over k of a_k b_k, in float32 (n,).
+
+        a and b are (n, depth), of any floating-point dtype and finite; c is float32 (n,).
+        """
         a, b = a.astype(np.float64), b.astype(np.float64)
         for first in range(0, a.shape[1], self.together):
             c = self._step(a[:, first : first + self.together], b[:, first : first + self.together], c)
@@ -50,20 +55,20 @@ class Rule:
         return (self.cut(total / last) * last).astype(np.float32)
 
     def sizes(self, a: Array, b: Array) -> Array:
-        """Exponents of the products."""
+        """The exponents that the products a * b are aligned by."""
         return exponent(a, self.least) + exponent(b, self.least)
 
     def summed(self, units: Array) -> Array:
-        """Of addends (n, depth) in units of what is kept."""
+        """The sum (n,) of addends (n, depth), in units of the last bit that is kept."""
         return self.cut(units).sum(axis=1)
 
     def cut(self, x: Array) -> Array:
-        """To whole numbers."""
+        """Numbers truncated to integers."""
         return np.trunc(x)
 
 
 def exponent(x: Array, least: int) -> Array:
-    """Of the leading bit, at least `least`; of 0 `NOTHING`."""
+    """The exponent of each number's leading bit: at least `least`, and `NOTHING` for 0."""
     return np.where(x == 0, NOTHING, np.maximum(np.frexp(x)[1] - 1, least))
 
 
@@ -93,7 +98,7 @@ class _Normalized(Rule):
 
 
 def alternatives(rule: Rule) -> Mapping[str, Rule]:
-    """What else it might have been, by what would be different."""
+    """Rules that differ from this one in one respect, by that respect."""
     numbers = (rule.kept, rule.mantissa, rule.together, rule.least)
     return {
         "one bit fewer kept": replace(rule, kept=rule.kept - 1),

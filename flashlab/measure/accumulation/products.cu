@@ -1,6 +1,6 @@
-// What one matrix product makes of chosen operands: d = c + sum of a_k b_k, each case for itself, 64 to a block. Case i has row i
-// of A, row i of B and the accumulators of row i; its sum is the one on the diagonal. Of a chain of products, `steps` long,
-// up to four are issued at once.
+// What one matrix product makes of chosen operands: d = c + sum of a_k b_k for each case, with 64 cases per block.
+// Case i has row i of A, row i of B and the accumulators of row i; its sum lies on the diagonal. Up to four products
+// of a chain, which is `steps` long, are issued at once.
 //
 //   a, b (blocks, steps, 64, 32 bytes)    c, d (blocks, 64) float32
 #include "memory.cuh"
@@ -11,7 +11,7 @@
 constexpr int SIDE = 64, STEP = 32, ROW = 128, AT_ONCE = ROW / STEP;  // cases; bytes of a product's row, of a row in SRAM
 
 struct Place { int row, column; };
-// Where accumulator c[n][e] of this thread lies.
+// Where accumulator c[n][e] of this thread lies in the block's 64 x 64 sums.
 DEVICE Place place(int n, int e) {
   return {warp_id() * 16 + lane_id() / 4 + e / 2 * 8, 8 * n + lane_id() % 4 * 2 + e % 2};
 }
@@ -33,14 +33,14 @@ DEVICE void store_d(float* d, const float (&s)[SIDE / 8][4]) {
     }
 }
 
-// The four words of A that a thread holds in registers: of 32 bytes from each of 64 rows.
+// The four words of A that a thread holds in registers, from 64 rows of 32 bytes.
 DEVICE void load_a(unsigned (&r)[4], const char* rows) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     r[i] = load_global<unsigned>(rows + (place(0, 0).row + i % 2 * 8) * STEP + lane_id() % 4 * 4 + i / 2 * 16);
 }
 
-// So many steps from HBM into rows of 128 bytes, swizzled.
+// Copies `steps` steps from HBM into swizzled rows of 128 bytes.
 DEVICE void stage(unsigned base, const char* from, int steps) {
   for (int i = threadIdx.x; i < steps * SIDE * 2; i += WARPGROUP) {
     const int row = i / 2 % SIDE, piece = i / 2 / SIDE * 2 + i % 2;
@@ -98,7 +98,7 @@ wgmma_e4m3_registers(const char* a, const char* b, const float* c, float* d, int
   });
 }
 
-// 16 bits: float16 or bfloat16, by FL_DTYPE.
+// 16-bit operands: float16 or bfloat16, by FL_DTYPE.
 extern "C" __global__ void __launch_bounds__(WARPGROUP)
 wgmma_16(const char* a, const char* b, const float* c, float* d, int steps) {
   run(a, b, c, d, steps, [](auto& s, unsigned long long a, const char*, unsigned long long b) { wgmma_ss(s, a, b, 1); });

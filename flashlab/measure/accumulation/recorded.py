@@ -1,4 +1,4 @@
-"""Cases as text in a results file: a line holds a's and b's bytes, then c and what the GPU made of them, all in hexadecimal."""
+"""Cases as text in a results file. A line holds the bytes of a and b, then c and the GPU's sum, all in hexadecimal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["different", "recorded", "text"]
 
 
 def text(kind: Cases, d: Array, which: Iterable[int]) -> list[str]:
-    """Of the cases `which`."""
+    """One line per case: `which` of the cases, with the GPU's sums `d` (n,)."""
     return [f"{kind.a[i].tobytes().hex()} {kind.b[i].tobytes().hex()} {_word(kind.c[i])} {_word(d[i])}" for i in which]
 
 
 def recorded(data: Mapping[str, Any]) -> Iterator[tuple[Instruction, Cases, Array]]:
-    """What a results file of kind `accumulation` holds, and what came out."""
+    """The instructions, cases and GPU's sums in the data of a result of kind `accumulation`."""
     for row in data["recorded"]:
         instruction = INSTRUCTIONS[row["instruction"]]
         a, b, c, d = zip(*(line.split() for line in row["cases"]), strict=True)
@@ -28,7 +28,7 @@ def recorded(data: Mapping[str, Any]) -> Iterator[tuple[Instruction, Cases, Arra
 
 
 def different(kind: Cases, d: Array, got: Array) -> list[str]:
-    """A line for each case that came out as `d` and not, in every bit, as `got`."""
+    """One line per case in which `got` and the GPU's sum `d` differ in a bit."""
     where = np.flatnonzero(d.view(np.uint32) != got.view(np.uint32))
     return [f"{kind.name}, {i}: {float(got[i]).hex()} for {float(d[i]).hex()}" for i in where]
 

@@ -1,7 +1,7 @@
-"""What ncu counts for every access pattern, on a GPU, and whether the emulator counts the same.
+"""What ncu counts for every access pattern on a GPU, and whether the emulator counts the same.
 
-python -m flashlab.measure.patterns measure    under ncu, into docs/results
-python -m flashlab.measure.patterns compare    the emulator against the newest file there
+python -m flashlab.measure.patterns measure    measure under ncu and write docs/results
+python -m flashlab.measure.patterns compare    hold the emulator to the newest file there
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flashlab.measure.results import Data, Kind, markdown_table
 COUNTERS = {
     **SECTORS,
     **WAVEFRONTS,
-    # the same by the hardware's own counters, as far as it has them by instruction
+    # the same by the hardware's own counters, where it has them by instruction
     "hardware_wavefronts_ld": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld",
     "hardware_wavefronts_st": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st",
 }
@@ -65,7 +65,7 @@ def _row(pattern: Pattern, counters: dict[str, int]) -> dict[str, Any]:
 
 
 def compare(folder: Path) -> int:
-    """Print where the emulator counts otherwise; the number of such patterns that nobody expects."""
+    """Print every pattern that the emulator unexpectedly counts otherwise, and return how many there are."""
     result = results.latest("patterns", folder)
     if result is None:
         sys.exit(f"no measured patterns in {folder}: python -m flashlab.measure.patterns measure, on a GPU")
@@ -78,8 +78,8 @@ def compare(folder: Path) -> int:
         print(text)
     known = len(found) - len(unexpected)
     print(
-        f"{len(rows) - len(found)} of {len(rows)} patterns counted alike, {known} copies across lines of 128 bytes not "
-        f"({result.path.name})"
+        f"{len(rows) - len(found)} of {len(rows)} patterns are counted alike; {known} copies across lines of 128 bytes are "
+        f"not, as expected ({result.path.name})"
     )
     return len(unexpected)
 
@@ -87,7 +87,7 @@ def compare(folder: Path) -> int:
 class Row(Data):
     """One pattern: an instruction, the lanes that take part, the byte offsets of all 32 lanes, and what was counted.
 
-    Counters that are 0 are left out.
+    A counter that is 0 is left out.
     """
 
     kernel: str
@@ -138,8 +138,8 @@ def main() -> None:
         prog="python -m flashlab.measure.patterns", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("what", choices=("measure", "compare"))
-    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="where the results lie")
-    parser.add_argument("--force", action="store_true", help="replace the file of today")
+    parser.add_argument("--folder", type=Path, default=results.FOLDER, help="folder of the results")
+    parser.add_argument("--force", action="store_true", help="replace today's file")
     options = parser.parse_args()
     if options.what == "measure":
         measure(options.folder, replace=options.force)

@@ -1,4 +1,4 @@
-"""The same patterns on the emulator."""
+"""Runs the access patterns on the emulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pattern_of(row: Mapping[str, Any]) -> Pattern:
 
 
 def launched(kernels: Library, pattern: Pattern) -> Launched:
-    """One warp's launch."""
+    """Launch a pattern: one warp."""
     arena = Arena()
     arena.new("data", SPAN)
     arguments = [arena.pointer("data").to_bytes(8, "little"), pattern.argument().tobytes()]
@@ -33,7 +33,7 @@ def launched(kernels: Library, pattern: Pattern) -> Launched:
 
 
 def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
-    """Sectors and wavefronts by instruction, as `flashlab.measure.counters` names them; those that are 0 left out."""
+    """The emulator's sectors and wavefronts by instruction, without zeros. `measure.counters` gives the names."""
     found: Counter[str] = Counter()
     for row in launched(kernels, pattern).moved:
         name, quantity = ("sectors", row.sectors) if row.space == "hbm" else ("wavefronts", row.wavefronts)
@@ -42,8 +42,11 @@ def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
 
 
 def measured(row: Mapping[str, Any]) -> dict[str, int]:
-    """What the emulator must count: the hardware's own counters where it has them, else those that ncu makes from the
-    instructions (which differ for a few 16-byte loads: counts.cpp says how)."""
+    """What the emulator must count for a saved row.
+
+    It is the hardware's own counter where there is one, and otherwise the one that ncu derives from instructions. The
+    two differ for a few 16-byte loads; counts.cpp says how.
+    """
     counters: dict[str, int] = row["counters"]
     mine = {name: n for name, n in counters.items() if not name.startswith("hardware_")}
     return {name: counters.get(f"hardware_{name}", n) for name, n in mine.items()}
@@ -52,7 +55,7 @@ def measured(row: Mapping[str, Any]) -> dict[str, int]:
 def differences(
     rows: Iterable[Mapping[str, Any]], kernels: Library | None = None
 ) -> list[tuple[Mapping[str, Any], str]]:
-    """The measured patterns that the emulator counts otherwise, each with a line that says how."""
+    """The measured patterns that the emulator counts otherwise, each with a line that shows both counts."""
     kernels = kernels or library()
     found: list[tuple[Mapping[str, Any], str]] = []
     for row in rows:
@@ -63,8 +66,10 @@ def differences(
 
 
 def crosses_lines(pattern: Pattern) -> bool:
-    """Whether a copy takes a line of SRAM (128 bytes) from several lines of HBM, or one of HBM to several: only there the
-    wavefronts of copies may differ from ncu's."""
+    """True if a copy fills a line of SRAM (128 bytes) from several of HBM, or spreads a line of HBM over several.
+
+    Only for such copies may the emulator's wavefronts differ from ncu's.
+    """
     lanes = [lane for lane in range(32) if pattern.mask >> lane & 1]
     pairs = {(pattern.at[lane] // 128, pattern.to[lane] // 128) for lane in lanes}
     return len(pairs) > min(len({line for line, _ in pairs}), len({line for _, line in pairs}))

@@ -1,4 +1,4 @@
-"""Launches patterns on this machine's GPU, for ncu to look at: `python -m flashlab.measure.patterns.gpu FILE`.
+"""Launches access patterns on this machine's GPU, under ncu: `python -m flashlab.measure.patterns.gpu FILE`.
 
 FILE is a JSON list of patterns' fields.
 """
@@ -18,7 +18,7 @@ def launch(patterns: Sequence[Pattern]) -> None:
     """Launch every pattern once, in order, one warp each."""
     import kernels_cu
 
-    # COUNTED: else ncu misreads copies whose address in SRAM holds a constant (copy_async in memory.cuh)
+    # without COUNTED, ncu misreads copies whose address in SRAM contains a constant (copy_async in memory.cuh)
     options = ("-std=c++17", "-DFL_DTYPE=1", "-DCOUNTED", f"-I{kernels_cu.include_dir()}")
     module = cupy().RawModule(code=SOURCE.read_text(encoding="utf-8"), options=options)
     data = cupy().zeros(SPAN, "u1")

@@ -1,18 +1,18 @@
-// One warp, one access: each lane of `mask` touches `at` (bytes from the start of HBM's `data` or of SRAM). ncu and the
-// emulator count the same launches; which addresses are asked for is data, in patterns.py.
+// One warp makes one access: each lane of `mask` touches `at` (bytes from the start of `data` in HBM, or of SRAM). ncu
+// and the emulator count the same launches. The addresses come from patterns.py.
 #include "mma.cuh"
 
 struct Lanes {
   int at[32];
-  int to[32];  // copies: where in SRAM
+  int to[32];  // for copies: the place in SRAM
   unsigned mask;
 };
 
-// SRAM needs a launch that asks for it: 32 KB.
+// Kernels that touch SRAM are launched with 32 KB of it.
 DEVICE bool active(const Lanes& lanes) { return lanes.mask >> lane_id() & 1; }
 DEVICE int at(const Lanes& lanes) { return lanes.at[lane_id()]; }
 
-// Uses what was loaded, or ptxas drops the load: it can't know that `data` holds no such value.
+// Uses what was loaded, so that ptxas keeps the load: it can't know that `data` never holds this value.
 DEVICE void use(char* data, unsigned x) {
   if (x == 0x9e3779b9) store_global(data, x);
 }

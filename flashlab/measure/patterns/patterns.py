@@ -1,4 +1,5 @@
-"""Which addresses the lanes of a warp ask for, in every arrangement that could matter to a memory pipe."""
+"""The access patterns: which addresses a warp's lanes ask for, in every arrangement that may matter to a memory
+pipe."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ __all__ = ["KERNELS", "LANES", "SOURCE", "SPAN", "Pattern", "patterns"]
 SOURCE = Path(__file__).with_name("patterns.cu")
 
 LANES = np.dtype([("at", "i4", 32), ("to", "i4", 32), ("mask", "u4")])
-"""`struct Lanes` of patterns.cu."""
+"""The layout of `struct Lanes` in patterns.cu."""
 
 SPAN = 32 * 1024
-"""Bytes that patterns reach into, of HBM and of SRAM."""
+"""The bytes of HBM, and of SRAM, that patterns may touch."""
 
 KERNELS = (
     "load_global_4", "load_global_8", "load_global_16", "store_global_4", "store_global_8", "store_global_16",
     "add_global_4", "copy_async_16", "load_shared_4", "load_shared_8", "load_shared_16", "store_shared_4",
     "store_shared_8", "store_shared_16", "ldmatrix_16", "ldmatrix_transposed_16",
 )  # fmt: skip
-"""Kernels of patterns.cu; the number is how many bytes a lane asks for."""
+"""The kernels of patterns.cu. The number is how many bytes each lane asks for."""
 
 ALL = 0xFFFFFFFF
 MASKS = {
@@ -46,7 +47,7 @@ SLOTS: dict[str, Callable[[int], int]] = {
     "quarters interleaved": lambda i: i % 8 * 4 + i // 8,
     "halves interleaved": lambda i: i % 16 * 2 + i // 16,
     **{f"stride {s}": lambda i, s=s: i * s for s in (2, 3, 4, 8, 32)},
-    # one bit of the lane's number doesn't matter: these two lanes ask for the same
+    # one bit of the lane number doesn't matter: two lanes ask for the same
     **{f"lanes {1 << b} apart the same": lambda i, b=b: i >> b + 1 << b | i & (1 << b) - 1 for b in range(5)},
     "lanes 2 apart the same, stride 2": lambda i: 2 * (i & ~2),
     "first half in pairs": lambda i: i // 2 if i < 16 else i,
@@ -62,12 +63,12 @@ COPIED: dict[str, Callable[[int], int]] = {
     **{f"from {n} on": lambda i, n=n: i + n for n in (2, 3, 4, 6)},
     **{f"stride {s}": lambda i, s=s: i * s for s in (5, 6, 7)},
 }
-"""Element numbers by lane, in units of what a lane asks for; further ones for copies, to and from."""
+"""Further patterns for copies. Like `SLOTS`, each gives a lane's place, in units of what one lane asks for."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A kernel and what its warp's lanes ask for: byte offsets `at`, for copies also `to` in SRAM, lanes by `mask`."""
+    """A kernel, and the byte offsets `at` that the lanes of `mask` ask for. Copies go to the offsets `to` in SRAM."""
 
     name: str
     kernel: str
@@ -77,21 +78,21 @@ class Pattern:
 
     @property
     def bytes(self) -> int:
-        """Of a lane."""
+        """How many bytes each lane asks for."""
         return int(self.kernel.rsplit("_", 1)[1])
 
     @property
     def in_sram(self) -> bool:
-        """Whether the kernel touches SRAM."""
+        """True if the kernel touches SRAM."""
         return "global" not in self.kernel
 
     def argument(self) -> np.void:
-        """`struct Lanes`, as the kernel takes it."""
+        """The kernel's argument, a `struct Lanes`."""
         return np.array([(self.at, self.to, self.mask)], LANES)[0]
 
 
 def patterns(drawn: int = 8) -> list[Pattern]:
-    """All patterns: those with a name, and `drawn` random ones a kernel, the same every time."""
+    """All patterns: the named ones, and `drawn` random ones per kernel, which are the same every time."""
     return [pattern for kernel in KERNELS for pattern in (*_named(kernel), *_drawn(kernel, drawn))]
 
 
@@ -104,7 +105,7 @@ def _named(kernel: str) -> Iterator[Pattern]:
         yield Pattern(name, kernel, at, contiguous)
         if copies:
             yield Pattern(f"contiguous to {name}", kernel, contiguous, at)
-    if kernel.startswith("ldmatrix"):  # takes all lanes
+    if kernel.startswith("ldmatrix"):  # ldmatrix needs all lanes
         return
     for name, mask in MASKS.items():
         yield Pattern(name, kernel, tuple(width * i for i in range(32)), contiguous, mask)
@@ -129,12 +130,12 @@ def _drawn(kernel: str, n: int) -> Iterator[Pattern]:
 
 
 def _slots(rng: random.Random, kind: int, most: int) -> list[int]:
-    """Numbers under `most`, one a lane."""
+    """32 random numbers below `most`, one per lane."""
     if kind == 0:  # the lane number's bits, each XORing in some bits of the slot number: strides, swizzles, duplicates
         columns = [rng.getrandbits(rng.choice([1, 3, 5, 8])) % most for _ in range(5)]
         shift = rng.getrandbits(8) % most
         return [shift ^ _xor(columns[b] for b in range(5) if i >> b & 1) for i in range(32)]
-    if kind == 1:  # some few, drawn again and again
+    if kind == 1:  # a few numbers, drawn again and again
         pool = [rng.randrange(min(most, 256)) for _ in range(rng.choice([2, 4, 8, 16, 32]))]
         return [rng.choice(pool) for _ in range(32)]
     order = list(range(32))  # neighbours in any order, some of them doubled

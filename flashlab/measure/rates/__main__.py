@@ -1,9 +1,10 @@
-"""What an SM does in a clock, and how long it waits: the figures of simulator/time/rates.py, measured on a GPU.
+"""What an SM does per clock, and how long it waits: the figures of simulator/time/rates.py, measured on a GPU.
 
-    python -m flashlab.measure.rates          into docs/results
+    python -m flashlab.measure.rates          writes docs/results
 
-Throughputs are of a whole SM kept as busy as possible, latencies of one load after another, both in clocks that the SM itself
-counts. `clocks`: at which rate those ran while attention kernels did, side by side as `flashlab bench` times them.
+Throughputs are of a whole SM that is kept as busy as possible. Latencies are of loads that wait for each other. Both
+are in clocks that the SM itself counts. `clocks` says at which rate these clocks came while attention kernels ran,
+interleaved as `flashlab bench` times them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flashlab.run.arrays import cupy
 SOURCE = Path(__file__).with_name("rates.cu")
 CHAINS = 8  # of rates.cu
 MACROS = ("-DFL_DTYPE=2", "-DHEAD_DIM=128", "-DBR=128", "-DBC=128", "-DSTAGES=2", "-DPAIRS=0")
-"""As flash3 is compiled for head dim 128 in bfloat16."""
+"""The macros of flash3 for head dim 128 in bfloat16."""
 MB = 1 << 20
 LANES = 1024  # threads that keep an SM's units busy
 INSTRUCTIONS: dict[str, tuple[type[np.generic], int]] = {
@@ -37,10 +38,10 @@ INSTRUCTIONS: dict[str, tuple[type[np.generic], int]] = {
     "convert_pair": (np.uint32, 1),
     "convert_two_pairs_e4m3": (np.uint32, 2),
 }
-"""INSTRUCTION of rates.cu: the type of its argument, and machine instructions of a statement."""
-STATEMENTS = 256  # of a turn in rates.cu
+"""The kernels that INSTRUCTION of rates.cu defines: their argument's type, and machine instructions per statement."""
+STATEMENTS = 256  # per turn in rates.cu
 PRODUCT = 64
-"""Clocks of a product, 64 x 128 x 16, at the tensor cores' full rate."""
+"""The clocks of one product, 64 x 128 x 16, at the tensor cores' full rate."""
 WATCHED = ("flash3", "flash3_3", "flash3_2", "flash3_1", "flash2")
 SECONDS = 0.35
 Row = dict[str, Any]
@@ -72,7 +73,7 @@ class Machine:
         blocks: int | None = None,
         sram: int = 0,
     ) -> float:
-        """Of the median block, the second time that all run."""
+        """The clocks of a kernel's median block, in its second launch."""
         blocks = self.sms if blocks is None else blocks
         found, function = self.cp.zeros(blocks, "i8"), self.function(name, sram)
         for _ in range(2):
@@ -81,7 +82,7 @@ class Machine:
 
 
 def throughputs(m: Machine) -> list[Row]:
-    """Results of an instruction a clock and SM."""
+    """Each instruction's results per clock and SM, and the bandwidth of SRAM."""
     cp = m.cp
     rows: list[Row] = []
     for name, (kind, results_each) in {**INSTRUCTIONS, "compare_and_select": (np.float32, 1)}.items():
@@ -105,7 +106,7 @@ def throughputs(m: Machine) -> list[Row]:
 
 
 def latencies(m: Machine) -> list[Row]:
-    """Clocks of one load, after another that says where it reads."""
+    """The clocks that one load or instruction takes when each waits for the one before it."""
     cp = m.cp
     found = {
         "shared_latency": m.clocks("shared_latency", 4096, cp.uint32(0), m.sink, threads=32, blocks=1, sram=1024) / 4096
@@ -117,18 +118,24 @@ def latencies(m: Machine) -> list[Row]:
         chain = cp.zeros((lines, 32), "i8")
         chain[order, 0] = chain.data.ptr + 256 * cp.roll(order, -1)
         if name == "dram_latency":
-            cp.zeros(256 * MB, "u1")  # what the L2 holds now is something else
+            cp.zeros(256 * MB, "u1")  # this replaces what the L2 holds
             function, clocks = m.function("global_latency"), cp.zeros(1, "i8")
             function((1,), (1,), (clocks, cp.int32(hops), cp.int64(chain.data.ptr), m.sink))
             found[name] = float(clocks[0]) / hops
         else:
-            m.clocks("global_latency", lines, cp.int64(chain.data.ptr), m.sink, threads=1, blocks=1)  # into the L2
+            m.clocks(
+                "global_latency", lines, cp.int64(chain.data.ptr), m.sink, threads=1, blocks=1
+            )  # brings the chain into the L2
             found[name] = m.clocks("global_latency", hops, cp.int64(chain.data.ptr), m.sink, threads=1, blocks=1) / hops
     return [{"what": name, "unit": "clocks", "value": value} for name, value in found.items()]
 
 
 def bandwidths(m: Machine) -> list[Row]:
-    """Bytes a clock from the L2: of one SM alone, and of each while all ask; by loads, and by boxes of the copy engine."""
+    """Bytes per clock and SM from the L2, by loads and by boxes of the copy engine (TMA).
+
+    They are measured for one SM alone, and while all SMs ask. The latency of a single box, from the L2 and from DRAM,
+    is measured too.
+    """
     cp = m.cp
     rows: list[Row] = []
     data = cp.zeros(16 * MB, "u1")
@@ -160,7 +167,7 @@ def bandwidths(m: Machine) -> list[Row]:
 
 
 def products(m: Machine) -> list[Row]:
-    """FLOPs a clock and SM of the tensor cores, by instruction and by how many warps or warpgroups issue it."""
+    """The tensor cores' FLOPs per clock and SM, by instruction and by how many warps issue it."""
     cp = m.cp
     rows: list[Row] = []
     for warps in (4, 8, 16):
@@ -185,7 +192,7 @@ def products(m: Machine) -> list[Row]:
     ):
         for groups in (1, 2, 3):
             if n == 256 and groups == 3:
-                continue  # registers
+                continue  # too many registers
             clocks = m.clocks(name, 256, cp.int32(0), m.sink, threads=128 * groups, sram=64 * 1024)
             rows.append(
                 {
@@ -200,8 +207,11 @@ def products(m: Machine) -> list[Row]:
 
 
 def softmax(m: Machine) -> list[Row]:
-    """Clocks of flash3's exponentials of 64 x 128 scores a warpgroup: alone, and beside a warpgroup that multiplies all the time,
-    with the clocks of eight products there; and of a turn that two warpgroups pass to each other."""
+    """The clocks that flash3's exponentials of 64 x 128 scores per warpgroup take, alone and beside other work.
+
+    The other work is a warpgroup that multiplies all the time; the clocks that its eight products take are measured
+    too. Then come the clocks of one turn (ping-pong) that two warpgroups pass to each other.
+    """
     cp = m.cp
     rows: list[Row] = []
     for groups in (1, 2, 3):
@@ -213,7 +223,7 @@ def softmax(m: Machine) -> list[Row]:
             for rounds, products in (
                 (128, 2048),
                 (1024, 256),
-            ):  # the products outlast the exponentials, and the other way round
+            ):  # first the products outlast the exponentials, then the exponentials the products
                 times = cp.zeros((m.sms, 2), "i8")
                 function = m.function(f"exponentials_beside_{name}", 64 * 1024)
                 for _ in range(2):
@@ -240,10 +250,14 @@ def softmax(m: Machine) -> list[Row]:
 
 
 def instructions_beside_products(m: Machine) -> list[Row]:
-    """Instructions of one kind that a warp issues in a clock of its sub-partition, and the share of their full rate that the tensor
-    cores reach: each alone, and while a warpgroup does the one and another the other. Products follow each other without end
-    (`_beside_products`), or in batches of eight that are waited for before the next are issued (`_beside_batches`)."""
-    cp, sram, many, never = m.cp, 64 * 1024, 1 << 15, 1 << 20  # so many turns aren't over before the products are
+    """How instructions and matrix products slow each other down when two warpgroups do them side by side.
+
+    For each kind of instruction: how many a warp issues per clock of its sub-partition, and the share of their full
+    rate that the tensor cores reach, each alone and both together. Products follow each other without end
+    (`_beside_products`), or come in batches of eight, each of which is waited for before the next is issued
+    (`_beside_batches`).
+    """
+    cp, sram, many, never = m.cp, 64 * 1024, 1 << 15, 1 << 20  # `never`: more turns than fit beside the products
 
     def rates(name: str, kind: type[np.generic], each: int, rounds: int, count: int) -> tuple[float, float]:
         found, function = cp.zeros((m.sms, 3), "i8"), m.function(name, sram)
@@ -265,8 +279,8 @@ def instructions_beside_products(m: Machine) -> list[Row]:
 
 
 def turnover(m: Machine) -> list[Row]:
-    """Clocks from a block's last instruction to the first of the next that takes its place, for blocks that fill an SM; and
-    microseconds of a launch that does nothing, as events have it."""
+    """The clocks from a block's last instruction to the first of the block that takes its place, for blocks that fill
+    an SM; and the microseconds of a launch that does nothing, by events."""
     cp, sram, each = m.cp, 200 * 1024, 8
     blocks = m.sms * each
     times = cp.zeros((blocks, 3), "i8")
@@ -297,7 +311,7 @@ def turnover(m: Machine) -> list[Row]:
 
 
 def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
-    """GHz of the SMs, from before a kernel to after it, while kernels of a cell are timed in turn: the median of the calls."""
+    """The SMs' clock rate in GHz during each kernel, while a cell's kernels are timed in turn: the calls' median."""
     torch: Any = importlib.import_module("torch")
     rows: list[Row] = []
     watch = m.function("watch")
@@ -326,7 +340,7 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
         for name, found, spent in zip(WATCHED, seen.values(), times, strict=True):
             rates = [
                 (b - a).get().astype(float) for a, b in found[len(found) // 3 :]
-            ]  # from when the clock has settled
+            ]  # skip the calls before the clock has settled
             gigahertz = statistics.median(float(m.cp.median(m.cp.asarray(r[:, 0] / r[:, 1]))) for r in rates)
             rows.append(
                 {"algorithm": name, **vars(cell), "milliseconds": statistics.median(spent), "gigahertz": gigahertz}
@@ -335,7 +349,7 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
 
 
 class Rate(Data):
-    """One rate or latency. `products` and `tensor_share` are of what the tensor cores did beside it."""
+    """One rate or latency. `products` and `tensor_share` say what the tensor cores did at the same time."""
 
     what: str
     unit: str
@@ -349,7 +363,7 @@ class Rate(Data):
 
 
 class Clock(Data):
-    """A kernel in a cell of `flashlab bench`, and the clock of the SMs while it ran."""
+    """A kernel in a cell of `flashlab bench`, and the SMs' clock rate while it ran."""
 
     algorithm: str
     dtype: str
@@ -368,7 +382,7 @@ class Rates(Data):
 
 
 def headline(data: Rates) -> str:
-    """How many rates there are, and the range of the clock."""
+    """One sentence: how many rates there are, and the range of the clock rate."""
     ghz = [row.gigahertz for row in data.clocks]
     return (
         f"{len(data.rows)} rates and latencies of an SM; its clock while attention kernels run: {min(ghz):.2f} to "
@@ -377,7 +391,7 @@ def headline(data: Rates) -> str:
 
 
 def table(data: Rates) -> str:
-    """A row per rate."""
+    """A Markdown table with one row per rate."""
     rows = [
         (r.what, "" if r.warps is None else str(r.warps), f"{r.value:,.{1 if r.value >= 1 else 2}f}", r.unit)
         for r in data.rows
@@ -387,7 +401,7 @@ def table(data: Rates) -> str:
 
 KIND = Kind(
     "rates",
-    "Speed: what an SM does in a clock",
+    "Speed: what an SM does per clock",
     "throughputs, latencies and bandwidths of an SM in its own clocks; its clock while attention kernels run",
     "python -m flashlab.measure.rates",
     Rates,

@@ -1,8 +1,9 @@
-// One question a kernel: how many clocks of an SM does it take? Each writes the clocks of every block, measured from when all its
-// warps are there until all are done. Loops are volatile assembly, so that ptxas drops nothing; what is asked is in __main__.py.
+// Each kernel asks one question: how many clocks of an SM does this take? It writes the clocks of every block, from
+// when all of the block's warps are there until all are done. Loops are volatile assembly, so that ptxas drops
+// nothing. __main__.py says what is asked.
 #include "flash3.cuh"
 
-constexpr int CHAINS = 8;  // independent results of a thread that are on their way
+constexpr int CHAINS = 8;  // independent results that each thread has in flight
 
 DEVICE long long now() {
   long long t;
@@ -20,7 +21,7 @@ DEVICE int sm() {
   return id;
 }
 
-// The body between two barriers of the block; its clocks.
+// Runs the body between two barriers of the block, and writes its clocks.
 template <class Body>
 DEVICE void timed(long long* clocks, Body body) {
   __syncthreads();
@@ -30,10 +31,11 @@ DEVICE void timed(long long* clocks, Body body) {
   if (threadIdx.x == 0) clocks[blockIdx.x] = now() - begun;
 }
 
-// The first warpgroup, a warp on each sub-partition, takes turns until the second has multiplied `products` times, in batches; at
-// most `rounds`, so that it ends in any case. A batch is issued while PENDING others may still run: with 0 each is waited for, with 1
-// the tensor cores always have one to go on with. Of a block: turns, their clocks, the clocks of the products. How often the second
-// goes round is fixed ahead: its warps must leave together.
+// The first warpgroup, with a warp on each sub-partition, takes turns until the second has multiplied `products`
+// times, in batches. It takes at most `rounds` turns, so that it ends in any case. A batch is issued while PENDING
+// others may still run: with 0, each is waited for; with 1, the tensor cores always have one to go on with. Each block
+// writes its turns, their clocks, and the clocks of the products. The second warpgroup's rounds are fixed ahead,
+// because its warps must leave together.
 constexpr int BATCH = 8;
 template <int PENDING, class Turn>
 DEVICE void beside_products(long long* found, int rounds, int products, float* sink, Turn turn) {
@@ -46,7 +48,7 @@ DEVICE void beside_products(long long* found, int rounds, int products, float* s
     unsigned ended = 0;
     int turns = 0;
     for (; turns < rounds && !ended; ++turns) {
-      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(ended) : "r"(done) : "memory");  // on its way during the turn
+      asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(ended) : "r"(done) : "memory");  // in flight meanwhile
       turn();
     }
     if (threadIdx.x == 0) found[3 * blockIdx.x] = turns, found[3 * blockIdx.x + 1] = now() - begun;
@@ -72,7 +74,7 @@ DEVICE void beside_products(long long* found, int rounds, int products, float* s
   }
 }
 
-// STATEMENT takes x and the i-th of N independent results a[].
+// STATEMENT works on x and on a[i], the i-th of N independent results.
 #define CHAINED(NAME, T, STATEMENT)                                          \
   __global__ void NAME(long long* clocks, int rounds, T x, T* sink) {        \
     constexpr int N = CHAINS;                                                \
@@ -85,13 +87,13 @@ DEVICE void beside_products(long long* found, int rounds, int products, float* s
     for (int i = 0; i < N; ++i) if (a[i] == T(12345)) *sink = a[i];          \
   }
 
-constexpr int STATEMENTS = 256;  // of a turn: of so many the loop's own five are few
+constexpr int STATEMENTS = 256;  // per turn: so many that the loop's own five hardly count
 #define CHAINED_BESIDE(NAME, PENDING, T, STATEMENT)                                                 \
   __global__ void NAME(long long* found, int rounds, T x, float* sink, int products) {              \
     constexpr int N = 32;                                                                           \
     T a[N];                                                                                         \
     for (int i = 0; i < N; ++i) a[i] = x * T(threadIdx.x + i);                                      \
-    x += T(threadIdx.x); /* lies in a register, as operands of kernels do, not in a uniform one */  \
+    x += T(threadIdx.x); /* in a register, as kernels' operands are, and not a uniform one */       \
     beside_products<PENDING>(found, rounds, products, sink, [&] {                                   \
       _Pragma("unroll") for (int n = 0; n < STATEMENTS; ++n) {                                      \
         const int i = n % N;                                                                        \
@@ -130,7 +132,7 @@ __global__ void dependent(long long* clocks, int rounds, float x, float* sink) {
   if (a == 12345) *sink = a;
 }
 
-// SRAM: 16 bytes a lane without conflicts; one lane after the other.
+// SRAM: loads of 16 bytes per lane without conflicts; then loads that wait for each other.
 __global__ void shared_bandwidth(long long* clocks, int rounds, unsigned, unsigned* sink) {
   unsigned sum = 0;
   const unsigned mine = sram_base() + threadIdx.x % 256 * 16;
@@ -155,7 +157,7 @@ __global__ void shared_latency(long long* clocks, int rounds, unsigned, unsigned
   if (at == 12345) *sink = at;
 }
 
-// From the L2 or DRAM, whichever holds it: a word at `first` says where the next one lies.
+// From the L2 or DRAM, whichever holds the data: the word at `first` says where the next one lies.
 __global__ void global_latency(long long* clocks, int rounds, long long first, long long* sink) {
   timed(clocks, [&] {
     for (int n = 0; n < rounds; ++n) asm volatile("ld.global.cg.s64 %0, [%0];" : "+l"(first)::"memory");
@@ -163,7 +165,7 @@ __global__ void global_latency(long long* clocks, int rounds, long long first, l
   *sink = first;
 }
 
-// Every block reads all of `bytes` (a power of two), each from another place on, 16 bytes a lane.
+// Every block reads all of `bytes` (a power of two), 16 bytes per lane, and starts at a place of its own.
 __global__ void global_bandwidth(long long* clocks, int rounds, const char* data, unsigned* sink, int bytes) {
   unsigned sum = 0;
   int at = (blockIdx.x * 524288 + threadIdx.x * 16) % bytes;
@@ -181,7 +183,7 @@ __global__ void global_bandwidth(long long* clocks, int rounds, const char* data
   if (sum == 12345) *sink = sum;
 }
 
-// Boxes of 128 rows of 128 bytes by the copy engine, `in_flight` of them at a time; a block reads its own run of boxes.
+// Boxes of 128 rows of 128 bytes by the copy engine (TMA), `in_flight` of them at a time. A block reads its own boxes.
 __global__ void boxes(long long* clocks, int rounds, const __grid_constant__ TensorMap map, int in_flight, int all) {
   constexpr int BYTES = 128 * 128;
   const unsigned full = sram_base() + 8 * BYTES;
@@ -219,7 +221,7 @@ __global__ void warp_products(long long* clocks, int rounds, unsigned x, float* 
 }
 }
 
-// Products of a warpgroup, 64 x N x 16 (x 32 for operands of a byte): BATCH of them issued, then waited for.
+// Products of a warpgroup, 64 x N x 16 (x 32 for one-byte operands). BATCH of them are issued, then waited for.
 template <int N, bool A_IN_SRAM, bool BYTES, int BATCH>
 DEVICE void warpgroup_products(long long* clocks, int rounds, float* sink) {
   float c[N / 8][4] = {};
@@ -250,7 +252,7 @@ DEVICE void warpgroup_products(long long* clocks, int rounds, float* sink) {
   if (c[0][0] == 12345) *sink = c[0][0];
 }
 
-// A consumer's exponentials, as flash3 has them, of 64 x BC scores a warpgroup.
+// A consumer's exponentials, as in flash3, of 64 x BC scores per warpgroup.
 struct Scores {
   Softmax softmax;
   float s[S_FRAGMENTS][4];
@@ -270,7 +272,8 @@ struct Scores {
   DEVICE float rest() const { return softmax.l[0] + softmax.l[1] + s[0][0]; }
 };
 
-// The last warpgroup multiplies, the others take exponentials, both all the time; the clocks of the first as it does `rounds`.
+// The last warpgroup multiplies all the time, and the others take exponentials all the time. Writes the clocks of the
+// first warpgroup's `rounds`, and those of the products.
 template <int N, bool A_IN_SRAM>
 DEVICE void exponentials_beside(long long* clocks, int rounds, float x, float* sink, int products) {
   Shape shape{};
@@ -327,7 +330,7 @@ BESIDE(exponentials_beside_128_sram, 128, true)
 BESIDE(exponentials_beside_64_registers, 64, false)
 BESIDE(exponentials_beside_128_registers, 128, false)
 
-// Two warpgroups hand the turn to each other.
+// Two warpgroups pass the turn to each other (ping-pong).
 __global__ void turns(long long* clocks, int rounds, int, float*) {
   timed(clocks, [&] {
     const Turns turns{warpgroup_id()};
@@ -350,7 +353,7 @@ PRODUCTS(products_256_registers, 256, false, false, 8)
 PRODUCTS(products_128_sram_e4m3, 128, true, true, 8)
 PRODUCTS(products_128_registers_e4m3, 128, false, true, 8)
 
-// When a block begins and ends, in clocks of its SM: `spin` clocks apart.
+// Writes when a block begins and ends, in clocks of its SM. It takes `spin` clocks.
 __global__ void blocks(long long* times, int spin, int, int*) {
   if (threadIdx.x == 0) {
     const long long begun = now();
@@ -359,7 +362,7 @@ __global__ void blocks(long long* times, int spin, int, int*) {
   }
 }
 
-// The clock of each SM beside the time: two of these tell at which rate it ran in between.
+// Writes each SM's clock count beside the time. Two of these give the clock rate in between.
 __global__ void watch(long long* times) {
   if (threadIdx.x == 0) times[2 * sm()] = now(), times[2 * sm() + 1] = nanoseconds();
 }

@@ -1,6 +1,6 @@
-// One clock for all traces of a page: positions 0 … length - 1, and the event at which each trace is then.
+// One clock for all traces of a page: positions 0 … length - 1, and the event at which each trace is at a position.
 
-/** Every position is a step; a trace that has fewer waits at its last one. */
+/** Every position is a step. A trace with fewer steps waits at its last one. */
 function stepClock(traces) {
   return {
     name: "steps",

@@ -17,7 +17,7 @@ class CodePanel {
 
   _program(event) {
     const source = this.trace.sources[event.source];
-    if (!source || !source.text) return this.program.say(source ? `${source.name}()` : "", "Its text is not known: it was typed at a prompt.");
+    if (!source || !source.text) return this.program.say(source ? `${source.name}()` : "", "Its source is not known: it was typed at a prompt.");
     const last = event.step ? (source.steps[event.line]?.[0] ?? event.line) : event.line;
     const here = event.transfers.filter((transfer) => transfer.source === event.source).map((transfer) => transfer.line);
     this.program.show(`${source.name}()`, source, [[event.line, last]], { moves: here });
@@ -108,7 +108,7 @@ class Listing {
 
 const TOKENS = /(\/\/.*|#(?!include|pragma|if|else|endif|define).*|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(for|in|if|else|elif|return|def|and|or|not|while|const|constexpr|int|float|void|auto|bool|char|long|static|struct|template|lambda|None|True|False)\b|(\.step\("\w+"\))/g;
 
-/** A line of code with comments, texts and keywords set apart. */
+/** A line of code with comments, strings and keywords set apart. */
 function coloured(line) {
   const parts = [];
   let end = 0;

@@ -1,4 +1,4 @@
-// Making elements, and putting numbers into words. Texts from a trace only ever become text nodes or property values.
+// Makes elements, and puts numbers into words. Text from a trace only ever becomes text nodes or property values.
 
 /** An element with properties (class, data, aria-… as attributes) and children: elements and text. */
 function el(tag, properties = {}, ...children) {
@@ -14,7 +14,7 @@ function el(tag, properties = {}, ...children) {
   return made;
 }
 
-/** What an object from the data has under a name of a trace's choosing, which may be one such as "constructor". */
+/** An object's own value under a name that the trace chose, which may be one such as "constructor". */
 const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
 
 const grouped = new Intl.NumberFormat("en-US");
@@ -31,7 +31,7 @@ function size(n) {
   return `${unit === 0 || n >= 99.95 ? Math.round(n) : n.toPrecision(3)} ${units[unit]}`;
 }
 
-/** A range of rows, as people count them: both ends included, from 0. */
+/** A range of rows, counted from 0, with both ends included. */
 function range(first, stop) {
   return stop - first === 1 ? `${count(first)}` : `${count(first)}–${count(stop - 1)}`;
 }

@@ -5,7 +5,7 @@ function colours(names) {
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 
-/** A canvas made as large as it is shown, in CSS pixels; returns its context. */
+/** Makes a canvas as large as it is shown, in CSS pixels, and returns its context. */
 function prepared(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const w = Math.round(width * ratio), h = Math.round(height * ratio);
@@ -21,13 +21,13 @@ function prepared(canvas, width, height) {
 const STATES = [
   { key: "not-yet", label: "not yet", glyph: "·" },
   { key: "loaded", label: "loaded", glyph: "↓" },
-  { key: "work", label: "in work", glyph: "▶" },
+  { key: "work", label: "in progress", glyph: "▶" },
   { key: "done", label: "done", glyph: "✓" },
   { key: "skipped", label: "skipped", glyph: "✕" },
   { key: "missed", label: "never visited", glyph: "!" },
 ];
 
-/** One cell of S: states differ by fill, pattern, frame and glyph. */
+/** Draws one cell of S: states differ by fill, pattern, frame and glyph. */
 function drawCell(context, state, x, y, w, h, colour) {
   const gap = Math.min(1, Math.min(w, h) * 0.1);
   [x, y, w, h] = [x + gap, y + gap, w - 2 * gap, h - 2 * gap];
@@ -79,7 +79,7 @@ const MARGIN = 26;
 function gridLayout(trace, grid, width) {
   const inner = width - MARGIN - 4;
   const ratio = Math.min(1.6, Math.max(0.35, (trace.len_q / trace.len_kv) || 1));
-  const side = Math.min(inner, innerHeight < 820 ? 290 : 380); // in a frame: room for the panels below
+  const side = Math.min(inner, innerHeight < 820 ? 290 : 380); // a low window is a frame: leave room for the panels below
   const [w, h] = ratio > 1 ? [side / ratio, side] : [side, side * ratio];
   return { left: MARGIN, top: MARGIN, width: w, height: h, cw: (w * grid.width) / trace.len_kv, ch: (h * grid.height) / trace.len_q };
 }
@@ -122,7 +122,7 @@ function bar(context, colour, x, y, w, h) {
   context.fill();
 }
 
-/** The edges of the mask, each a straight line through the middle of its staircase: what lies beyond is hidden. */
+/** The edges of the mask, each a straight line through the middle of its staircase. What lies beyond is masked out. */
 function drawMask(context, trace, place, colour) {
   const [left, right, offset] = trace.mask;
   const x = (key) => place.left + (key / trace.len_kv) * place.width;
@@ -143,7 +143,7 @@ function drawMask(context, trace, place, colour) {
   context.restore();
 }
 
-/** A register tile as a heat map, a pixel a value: one colour below 0, another above; grey is not finite. */
+/** A register tile as a heat map, one pixel per value: one colour below 0, another above, grey if not finite. */
 function drawHeat(canvas, trace, tile) {
   const rows = tile.keptRows.length, cols = tile.keptCols.length;
   [canvas.width, canvas.height] = [Math.max(1, cols), Math.max(1, rows)];
@@ -162,7 +162,7 @@ function drawHeat(canvas, trace, tile) {
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
 
-/** The bytes of each step as bars below the slider, a pixel column a bar where there are more steps than columns. */
+/** The bytes of each step as bars below the slider: one bar per step, or per pixel column if there are more steps. */
 function drawTimeline(canvas, heights) {
   const width = canvas.parentElement.clientWidth - 16, height = 16;
   if (width <= 0) return;

@@ -1,4 +1,4 @@
-// The panels of a view. Each is made once for a trace and shows the event that it is told.
+// The panels of a view. Each is made once per trace and shows the event that it is told to.
 
 function panel(page, trace, title, name, ...children) {
   const label = page.traces.length > 1 ? `${trace.algorithm}: ${title}` : title;
@@ -24,7 +24,7 @@ function table(caption, head, rows) {
       el("tr", {}, el("th", { scope: "row" }, first), rest.map((cell) => el("td", {}, cell))))));
 }
 
-/** Wide content in a box of its own that can be scrolled with the keyboard, too. */
+/** Puts wide content into a box of its own, which the keyboard can scroll too. */
 const scroller = (label, ...children) => el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": label }, ...children);
 
 // -- what happens -------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Story {
   }
 }
 
-/** What an event does, read off the trace: one line for each kind of move, and one for what it computes. */
+/** What an event does, read off the trace: one line per kind of move, and one for what it computes. */
 function facts(trace, event) {
   const moves = new Map();
   for (const transfer of event.transfers) {
@@ -205,7 +205,7 @@ class ScoresPanel {
     if (t !== null && t !== undefined) this.page.jump(this.trace, t);
   }
 
-  /** One row a row of tiles; tiles of the same state as ranges. */
+  /** One row per row of tiles; tiles of the same state are shown as ranges. */
   _table() {
     const { rows, cols, height } = this.grid;
     const shown = STATES.map(({ label }, state) => ({ label, state })).filter(({ state }) => this.states.includes(state));

@@ -1,4 +1,4 @@
-// The page: controls, clock, keys, links, and one view a trace.
+// The page: controls, clock, keys, links, and one view per trace.
 
 const SPEEDS = [["slow", 1], ["normal", 3], ["fast", 12], ["very fast", 40]];
 const KEYS = [
@@ -12,7 +12,7 @@ class Player {
     this.clocks = traces.length > 1 ? [byteClock(traces), stepClock(traces)] : [stepClock(traces)];
     this.clock = this.clocks[0];
     this.position = 0;
-    this.lead = 0; // the trace that jumps are about
+    this.lead = 0; // the trace that jumps refer to
     this.views = traces.map((trace) => new View(trace, this, traces.length === 1));
     this.root.replaceChildren(...this._page());
     this._listen();
@@ -99,7 +99,7 @@ class Player {
     const clock = this.clocks.find(({ name }) => name === asked.get("clock"));
     if (clock) this._switch(clock, false);
     const position = Number.parseInt(asked.get("step"), 10);
-    // the step that Python names is one of the first trace
+    // the step that Python names belongs to the first trace
     this.go(Number.isFinite(position) ? position - 1 : this.clock.position(0, Math.min(step, this.traces[0].length) - 1), { link: false });
   }
 
@@ -165,7 +165,7 @@ class Player {
     ];
   }
 
-  /** Blocks and step names, each with the trace that it is of. */
+  /** Blocks and step names, each with its trace. */
   _fillJumps() {
     const several = this.traces.length > 1;
     const fill = (select, options) => select.append(...this.traces.map((trace, which) => {
@@ -243,9 +243,9 @@ class Player {
     const limit = this.data.limit < 1e6 ? `${Math.round(this.data.limit / 1e3)} KB` : `${this.data.limit / 1e6} MB`;
     if (vector !== null) words.push(`Over the size limit of ${limit}, this page keeps ${vector ? `${plural(vector, "row")} of each vector and no values` : "no values at all"} of matrices; bytes and steps are complete.`);
     else if (rows === 0) words.push(`Over the size limit of ${limit}, this page keeps no values of matrices; vectors such as m and ℓ are complete, and so are bytes and steps.`);
-    else if (rows !== null) words.push(`Over the size limit of ${limit}, values are thinned: of each matrix, accumulators among them, at most ${rows} rows × ${cols} columns are kept. Vectors such as m and ℓ are complete, and so are bytes and steps.`);
+    else if (rows !== null) words.push(`Over the size limit of ${limit}, values are thinned: of each matrix, accumulators included, at most ${rows} rows × ${cols} columns are kept. Vectors such as m and ℓ are complete, and so are bytes and steps.`);
     for (const trace of this.traces)
-      if (trace.length < trace.all) words.push(`Only the first ${count(trace.length)} of ${count(trace.all)} steps of ${trace.algorithm} fit in here: save the player to a file for all of them.`);
+      if (trace.length < trace.all) words.push(`Only the first ${count(trace.length)} of ${count(trace.all)} steps of ${trace.algorithm} fit in here. Save the player to a file to get all of them.`);
     return words.map((text) => el("p", { class: "warning", role: "note" }, text));
   }
 

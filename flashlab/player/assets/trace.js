@@ -14,7 +14,7 @@ function floats(planes) {
   return new Float32Array(bits.buffer);
 }
 
-/** Which of n indices a page keeps, if it keeps `most`. */
+/** Which of n indices a page keeps if it keeps `most` of them. */
 function kept(n, most) {
   const count = Math.min(n, most ?? n);
   return Array.from({ length: count }, (_, i) => Math.floor((i * n) / count));
@@ -34,7 +34,7 @@ class Trace {
     this._count();
   }
 
-  /** Which launch and block each event is of, and where its values lie. */
+  /** Which launch and block each event belongs to, and where its values lie. */
   _index() {
     this.launchOf = new Int32Array(this.length);
     this.blockOf = new Int32Array(this.length);
@@ -58,7 +58,7 @@ class Trace {
     );
   }
 
-  /** The bytes moved up to and with each event, by tensor and kind, and from or to HBM in all. */
+  /** The bytes moved up to and including each event, by tensor and kind, and from or to HBM in all. */
   _count() {
     this.counters = new Map();
     this.hbm = new Float64Array(this.length);
@@ -174,7 +174,7 @@ class Trace {
     for (let e = this.blocks[this.blockOf[t]].start; e <= t; e++) {
       for (const [tensor, , , range] of this.events[e][4])
         if (range && this.alongQueries(this.names[tensor]) && range[0] !== query) {
-          if (query !== null) found.clear(); // of other rows
+          if (query !== null) found.clear(); // these belong to other rows
           query = range[0];
         }
       for (const tile of this.tiles[e]) {

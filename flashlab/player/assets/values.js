@@ -30,7 +30,7 @@ class ValuesPanel {
     this._table();
   }
 
-  /** The matrix that was asked for, else the one that changed last. */
+  /** The matrix that was asked for, or else the one that changed last. */
   _choice() {
     const asked = this.matrices.find(({ tile }) => tile.name === this.chosen);
     return asked ?? this.matrices.reduce((last, entry) => (last && last.event > entry.event ? last : entry), null);
@@ -88,7 +88,7 @@ class ValuesPanel {
         this.vectors.map((entry) => this._cell(entry, row, 0)),
         columns.map((col) => this._cell(this.matrix, row, col))));
     }
-    this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, "Values in registers, one row a query"), el("thead", {}, head), el("tbody", {}, body)));
+    this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, "Values in registers, one row per query"), el("thead", {}, head), el("tbody", {}, body)));
     this.box.hidden = !rows;
   }
 

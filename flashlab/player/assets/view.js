@@ -27,7 +27,7 @@ class View {
     for (const each of this.panels) each.show(t);
   }
 
-  /** Once more, as after a change of size or theme. */
+  /** Draws the same event again, as after a change of size or theme. */
   redraw() {
     this.scores.draw();
     this.values.show(this.t);

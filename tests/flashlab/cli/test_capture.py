@@ -58,7 +58,7 @@ def test_a_text_that_is_not_there():
 def test_the_text_is_not_overwritten(tmp_path: Path):
     path = tmp_path / "a.safetensors"
     path.write_text("words", encoding="utf-8")
-    assert "another file than the text" in one_line("some/model", path, path)
+    assert "a file other than the text" in one_line("some/model", path, path)
     assert path.read_text(encoding="utf-8") == "words"
 
 

@@ -195,7 +195,7 @@ def test_dynamic_sram_is_as_large_as_asked_for(folder: Path) -> None:
     (finding, *_) = run(path, {"x": x}, grid=1, block=64, sram=252).launched.findings
     assert finding.kind == "out of bounds" and finding.space == "sram" and finding.thread == (63, 0, 0)
     assert "sram = 49153: expected" not in refused(path, {"x": x}, sram=300_000)
-    assert "at most 166,912, which is what a100-40 has for a block" in refused(
+    assert "at most 166,912, which is what a100-40 has per block" in refused(
         path, {"x": x}, sram=200_000, device="a100"
     )
     for bad in (-1, 1.5, "48k"):
@@ -287,7 +287,7 @@ def test_numbers_arrive_as_they_are(folder: Path, drawn: dict[str, Any]) -> None
         ("x", [1.0], "x = [1.0]: expected a NumPy array"),
         ("x", fl.Empty((1000,)), "expected an array with values: the kernel only reads it"),
         ("x", np.array([object()]), "x = 'array of object'"),
-        ("x", X.astype(">f4"), "in this machine's order of bytes"),
+        ("x", X.astype(">f4"), "in this machine's byte order"),
         ("x", X.astype("f8"), "x = 'array of float64': expected float32, as the kernel has it"),
         ("x", X.astype("i4"), "x = 'array of int32': expected float32"),
         ("x", X.astype("f2"), "x = 'array of float16': expected float32"),
@@ -347,7 +347,7 @@ def test_files_that_are_no_source(folder: Path) -> None:
     assert "No such file" in refused(folder / "nothing.cu")
     assert "Is a directory" in refused(folder)
     (folder / "picture.cu").write_bytes(b"\x89PNG\xff\xfe")
-    assert "no text in UTF-8" in refused(folder / "picture.cu")
+    assert "isn't UTF-8 text" in refused(folder / "picture.cu")
     assert "no __global__ function" in refused(written(folder, "host", "int f() { return 1; }"))
 
 

@@ -236,7 +236,7 @@ def test_the_grid_of_s_as_a_table(opened: Open) -> None:
     page.locator(".scores tbody tr").first.wait_for()
     head = page.locator(".scores thead th").all_inner_texts()
     rows = [row.locator("th,td").all_inner_texts() for row in page.locator(".scores tbody tr").all()]
-    assert head == ["queries", "not yet", "in work", "done", "skipped"]
+    assert head == ["queries", "not yet", "in progress", "done", "skipped"]
     assert rows == [
         ["0–31", "–", "–", "0", "1–3"],
         ["32–63", "–", "–", "0–1", "2–3"],
@@ -246,7 +246,7 @@ def test_the_grid_of_s_as_a_table(opened: Open) -> None:
     assert (
         page.locator(".scores canvas")
         .first.get_attribute("aria-label")
-        .endswith("6 not yet, 1 in work, 3 done, 6 skipped")
+        .endswith("6 not yet, 1 in progress, 3 done, 6 skipped")
     )
     button(page, "Next block").click()
     assert page.locator(".scores tbody tr").nth(2).locator("td").all_inner_texts()[-2:] == ["0–2", "3"]
@@ -613,7 +613,7 @@ def test_a_long_trace_stays_fluid(opened: Open) -> None:
 def test_a_page_over_the_limit_says_so(opened: Open) -> None:
     text = opened("long").locator(".warning").inner_text()
     assert re.search(
-        r"Over the size limit of 1 MB, values are thinned: of each matrix, accumulators among them, at most \d+ rows",
+        r"Over the size limit of 1 MB, values are thinned: of each matrix, accumulators included, at most \d+ rows",
         text,
     )
     assert opened("one").locator(".warning").count() == 0
