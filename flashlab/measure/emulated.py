@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flashlab.emulator.library import Launched
-from flashlab.measure.counters import BYTES, Check, CountersReport, LaunchReport
+from flashlab.measure.counter_report import Check, CountersReport, LaunchReport
+from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation, emulate
 from simulator import random_inputs, shape_run

@@ -33,7 +33,7 @@ def launched(kernels: Library, pattern: Pattern) -> Launched:
 
 
 def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
-    """Sectors and wavefronts by instruction, as `flashlab.measure.counters` names them; those that are 0 left out."""
+    """Sectors and wavefronts by instruction, as `flashlab.measure.metrics` names them; those that are 0 left out."""
     found: Counter[str] = Counter()
     for row in launched(kernels, pattern).moved:
         name, quantity = ("sectors", row.sectors) if row.space == "hbm" else ("wavefronts", row.wavefronts)
