@@ -27,18 +27,23 @@ DRAM_SLACK = 64 * 1024
 
 @dataclass(frozen=True)
 class Check:
-    """One quantity of one launch, as simulated, by formula, and measured (None: not to be had)."""
+    """One quantity of one launch, as simulated, by formula, and measured (None: not to be had).
+
+    `sectors` is what the counters show of it where that is not the quantity itself, because they work in whole sectors
+    (`flashlab.measure.sectors` predicts it); else None.
+    """
 
     what: str
     simulated: int | None
     formula: int
     measured: int | None
+    sectors: int | None = None
 
     @property
     def verdict(self) -> str:
         if self.simulated not in (None, self.formula):
             return "differs"
-        return "not measured" if self.measured is None else "equal" if self.measured == self.formula else "differs"
+        return "not measured" if self.measured is None else "equal" if self.measured == _expected(self) else "differs"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class LaunchReport:
     def failures(self) -> list[str]:
         """What differs, a line each."""
         found = [
-            f"{c.what}: simulated {_figure(c.simulated)}, formula {_figure(c.formula)}, measured {_figure(c.measured)}"
+            f"{c.what}: simulated {_figure(c.simulated)}, formula {_figure(c.formula)}, "
+            f"{'' if c.sectors is None else f'in sectors {c.sectors:,}, '}measured {_figure(c.measured)}"
             for c in self.checks
             if c.verdict == "differs"
         ]
@@ -223,7 +229,7 @@ def _print_launch(launch: LaunchReport, third: str) -> None:
     from flashlab.views.tables import line, table
 
     def sign(check: Check) -> str:
-        return {"equal": "=", "differs": "≠", "not measured": "?"}[check.verdict]
+        return {"equal": "=", "differs": "≠", "not measured": "?"}[check.verdict] + _unit(check)
 
     rows = [(c.what, _figure(c.simulated), _figure(c.formula), _figure(c.measured), sign(c)) for c in launch.checks]
     table(
@@ -245,17 +251,11 @@ def _print_launch(launch: LaunchReport, third: str) -> None:
 def _line(launch: LaunchReport) -> tuple[str, ...]:
     checks = {check.what: check for check in launch.checks}
 
-    def cell(what: str) -> str:
-        check = checks.get(what)
-        if check is None or check.measured is None:
-            return ""
-        return f"= {check.measured:,}" if check.verdict == "equal" else f"{check.measured:,} ≠ {check.formula:,}"
-
     d = launch.dram
     return (
         launch.case.name,
         launch.launch,
-        *(cell(what) for what in (*BYTES, "flops.matmul")),
+        *(_cell(checks.get(what)) for what in (*BYTES, "flops.matmul")),
         f"{d.measured:,}" if d else "",
         f"{launch.rates.get('l2_hit_rate', 0):.0f} %",
         f"{launch.rates.get('occupancy', 0):.0f} %",
@@ -264,6 +264,22 @@ def _line(launch: LaunchReport) -> tuple[str, ...]:
 
 def _figure(n: int | None) -> str:
     return "?" if n is None else f"{n:,}"
+
+
+def _cell(row: Check | Quantity | None) -> str:
+    """What was measured, and what it should have been where that differs."""
+    if row is None or row.measured is None:
+        return ""
+    return (f"= {row.measured:,}" if row.verdict == "equal" else f"{row.measured:,} ≠ {_expected(row):,}") + _unit(row)
+
+
+def _expected(row: Check | Quantity) -> int:
+    """What is to be measured."""
+    return row.formula if row.sectors is None else row.sectors
+
+
+def _unit(row: Check | Quantity) -> str:
+    return "" if row.sectors is None else " in sectors"
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float] | None:
@@ -280,6 +296,7 @@ class Quantity(Data):
     simulated: int | None
     formula: int
     measured: int | None
+    sectors: int | None = None
     verdict: str
 
 
@@ -380,7 +397,7 @@ def table(data: Counted) -> str:
     for launch in data.launches:
         cells = {row.what: row for row in launch.rows}
         read = f"{launch.dram.measured:,}" if launch.dram else ""
-        rows.append((launch.case, launch.launch, *(_cell(cells.get(what)) for what in levels), read))
+        rows.append((launch.case, launch.launch, *(_emphasised(cells.get(what)) for what in levels), read))
     models = [
         (model.case, f"{model.measured:,}", f"{model.estimate:,}", f"{model.error:+.1%}")
         for model in data.models
@@ -392,10 +409,9 @@ def table(data: Counted) -> str:
     return text
 
 
-def _cell(row: Quantity | None) -> str:
-    if row is None or row.verdict == "not measured":
-        return ""
-    return f"= {row.measured:,}" if row.verdict == "equal" else f"**{row.measured} ≠ {row.formula:,}**"
+def _emphasised(row: Quantity | None) -> str:
+    """The cell in Markdown: bold where it differs."""
+    return f"**{_cell(row)}**" if row and row.verdict == "differs" else _cell(row)
 
 
 KIND = Kind(

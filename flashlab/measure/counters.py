@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from flashlab.measure import metrics, ncu
+from flashlab.measure import metrics, ncu, sectors
 from flashlab.measure import workload as case_files
 from flashlab.measure.counter_report import Check, CountersReport, DramCheck, LaunchReport, ModelCheck
 from flashlab.measure.metrics import BYTES, DRAM_READ, DRAM_WRITE, EXP, EXTRAS, RATES, TENSOR_OPS
@@ -40,7 +40,8 @@ def run(
 ) -> CountersReport:
     """Run the cases' kernels under ncu on this machine's GPU and compare every launch with simulator and formula.
 
-    Problems of more tiles than `simulate_up_to` are compared with the formula alone. A case that fails leaves those of
+    Problems of more tiles than `simulate_up_to` are compared with the formula alone, unless TMA copies rows that are no whole
+    sectors: only a run says what the counters show of those. A case that fails leaves those of
     other algorithms standing: it is one line in `.errors`. `progress` wraps the batches of cases that share a process.
     Raises `Unavailable` without a GPU, without ncu, or without the permission to read counters.
     """
@@ -80,7 +81,9 @@ def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def _simulated(case: Case, formula: Counts, most: int) -> Counts | None:
-    if case.problem.row_tiles(formula.tile) * case.problem.key_tiles(formula.tile) > most:
+    boxed = {name for kernel in get(case.algorithm).kernels for name, _ in kernel.boxes}
+    large = case.problem.row_tiles(formula.tile) * case.problem.key_tiles(formula.tile) > most
+    if large and sectors.are_whole(formula, boxed):
         return None
     return shape_run(case.algorithm, case.problem, tile=case.tile, device=formula.device, lse=case.lse)
 
@@ -106,6 +109,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
             None if shadow is None else shadow.bytes(what),
             launch.bytes(what),
             None if what in unseen else measured.total(names),
+            sectors=sectors.beside_bytes(simulated, index) if what == "hbm.read" else None,
         )
         for what, names in BYTES.items()
     ]

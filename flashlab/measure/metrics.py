@@ -8,7 +8,7 @@ from flashlab.measure import ncu
 from simulator.problem import FP8
 
 __all__ = [
-    "BYTES", "DRAM_READ", "DRAM_WRITE", "EXP", "EXTRAS", "RATES", "SECTORS", "TENSOR_OPS", "WAVEFRONTS", "asked",
+    "BOX_SECTORS", "BYTES", "DRAM_READ", "DRAM_WRITE", "EXP", "EXTRAS", "RATES", "SECTORS", "TENSOR_OPS", "WAVEFRONTS", "asked",
 ]  # fmt: skip
 
 _GLOBAL, _SHARED = "smsp__sass_data_bytes_mem_global_op_", "smsp__sass_data_bytes_mem_shared_op_"
@@ -50,10 +50,16 @@ WAVEFRONTS = {
 }
 """By instruction: sectors of 32 bytes in HBM, and passes over the banks of SRAM, conflicts included."""
 
+BOX_SECTORS = {
+    "sectors_tma_ld": "l1tex__m_xbar2l1tex_read_sectors_mem_global_op_tma_ld",
+    "sectors_tma_st": "l1tex__m_l1tex2xbar_write_sectors_mem_global_op_tma_st",
+}
+"""The same of boxes, which the copy engine moves."""
+
 EXTRAS = {
     "local_bytes": ("smsp__sass_data_bytes_mem_local",),
     "bank_conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared",),
-    **{name: (metric,) for name, metric in {**SECTORS, **WAVEFRONTS}.items()},
+    **{name: (metric,) for name, metric in {**SECTORS, **BOX_SECTORS, **WAVEFRONTS}.items()},
 }
 """Reported, not judged here: spilled bytes, conflicts (these two as the hardware sees them: kernels in one another's way
 conflict, too), sectors and wavefronts. The emulator's sectors and wavefronts are held against these."""
