@@ -26,7 +26,7 @@ from flashlab.emulator.source import check, headers_of, kernels_of, said_of
 from flashlab.run.nvrtc import cache_dir
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build"]
+__all__ = ["BuildError", "build", "compiler"]
 
 _FLAGS = (
     "-std=c++17",
@@ -100,7 +100,7 @@ def build(
     for name in names:
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
-    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in _compiler()[1] else (_GCC, _WATCH_GCC)
+    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in compiler()[1] else (_GCC, _WATCH_GCC)
     options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
     key = "\0".join((_digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir()), *headers.values()))
     return _library(path.resolve(), text, options, names, hashlib.sha256(key.encode()).hexdigest())
@@ -108,8 +108,7 @@ def build(
 
 @functools.lru_cache(maxsize=256)
 def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...], digest: str) -> Library:
-    compiler = _compiler()
-    key = hashlib.sha256("\0".join([compiler[1], digest, str(path), text, *options, *entries]).encode()).hexdigest()[
+    key = hashlib.sha256("\0".join([compiler()[1], digest, str(path), text, *options, *entries]).encode()).hexdigest()[
         :32
     ]
     folder = cache_dir() / "emulator" / key
@@ -211,7 +210,7 @@ def _runtime() -> list[Path]:
     headers = b"\0".join(header.read_bytes() for header in sorted(here.glob("*.h")))
     objects: dict[Path, Path] = {}
     for source in sorted(here.glob("*.cpp")):
-        content = b"\0".join((_compiler()[1].encode(), *map(str.encode, _RUNTIME_FLAGS), headers, source.read_bytes()))
+        content = b"\0".join((compiler()[1].encode(), *map(str.encode, _RUNTIME_FLAGS), headers, source.read_bytes()))
         objects[source] = folder / f"{source.stem}-{hashlib.sha256(content).hexdigest()[:32]}.o"
     with ThreadPoolExecutor() as pool:
         list(pool.map(_object, objects, objects.values()))
@@ -239,8 +238,8 @@ def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
 
 
 @functools.cache
-def _compiler() -> tuple[str, str]:
-    """The C++ compiler and its version."""
+def compiler() -> tuple[str, str]:
+    """The path of the C++ compiler, and what it says of its version. Raises `Unavailable` without one."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found, run([found, "--version"])
@@ -251,7 +250,7 @@ def _compiler() -> tuple[str, str]:
 
 
 def _compile(options: Sequence[str], source: Path) -> None:
-    done = subprocess.run([_compiler()[0], *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([compiler()[0], *options], capture_output=True, text=True, check=False)
     if done.returncode:
         said = said_of(source, done.stderr, (kernels_cu.emulator_dir(), kernels_cu.include_dir()))
         raise BuildError(f"{source.name} doesn't compile:\n{said}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from flashlab.measure import workload
 from simulator.errors import Unavailable
 
-__all__ = ["Measured", "known", "parse", "profile"]
+__all__ = ["Measured", "known", "parse", "profile", "program"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Measured:
 def known() -> frozenset[str]:
     """The metrics that this GPU has, by their names before the dot: ncu refuses all that it is asked for if it lacks
     one. Raises `Unavailable` without ncu, or without the permission to read counters."""
-    done = subprocess.run([_ncu(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([program(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
     _refuse(done.stdout + done.stderr)
     return frozenset(re.findall(r"^([a-z0-9]+__\w+)", done.stdout, re.MULTILINE))
 
@@ -56,7 +56,7 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         line = [
-            _ncu(), "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
+            program(), "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
             "--kernel-name", f"regex:^({'|'.join(sorted(set(kernels)))})$", "--metrics", ",".join(metrics),
             "--log-file", str(log), *command,
         ]  # fmt: skip
@@ -96,7 +96,8 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _ncu() -> str:
+def program() -> str:
+    """The path of ncu. Raises `Unavailable` where there is none."""
     if found := shutil.which("ncu"):
         return found
     raise Unavailable(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
-from flashlab.emulator.build import _compiler
+from flashlab.emulator.build import compiler
 from flashlab.measure.accumulation.cases import EIGHT
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
@@ -433,7 +433,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda f: f.kind, lambda f: f.mechanism.replace(" ", "-")))
 def test_fault_is_found_at_its_line(tmp_path: Path, fault: Fault) -> None:
-    if fault.watch and "clang" in _compiler()[1]:
+    if fault.watch and "clang" in compiler()[1]:
         pytest.skip("clang++ doesn't report reads of accumulators: use g++")
     ran = ring(tmp_path, fault.changes, watch=fault.watch)
     at = line_of(ran.source, fault.at)

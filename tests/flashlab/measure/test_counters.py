@@ -181,7 +181,7 @@ def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_permission_is_one_line_with_the_remedy(printed: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(stdout="", stderr=printed, returncode=1)
     monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: done)
-    monkeypatch.setattr(ncu, "_ncu", lambda: "ncu")
+    monkeypatch.setattr(ncu, "program", lambda: "ncu")
     with pytest.raises(Unavailable, match=remedy) as refused:
         counters._profile([CASE], ["dram__bytes_read.sum"], 10)
     assert "\n" not in str(refused.value)
