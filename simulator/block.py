@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from itertools import product
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from simulator.config import padded
+from simulator.counts import Box
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow, UsageError
 from simulator.problem import round_up
@@ -87,6 +89,7 @@ class Block:
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
         if panel:
             read = rows * round_up(cols, panel) * tensor.spec.itemsize * self.lockstep
+            self._note_boxes(tensor, i, rows, range(j * cols, (j + 1) * cols, panel))
         if data is not None and data.shape[-1] < cols:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
         tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
@@ -325,6 +328,13 @@ class Block:
         # every block moves a tile that one number names; a tile that the block's own index names, only that block moves
         sharing = self.lockstep if isinstance(i, int | np.integer) else self._heads
         return first, last, (last - first) * (stop - start) * sharing
+
+    def _note_boxes(self, tensor: HbmTensor, i: Rows, rows: int, columns: range) -> None:
+        """Note the boxes of the tile of each block in lockstep: one for each panel of columns."""
+        tiles = [int(i)] if isinstance(i, int | np.integer) else i.tolist()
+        for tile, column in product(tiles, columns):
+            box = Box(tensor.name, tile * rows, column, rows, columns.step)
+            self._m.book.box(box, self.lockstep // len(tiles))
 
     def _read(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, fill: float) -> tuple[int, Array | None]:
         """The bytes requested, and the values. Rows outside the problem are filled, columns outside are left out."""

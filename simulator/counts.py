@@ -7,7 +7,7 @@ A ledger maps entries `(step, tensor, what)` to bytes, where `what` is one of `h
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -27,6 +27,19 @@ class Entry(NamedTuple):
     step: str
     tensor: str
     what: str
+
+
+class Box(NamedTuple):
+    """A box that TMA loads from a head of a tensor: its first row and column, and how many rows and columns it has.
+
+    Rows and columns outside the tensor are among them.
+    """
+
+    tensor: str
+    row: int
+    column: int
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -73,9 +86,10 @@ class Spec:
 class LaunchCounts:
     """One kernel launch: its grid, its ledger and its arithmetic.
 
-    `distinct[(tensor, "read" | "write")]` are the bytes that are requested at least once. The DRAM model needs the
-    rest: `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` is the
+    `distinct[(tensor, "read" | "write")]` are the bytes that are requested at least once. The DRAM model needs two more:
+    `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` is the
     range of tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
+    `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not.
     """
 
     name: str
@@ -89,6 +103,7 @@ class LaunchCounts:
     exp: int
     heads_together: int = 1
     walk: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
+    boxes: Mapping[Box, int] = field(default_factory=dict[Box, int], compare=False, repr=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
@@ -263,13 +278,15 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
     for same in zip(*(part.launches for part in parts), strict=True):
         ledger: defaultdict[Entry, int] = defaultdict(int)
         distinct: defaultdict[tuple[str, str], int] = defaultdict(int)
+        boxes = Counter[Box]()
         for launch in same:
+            boxes.update(launch.boxes)
             for entry, n in launch.ledger.items():
                 ledger[entry] += n
             for key, n in launch.distinct.items():
                 distinct[key] += n
         total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
-        launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), **total))
+        launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
         name: replace(spec, heads=sum(part.tensors[name].heads for part in parts))
         for name, spec in first.tensors.items()
@@ -292,6 +309,7 @@ class _Page:
     exp: int = 0
     sram_peak: int = 0
     walk: Callable[[int], range] | None = None
+    boxes: Counter[Box] = field(default_factory=Counter[Box])
 
 
 class Book:
@@ -341,6 +359,10 @@ class Book:
             if n:
                 self.page.ledger[Entry(step, tensor, what.replace("_", "."))] += n
 
+    def box(self, box: Box, n: int) -> None:
+        """Note that TMA loads a box n times."""
+        self.page.boxes[box] += n
+
     def distinct(self, tensor: str, direction: str, n: int) -> None:
         """Count bytes that the launch requests at least once in a direction ("read" or "write")."""
         if n:
@@ -356,7 +378,7 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together, p.walk)
+                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

@@ -230,14 +230,15 @@ def counters(
 ) -> None:
     """Hold simulator and formula to the GPU's own counters (ncu), or to the emulator's, to the byte."""
     from flashlab.measure import counters as hardware
+    from flashlab.measure import problems
     from flashlab.measure.workload import Case
 
     if matrix or l2:
         problem.refuse_shape()
     names = algorithms or (with_kernels() if matrix or l2 else ["flash2"])
     cases = [
-        *(hardware.matrix(names) if matrix else []),
-        *(c for c in (hardware.l2_problems() if l2 else []) if c.algorithm in names),
+        *(problems.matrix(names) if matrix else []),
+        *(c for c in (problems.l2_problems() if l2 else []) if c.algorithm in names),
     ]
     if not matrix and not l2:
         cases = [Case(name, name, problem.problem(name), options.tile(tile), lse) for name in names]

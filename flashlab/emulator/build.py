@@ -23,7 +23,7 @@ from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build"]
+__all__ = ["BuildError", "build", "compiler"]
 
 _FLAGS = (
     "-std=c++17",
@@ -97,7 +97,7 @@ def build(
     for name in names:
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
-    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in _compiler()[1] else (_GCC, _WATCH_GCC)
+    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in compiler()[1] else (_GCC, _WATCH_GCC)
     options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
     ours = _digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir())
     return _library(path.resolve(), text, options, names, cache.digest(ours, *headers.values()))
@@ -105,7 +105,7 @@ def build(
 
 @functools.lru_cache(maxsize=256)
 def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...], digest: str) -> Library:
-    key = cache.digest(_compiler()[1], digest, str(path), text, *options, "", *entries)
+    key = cache.digest(compiler()[1], digest, str(path), text, *options, "", *entries)
     folder = cache.entry("emulator", key, lambda work: _make(work, path, text, options, entries))
     return load(folder, str(path), entries)
 
@@ -186,7 +186,7 @@ def _runtime() -> list[Path]:
     headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
 
     def object_of(source: Path) -> Path:
-        key, name = cache.digest(_compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes()), f"{source.stem}.o"
+        key, name = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes()), f"{source.stem}.o"
 
         def make(work: Path) -> None:
             _compile([*_RUNTIME_FLAGS, str(source), "-o", str(work / name)], source)
@@ -209,8 +209,8 @@ def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
 
 
 @functools.cache
-def _compiler() -> tuple[str, str]:
-    """The C++ compiler and its version."""
+def compiler() -> tuple[str, str]:
+    """The path of the C++ compiler, and what it says of its version. Raises `Unavailable` without one."""
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         if name and (found := shutil.which(name)):
             return found, run([found, "--version"])
@@ -221,7 +221,7 @@ def _compiler() -> tuple[str, str]:
 
 
 def _compile(options: Sequence[str], source: Path) -> None:
-    done = subprocess.run([_compiler()[0], *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([compiler()[0], *options], capture_output=True, text=True, check=False)
     if done.returncode:
         said = said_of(source, done.stderr, (kernels_cu.emulator_dir(), kernels_cu.include_dir()))
         raise BuildError(f"{source.name} doesn't compile:\n{said}")

@@ -93,6 +93,11 @@ class Moved:
         """The accounting contract's name for it: `hbm.read`, `hbm.write`, `hbm.atomic`, `sram.read` or `sram.write`."""
         return f"{self.space}.{_DIRECTIONS[self.space, self.op]}"
 
+    @property
+    def boxes(self) -> bool:
+        """Did the copy engine (TMA) move it?"""
+        return self.op.startswith("tma")
+
 
 _DIRECTIONS = {
     **{("hbm", op): "read" for op in ("ld", "ldgsts", "tma_ld")},
@@ -132,6 +137,13 @@ class Launched:
         What a block writes to SRAM before its first step counts nothing: it makes the block ready, as mbarriers do.
         """
         return sum(row.bytes for row in self.moved if row.what == what and (row.step or what != "sram.write"))
+
+    def shown(self, what: str) -> int:
+        """The same as a GPU's counters show it: of boxes whole sectors of 32 bytes."""
+        extra = (
+            32 * row.sectors - row.bytes for row in self.moved if row.what == what and row.space == "hbm" and row.boxes
+        )
+        return self.counted(what) + sum(extra)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

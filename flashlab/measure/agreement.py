@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.measure import counters, emulated
+from flashlab.measure.counter_report import LaunchReport
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
@@ -125,7 +126,7 @@ def run(cases: Sequence[Case], *, progress: Callable[[Iterable[Case]], Iterable[
     device = current_device()
     outputs: dict[str, float] = {}
     findings: list[str] = []
-    mine: list[counters.LaunchReport] = []
+    mine: list[LaunchReport] = []
     with ThreadPoolExecutor(1) as pool:  # ncu works in a process of its own
         reading = pool.submit(counters.run, cases, device=device)
         for case in progress(cases):
@@ -140,7 +141,7 @@ def run(cases: Sequence[Case], *, progress: Callable[[Iterable[Case]], Iterable[
     return Agreement(device.name, tuple(rows), outputs, tuple(findings), hardware.errors)
 
 
-def _rows(mine: counters.LaunchReport, other: counters.LaunchReport) -> list[Row]:
+def _rows(mine: LaunchReport, other: LaunchReport) -> list[Row]:
     """What both counted of a launch."""
     emulated, gpu = (
         {**{check.what: check.measured for check in launch.checks}, **launch.extras} for launch in (mine, other)

@@ -1,10 +1,10 @@
-"""The model of time beside what was measured: predictions as data, the errors, and the picture of docs/time.md.
+"""The model of time beside what was measured: predictions as data, and the errors.
 
     python -m flashlab.measure.blind predict SET    # cells that aren't measured yet, into docs/results/blind/predictions
     python -m flashlab.measure.blind measure FILE   # the cells of such a file, on a GPU, into docs/results
-    python -m flashlab.measure.blind draw           # docs/pictures/time_*.png and the tables of docs/time.md, from the data files
 
-Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048.
+Measured cells are those of `flashlab bench`: 16,384 tokens in all, hidden size 2048. `docs/_site/time_model.py` draws
+docs/time.md from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 import flashlab as fl
@@ -30,9 +29,6 @@ from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTIONS = ROOT / results.FOLDER / "blind" / "predictions"
-PICTURES = ROOT / "docs" / "pictures"
-PAGE = ROOT / "docs" / "time.md"
-BEGIN, END = "<!-- {}: begin (written by flashlab/measure/blind.py) -->\n", "<!-- {}: end -->"
 DEVICE = "h200"
 
 FP8, EIGHT = "flash3_fp8", "float8_e4m3fn"
@@ -98,7 +94,7 @@ class Beside:
 def measured() -> list[tuple[Cell, float, str]]:
     """What the ladder and the benchmark of flash2 measured of kernels that the model knows, by kind of result."""
     found: list[tuple[Cell, float, str]] = []
-    for result in _benchmarks():
+    for result in benchmarks():
         for row in result.data["rows"]:
             name = row["peer"] or result.data["algorithm"]
             if name in fl.CATALOGUE:
@@ -118,7 +114,8 @@ def _after_its_prediction(eight: results.Result) -> bool:
     return eight.content["date"] > json.loads((PREDICTIONS / PREDICTION_FP8).read_text(encoding="utf-8"))["date"]
 
 
-def _benchmarks() -> list[results.Result]:
+def benchmarks() -> list[results.Result]:
+    """The newest benchmark of flash2, and of the ladder."""
     found = [
         results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, device=DEVICE)
         for kind, algorithm in (("bench", "flash2"), ("ladder", "flash3"))
@@ -135,7 +132,7 @@ def beside() -> list[Beside]:
 def said(file: str | Path) -> dict[Cell, float]:
     """What a prediction file says: milliseconds by cell."""
     rows = json.loads((PREDICTIONS / file).read_text(encoding="utf-8"))["rows"]
-    return {_cell(row): row["milliseconds"] for row in rows}
+    return {cell_of(row): row["milliseconds"] for row in rows}
 
 
 def blind_ladder() -> list[Beside]:
@@ -150,10 +147,11 @@ def blind_ladder() -> list[Beside]:
 
 def blind(result: results.Result) -> list[Beside]:
     """What `measure` measured, beside what had been predicted before."""
-    return [Beside(_cell(row), row["predicted"], row["milliseconds"], result.kind) for row in result.data["rows"]]
+    return [Beside(cell_of(row), row["predicted"], row["milliseconds"], result.kind) for row in result.data["rows"]]
 
 
-def _cell(row: Mapping[str, Any]) -> Cell:
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    """The cell of a row of a data file."""
     found = Cell(**{name: row[name] for name in Cell.__dataclass_fields__})
     return replace(found, dtype=EIGHT) if found.algorithm == FP8 else found  # a file may name that of its output
 
@@ -239,7 +237,7 @@ def measure(file: str) -> Path:
         report = speed.run(names[0], names[1:], cells=cells, seconds=SECONDS, progress=_shown)
         for row in report.rows:
             kept = {"algorithm": row.peer or names[0], **{key: x for key, x in asdict(row).items() if key in MEASURED}}
-            rows.append({**kept, "predicted": predicted[_cell(kept)]})
+            rows.append({**kept, "predicted": predicted[cell_of(kept)]})
         yardsticks += [asdict(yardstick) for yardstick in report.yardsticks]
         not_run += report.not_run
     data = {"prediction": Path(file).name, "yardsticks": yardsticks, "rows": rows, "not_run": not_run}
@@ -335,143 +333,6 @@ def _shown(cells: Iterable[speed.Cell]) -> Iterable[speed.Cell]:
         yield cell
 
 
-def table() -> str:
-    """The errors by kernel and length, and how the blind predictions did."""
-    rows, first = beside(), blind_ladder()
-    lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
-    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *LADDER, FP8)}
-    if not groups[FP8]:
-        del groups[FP8]  # predicted, and not measured yet
-    groups["the ladder"] = [r for name in LADDER for r in groups[name]]
-    for name, group in groups.items():
-        members = LADDER if name == "the ladder" else (name,)
-        before = [r for r in first if r.cell.algorithm in members]
-        parts = [mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
-        shown = [f"{x:.1%}" for x in (*parts, mean_error(group))]
-        bias = statistics.fmean(r.error for r in group)
-        lines.append(
-            f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
-            f"{f'{mean_error(before):.1%}' if before else ''} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def blind_tables() -> str:
-    """How the predictions of cells that nobody had measured did, a table a measurement."""
-    return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=DEVICE)))
-
-
-def _blind_table(result: results.Result) -> str:
-    rows = blind(result)
-    lengths = sorted({r.cell.length for r in rows})
-    sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
-    lines = [
-        f"`{result.data['prediction']}`, measured by `{result.path.name}`:",
-        "",
-        f"| kernel | cells | {sizes} | all | bias |",
-        "|---|--:|" + len(lengths) * "--:|" + "--:|--:|",
-    ]
-    groups = {
-        name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
-    }
-    groups["the ladder"] = [r for name in LADDER for r in groups.get(name, [])]
-    for name, group in groups.items():
-        parts = [[r for r in group if r.cell.length == n] for n in lengths]
-        shown = [f"{mean_error(part):.1%}" if part else "" for part in (*parts, group)]
-        bias = statistics.fmean(r.error for r in group)
-        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} |")
-    return "\n".join(lines) + "\n"
-
-
-def figures() -> dict[str, float]:
-    """What the constants of simulator/time/rates.py were measured to be, by name."""
-    machine = results.latest("rates", ROOT / results.FOLDER, device=DEVICE)
-    assert machine is not None, f"no rates in {results.FOLDER}"
-    rows, peak = machine.data["rows"], 4096.0
-
-    def of(what: str, key: str = "value", warps: int | None = None) -> float:
-        return next(row[key] for row in rows if row["what"] == what and row.get("warps") == warps)
-
-    box, eight = 128 * 128 / of("boxes_of_one"), 8 * 2 * 64 * 128 * 16 / peak
-    ss, rs = (of(f"products_128_{where}", "clocks", 4) - eight for where in ("sram", "registers"))
-    beside: list[float] = []
-    products: list[float] = []
-    for what, clocks, latency in (
-        ("128_sram", eight, ss),
-        ("64_registers", eight / 2, rs),
-        ("128_registers", eight, rs),
-    ):
-        for warps in (4, 8):
-            name = f"exponentials_beside_{what}"
-            beside.append(128 * warps / of(name, warps=warps))
-            products.append((of(name, "products", warps) - latency) / clocks)
-    clocks = machine.data["clocks"]
-    boost = rates.Rates(fl.DEVICES[DEVICE], "bfloat16").boost / 1e9
-    line = np.polyfit([_tensor_load(row) for row in clocks], [row["gigahertz"] / boost for row in clocks], 1)
-    return {
-        "AT_REST": line[1], "DRAWN": -line[0], "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
-        "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
-        "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
-        "SRAM_BYTES": of("shared_bandwidth"), "SRAM_LATENCY": of("shared_latency"), "EXP": of("exponential"),
-        "L2_LATENCY": of("l2_latency"), "DRAM_LATENCY": of("dram_latency"),
-        "L2_BYTES": statistics.fmean((of("l2_bandwidth_of_all"), of("boxes_of_all"))),
-        "BOX_L2_LATENCY": of("box_latency") - box, "BOX_DRAM_LATENCY": of("box_latency_dram") - box,
-        "SS_LATENCY": ss, "RS_LATENCY": rs, "MMA_SHARE": of("warp_products", warps=8) / peak,
-        "DRAM_SHARE": statistics.fmean(y["copy"] for r in _benchmarks() for y in r.data["yardsticks"]) * 1e9
-        / fl.DEVICES[DEVICE].bandwidth,
-    }  # fmt: skip
-
-
-def _tensor_load(row: Mapping[str, Any]) -> float:
-    """How busy the tensor cores were at that clock; mma.sync keeps them busy longer for the same products."""
-    cell = _cell(row)
-    flops = cell.tera * 1e12 / (row["milliseconds"] * 1e-3) / (fl.DEVICES[DEVICE].sms * row["gigahertz"] * 1e9)
-    return flops / 4096 / (rates.MMA_SHARE[9] if cell.algorithm == "flash2" else 1)
-
-
-def constants() -> str:
-    """A table of them, and what the model has."""
-    shown = {**vars(rates), "MMA_SHARE": rates.MMA_SHARE[9]}
-    lines = ["| constant | measured | in the model |", "|---|--:|--:|"]
-    lines += [f"| `{name}` | {value:.3g} | {shown[name]:g} |" for name, value in figures().items()]
-    return "\n".join(lines) + "\n"
-
-
-def draw() -> Any:
-    """Prediction against measurement, a panel a kernel, TFLOP/s."""
-    from flashlab.views.plots import Picture
-
-    rows = beside()
-    names = ("flash2", *LADDER)
-    figure: Any = Picture(figsize=(12.5, 3.3), layout="constrained")
-    colours = {64: "#D55E00", 128: "#0072B2", 256: "#009E73"}
-    for ax, name in zip(figure.subplots(1, len(names), sharex=True, sharey=True), names, strict=True):
-        for r in (r for r in rows if r.cell.algorithm == name):
-            size = {1024: 16, 4096: 36, 16384: 64}[r.cell.length]
-            face = colours[r.cell.head_dim] if r.cell.causal else "none"
-            ax.scatter(
-                r.cell.tera / r.measured * 1e3,
-                r.cell.tera / r.predicted * 1e3,
-                s=size,
-                edgecolors=colours[r.cell.head_dim],
-                facecolors=face,
-                linewidths=1.2,
-            )
-        ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
-        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#EDEDED", linewidth=0, zorder=0)
-        ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("predicted, TFLOP/s")
-    for dim, colour in colours.items():
-        figure.axes[0].scatter([], [], color=colour, label=f"head dim {dim}")
-    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
-    return figure
-
-
-BLOCKS = {"errors": table, "blind": blind_tables, "constants": constants}
-"""What of docs/time.md is drawn from data."""
-
-
 def main(what: str, *files: str) -> None:
     if what == "measure" and len(files) == 1:
         print(measure(files[0]))
@@ -481,20 +342,8 @@ def main(what: str, *files: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(path.relative_to(ROOT))
-    elif what == "draw":
-        from flashlab.views.plots import save
-
-        save(draw(), PICTURES / "time_errors.png")
-        shown = Cell("flash3", "bfloat16", 128, False, 4096)
-        save(fl.timeline(shown.algorithm, shown.problem, device=DEVICE).plot(), PICTURES / "time_flash3.png")
-        text = PAGE.read_text(encoding="utf-8")
-        for name, block in BLOCKS.items():
-            before, _, rest = text.partition(BEGIN.format(name))
-            text = before + BEGIN.format(name) + block() + END.format(name) + rest.partition(END.format(name))[2]
-        PAGE.write_text(text, encoding="utf-8")
-        print(table(), blind_tables(), sep="\n", end="")
     else:
-        sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)}; measure FILE; draw")
+        sys.exit(f"usage: python -m flashlab.measure.blind predict {' | '.join(SETS)}; measure FILE")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flashlab.emulator.library import Launched
-from flashlab.measure.counters import BYTES, Check, CountersReport, LaunchReport
+from flashlab.measure import sectors
+from flashlab.measure.counter_report import Check, CountersReport, LaunchReport
+from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation, emulate
 from simulator import random_inputs, shape_run
@@ -51,14 +53,20 @@ def launches(case: Case, done: Emulation) -> list[LaunchReport]:
     simulated = shape_run(case.algorithm, case.problem, tile=case.tile, device=formula.device, lse=case.lse)
     real = [i for i, launch in enumerate(formula.launches) if launch.blocks]
     return [
-        _launch(case, formula.launches[i], simulated.launches[i], launched)
+        _launch(case, formula.launches[i], simulated.launches[i], launched, sectors.beside_bytes(simulated, i))
         for i, launched in zip(real, done.launches, strict=True)
     ]
 
 
-def _launch(case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched: Launched) -> LaunchReport:
+def _launch(
+    case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched: Launched, read_in_sectors: int | None
+) -> LaunchReport:
+    in_sectors = {"hbm.read": read_in_sectors}
     checks = [
-        *(Check(what, simulated.bytes(what), formula.bytes(what), launched.counted(what)) for what in BYTES),
+        *(
+            Check(what, simulated.bytes(what), formula.bytes(what), launched.shown(what), in_sectors.get(what))
+            for what in BYTES
+        ),
         Check("flops.matmul", simulated.flops_matmul, formula.flops_matmul, launched.flops),
     ]
     return LaunchReport(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from flashlab.emulator.build import _compiler  # pyright: ignore[reportPrivateUsage]
+from flashlab.emulator.build import compiler
 from flashlab.emulator.places import check_tools
 from flashlab.measure import ncu, results, sanitizers
 from flashlab.run import nvrtc
@@ -86,21 +86,17 @@ def _finders(about: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], str
     def tool(name: str, path: str) -> str:
         return f"{versions.get(name, 'version unknown')}, {path}"
 
-    def compiler() -> str:
-        path, said = _compiler()
+    def cpp() -> str:
+        path, said = compiler()
         check_tools()  # binutils
         return f"{said.splitlines()[0]}, {path}"
 
     yield "GPU", "kernels on a GPU", gpu
     yield "CuPy", "kernels on a GPU", cupy_of_a_gpu
     yield "NVRTC", "compiling kernels without a GPU", lambda: f"its headers are in {nvrtc.cuda_include_dir()}"
-    yield "ncu", "flashlab counters", lambda: tool("ncu", ncu._ncu())  # pyright: ignore[reportPrivateUsage]
-    yield (
-        "compute-sanitizer",
-        "flashlab sanitize",
-        lambda: tool("compute-sanitizer", sanitizers._program()),  # pyright: ignore[reportPrivateUsage]
-    )
-    yield "C++ compiler", "the emulator", compiler
+    yield "ncu", "flashlab counters", lambda: tool("ncu", ncu.program())
+    yield "compute-sanitizer", "flashlab sanitize", lambda: tool("compute-sanitizer", sanitizers.program())
+    yield "C++ compiler", "the emulator", cpp
     yield "PyTorch", "flashlab bench and capture", lambda: _package("torch")
     yield "Transformers", "flashlab capture", lambda: _package("transformers")
     yield "Chromium", "tests of the player", _browser

@@ -16,7 +16,7 @@ from pathlib import Path
 from flashlab.measure import workload
 from simulator.errors import Unavailable
 
-__all__ = ["Measured", "known", "parse", "profile"]
+__all__ = ["Measured", "known", "parse", "profile", "program"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def known() -> frozenset[str]:
     ncu refuses a whole request if one of its metrics is missing. Raises `Unavailable` without ncu, or without
     permission to read counters.
     """
-    done = subprocess.run([_ncu(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([program(), "--query-metrics"], capture_output=True, text=True, timeout=120, check=False)
     _refuse(done.stdout + done.stderr)
     return frozenset(re.findall(r"^([a-z0-9]+__\w+)", done.stdout, re.MULTILINE))
 
@@ -60,7 +60,7 @@ def profile(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "ncu.csv"
         line = [
-            _ncu(), "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
+            program(), "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base", *options,
             "--kernel-name", f"regex:^({'|'.join(sorted(set(kernels)))})$", "--metrics", ",".join(metrics),
             "--log-file", str(log), *command,
         ]  # fmt: skip
@@ -100,7 +100,8 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _ncu() -> str:
+def program() -> str:
+    """The path of ncu. Raises `Unavailable` where there is none."""
     if found := shutil.which("ncu"):
         return found
     raise Unavailable(

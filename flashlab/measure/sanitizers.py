@@ -28,7 +28,7 @@ from simulator import CATALOGUE, Problem
 from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
 
-__all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "run"]
+__all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "program", "run"]
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
@@ -202,7 +202,7 @@ def run(
     """
     from flashlab.run.devices import current_device
 
-    program, device = _program(), current_device()
+    path, device = program(), current_device()
     cases = grid() if cases is None else cases
     case_files.warm(cases)
     work: list[Callable[[], Row]] = []
@@ -213,12 +213,12 @@ def run(
             inside.mkdir()
             command = case_files.command(case_files.write(mine, inside), "--exact")
             for tool in tools:
-                future = pool.submit(_findings, program, tool, command, timeout)
+                future = pool.submit(_findings, path, tool, command, timeout)
                 work.append(partial(_awaited, tool, algorithm, len(mine), future))
         for name, fault in FAULTS.items() if faults else ():
             if fault.tool in tools:
                 command = [sys.executable, "-m", "flashlab.measure.sanitizers", name]
-                future = pool.submit(_findings, program, fault.tool, command, timeout)
+                future = pool.submit(_findings, path, fault.tool, command, timeout)
                 work.append(partial(_awaited, fault.tool, name, 1, future))
         rows = [each() for each in progress(work)]
     return SanitizersReport(device.name, tuple(rows))
@@ -240,8 +240,8 @@ def _judged(tool: str, target: str, cases: int, found: Findings) -> Row:
     return Row(tool, target, cases, found.number, "FINDINGS", found.first + where)
 
 
-def _findings(program: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
-    whole = [program, "--tool", tool, *_OPTIONS.get(tool, ()), *command]
+def _findings(path: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
+    whole = [path, "--tool", tool, *_OPTIONS.get(tool, ()), *command]
     try:
         env = case_files.environment()
         done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout, check=False, env=env)
@@ -275,7 +275,8 @@ def parse(text: str) -> Findings:
     return Findings(number, tuple(kernels), first)
 
 
-def _program() -> str:
+def program() -> str:
+    """The path of compute-sanitizer. Raises `Unavailable` where there is none."""
     if found := shutil.which("compute-sanitizer"):
         return found
     raise Unavailable("compute-sanitizer is not on the PATH: install the CUDA toolkit, or add its bin folder to PATH")

@@ -2,8 +2,8 @@
 
 Every round calls each kernel once, so that clocks and temperature are the same for all; a ratio is that of one
 round, and the median of the rounds is reported. Each call is timed by CUDA events, behind a pause that the GPU spends
-while Python queues the call, on a cold L2. Before it is timed, a kernel's output is checked against float64; memory
-that it must write is full of NaN.
+while Python queues the call, on a cold L2. Before it is timed, a kernel's output is checked by the rule of
+`flashlab verify`, in some rows; memory that it must write is full of NaN.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 
 from flashlab.measure import peers
 from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.run.arrays import to_numpy
+from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import get
 from simulator.errors import Unavailable, UsageError
@@ -28,8 +30,8 @@ TOKENS, HIDDEN = 16384, 2048
 """The field's convention: tokens of all sequences together, and heads × head dim."""
 
 _WARM_UP = 3
-_SAMPLED_ROWS = 32
-_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+_SAMPLES, _SAMPLED_ROWS = 4, 8
+"""What is checked of the first head and of the last: so many pieces of so many rows."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Yardstick:
 @dataclass(frozen=True)
 class Row:
     """One kernel in one cell. `peer` is None for the kernel under test; `ratio` is the peer's time over its time, by
-    rounds: over 1, the kernel under test is faster. `error` is relative to what rounding explains; over 1 is wrong."""
+    rounds: over 1, the kernel under test is faster. `error` is relative to what the rule allows; over 1 is wrong."""
 
     dtype: str
     head_dim: int
@@ -213,22 +215,24 @@ def _bench_cell(
     shape = (p.batch, p.heads, p.len_q, p.head_dim)
     dtype = getattr(torch, p.dtype)
     bhsd = [torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in "qkv"]
-    bshd = [x.transpose(1, 2).contiguous() for x in bhsd]
+    layouts = {name: peers.layout(name) for name in names}
+    bshd = [x.transpose(1, 2).contiguous() for x in bhsd] if "bshd" in layouts.values() else []
+    samples = _samples(p, bhsd)
     calls: dict[str | None, Callable[[], Any]] = {None: _ours(torch, algorithm, bhsd, p, tile)}
     errors: dict[str | None, float] = {}
     for name in names:
-        swapped = peers.layout(name) == "bshd"
+        swapped = layouts[name] == "bshd"
         try:
             call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.scale)
-            errors[name] = _checked(torch, call, bhsd, p, swapped)
+            errors[name] = _error(torch, call, bhsd[0], samples, swapped)
         except Exception as reason:  # whatever another library raises must not stop ours
             not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
             continue
         if errors[name] > 1:
-            not_run.append(f"{name}, {_said(cell)}: the result is wrong ({errors[name]:.2f} × what rounding explains)")
+            not_run.append(f"{name}, {_said(cell)}: the result is wrong ({errors[name]:.2f} × what the rule allows)")
             continue
         calls[name] = call
-    errors[None] = _checked(torch, calls[None], bhsd, p, swapped=False)
+    errors[None] = _error(torch, calls[None], bhsd[0], samples, swapped=False)
     times = interleaved(torch, list(calls.values()), seconds)
     return [_row(cell, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)]
 
@@ -268,26 +272,46 @@ def _said(cell: Cell) -> str:
     return f"{cell.dtype} × {cell.head_dim} {'causal' if cell.causal else 'full'} {cell.length}"
 
 
-def _checked(torch: Any, call: Callable[[], Any], tensors: Sequence[Any], p: Problem, swapped: bool) -> float:
-    """The error of some rows of some heads over what rounding explains, by the rule of `flashlab verify`; the
-    allocator's next block of the output's size is full of NaN."""
-    litter = torch.full_like(tensors[0], float("nan"))
+@dataclass(frozen=True)
+class _Sample:
+    """Some rows of one head, and what a correct kernel returns for them."""
+
+    batch: int
+    head: int
+    rows: list[int]
+    expected: Expected
+
+
+def _samples(p: Problem, tensors: Sequence[Any]) -> list[_Sample]:
+    """Rows of the first head and of the last, from their first ones to their last ones.
+
+    `tensors` are q, k and v (batch, heads, length, head_dim), of as many heads and as long. Some rows are a problem of their
+    own. Under a causal mask these are neighbours, and their keys end with the last one.
+    """
+    n = min(_SAMPLED_ROWS, p.len_q)
+    starts = [(p.len_q - n) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+    pieces = [list(range(start, start + n)) for start in starts]
+    if not p.causal:
+        pieces = [[row for piece in pieces for row in piece]]
+    found: list[_Sample] = []
+    for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
+        q, k, v = (to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in zip("qkv", tensors, strict=True))
+        for rows in pieces:
+            keys = rows[-1] + 1 if p.causal else p.len_kv
+            alone = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(rows), len_kv=keys)
+            found.append(_Sample(b, h, rows, expect(alone, q[:, :, rows], k[:, :, :keys], v[:, :, :keys])))
+    return found
+
+
+def _error(torch: Any, call: Callable[[], Any], like: Any, samples: Sequence[_Sample], swapped: bool) -> float:
+    """The error of a call's worst sampled row, as a share of what the rule allows. `like` has the output's shape: the
+    allocator's next block of that size is full of NaN."""
+    litter = torch.full_like(like, float("nan"))
     del litter
     out = call()
-    out = out.transpose(1, 2) if swapped else out
-    worst = 0.0
-    for b, h in {(0, 0), (p.batch - 1, p.heads - 1)}:
-        rows = torch.linspace(0, p.len_q - 1, _SAMPLED_ROWS, device="cuda").long()
-        q, k, v = (x[b, h].double() for x in tensors)
-        scores = q[rows] @ k.T * p.scale
-        if p.causal:
-            scores = scores.masked_fill(torch.arange(p.len_q, device="cuda") > rows[:, None], float("-inf"))
-        weights = scores.softmax(-1)
-        exact = weights @ v
-        noise = (exact.square().sum(-1) + weights.square() @ v.square().sum(-1)).sqrt()
-        error = (out[b, h][rows].double() - exact).norm(dim=-1) / (_UNIT[p.dtype] * noise)
-        worst = max(worst, error.nan_to_num(float("inf")).max().item())
-    return worst
+    out = out.swapaxes(1, 2) if swapped else out
+    parts = ((out[x.batch : x.batch + 1, x.head : x.head + 1, x.rows], x.expected) for x in samples)
+    return max(judge(expected, to_numpy("out", part), None).worst for part, expected in parts)
 
 
 def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:

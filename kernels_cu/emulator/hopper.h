@@ -52,6 +52,7 @@ struct Box {
   unsigned rows() const { return map.box[1] * map.box[2] * map.box[3] * map.box[4]; }
   unsigned bytes() const { return rows() * row_bytes(); }
   unsigned inside() const;  // how many bytes lie inside the array
+  std::uint64_t sectors(bool load) const;  // what a counter shows of it, in sectors
   Row row(unsigned i) const;
   unsigned chunk(unsigned row, unsigned i) const;  // the shared address of its 16-byte piece i
   bool covers(unsigned address, unsigned n) const { return address < sram + bytes() && sram < address + n; }

@@ -20,11 +20,11 @@ const char* name_of(const Block& block, unsigned address) {
   return name ? name->name : "SRAM";
 }
 
-Moved bytes_of(std::uint64_t bytes, bool hbm) {
+Moved moved_of(std::uint64_t bytes, std::uint64_t sectors = 0) {
   Moved moved;
   moved.instructions = 1;
   moved.bytes = bytes;
-  if (hbm) moved.sectors = bytes / SECTOR;
+  moved.sectors = sectors;
   return moved;
 }
 
@@ -86,6 +86,19 @@ unsigned Box::inside() const {
   return sum;
 }
 
+// Read off an H200: a row shows the sectors of HBM that its part inside touches. Of a load the part outside counts as well,
+// rounded up to sectors by itself. (flashlab/measure/sectors.py predicts the same from shapes.)
+std::uint64_t Box::sectors(bool load) const {
+  std::uint64_t sum = 0;
+  for (unsigned i = 0; i < rows(); ++i) {
+    const auto [at, begin, end] = row(i);
+    const auto first = reinterpret_cast<std::uintptr_t>(at), last = first + (end - begin);
+    if (end > begin) sum += (last + SECTOR - 1) / SECTOR - first / SECTOR;
+    if (load) sum += (row_bytes() - (end - begin) + SECTOR - 1) / SECTOR;
+  }
+  return sum;
+}
+
 unsigned Box::chunk(unsigned row, unsigned i) const { return swizzled(sram + row * row_bytes() + i * CHUNK, map.swizzle); }
 
 void Hopper::load(Lane& lane, const Box& box, Mbarrier& m, Place place) {
@@ -100,8 +113,8 @@ void Hopper::load(Lane& lane, const Box& box, Mbarrier& m, Place place) {
     std::memset(&block.sram.state[box.sram], PENDING, box.bytes());
     std::memset(block.sram.pointer(box.sram), POISON, box.bytes());
   }
-  block.ledger.add(lane.step, name, Space::hbm, Op::tma_ld, bytes_of(box.bytes(), true));
-  block.ledger.add(lane.step, name_of(block, box.sram), Space::sram, Op::tma_ld, bytes_of(box.bytes(), false));
+  block.ledger.add(lane.step, name, Space::hbm, Op::tma_ld, moved_of(box.bytes(), box.sectors(true)));
+  block.ledger.add(lane.step, name_of(block, box.sram), Space::sram, Op::tma_ld, moved_of(box.bytes()));
   m.loads.push_back(box);
   m.coming += box.bytes();
   for (const auto& [thread, wait] : waits)
@@ -115,8 +128,8 @@ void Hopper::store(Lane& lane, const Box& box, Place place) {
   const Actor reader{lane, knows, static_cast<std::uint16_t>(mine.reader), mine.group + 1, true};
   const Actor writer{lane, knows, static_cast<std::uint16_t>(mine.writer), mine.group + 1, true};
   const char* name = check_box(box, reader, writer, false, place);
-  block.ledger.add(lane.step, name_of(block, box.sram), Space::sram, Op::tma_st, bytes_of(box.bytes(), false));
-  block.ledger.add(lane.step, name, Space::hbm, Op::tma_st, bytes_of(box.inside(), true));
+  block.ledger.add(lane.step, name_of(block, box.sram), Space::sram, Op::tma_st, moved_of(box.bytes()));
+  block.ledger.add(lane.step, name, Space::hbm, Op::tma_st, moved_of(box.inside(), box.sectors(false)));
   mine.list.push_back({box, mine.group, false, {}});
 }
 

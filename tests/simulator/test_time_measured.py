@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import flashlab as fl
+from docs._site import time_model as drawn
 from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
@@ -125,16 +126,16 @@ def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_page_says_what_the_data_says():
-    page = time_model.PAGE.read_text(encoding="utf-8")
-    for name, block in time_model.BLOCKS.items():
-        assert time_model.BEGIN.format(name) + block() + time_model.END.format(name) in page
+    page = drawn.PAGE.read_text(encoding="utf-8")
+    for name, block in drawn.BLOCKS.items():
+        assert drawn.BEGIN.format(name) + block() + drawn.END.format(name) in page
 
 
-@pytest.mark.parametrize("name", time_model.figures())
+@pytest.mark.parametrize("name", drawn.figures())
 def test_a_constant_is_what_was_measured(name: str):
     """Within 6 %, and DRAWN, a slope, within 15 %: as far as the run of the constants is from that of the file."""
     value = rates.MMA_SHARE[9] if name == "MMA_SHARE" else getattr(rates, name)
-    assert value == pytest.approx(time_model.figures()[name], rel=0.15 if name == "DRAWN" else 0.06)
+    assert value == pytest.approx(drawn.figures()[name], rel=0.15 if name == "DRAWN" else 0.06)
 
 
 BLIND_LADDER = 0.08  # the latest is under 5 %

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flashlab.measure import ncu, results
-from flashlab.measure.counters import SECTORS, WAVEFRONTS
+from flashlab.measure.metrics import SECTORS, WAVEFRONTS
 from flashlab.measure.patterns.emulate import crosses_lines, differences, pattern_of
 from flashlab.measure.patterns.patterns import Pattern, patterns
 from flashlab.measure.results import Data, Kind, markdown_table

@@ -33,7 +33,7 @@ def launched(kernels: Library, pattern: Pattern) -> Launched:
 
 
 def counted(kernels: Library, pattern: Pattern) -> dict[str, int]:
-    """The emulator's sectors and wavefronts by instruction, without zeros. `measure.counters` gives the names."""
+    """The emulator's sectors and wavefronts by instruction, without zeros. `measure.metrics` gives the names."""
     found: Counter[str] = Counter()
     for row in launched(kernels, pattern).moved:
         name, quantity = ("sectors", row.sectors) if row.space == "hbm" else ("wavefronts", row.wavefronts)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import flashlab as fl
 from flashlab import files
 from flashlab.cli import app, options, output
-from flashlab.measure import counters, sanitizers, speed
+from flashlab.measure import counters, problems, sanitizers, speed
 from flashlab.views import tables
 
 COMMANDS = [
@@ -530,7 +530,7 @@ def test_counters_asks_for_the_problem_given(monkeypatch: pytest.MonkeyPatch) ->
     ]
     asked.clear()
     run("counters", "--matrix")
-    assert asked == counters.matrix(fl.catalogue.with_kernels())
+    assert asked == problems.matrix(fl.catalogue.with_kernels())
 
 
 def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def run(*words: str) -> Any:
 def forget() -> None:
     """What was found once is kept: a compiler, versions, headers."""
     build = sys.modules["flashlab.emulator.build"]
-    for kept in (build._compiler, results._tool_version, nvrtc.cuda_include_dir, nvrtc._nvrtc_version, here.cupy):
+    for kept in (build.compiler, results._tool_version, nvrtc.cuda_include_dir, nvrtc._nvrtc_version, here.cupy):
         kept.cache_clear()
 
 

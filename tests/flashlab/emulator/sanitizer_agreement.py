@@ -214,7 +214,7 @@ def passed(rows: Sequence[Row]) -> bool:
 
 def compare(*, only: str, workers: int, timeout: float) -> list[Row]:
     """All runs, several at a time; those that hang at the end, one by one."""
-    program = sanitizers._program()
+    program = sanitizers.program()
     work = [(m, False) for m in seen()] + [(m, True) for m in sound()]
     work = [(m, is_sound) for m, is_sound in work if only in m.name]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashlab.emulator import Arena, Finding, Launched, build, tensor_map
-from flashlab.emulator.build import _compiler
+from flashlab.emulator.build import compiler
 from flashlab.measure.accumulation.cases import EIGHT
 from simulator.dtypes import numpy_dtype
 from simulator.errors import UsageError
@@ -89,6 +89,30 @@ def test_boxes_against_numpy(data: st.DataObject) -> None:
         ("tma_st", "y"): stored,
         ("tma_st", "tile"): nbytes,
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "pitch", "base", "loaded", "stored"),
+    [(36, 64, 128, 0, 8192, 4608), (64, 40, 80, 0, 10240, 6144), (64, 64, 144, 16, 9216, 9216)],
+)
+def test_boxes_take_the_sectors_that_a_gpu_counted(
+    rows: int, columns: int, pitch: int, base: int, loaded: int, stored: int
+) -> None:
+    """A box of 64 x 64 halves over an array of rows x columns. Loaded and stored: what an H200's counters showed, in bytes."""
+    arena = Arena()
+    for name in "xy":
+        arena.put(name, np.zeros(base + 64 * pitch, np.uint8))
+    arena.new("seen", 8192)
+    maps = [
+        tensor_map(arena.pointer(name) + base, 2, (columns, rows, 1, 1), (pitch, 16, 16), (64, 64, 1, 1))
+        for name in "xy"
+    ]
+    numbers = [np.int32(n).tobytes() for n in (0, 0, 0, 0, 8192, 1)]
+    library = build(HERE / "box.cu", ("-DFL_DTYPE=1",), watch=False)
+    arguments = [*maps, np.uint64(arena.pointer("seen")).tobytes(), *numbers]
+    ran = library.launch("box", (1,), (32,), arguments, arena, sram=8200, time_limit=20)
+    found = {row.op: 32 * row.sectors for row in ran.moved if row.space == "hbm" and row.op.startswith("tma")}
+    assert found == {"tma_ld": loaded, "tma_st": stored}
 
 
 FENCE, STORE = "  emu_fence_async();\n", "emu_tma_store(&to, base, corner, 4);"
@@ -409,7 +433,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda f: f.kind, lambda f: f.mechanism.replace(" ", "-")))
 def test_fault_is_found_at_its_line(tmp_path: Path, fault: Fault) -> None:
-    if fault.watch and "clang" in _compiler()[1]:
+    if fault.watch and "clang" in compiler()[1]:
         pytest.skip("clang++ doesn't report reads of accumulators: use g++")
     ran = ring(tmp_path, fault.changes, watch=fault.watch)
     at = line_of(ran.source, fault.at)

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from flashlab.measure import counters, ncu, workload
-from flashlab.measure.counters import Measured
+from flashlab.measure import counters, metrics, ncu, problems, workload
+from flashlab.measure.counter_report import EXP_FACTOR, CountersReport, LaunchReport, ModelCheck
+from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem, Tile, count, shape_run
 from simulator.catalogue import with_kernels
@@ -27,20 +28,20 @@ COUNTS = count("flash2", CASE.problem, tile=CASE.tile, device="h200")
 def reading(**changes: float) -> Measured:
     """What ncu would have read of flash2, if all is well; by quantity, with changes."""
     launch = COUNTS.launches[0]
-    values = {what: float(launch.bytes(what)) for what in counters.BYTES}
+    values = {what: float(launch.bytes(what)) for what in metrics.BYTES}
     values |= {"dram": float(COUNTS.compulsory_read), "exp": 1.1 * launch.exp / 32, "ops": float(launch.flops_matmul)}
     values |= changes
-    metrics = {f"{counters.BYTES[what][0]}.sum": values[what] for what in counters.BYTES}
-    metrics |= {
-        f"{counters.DRAM_READ}.sum": values["dram"],
-        f"{counters.DRAM_WRITE}.sum": 0.0,
-        f"{counters.EXP}.sum": values["exp"],
-        f"{counters.TENSOR_OPS['float16'][0]}.sum": values["ops"],
+    found = {f"{metrics.BYTES[what][0]}.sum": values[what] for what in metrics.BYTES}
+    found |= {
+        f"{metrics.DRAM_READ}.sum": values["dram"],
+        f"{metrics.DRAM_WRITE}.sum": 0.0,
+        f"{metrics.EXP}.sum": values["exp"],
+        f"{metrics.TENSOR_OPS['float16'][0]}.sum": values["ops"],
     }
-    return Measured("flash2", metrics)
+    return Measured("flash2", found)
 
 
-def compared(measured: Measured) -> counters.LaunchReport:
+def compared(measured: Measured) -> LaunchReport:
     simulated = shape_run("flash2", CASE.problem, tile=CASE.tile, device="h200")
     return counters.compare(CASE, simulated, COUNTS, 0, measured)
 
@@ -49,16 +50,16 @@ def test_equal_is_equal() -> None:
     launch = compared(reading())
     assert launch.failures == []
     assert {check.verdict for check in launch.checks} == {"equal"}
-    assert counters.CountersReport("h200", (launch,)).passed
+    assert CountersReport("h200", (launch,)).passed
 
 
-@pytest.mark.parametrize("what", [*counters.BYTES, "ops"])
+@pytest.mark.parametrize("what", [*metrics.BYTES, "ops"])
 def test_one_byte_more_is_a_failure(what: str) -> None:
     expected = COUNTS.launches[0].flops_matmul if what == "ops" else COUNTS.launches[0].bytes(what)
     launch = compared(reading(**{what: expected + 1.0}))
     assert len(launch.failures) == 1
     assert f"{expected + 1:,}" in launch.failures[0]
-    assert not counters.CountersReport("h200", (launch,)).passed
+    assert not CountersReport("h200", (launch,)).passed
 
 
 def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
@@ -83,18 +84,18 @@ def test_dram_reads_lie_between_compulsory_and_requested(read: int, inside: bool
 
 def test_special_functions_agree_within_the_stated_factor() -> None:
     exps = COUNTS.launches[0].exp / 32
-    assert compared(reading(exp=0.99 * counters.EXP_FACTOR[0] * exps)).failures
-    assert compared(reading(exp=1.01 * counters.EXP_FACTOR[1] * exps)).failures
+    assert compared(reading(exp=0.99 * EXP_FACTOR[0] * exps)).failures
+    assert compared(reading(exp=1.01 * EXP_FACTOR[1] * exps)).failures
 
 
 def test_what_ncu_prints_is_read() -> None:
-    launches = counters.parse((DATA / "ncu_standard_float16.csv").read_text())
+    launches = ncu.parse((DATA / "ncu_standard_float16.csv").read_text())
     assert [x.kernel for x in launches] == ["standard_scores", "standard_softmax", "standard_output"]
     problem = Problem(batch=1, heads=4, len_q=512, head_dim=64, dtype="float16")
     formula = count("standard", problem, tile=(64, 64), device="h200")
     for measured, launch in zip(launches, formula.launches, strict=True):
         for what in ("hbm.read", "hbm.write", "hbm.atomic", "sram.read"):
-            assert measured.total(counters.BYTES[what]) == launch.bytes(what)
+            assert measured.total(metrics.BYTES[what]) == launch.bytes(what)
     assert launches[1].metrics["lts__t_sector_hit_rate.pct"] == 38.43
 
 
@@ -105,13 +106,13 @@ def test_counters_of_one_quantity_are_summed_and_missing_ones_are_none() -> None
 
 
 def test_a_report_without_measurements_has_not_passed() -> None:
-    assert not counters.CountersReport("h200", ()).passed
-    assert not counters.CountersReport("h200", (compared(reading()),), errors=("flash1: ncu ended with 1",)).passed
+    assert not CountersReport("h200", ()).passed
+    assert not CountersReport("h200", (compared(reading()),), errors=("flash1: ncu ended with 1",)).passed
 
 
 def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    model = counters.ModelCheck(CASE.name, 110, 100, large=True)
-    report = counters.CountersReport("h200", (compared(reading()),), (model,))
+    model = ModelCheck(CASE.name, 110, 100, large=True)
+    report = CountersReport("h200", (compared(reading()),), (model,))
     said = json.loads(json.dumps(report.to_dict()))
     assert said["passed"] is True
     assert said["summary"]["equal"] == said["summary"]["compared"] == 6
@@ -125,7 +126,7 @@ def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_matrix_has_what_it_must() -> None:
-    matrix = counters.matrix(with_kernels())
+    matrix = problems.matrix(with_kernels())
     for algorithm in with_kernels():
         for dtype in CATALOGUE[algorithm].dtypes:
             for causal in (False, True):
@@ -142,10 +143,10 @@ def test_the_matrix_has_what_it_must() -> None:
 
 
 def test_half_of_the_l2_problems_share_over_30_mb() -> None:
-    problems = counters.l2_problems()
-    assert len(problems) >= 8
+    chosen = problems.l2_problems()
+    assert len(chosen) >= 8
     shared = 0
-    for case in problems:
+    for case in chosen:
         counts = count(case.algorithm, case.problem, device="h200")
         assert counts.hbm.peak > counts.device.l2 / 2
         p = case.problem
@@ -153,7 +154,7 @@ def test_half_of_the_l2_problems_share_over_30_mb() -> None:
         much = pairs * p.len_kv * 2 * p.head_dim * p.itemsize > 30e6
         shared += much
         assert much or "shared" not in case.name
-    assert 2 * shared >= len(problems)
+    assert 2 * shared >= len(chosen)
 
 
 def test_cases_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", "")
     ncu.known.cache_clear()
     with pytest.raises(Unavailable, match="install Nsight Compute") as missing:
-        counters._metrics()
+        metrics.asked()
     assert "\n" not in str(missing.value)
 
 
@@ -180,7 +181,7 @@ def test_no_ncu_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_permission_is_one_line_with_the_remedy(printed: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = SimpleNamespace(stdout="", stderr=printed, returncode=1)
     monkeypatch.setattr(ncu.subprocess, "run", lambda *_, **__: done)
-    monkeypatch.setattr(ncu, "_ncu", lambda: "ncu")
+    monkeypatch.setattr(ncu, "program", lambda: "ncu")
     with pytest.raises(Unavailable, match=remedy) as refused:
         counters._profile([CASE], ["dram__bytes_read.sum"], 10)
     assert "\n" not in str(refused.value)
@@ -198,7 +199,7 @@ def test_one_algorithm_that_fails_leaves_the_others_standing(monkeypatch: pytest
         return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows) + "\n"
 
     monkeypatch.setattr(counters, "_profile", profile)
-    monkeypatch.setattr(counters, "_metrics", lambda: ())
+    monkeypatch.setattr(metrics, "asked", lambda: ())
     report = counters.run([flash1, CASE], device=COUNTS.device)
     assert [launch.case for launch in report.launches] == [CASE]
     assert report.launches[0].failures == []
@@ -209,7 +210,9 @@ def test_one_algorithm_that_fails_leaves_the_others_standing(monkeypatch: pytest
 @pytest.mark.gpu
 def test_simulated_formula_and_measured_are_equal_on_this_gpu() -> None:
     try:
-        report = counters.run([case for case in counters.matrix() if "float16 ragged causal" in case.name])
+        report = counters.run(
+            [case for case in problems.matrix(with_kernels()) if "float16 ragged causal" in case.name]
+        )
     except Unavailable as reason:
         pytest.skip(str(reason))
     assert report.passed, [launch.failures for launch in report.launches] + list(report.errors)

@@ -229,7 +229,7 @@ def test_a_difference_shows_in_the_claim_and_in_the_table() -> None:
     row = content["data"]["launches"][0]["rows"][0]
     row |= {"measured": row["formula"] + 1, "verdict": "differs"}
     changed = KINDS["counters"].markdown(results.Result(result.path, content))
-    assert f"**{row['measured']} ≠ {row['formula']:,}**" in changed
+    assert f"**{row['measured']:,} ≠ {row['formula']:,}**" in changed
     assert "≠" not in KINDS["counters"].markdown(result)
     result = committed("verify", "flash2")
     content = json.loads(json.dumps(result.content))

@@ -110,7 +110,7 @@ def test_no_compute_sanitizer_is_one_line_with_the_remedy(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_tool_finds_the_planted_fault(fault: str) -> None:
     try:
-        program = sanitizers._program()
+        program = sanitizers.program()
     except Unavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "flashlab.measure.sanitizers", fault]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from flashlab.measure import peers, speed
 from flashlab.measure.speed import BenchReport, Cell, Row, Yardstick
+from simulator import Problem, naive, random_inputs
 from simulator.errors import Unavailable, UsageError
+
+FAKE_TORCH = SimpleNamespace(full_like=np.full_like, float16=None)
+"""What of torch a check of outputs needs."""
 
 
 def test_cells_are_the_fields() -> None:
@@ -51,6 +58,53 @@ def test_a_report_is_json_prints_and_fails_on_a_wrong_result(capsys: pytest.Capt
     assert not BenchReport("flash2", "", (), (), ()).passed
     wrong = Row("float16", 64, False, 1024, None, 1.0, 300.0, 0.5, None, None, 1.5, 11)
     assert not BenchReport("flash2", "", (), (wrong,), ()).passed
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_outputs_are_judged_by_the_rule_of_verify(dtype: str, causal: bool) -> None:
+    """Right ones pass in either layout. One wrong row in one head fails, and so does what was left unwritten."""
+    p = Problem(batch=2, heads=2, len_q=300, head_dim=32, dtype=dtype, causal=causal)
+    arrays = random_inputs(p)
+    right = naive(*arrays, causal=causal).out.astype(arrays[0].dtype)
+    samples = speed._samples(p, arrays)
+
+    def error(out: Any, swapped: bool = False) -> float:
+        return speed._error(FAKE_TORCH, lambda: out, out, samples, swapped)
+
+    assert 0 < error(right) <= 1
+    assert error(right.swapaxes(1, 2), swapped=True) == error(right)
+    wrong = right.copy()
+    wrong[-1, -1, -1] *= 1.05  # passes where 1e-2 is allowed
+    assert np.allclose(wrong.astype(np.float64), right.astype(np.float64), atol=1e-2)
+    assert error(wrong) > 1
+    wrong[-1, -1, -1] = np.nan
+    assert error(wrong) == np.inf
+
+
+def test_a_peer_whose_output_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell("float16", 128, True, 16384)
+    small = cell.problem.replace(batch=1, heads=2, len_q=64, head_dim=16)
+    arrays = random_inputs(small)
+    right = naive(*arrays, causal=True).out.astype(np.float16)
+    monkeypatch.setattr(Cell, "problem", small)
+    monkeypatch.setattr(peers, "layout", lambda name: "bhsd")
+    monkeypatch.setattr(peers, "prepare", lambda name, *_, **__: lambda: right * np.float16(name == "right" or 1.02))
+    monkeypatch.setattr(speed, "_ours", lambda *_: lambda: right)
+    monkeypatch.setattr(speed, "interleaved", lambda torch, calls, seconds: [[1.0, 1.0] for _ in calls])
+    drawn = iter(arrays)
+    torch = SimpleNamespace(
+        Generator=lambda device: SimpleNamespace(manual_seed=lambda seed: None),
+        randn=lambda shape, **_: SimpleNamespace(to=lambda dtype: next(drawn)),
+        **vars(FAKE_TORCH),
+    )
+    not_run: list[str] = []
+    yardstick = Yardstick("float16", 500.0, 4000.0)
+    rows = speed._bench_cell(torch, cell, "flash2", None, ["right", "wrong"], 0.1, yardstick, not_run)
+    assert [row.peer for row in rows] == [None, "right"]
+    assert all(0 < row.error <= 1 for row in rows)
+    (said,) = not_run
+    assert said.startswith("wrong, float16 × 128 causal 16384: the result is wrong (")
 
 
 def test_unknown_names_are_refused() -> None:

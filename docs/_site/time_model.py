@@ -1,0 +1,174 @@
+"""The tables and pictures of docs/time.md, from the data files: `python -m docs._site.time_model` writes them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flashlab as fl
+from flashlab.files import replace_file
+from flashlab.measure import blind, results
+from flashlab.views.plots import save
+from simulator.time import rates
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+PAGE = ROOT / "docs" / "time.md"
+BEGIN, END = "<!-- {}: begin (written by docs/_site/time_model.py) -->\n", "<!-- {}: end -->"
+
+
+def errors() -> str:
+    """The errors by kernel and length, and how the blind predictions did."""
+    rows, first = blind.beside(), blind.blind_ladder()
+    lines = ["| kernel | cells | 1k | 4k | 16k | all | bias | predicted blind |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    groups = {name: [r for r in rows if r.cell.algorithm == name] for name in ("flash2", *blind.LADDER, blind.FP8)}
+    if not groups[blind.FP8]:
+        del groups[blind.FP8]  # predicted, and not measured yet
+    groups["the ladder"] = [r for name in blind.LADDER for r in groups[name]]
+    for name, group in groups.items():
+        members = blind.LADDER if name == "the ladder" else (name,)
+        before = [r for r in first if r.cell.algorithm in members]
+        parts = [blind.mean_error(r for r in group if r.cell.length == n) for n in (1024, 4096, 16384)]
+        shown = [f"{x:.1%}" for x in (*parts, blind.mean_error(group))]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(
+            f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} | "
+            f"{f'{blind.mean_error(before):.1%}' if before else ''} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def blind_tables() -> str:
+    """How the predictions of cells that nobody had measured did, a table a measurement."""
+    return "\n".join(map(_blind_table, results.find(ROOT / results.FOLDER, kind="blind", device=blind.DEVICE)))
+
+
+def _blind_table(result: results.Result) -> str:
+    rows = blind.blind(result)
+    lengths = sorted({r.cell.length for r in rows})
+    sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
+    lines = [
+        f"`{result.data['prediction']}`, measured by `{result.path.name}`:",
+        "",
+        f"| kernel | cells | {sizes} | all | bias |",
+        "|---|--:|" + len(lengths) * "--:|" + "--:|--:|",
+    ]
+    groups = {
+        name: [r for r in rows if r.cell.algorithm == name] for name in dict.fromkeys(r.cell.algorithm for r in rows)
+    }
+    groups["the ladder"] = [r for name in blind.LADDER for r in groups.get(name, [])]
+    for name, group in groups.items():
+        parts = [[r for r in group if r.cell.length == n] for n in lengths]
+        shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group)]
+        bias = statistics.fmean(r.error for r in group)
+        lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def figures() -> dict[str, float]:
+    """What the constants of simulator/time/rates.py were measured to be, by name."""
+    machine = results.latest("rates", ROOT / results.FOLDER, device=blind.DEVICE)
+    assert machine is not None, f"no rates in {results.FOLDER}"
+    rows, peak = machine.data["rows"], 4096.0
+
+    def of(what: str, key: str = "value", warps: int | None = None) -> float:
+        return next(row[key] for row in rows if row["what"] == what and row.get("warps") == warps)
+
+    box, eight = 128 * 128 / of("boxes_of_one"), 8 * 2 * 64 * 128 * 16 / peak
+    ss, rs = (of(f"products_128_{where}", "clocks", 4) - eight for where in ("sram", "registers"))
+    beside: list[float] = []
+    products: list[float] = []
+    for what, clocks, latency in (
+        ("128_sram", eight, ss),
+        ("64_registers", eight / 2, rs),
+        ("128_registers", eight, rs),
+    ):
+        for warps in (4, 8):
+            name = f"exponentials_beside_{what}"
+            beside.append(128 * warps / of(name, warps=warps))
+            products.append((of(name, "products", warps) - latency) / clocks)
+    clocks = machine.data["clocks"]
+    boost = rates.Rates(fl.DEVICES[blind.DEVICE], "bfloat16").boost / 1e9
+    line = np.polyfit([_tensor_load(row) for row in clocks], [row["gigahertz"] / boost for row in clocks], 1)
+    return {
+        "AT_REST": line[1], "DRAWN": -line[0], "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
+        "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
+        "SRAM_BYTES": of("shared_bandwidth"), "SRAM_LATENCY": of("shared_latency"), "EXP": of("exponential"),
+        "L2_LATENCY": of("l2_latency"), "DRAM_LATENCY": of("dram_latency"),
+        "L2_BYTES": statistics.fmean((of("l2_bandwidth_of_all"), of("boxes_of_all"))),
+        "BOX_L2_LATENCY": of("box_latency") - box, "BOX_DRAM_LATENCY": of("box_latency_dram") - box,
+        "SS_LATENCY": ss, "RS_LATENCY": rs, "MMA_SHARE": of("warp_products", warps=8) / peak,
+        "DRAM_SHARE": statistics.fmean(y["copy"] for r in blind.benchmarks() for y in r.data["yardsticks"]) * 1e9
+        / fl.DEVICES[blind.DEVICE].bandwidth,
+    }  # fmt: skip
+
+
+def _tensor_load(row: Mapping[str, Any]) -> float:
+    """How busy the tensor cores were at that clock; mma.sync keeps them busy longer for the same products."""
+    cell = blind.cell_of(row)
+    flops = cell.tera * 1e12 / (row["milliseconds"] * 1e-3) / (fl.DEVICES[blind.DEVICE].sms * row["gigahertz"] * 1e9)
+    return flops / 4096 / (rates.MMA_SHARE[9] if cell.algorithm == "flash2" else 1)
+
+
+def constants() -> str:
+    """A table of them, and what the model has."""
+    shown = {**vars(rates), "MMA_SHARE": rates.MMA_SHARE[9]}
+    lines = ["| constant | measured | in the model |", "|---|--:|--:|"]
+    lines += [f"| `{name}` | {value:.3g} | {shown[name]:g} |" for name, value in figures().items()]
+    return "\n".join(lines) + "\n"
+
+
+def picture() -> Any:
+    """Prediction against measurement, a panel a kernel, TFLOP/s."""
+    from flashlab.views.plots import Picture
+
+    rows = blind.beside()
+    names = ("flash2", *blind.LADDER)
+    figure: Any = Picture(figsize=(12.5, 3.3), layout="constrained")
+    colours = {64: "#D55E00", 128: "#0072B2", 256: "#009E73"}
+    for ax, name in zip(figure.subplots(1, len(names), sharex=True, sharey=True), names, strict=True):
+        for r in (r for r in rows if r.cell.algorithm == name):
+            size = {1024: 16, 4096: 36, 16384: 64}[r.cell.length]
+            face = colours[r.cell.head_dim] if r.cell.causal else "none"
+            ax.scatter(
+                r.cell.tera / r.measured * 1e3,
+                r.cell.tera / r.predicted * 1e3,
+                s=size,
+                edgecolors=colours[r.cell.head_dim],
+                facecolors=face,
+                linewidths=1.2,
+            )
+        ax.plot([150, 900], [150, 900], color="#8C8C8C", linewidth=0.8)
+        ax.fill_between([150, 900], [132, 792], [168, 1008], color="#EDEDED", linewidth=0, zorder=0)
+        ax.set(title=name, xlim=(200, 880), ylim=(200, 880), xlabel="measured, TFLOP/s", aspect="equal")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("predicted, TFLOP/s")
+    for dim, colour in colours.items():
+        figure.axes[0].scatter([], [], color=colour, label=f"head dim {dim}")
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+BLOCKS = {"errors": errors, "blind": blind_tables, "constants": constants}
+"""What of docs/time.md is drawn from data."""
+
+
+def page_with(text: str) -> str:
+    """The page with the tables in their places."""
+    for name, block in BLOCKS.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        text = before + begin + block() + end + rest.partition(end)[2]
+    return text
+
+
+if __name__ == "__main__":
+    save(picture(), PICTURES / "time_errors.png")
+    shown = blind.Cell("flash3", "bfloat16", 128, False, 4096)
+    save(fl.timeline(shown.algorithm, shown.problem, device=blind.DEVICE).plot(), PICTURES / "time_flash3.png")
+    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8")))
