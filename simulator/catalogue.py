@@ -17,7 +17,7 @@ from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
-from simulator.problem import FP8, Problem, Tile
+from simulator.problem import FP8, MASKS, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash2 as flash2_program
@@ -114,6 +114,8 @@ class Algorithm:
         self, problem: Problem, device: Device | None = None, tile: Tile | None = None
     ) -> UsageError | Unavailable | None:
         """The error for a problem that it doesn't take, or with a `device` that its kernels can't do there; else None."""
+        if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
+            return error
         if not self.kernels:  # one's own program takes anything
             without = "one with a CUDA kernel (fl.simulate runs one's own)"
             return None if device is None else UsageError("algorithm", self.name, without)
@@ -240,9 +242,8 @@ def names(problem: Problem) -> list[str]:
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm, by name; one's own tile program makes a row of its own. Raises `UsageError`."""
     if isinstance(algorithm, Program):
-        return next(
-            (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
-        )
+        own = Algorithm(algorithm.name, algorithm, support=Support(masks=MASKS))
+        return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

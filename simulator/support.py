@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import DTYPES, FP8, Problem, Tile
+from simulator.problem import COMMON_MASKS, DTYPES, FP8, Problem, Tile
 
 MOST_KEYS = 1 << 30
 """The longest sequence of a kernel: sums of lengths and windows must fit an int."""
@@ -32,7 +32,8 @@ def warpgroups(tile: Tile, problem: Problem) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class Support:
     """What kernels take. `least` is the compute capability from which on they run, `only` the one that they need;
-    `tile` says what tiles it accepts where one isn't; `tiles` are those that verification tries beside the default.
+    `tile` says what tiles it accepts where one isn't; `tiles` are those that verification tries beside the default. `masks`
+    are those of `Problem.masks` that tile program, formula and kernels reckon with.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float32")
@@ -43,6 +44,7 @@ class Support:
     """
 
     dtypes: tuple[str, ...] = DTYPES
+    masks: tuple[str, ...] = COMMON_MASKS
     least: tuple[int, int] = (7, 5)
     only: tuple[int, int] | None = None
     head_dims: range = range(1, 257)

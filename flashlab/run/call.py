@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from flashlab.run import arrays
 from flashlab.run import plan as plans
@@ -15,8 +15,8 @@ from flashlab.run.plan import Plan, Ready
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.operations.attention import Window, problem_of
-from simulator.problem import output_dtype
+from simulator.operations.attention import problem_of
+from simulator.problem import Masks, output_dtype, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
@@ -28,10 +28,11 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
 
+@spell_masks
 def attention(
-    q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
-    scale: float | None = None, lse: bool = False, out: Any = None, tile: TileLike = None, backend: str = "gpu",
-    device: Device | str | None = None, scales: Scales | None = None,
+    q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
+    tile: TileLike = None, backend: str = "gpu", device: Device | str | None = None, scales: Scales | None = None,
+    **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -58,9 +59,8 @@ def attention(
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
-            q, k, v, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, out=out, tile=tile,
-            device=device, scales=scales,
-        )  # fmt: skip
+            q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, **masks
+        )
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
@@ -76,7 +76,7 @@ def attention(
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
     first = views["q"]
-    options = plans.ARCH, algorithm, causal, window, scale, tile, lse
+    options = plans.ARCH, algorithm, tile, lse, tuple(masks), *masks.values()
     with framework.stream(first.device):
         if out is None:
             _kept(_cached_plan, _shapes(views), first.device, *options)  # raises before anything is allocated
@@ -122,19 +122,18 @@ def _cached_call(
     places: tuple[_Place, ...],
     arch: str | None,
     algorithm: str | Program,
-    causal: bool,
-    window: Window,
-    scale: float | None,
     tile: TileLike,
     lse: bool,
+    masks: tuple[str, ...],
+    *said: object,
 ) -> _Call:
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
-    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
+    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales; `masks` are names, `said` what they are.
     """
     names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
     views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
-    options = arch, algorithm, causal, window, scale, tile, lse
+    options = arch, algorithm, tile, lse, masks, *said
     plan = _kept(_cached_plan, _shapes(views), views["q"].device, *options)
     _check_out(views)
     if _SCALES[0] in views:
@@ -153,16 +152,16 @@ def _cached_plan(
     device: int,
     arch: str | None,
     algorithm: str | Program,
-    causal: bool,
-    window: Window,
-    scale: float | None,
     tile: TileLike,
     lse: bool,
+    masks: tuple[str, ...],
+    *said: object,
 ) -> Plan:
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    given: Any = dict(zip(masks, said, strict=True))
+    problem = problem_of(q, k, v, **given)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
