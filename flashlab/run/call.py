@@ -76,10 +76,10 @@ def attention(
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
     first = views["q"]
-    options = plans.ARCH, algorithm, tile, lse, tuple(masks), *masks.values()
+    options = plans.ARCH, algorithm, tile, lse
     with framework.stream(first.device):
         if out is None:
-            _kept(_cached_plan, _shapes(views), first.device, *options)  # raises before anything is allocated
+            _kept(_cached_plan, _shapes(views), first.device, *options, **masks)  # raises before anything is allocated
             out = framework.empty(first.shape, output_dtype(first.dtype), first)
             views["out"] = arrays.framework("out", out).view("out", out)
         logs = framework.empty(first.shape[:3], "float32", first) if lse else None
@@ -87,7 +87,11 @@ def attention(
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
         if scales is not None:
             views |= {name: framework.view(name, x) for name, x in zip(_SCALES, Scales.of(scales), strict=True)}
-        call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
+        places = tuple([x[:5] for x in views.values()])
+        try:
+            call = _cached_call(places, *options, **masks)
+        except TypeError:  # as in `_kept`, but a warm call packs its keywords no second time
+            call = _cached_call.__wrapped__(places, *options, **masks)
         if call.ready is not None:
             call.ready.launch(allocate=framework.workspace(first))
         else:
@@ -109,12 +113,12 @@ class _Call(NamedTuple):
     ready: Ready | None
 
 
-def _kept(cached: Any, *key: Any) -> Any:
+def _kept(cached: Any, *key: Any, **masks: Any) -> Any:
     """What a cached function has for a key; made anew for one that can't be kept (with a list, say, for a tile)."""
     try:
-        return cached(*key)
+        return cached(*key, **masks)
     except TypeError:
-        return cached.__wrapped__(*key)
+        return cached.__wrapped__(*key, **masks)
 
 
 @functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
@@ -124,17 +128,16 @@ def _cached_call(
     algorithm: str | Program,
     tile: TileLike,
     lse: bool,
-    masks: tuple[str, ...],
-    *said: object,
+    /,
+    **masks: Unpack[Masks],
 ) -> _Call:
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
-    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales; `masks` are names, `said` what they are.
+    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
     """
     names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
     views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
-    options = arch, algorithm, tile, lse, masks, *said
-    plan = _kept(_cached_plan, _shapes(views), views["q"].device, *options)
+    plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
     _check_out(views)
     if _SCALES[0] in views:
         _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
@@ -154,14 +157,13 @@ def _cached_plan(
     algorithm: str | Program,
     tile: TileLike,
     lse: bool,
-    masks: tuple[str, ...],
-    *said: object,
+    /,
+    **masks: Unpack[Masks],
 ) -> Plan:
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
-    given: Any = dict(zip(masks, said, strict=True))
-    problem = problem_of(q, k, v, **given)
+    problem = problem_of(q, k, v, **masks)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
