@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import FunctionType
 
 from sphinx.application import Sphinx
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 import flashlab  # noqa: E402
 from docs._site import pages  # noqa: E402
+from simulator.problem import spell_masks  # noqa: E402
 
 project = "flashlab"
 author = "flashlab contributors"
@@ -53,6 +55,13 @@ def parsable(signature: str | None) -> str | None:
     return signature and re.sub(r"<function (\w+)[^>]*>", r"\1", signature.replace("<factory>", "..."))
 
 
+_PUBLIC = [getattr(flashlab, name) for name in flashlab.__all__]
+SPELLED = [x for x in _PUBLIC if isinstance(x, FunctionType) and hasattr(x, "__signature__")]
+for _function in SPELLED:
+    del _function.__signature__  # it spells masks, and Sphinx looks up each default in the source, which doesn't
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("autodoc-before-process-signature", lambda _, obj, bound: spell_masks(obj) if obj in SPELLED else None)
     app.connect("config-inited", lambda *_: pages.write(DOCS))
     app.connect("autodoc-process-signature", lambda *given: (parsable(given[5]), given[6]))

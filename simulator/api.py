@@ -11,24 +11,23 @@ from simulator.catalogue import Formula
 from simulator.counts import Book, Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.operations.attention import Window
 from simulator.operations.softmax import SOFTMAX, vector_problem
-from simulator.problem import Problem
+from simulator.problem import Problem, spell_masks
 from simulator.program import Program
 from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 
+@spell_masks
 def simulate(
-    algorithm: str | Program, *arrays: Any, causal: bool = False, window: Window = None, scale: float | None = None,
-    tile: TileLike = None, device: Device | str = "h100", lse: Any = False, trace: bool | tuple[int, int] = False,
-    check_finite: bool = False, scales: Scales | None = None, **named: Any,
+    algorithm: str | Program, *arrays: Any, tile: TileLike = None, device: Device | str = "h100", lse: Any = False,
+    trace: bool | tuple[int, int] = False, check_finite: bool = False, scales: Scales | None = None, **named: Any,
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
     The arrays are the inputs of the algorithm's operation, in order or by name. Of attention they are q `(batch, heads, len_q,
     head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype (float8_e4m3fn for
     `flash3_fp8`, whose `scales` are 1 unless given); never changed. Of a backward pass q, k, v, out, lse, dout.
-    `lse=True` asks for the LSE as an output.
+    `lse=True` asks for the LSE as an output. Masks and scale are as `Problem` has them.
     `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and
     `SramOverflow` for a tile that does not fit.
 
@@ -41,8 +40,9 @@ def simulate(
     row = catalogue.get(algorithm)
     if not isinstance(lse, bool):  # of a backward pass an input
         named, lse = {"lse": lse, **named}, False
-    given = {name: np.asarray(x) for name, x in row.operation.bound(arrays, named).items()}
-    problem = row.operation.problem(given, causal=causal, window=window, scale=scale)
+    inputs, masks = row.operation.apart(named)
+    given = {name: np.asarray(x) for name, x in row.operation.bound(arrays, inputs).items()}
+    problem = row.operation.problem(given, **masks)
     if check_finite:
         for name, x in given.items():
             if not np.isfinite(x.astype(np.float32)).all():

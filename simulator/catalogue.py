@@ -17,7 +17,7 @@ from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
-from simulator.problem import FP8, Problem, Tile
+from simulator.problem import FP8, MASKS, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash2 as flash2_program
@@ -121,6 +121,8 @@ class Algorithm:
 
         Without a `device` this is about tile program and formula. With one it is also about the kernels on that device.
         """
+        if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
+            return error
         if not self.kernels:  # a program without kernels takes any problem
             without = "one with a CUDA kernel (fl.simulate runs tile programs)"
             return None if device is None else UsageError("algorithm", self.name, without)
@@ -247,9 +249,8 @@ def names(problem: Problem) -> list[str]:
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm by name, or a new row for a user's own tile program. Raises `UsageError`."""
     if isinstance(algorithm, Program):
-        return next(
-            (row for row in CATALOGUE.values() if row.program is algorithm), Algorithm(algorithm.name, algorithm)
-        )
+        own = Algorithm(algorithm.name, algorithm, support=Support(masks=MASKS))
+        return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)
     return CATALOGUE[algorithm]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from operator import index
-from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar
 
 from simulator.errors import UsageError, unknown
+from simulator.fields import Field, Follows, Pair, described, fields_of
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
@@ -62,41 +64,6 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.cols}"
 
 
-T = TypeVar("T")
-Windowed = tuple[int | None, int | None]
-
-
-class Follows(Generic[T]):
-    """A field of `Problem` that may be left out: it then reads as what follows from the others.
-
-    What was given is kept beside (`Problem.given`), so that a copy with other fields follows them.
-    """
-
-    def __init__(self, rule: Callable[[Any], T]) -> None:
-        self._rule = rule
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> None: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> T: ...
-    def __get__(self, instance: object | None, owner: type) -> T | None:
-        if instance is None:
-            return None  # the field's default, as dataclasses ask for it
-        given = instance.__dict__.get(self._name)
-        return self._rule(instance) if given is None else given
-
-    def __set__(self, instance: object, value: T | None) -> None:
-        instance.__dict__[self._name] = None if value is self else value  # itself: the default of a field left out
-
-
-def _described(text: str, *, unit: str = "", follows: str = "", default: Any = MISSING) -> Any:
-    """A field of `Problem` with what command line, sweeps and tables say of it: its help, its unit, what it follows."""
-    return field(default=default, metadata={"help": text, "unit": unit, "follows": follows})
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
     """The shapes of one attention call; the only way shapes are said here.
@@ -116,77 +83,77 @@ class Problem:
     (256, True)
     """
 
-    batch: int = _described("Sequences")
-    heads: int = _described("Query heads")
-    kv_heads: Follows[int] = _described(
-        "Key and value heads", follows="as many as the query's", default=Follows(lambda p: p.heads)
+    batch: int = described("Sequences", axis="batch", least=1)
+    heads: int = described("Query heads", axis="heads", least=1)
+    kv_heads: Follows[int] = described(
+        "Key and value heads", axis="KV heads", least=1, default=Follows(lambda p: p.heads, "as many as the query's")
     )
-    len_q: int = _described("Queries per head", unit="tokens")
-    len_kv: Follows[int] = _described(
-        "Keys per head", unit="tokens", follows="as many as queries", default=Follows(lambda p: p.len_q)
+    len_q: int = described("Queries per head", axis="queries", unit="tokens")
+    len_kv: Follows[int] = described(
+        "Keys per head", axis="keys", unit="tokens", default=Follows(lambda p: p.len_q, "as many as queries")
     )
-    head_dim: int = _described("Elements per query and key")
-    head_dim_v: Follows[int] = _described(
-        "Elements per value", follows="the head dim", default=Follows(lambda p: p.head_dim)
+    head_dim: int = described("Elements per query and key", axis="head dim", least=1)
+    head_dim_v: Follows[int] = described(
+        "Elements per value", axis="head dim of V", least=1, default=Follows(lambda p: p.head_dim, "the head dim")
     )
-    dtype: str = _described(f"Storage dtype: {', '.join(DTYPES)}; of 8 bits {FP8}")
-    causal: bool = _described("Mask out later keys", default=False)
-    window: Windowed | None = _described("Keys visible left and right, as in 128,0; none for all", default=None)
-    scale: Follows[float] = _described(
-        "Factor of the scores", follows="1/sqrt(head dim)", default=Follows(lambda p: 1 / math.sqrt(p.head_dim))
+    dtype: str = described(f"Storage dtype: {', '.join(DTYPES)}, or {FP8} for flash3_fp8", among=ITEMSIZE)
+    causal: bool = described("Mask out later keys", default=False, aliases=("is_causal",))
+    window: Pair | None = described(
+        "Keys visible left and right, as in 128,0; none for all", default=None, aliases=("window_size",)
+    )
+    scale: Follows[float] = described(
+        "Factor of the scores",
+        default=Follows(lambda p: 1 / math.sqrt(p.head_dim), "1/sqrt(head dim)"),
+        aliases=("softmax_scale", "sm_scale"),
     )
 
     def __post_init__(self) -> None:
-        given = self.given
-        for name, low in (
-            ("batch", 1),
-            ("heads", 1),
-            ("kv_heads", 1),
-            ("len_q", 0),
-            ("len_kv", 0),
-            ("head_dim", 1),
-            ("head_dim_v", 1),
-        ):
-            if name in given:
-                object.__setattr__(self, name, _integer(name, given[name], low))
+        for name, known in FIELDS.items():
+            object.__setattr__(self, name, known.checked(self.__dict__[name]))
         if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
-        if self.dtype not in ITEMSIZE:
-            raise unknown("dtype", self.dtype, ITEMSIZE)
-        if not isinstance(self.causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError("causal", self.causal, "True or False")
-        if self.window is not None:
-            accepted = "a pair (left, right), each None or an integer of at least 0"
-            try:
-                left, right = self.window
-            except (TypeError, ValueError):
-                raise UsageError("window", self.window, accepted) from None
-            sides = tuple(None if side is None else _integer("window", side, 0, accepted) for side in (left, right))
-            object.__setattr__(self, "window", sides)
-        if "scale" in given:
-            try:
-                finite = math.isfinite(self.scale)
-            except TypeError:
-                finite = False
-            if not finite:
-                raise UsageError("scale", self.scale, "a finite number, or None for 1/sqrt(head_dim)")
-            object.__setattr__(self, "scale", float(self.scale))
 
     @property
     def given(self) -> dict[str, Any]:
         """The fields as they were given; what was left to follow isn't among them."""
-        return {f.name: self.__dict__[f.name] for f in fields(self) if self.__dict__[f.name] is not None}
+        return {name: self.__dict__[name] for name in FIELDS if self.__dict__[name] is not None}
+
+    @property
+    def masks(self) -> Masks:
+        """What its arrays don't say, as keywords of `simulate`, `attention`, `naive` and their like."""
+        return {name: getattr(self, name) for name in MASKS}  # pyright: ignore[reportReturnType]
+
+    @property
+    def applied(self) -> dict[str, Any]:
+        """Those of its `masks` that are not as when left out.
+
+        >>> p = Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", window=(3, 0), scale=0.125)
+        >>> p.applied
+        {'window': (3, 0)}
+        """
+        return {name: value for name, value in self.masks.items() if value != FIELDS[name].left_out(self)}
+
+    @property
+    def words(self) -> list[str]:
+        """`applied` in words, as in ["causal", "window 128,0", "scale 0.3"]."""
+        return [FIELDS[name].said(value) for name, value in self.applied.items()]
+
+    def unknown_mask(self, known: Collection[str], by: str) -> UsageError | None:
+        """The error for a mask that applies and that `by` knows nothing of, for it would compute without; else None."""
+        for name, value in self.applied.items():
+            if name not in known:
+                return UsageError(name, value, f"nothing: {by} knows {', '.join(known)}")
+        return None
 
     def replace(self, **changes: object) -> Self:
         """A copy with some fields changed; what was left out still follows, and None leaves a field out."""
-        known = [f.name for f in fields(self)]
         for name in changes:
-            if name not in known:
-                raise unknown("field", name, sorted(known))
+            if name not in FIELDS:
+                raise unknown("field", name, sorted(FIELDS))
         return type(self)(**{**self.given, **changes})  # pyright: ignore[reportArgumentType]
 
     def _key(self) -> tuple[Any, ...]:
-        plain = [getattr(self, f.name) for f in fields(self) if f.name not in ("causal", "window")]
+        plain = [getattr(self, name) for name in FIELDS if name not in ("causal", "window")]
         return (*plain, self.left, self.right)
 
     def __eq__(self, other: object) -> bool:
@@ -267,12 +234,36 @@ class Problem:
         return range(keys.start // tile.cols, -(-keys.stop // tile.cols)) if keys else range(0)
 
 
-def _integer(name: str, value: object, low: int, accepted: str | None = None) -> int:
-    accepted = accepted or f"an integer of at least {low}"
-    try:
-        number = index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise UsageError(name, value, accepted) from None
-    if isinstance(value, bool) or number < low:
-        raise UsageError(name, value, accepted)
-    return number
+FIELDS: dict[str, Field] = fields_of(Problem)
+"""What is known of each field, by name."""
+SIZES = tuple(name for name, known in FIELDS.items() if known.axis)
+"""The fields that size an axis of some operand."""
+MASKS = tuple(name for name, known in FIELDS.items() if not known.axis and name != "dtype")
+"""What a caller says of a problem beside its arrays, which say sizes and dtype: masks, the scale."""
+COMMON_MASKS = ("causal", "window", "scale")
+"""Those that every algorithm, and the judge, knows."""
+
+
+class Masks(TypedDict, total=False):
+    """`MASKS` as keywords of a call, for type checkers."""
+
+    causal: bool
+    window: Pair | None
+    scale: float | None
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def spell_masks(function: F) -> F:
+    """Shows `MASKS` in the signature of a function that takes them by `**masks`, or among others by `**named`."""
+    signature = inspect.signature(function)
+    *plain, rest = signature.parameters.values()
+    masks = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known.default, annotation=known.annotation)
+        for name, known in FIELDS.items()
+        if name in MASKS
+    ]
+    shown = [*plain, *masks, *([] if rest.name == "masks" else [rest])]
+    function.__signature__ = signature.replace(parameters=shown)  # pyright: ignore[reportFunctionMemberAccess]
+    return function

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError
-from simulator.problem import DTYPES, FP8, Problem, Tile
+from simulator.problem import COMMON_MASKS, DTYPES, FP8, Problem, Tile
 
 MOST_KEYS = 1 << 30
 """The longest sequence that a kernel takes: sums of lengths and windows must fit an int."""
@@ -35,6 +35,7 @@ class Support:
 
     They run from compute capability `least` on, or on the capability `only` alone. `tile(tile, problem)` returns None
     for a tile that they accept, else what they accept. Verification tries `tiles`, where None is the default.
+    `masks` are those of `Problem.masks` that tile program, formula and kernels support.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=64, dtype="float32")
@@ -45,6 +46,7 @@ class Support:
     """
 
     dtypes: tuple[str, ...] = DTYPES
+    masks: tuple[str, ...] = COMMON_MASKS
     least: tuple[int, int] = (7, 5)
     only: tuple[int, int] | None = None
     head_dims: range = range(1, 257)

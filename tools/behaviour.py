@@ -109,21 +109,17 @@ def shape_of(p: fl.Problem) -> str:
     return " ".join(str(p.given.get(name)) for name in names)
 
 
-def masks_of(p: fl.Problem) -> dict[str, Any]:
-    return {"causal": p.causal, "window": p.window, "scale": p.scale}
-
-
 def runs_of(name: str) -> Iterator[tuple[str, Any]]:
     for p in problems(name, PROBLEMS):
         data = fl.random_inputs(p, seed=1)
 
         def simulated(p: fl.Problem = p, data: Any = data) -> str:
-            run = fl.simulate(name, *data, **masks_of(p), lse=True, trace=(0, 0))
+            run = fl.simulate(name, *data, **p.masks, lse=True, trace=(0, 0))
             trace = "" if run.trace is None else run.trace.to_json()
             return digest(run.out.view(np.uint8), run.lse, counted(run.counts), trace)
 
         def emulated(p: fl.Problem = p, data: Any = data) -> str:
-            run = fl.emulate(name, *data, **masks_of(p), lse=True)
+            run = fl.emulate(name, *data, **p.masks, lse=True)
             ledgers = [sorted(launch.ledger.items()) for launch in run.launches]
             return digest(run.out.view(np.uint8), run.lse, ledgers, run.complaints())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashlab.cli import options, output
-from flashlab.cli.options import Algorithm, Input, Json, MaskOptions, ProblemOptions, RunOptions
+from flashlab.cli.options import Algorithm, AxesOptions, Input, Json, ProblemOptions, RunOptions
 from flashlab.views import figures, tables
 from simulator.errors import UsageError
 
@@ -273,40 +273,32 @@ def _print_counts(c: Counts) -> None:
     tables.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
 
 
-def _axis(text: str, metavar: str = "N,…") -> Any:
-    return typer.Option(
-        help=text, metavar=metavar, rich_help_panel="Axes: one value, or several with commas between them"
-    )
+def _axis(text: str, metavar: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=options.AXES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes(MaskOptions):
-    """What may take several values, as text."""
+class MachineAxes:
+    """What a sweep varies beside the problem, as text."""
 
-    batch: Annotated[str | None, _axis("Sequences; default 1.")] = None
-    heads: Annotated[str | None, _axis("Query heads; default 2.")] = None
-    kv_heads: Annotated[str | None, _axis("Key and value heads; default as many as the query's.")] = None
-    len_q: Annotated[str | None, _axis("Queries; default 128.")] = None
-    len_kv: Annotated[str | None, _axis("Keys; default as many as queries.")] = None
-    head_dim: Annotated[str | None, _axis("Default 64.")] = None
-    dtype: Annotated[str | None, _axis("Default float16.", "NAME,…")] = None
     sram: Annotated[str | None, _axis("Bytes that a block may use; default the device's.", "BYTES,…")] = None
     tile: Annotated[str | None, _axis("Default the kernel's own.", "64x64,…")] = None
     device: Annotated[str, _axis("GPUs by name.", "NAME,…")] = "h100"
 
     def swept(self) -> dict[str, Any]:
         """The keyword arguments of `sweep`."""
-        axes: dict[str, Any] = {"device": options.values("--device", self.device, str)}
-        for name in ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "sram"):
-            axes[name] = options.values(f"--{name.replace('_', '-')}", getattr(self, name), int)
-        axes["dtype"] = options.values("--dtype", self.dtype, str)
-        axes["tile"] = options.values("--tile", self.tile, options.tile)
+        axes: dict[str, Any] = {
+            "device": options.values("--device", self.device, str),
+            "sram": options.values("--sram", self.sram, int),
+            "tile": options.values("--tile", self.tile, options.tile),
+        }
         return {name: each for name, each in axes.items() if each}
 
 
 def sweep(
     algorithms: Annotated[list[str], typer.Argument(help="Names, or programs of your own.")],
-    axes: Axes,
+    axes: AxesOptions,
+    machine: MachineAxes,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
     dram: Annotated[bool, typer.Option("--dram", help="Also estimate DRAM reads, up to half a second a row.")] = False,
     csv: Annotated[
@@ -322,9 +314,9 @@ def sweep(
     """Every combination of the axes as a row: table, CSV, plot. What doesn't fit in SRAM is a row with the reason."""
     import flashlab as fl
 
-    base = fl.Problem(**{**options.DEFAULTS, **axes.masks()})
+    base = axes.problem()
     targets = [options.algorithm(name) for name in algorithms]
-    found = fl.sweep(targets, base, **axes.swept(), lse=lse, dram=dram, progress=output.track("cells"))
+    found = fl.sweep(targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=output.track("cells"))
     if csv is not None:
         with options.spelled(path="--csv"):
             found.to_csv(csv)

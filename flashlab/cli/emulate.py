@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -116,10 +115,10 @@ def _compiling() -> Generator[None]:
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
-    given: dict[str, Any] = {**asdict(problem), "tile": run.tile, "lse": run.lse or None}
+    given: dict[str, Any] = {**problem.given, "tile": run.tile, "lse": run.lse or None}
     for name, value in given.items():
         if value is not None:
-            raise UsageError(f"--{name.replace('_', '-')}", value, "nothing: it is for an algorithm, or with --as")
+            raise UsageError(options.spelling(name), value, "nothing: it is for an algorithm, or with --as")
 
 
 def _run_algorithm(
@@ -137,9 +136,8 @@ def _run_algorithm(
 
     p = problem.problem(algorithm)
     arrays = fl.random_inputs(p, seed=0)
-    masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
     options_of_run: dict[str, Any] = {
-        **masks,
+        **p.masks,
         **run.keywords(),
         "sanitize": sanitize,
         "source": source,
@@ -147,7 +145,7 @@ def _run_algorithm(
     }
     with output.busy("emulating"):
         done = fl.emulate(algorithm, *arrays, **options_of_run)
-    reference = fl.naive(*arrays, **masks)
+    reference = fl.naive(*arrays, **p.masks)
     error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
     if json:
         output.document({**done.to_dict(), "max_error": error})

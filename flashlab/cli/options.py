@@ -1,7 +1,7 @@
 """The options that commands share, and how their text becomes what the Python API takes.
 
-A command takes a whole group of options as one parameter, a dataclass of annotated fields; `expand` spreads the fields
-out for typer. Fields are None when not given, so that a command can tell.
+A command takes a whole group of options as one parameter: a dataclass of annotated fields, or those of `Problem`, whose
+metadata say what the options are. `expand` spreads them out for typer. What isn't given is None, so that a command can tell.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
 from simulator.errors import UsageError
+from simulator.fields import Field
+from simulator.problem import FIELDS, MASKS, Masks, Problem
 
 if TYPE_CHECKING:
-    from simulator import Problem, Program, Tile
+    from simulator import Program, Tile
 
 T = TypeVar("T")
 
 DEFAULTS: dict[str, Any] = {
-    "batch": 1, "heads": 2, "kv_heads": None, "len_q": 128, "len_kv": None, "head_dim": 64, "head_dim_v": None,
-    "dtype": "float16", "causal": True, "window": None, "scale": None,
+    "batch": 1, "heads": 2, "len_q": 128, "head_dim": 64, "dtype": "float16", "causal": True,
 }  # fmt: skip
-"""The problem of every command that is told none."""
+"""What the problem of every command that is told none has."""
 
 _PROBLEM, _RUN = "Problem", "Run"
 
@@ -44,67 +46,94 @@ Input = Annotated[
 ]
 
 
-def _problem_option(text: str, *names: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=_PROBLEM)
+def spelling(name: str) -> str:
+    """A parameter's name as an option's: "--len-q"."""
+    return f"--{name.replace('_', '-')}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskOptions:
-    """Which keys a query sees, and the scale of the scores."""
+def _help(known: Field) -> str:
+    """What a field is, and what it has where it isn't given."""
+    default = DEFAULTS.get(known.name, known.follows and known.follows.words)
+    return f"{known.help}." if default is None else f"{known.help}; default {'yes' if default is True else default}."
 
-    causal: Annotated[bool | None, _problem_option("Mask out later keys (default).", "--causal/--no-causal")] = None
-    window: Annotated[
-        str | None, _problem_option("Keys visible left and right, as in 128,0; none for all.", metavar="L,R")
-    ] = None
-    scale: Annotated[float | None, _problem_option("Of the scores; default 1/sqrt(head dim).")] = None
 
-    def masks(self, causal: bool | None = None) -> dict[str, Any]:
-        """The keyword arguments of `simulate`, `naive` and `Problem`; `causal` is what the data says of itself."""
-        default = DEFAULTS["causal"] if causal is None else causal
-        return {
-            "causal": default if self.causal is None else self.causal,
-            "window": window(self.window),
-            "scale": self.scale,
+def _option(known: Field) -> inspect.Parameter:
+    """A field as an option that takes one value."""
+    flag = (f"{spelling(known.name)}/{spelling(f'no_{known.name}')}",) if known.kind is bool else ()
+    pair = "L,R" if known.kind is tuple else None
+    option = typer.Option(*flag, help=_help(known), metavar=pair, rich_help_panel=_PROBLEM)
+    return _parameter(known, str if pair else known.kind, option)
+
+
+def _parameter(known: Field, kind: type, option: Any) -> inspect.Parameter:
+    annotation = Annotated[kind | None, option]
+    return inspect.Parameter(known.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+class ProblemOptions:
+    """The fields of `Problem`: `given` are those that the user gave."""
+
+    parameters: ClassVar[list[inspect.Parameter]] = [_option(known) for known in FIELDS.values()]
+
+    def __init__(self, **options: Any) -> None:
+        self.given: dict[str, Any] = {
+            name: pair(spelling(name), value) if FIELDS[name].kind is tuple else value
+            for name, value in options.items()
+            if value is not None
         }
 
-
-@dataclass(frozen=True, kw_only=True)
-class ShapeOptions:
-    """Sizes and dtype."""
-
-    batch: Annotated[int | None, _problem_option("Sequences; default 1.")] = None
-    heads: Annotated[int | None, _problem_option("Query heads; default 2.")] = None
-    kv_heads: Annotated[int | None, _problem_option("Key and value heads; default as many as the query's.")] = None
-    len_q: Annotated[int | None, _problem_option("Queries of a head; default 128.")] = None
-    len_kv: Annotated[int | None, _problem_option("Keys of a head; default as many as queries.")] = None
-    head_dim: Annotated[int | None, _problem_option("Default 64.")] = None
-    head_dim_v: Annotated[int | None, _problem_option("Head dim of the values; default the same.")] = None
-    dtype: Annotated[
-        str | None, _problem_option("float32, float16 (default) or bfloat16; of flash3_fp8 float8_e4m3fn.")
-    ] = None
-
-    def shape(self) -> dict[str, Any]:
-        """What was given of the shape, masks apart."""
-        given = {field.name: getattr(self, field.name) for field in fields(ShapeOptions)}
-        return {name: value for name, value in given.items() if value is not None}
+    def masks(self, causal: bool | None = None) -> Masks:
+        """What `simulate`, `naive` and `Problem` take as keywords; `causal` is what the data says of itself."""
+        default = DEFAULTS if causal is None else {**DEFAULTS, "causal": causal}
+        masks: Any = {name: value for name, value in {**default, **self.given}.items() if name in MASKS}
+        return masks
 
     def refuse_shape(self) -> None:
         """Called when the data says the shape: options that say it too cannot both be right."""
-        for name, value in self.shape().items():
-            raise UsageError(f"--{name.replace('_', '-')}", value, "nothing, the data says the shape")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemOptions(MaskOptions, ShapeOptions):
-    """The fields of `Problem`."""
+        for name, value in self.given.items():
+            if name not in MASKS:
+                raise UsageError(spelling(name), value, "nothing, the data says the shape")
 
     def problem(self, algorithm: str | None = None) -> Problem:
         """What was given, and the defaults for the rest: of an algorithm that takes but one dtype, that."""
-        from simulator import CATALOGUE, Problem
+        from simulator import CATALOGUE
 
         row = CATALOGUE.get(algorithm or "")
         only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
-        return Problem(**{**DEFAULTS, **only, **self.shape(), **self.masks()})
+        return Problem(**{**DEFAULTS, **only, **self.given})
+
+
+AXES = "Axes: one value, or several with commas between them"
+
+
+def _axis(known: Field) -> inspect.Parameter:
+    """A field as an option that takes several values."""
+    metavar = {int: "N,…", float: "X,…", str: "NAME,…"}[known.kind]
+    return _parameter(known, str, typer.Option(help=_help(known), metavar=metavar, rich_help_panel=AXES))
+
+
+def _listed(known: Field) -> bool:
+    """Can several of its values stand in a list with commas?"""
+    return known.kind in (int, float, str)
+
+
+def _value(known: Field, text: str) -> Any:
+    """One value from text; "none" leaves out what may be left out."""
+    return None if known.default is None and text.lower() == "none" else known.kind(text)
+
+
+class AxesOptions(ProblemOptions):
+    """The fields of `Problem` for a sweep: those that lists can hold take several values."""
+
+    parameters: ClassVar[list[inspect.Parameter]] = [
+        *(_option(known) for known in FIELDS.values() if not _listed(known)),
+        *(_axis(known) for known in FIELDS.values() if _listed(known)),
+    ]
+
+    def __init__(self, **options: Any) -> None:
+        lists = {name: text for name, text in options.items() if _listed(FIELDS[name]) and text is not None}
+        super().__init__(**{name: value for name, value in options.items() if not _listed(FIELDS[name])})
+        self.swept = {name: values(spelling(name), text, partial(_value, FIELDS[name])) for name, text in lists.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,24 +152,17 @@ class RunOptions:
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer wants it: a parameter that is a dataclass of options replaced by its fields."""
+    """The command as typer wants it: a parameter that is a group of options replaced by the group's own."""
     hints = get_type_hints(command, include_extras=True)
     plain: list[inspect.Parameter] = []
     groups: dict[str, tuple[type[Any], list[str]]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        group = hints[name]
-        if not is_dataclass(group):
-            plain.append(parameter.replace(annotation=group, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(group, type)
-        inner = get_type_hints(group, include_extras=True)
-        groups[name] = group, [field.name for field in fields(group)]
-        plain += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
-            )
-            for field in fields(group)
-        ]
+        own = _members(hints[name])
+        if own is None:
+            plain.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+        else:
+            groups[name] = hints[name], [member.name for member in own]
+            plain += own
 
     def run(**values: Any) -> None:
         for name, (group, members) in groups.items():
@@ -153,19 +175,25 @@ def expand(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def window(text: str | None) -> tuple[int | None, int | None] | None:
-    """A window from text.
+def _members(group: Any) -> list[inspect.Parameter] | None:
+    """The options of a group, as a dataclass of annotated fields or as its `parameters`; None for what is no group."""
+    if is_dataclass(group):
+        hints, only = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+        return [inspect.Parameter(x.name, only, default=x.default, annotation=hints[x.name]) for x in fields(group)]
+    return group.parameters if group in (ProblemOptions, AxesOptions) else None
 
-    >>> window("128,0"), window("none,64")
+
+def pair(option: str, text: str) -> tuple[int | None, int | None]:
+    """A pair from text.
+
+    >>> pair("--window", "128,0"), pair("--window", "none,64")
     ((128, 0), (None, 64))
     """
-    if text is None:
-        return None
     sides = [side.strip().lower() for side in text.split(",")]
     try:
         left, right = (None if side in ("", "none") else int(side) for side in sides)
     except ValueError:
-        raise UsageError("--window", text, "left,right: each a number of keys or none, as in 128,0") from None
+        raise UsageError(option, text, "left,right: each an integer or none, as in 128,0") from None
     return left, right
 
 

@@ -297,8 +297,7 @@ def _said(case: Case) -> str:
     p = case.problem
     keys = p.batch, p.kv_heads, p.len_kv
     shapes = f"q {(p.batch, p.heads, p.len_q, p.head_dim)}, k {(*keys, p.head_dim)}, v {(*keys, p.head_dim_v)}"
-    masked = ", causal" if p.causal else ""
-    return f"{shapes}, {p.dtype}{masked}, " + (f"device {case.device}" if case.own_tile else f"tile {case.tile}")
+    return ", ".join([shapes, p.dtype, *p.words, f"device {case.device}" if case.own_tile else f"tile {case.tile}"])
 
 
 def _read(path: Path) -> dict[str, Any]:

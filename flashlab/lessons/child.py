@@ -85,11 +85,8 @@ def trace(program: Program, case: Case, head: tuple[int, int]) -> dict[str, Any]
     q, k, v = case.inputs()
     kv = h // case.problem.queries_per_kv
     one = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
-    p = case.problem
     tile = None if case.own_tile else case.tile
-    run = simulate(
-        program, *one, causal=p.causal, window=p.window, scale=p.scale, tile=tile, device=case.device, trace=True
-    )
+    run = simulate(program, *one, tile=tile, device=case.device, trace=True, **case.problem.masks)
     assert run.trace is not None
     return replace(run.trace, head=head).to_dict()
 

@@ -160,10 +160,9 @@ def _apart(case: Case, done: Emulation) -> float:
 
     p = case.problem
     q, k, v = random_inputs(p, seed=0)
-    masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
     bits = [cupy().asarray(x.view(f"u{x.itemsize}")) for x in (q, k, v)]
     on_gpu = bits if p.dtype == FP8 else [x.view(q.dtype) for x in bits]  # CuPy has no 8-bit floats
-    out = attention(*on_gpu, algorithm=case.algorithm, **masks, tile=case.tile, lse=case.lse)
+    out = attention(*on_gpu, algorithm=case.algorithm, **p.masks, tile=case.tile, lse=case.lse)
     out, lse = out if case.lse else (out, None)
     dtype = numpy_dtype(p.out_dtype)
     found = cupy().asnumpy(out.view(f"u{dtype.itemsize}")).view(dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from flashlab.emulator.library import Launched
 from flashlab.measure import sectors
@@ -42,9 +41,8 @@ def run(
 
 def emulated(case: Case, device: Device) -> Emulation:
     """Run a case on the emulator, on random inputs."""
-    p = case.problem
-    options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale, "tile": case.tile}
-    return emulate(case.algorithm, *random_inputs(p, seed=0), device=device, lse=case.lse, **options)
+    inputs, masks = random_inputs(case.problem, seed=0), case.problem.masks
+    return emulate(case.algorithm, *inputs, device=device, lse=case.lse, tile=case.tile, **masks)
 
 
 def launches(case: Case, done: Emulation) -> list[LaunchReport]:

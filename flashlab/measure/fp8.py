@@ -184,11 +184,11 @@ def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
         plain = [torch.randn((p.batch, p.heads, p.len_q, p.head_dim), device="cuda").to(torch.bfloat16) for _ in "qkv"]
         eight, out = [x.to(torch.float8_e4m3fn) for x in plain], torch.empty_like(plain[0])
 
-        def call(eight: list[Any] = eight, out: Any = out, causal: bool = p.causal) -> Any:
-            return run_attention(*eight, algorithm="flash3_fp8", causal=causal, out=out)
+        def call(eight: list[Any] = eight, out: Any = out, p: Problem = p) -> Any:
+            return run_attention(*eight, algorithm="flash3_fp8", out=out, **p.masks)
 
-        def bfloat16(plain: list[Any] = plain, out: Any = out, causal: bool = p.causal) -> Any:
-            return run_attention(*plain, algorithm="flash3", causal=causal, out=out)
+        def bfloat16(plain: list[Any] = plain, out: Any = out, p: Problem = p) -> Any:
+            return run_attention(*plain, algorithm="flash3", out=out, **p.masks)
 
         times = interleaved(torch, [on_torch(p, *plain), call, bfloat16], seconds)
         tflops = [cell.flops / statistics.median(t) / 1e9 for t in times]

@@ -263,7 +263,7 @@ def _ours(torch: Any, algorithm: str, tensors: Sequence[Any], p: Problem, tile: 
     out = torch.full_like(tensors[0], float("nan"))
 
     def call() -> Any:
-        return attention(*tensors, algorithm=algorithm, causal=p.causal, out=out, tile=tile)
+        return attention(*tensors, algorithm=algorithm, out=out, tile=tile, **p.masks)
 
     return call
 

@@ -56,9 +56,7 @@ def read(path: Path) -> list[Case]:
 
 
 def _case(*, problem: dict[str, Any], tile: Sequence[int] | None, **fields: Any) -> Case:
-    window = problem.pop("window")
-    whole = Problem(**problem, window=None if window is None else tuple(window))
-    return Case(problem=whole, tile=None if tile is None else Tile(*tile), **fields)
+    return Case(problem=Problem(**problem), tile=None if tile is None else Tile(*tile), **fields)
 
 
 def command(path: Path, *options: str) -> list[str]:
@@ -120,8 +118,7 @@ def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False)
     warm(cases)
     for case in cases:
         p = case.problem
-        options: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
-        attention(*inputs(p), algorithm=case.algorithm, **options, lse=case.lse, tile=case.tile)
+        attention(*inputs(p), algorithm=case.algorithm, lse=case.lse, tile=case.tile, **p.masks)
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")
 

@@ -62,10 +62,7 @@ def kept(n: int, most: int) -> Array:
 
 def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
     """All that the page knows of a trace, except the values of its register tiles."""
-    given = dict(trace.problem)
-    if given.get("window") is not None:
-        given["window"] = tuple(given["window"])  # it is a list if the trace was read from a file
-    problem = Problem(**given)
+    problem = Problem(**trace.problem)
     names = _Names()
     cells, changes = grids(trace, problem)
     kernels = kernels_of(trace, kernel)
@@ -116,10 +113,7 @@ def _subtitle(trace: Trace, problem: Problem) -> str:
     ]
     if problem.head_dim_v != problem.head_dim:
         parts.append(f"values of {problem.head_dim_v}")
-    if problem.causal:
-        parts.append("causal")
-    if problem.window is not None:
-        parts.append("window " + ",".join(str(side).lower() for side in problem.window))
+    parts += problem.words
     rows, cols = trace.tile
     return f"Batch {batch}, head {head}: {', '.join(parts)}. Tiles of {rows} × {cols}, on {trace.device}."
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
+import kernels_cu
 from flashlab.run import tma
 from simulator import catalogue
 from simulator.counts import Counts, LaunchCounts, Spec
@@ -24,14 +26,26 @@ __all__ = [
     "strides_of",
 ]
 
-TENSOR = np.dtype([("data", "u8"), ("batch", "i8"), ("head", "i8"), ("row", "i8")])
-"""`struct Tensor` of the kernels."""
-
-_INTS = ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "left", "right", "group")
-SHAPE = np.dtype([*((name, "i4") for name in _INTS), ("scale", "f4")])
-"""`struct Shape` of the kernels."""
-
+_TYPES = {"void*": "u8", "long long": "i8", "int": "i4", "float": "f4"}
 _UNBOUNDED = MOST_KEYS  # the kernels' "no bound" of a window
+
+
+def _struct(name: str) -> np.dtype[Any]:
+    """A struct of params.cuh, which is the one place that says what a launch passes."""
+    text = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
+    declared = re.search(rf"^struct {name} {{\n(.*?)^}};", text, re.MULTILINE | re.DOTALL)
+    assert declared, name
+    members: list[tuple[str, str]] = []
+    for line in filter(None, map(str.strip, re.sub(r"//.*", "", declared[1]).split(";"))):
+        kind, _, first = line.partition(",")[0].rpartition(" ")
+        members += [(member.strip(), _TYPES[kind]) for member in [first, *line.split(",")[1:]]]
+    return np.dtype(members, align=True)
+
+
+TENSOR = _struct("Tensor")
+"""`struct Tensor` of the kernels."""
+SHAPE = _struct("Shape")
+"""`struct Shape` of the kernels: fields of the problem, under their names, and what `shape_struct` adds."""
 
 
 def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) -> int:
@@ -64,8 +78,8 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 
 
 def shape_struct(problem: Problem, group: int) -> Any:
-    """`struct Shape`, as a NumPy scalar."""
-    p = problem
-    left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (p.left, p.right))
-    heads = p.batch, p.heads, p.kv_heads
-    return np.array((*heads, p.len_q, p.len_kv, p.head_dim, left, right, group, p.scale), SHAPE)[()]
+    """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
+    left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
+    own = {"left": left, "right": right, "group": group}
+    values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
+    return np.array(tuple(values), SHAPE)[()]

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from flashlab.run import arrays
 from flashlab.run import plan as plans
@@ -15,8 +15,8 @@ from flashlab.run.plan import Plan, Ready
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.operations.attention import Window, problem_of
-from simulator.problem import output_dtype
+from simulator.operations.attention import problem_of
+from simulator.problem import Masks, output_dtype, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
@@ -27,10 +27,11 @@ _SCALES = ("q_scale", "k_scale", "v_scale")
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
 
+@spell_masks
 def attention(
-    q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", causal: bool = False, window: Window = None,
-    scale: float | None = None, lse: bool = False, out: Any = None, tile: TileLike = None, backend: str = "gpu",
-    device: Device | str | None = None, scales: Scales | None = None,
+    q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
+    tile: TileLike = None, backend: str = "gpu", device: Device | str | None = None, scales: Scales | None = None,
+    **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -57,9 +58,8 @@ def attention(
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
-            q, k, v, algorithm=algorithm, causal=causal, window=window, scale=scale, lse=lse, out=out, tile=tile,
-            device=device, scales=scales,
-        )  # fmt: skip
+            q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, **masks
+        )
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
@@ -70,10 +70,10 @@ def attention(
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
     first = views["q"]
-    options = plans.ARCH, algorithm, causal, window, scale, tile, lse
+    options = plans.ARCH, algorithm, tile, lse
     with framework.stream(first.device):
         if out is None:
-            _kept(_cached_plan, _shapes(views), first.device, *options)  # raises before anything is allocated
+            _kept(_cached_plan, _shapes(views), first.device, *options, **masks)  # raises before anything is allocated
             out = framework.empty(first.shape, output_dtype(first.dtype), first)
             views["out"] = arrays.framework("out", out).view("out", out)
         logs = framework.empty(first.shape[:3], "float32", first) if lse else None
@@ -81,7 +81,11 @@ def attention(
             views["lse"] = arrays.framework("lse", logs).view("lse", logs)
         if scales is not None:
             views |= {name: framework.view(name, x) for name, x in zip(_SCALES, Scales.of(scales), strict=True)}
-        call = _kept(_cached_call, tuple([x[:5] for x in views.values()]), *options)
+        places = tuple([x[:5] for x in views.values()])
+        try:
+            call = _cached_call(places, *options, **masks)
+        except TypeError:  # as in `_kept`, but a warm call packs its keywords no second time
+            call = _cached_call.__wrapped__(places, *options, **masks)
         if call.ready is not None:
             call.ready.launch(allocate=framework.workspace(first))
         else:
@@ -103,12 +107,12 @@ class _Call(NamedTuple):
     ready: Ready | None
 
 
-def _kept(cached: Any, *key: Any) -> Any:
+def _kept(cached: Any, *key: Any, **masks: Any) -> Any:
     """What a cached function has for a key; made anew for one that can't be kept (with a list, say, for a tile)."""
     try:
-        return cached(*key)
+        return cached(*key, **masks)
     except TypeError:
-        return cached.__wrapped__(*key)
+        return cached.__wrapped__(*key, **masks)
 
 
 @functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
@@ -116,11 +120,10 @@ def _cached_call(
     places: tuple[_Place, ...],
     arch: str | None,
     algorithm: str | Program,
-    causal: bool,
-    window: Window,
-    scale: float | None,
     tile: TileLike,
     lse: bool,
+    /,
+    **masks: Unpack[Masks],
 ) -> _Call:
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
@@ -128,8 +131,7 @@ def _cached_call(
     """
     names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
     views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
-    options = arch, algorithm, causal, window, scale, tile, lse
-    plan = _kept(_cached_plan, _shapes(views), views["q"].device, *options)
+    plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
     _check_out(views)
     if _SCALES[0] in views:
         _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
@@ -147,16 +149,15 @@ def _cached_plan(
     device: int,
     arch: str | None,
     algorithm: str | Program,
-    causal: bool,
-    window: Window,
-    scale: float | None,
     tile: TileLike,
     lse: bool,
+    /,
+    **masks: Unpack[Masks],
 ) -> Plan:
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
-    problem = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    problem = problem_of(q, k, v, **masks)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 

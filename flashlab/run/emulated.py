@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.operations.attention import Window
-from simulator.problem import Problem, output_dtype, row_bytes
+from simulator.problem import Masks, Problem, output_dtype, row_bytes, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
@@ -145,11 +144,11 @@ def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
     return lines
 
 
+@spell_masks
 def emulate(
-    algorithm: str | Program, *arrays: Any, causal: bool = False, window: Window = None, scale: float | None = None,
-    lse: Any = False, tile: TileLike = None, device: Device | str | None = None, sanitize: bool = True, watch: bool = False,
-    source: Path | str | None = None, workers: int | None = None, time_limit: float = 0, scales: Scales | None = None,
-    **named: Any,
+    algorithm: str | Program, *arrays: Any, lse: Any = False, tile: TileLike = None, device: Device | str | None = None,
+    sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
+    time_limit: float = 0, scales: Scales | None = None, **named: Any,
 ) -> Emulation:  # fmt: skip
     """Run an algorithm's kernels on the CPU: arrays of any framework in, shapes and options as `flashlab.attention` has them.
 
@@ -170,8 +169,9 @@ def emulate(
     row = catalogue.get(algorithm)
     if not isinstance(lse, bool):  # of a backward pass an input
         named, lse = {"lse": lse, **named}, False
-    given = {name: to_numpy(name, x) for name, x in row.operation.bound(arrays, named).items()}
-    problem = row.operation.problem(given, causal=causal, window=window, scale=scale)
+    inputs, masks = row.operation.apart(named)
+    given = {name: to_numpy(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
+    problem = row.operation.problem(given, **masks)
     if scales is not None:
         on = Device.named("h100" if device is None else device)
         given |= Scales(*map(to_numpy, _SCALES, Scales.of(scales))).named(
@@ -292,8 +292,8 @@ def _values(arena: Arena, spec: Spec) -> Array:
 
 
 def attention(
-    q: Any, k: Any, v: Any, *, algorithm: str | Program, causal: bool, window: Window, scale: float | None, lse: bool,
-    out: Any, tile: TileLike, device: Device | str | None, scales: Scales | None,
+    q: Any, k: Any, v: Any, *, algorithm: str | Program, lse: bool, out: Any, tile: TileLike,
+    device: Device | str | None, scales: Scales | None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     given = {"q": q, "k": k, "v": v}
@@ -306,9 +306,7 @@ def attention(
     target = cast("Array | None", out)
     if target is not None:
         _check_out(target, views)
-    run = emulate(
-        algorithm, *views, causal=causal, window=window, scale=scale, lse=lse, tile=tile, device=device, scales=scales,
-    )  # fmt: skip
+    run = emulate(algorithm, *views, lse=lse, tile=tile, device=device, scales=scales, **masks)
     run.checked()
     if target is not None:
         target[...] = run.out

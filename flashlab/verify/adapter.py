@@ -16,17 +16,14 @@ from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.catalogue import CATALOGUE
 from simulator.errors import SramOverflow, Unavailable, unknown
-from simulator.problem import DTYPES
+from simulator.problem import DTYPES, FIELDS, MASKS
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
 
-CAUSAL, SCALE, WINDOW, LSE = (
-    ("causal", "is_causal"),
-    ("scale", "softmax_scale", "sm_scale"),
-    ("window", "window_size"),
-    ("lse", "return_lse", "compute_log_sumexp"),
-)
+KEYWORDS = {name: (name, *FIELDS[name].aliases) for name in MASKS} | {
+    "lse": ("lse", "return_lse", "compute_log_sumexp")
+}
 """The names under which a callable may take what a problem says; what it takes none of is not run."""
 
 
@@ -143,11 +140,10 @@ class SimulatorTarget(Target):
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
-        p = problem
         try:
             run = simulator.simulate(
-                self.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, tile=self.tile or tile,
-                device=self.device, lse=True, scales=scales,
+                self.algorithm, q, k, v, tile=self.tile or tile, device=self.device, lse=True, scales=scales,
+                **problem.masks,
             )  # fmt: skip
         except SramOverflow as overflow:
             raise Refused(str(overflow)) from None
@@ -192,11 +188,10 @@ class AttentionTarget(Target):
     ) -> tuple[Any, Any]:
         from flashlab.run.call import attention  # only where a kernel is launched
 
-        p = problem
         try:
             return attention(
-                q, k, v, algorithm=self.name, causal=p.causal, window=p.window, scale=p.scale, lse=True, out=out,
-                tile=self.tile or tile, backend=self.backend, device=self.device, scales=scales,
+                q, k, v, algorithm=self.name, lse=True, out=out, tile=self.tile or tile, backend=self.backend,
+                device=self.device, scales=scales, **problem.masks,
             )  # fmt: skip
         except SramOverflow as overflow:
             raise Refused(str(overflow)) from None
@@ -231,14 +226,15 @@ class CallableTarget(Target):
         self.lse, self.bitwise = adapter.lse is not None, adapter.bitwise
         self.keywords = _keywords(adapter.fn)
 
-    def keyword(self, names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if name in self.keywords), None)
+    def keyword(self, name: str) -> str | None:
+        """What the function calls it, or None."""
+        return next((own for own in KEYWORDS[name] if own in self.keywords), None)
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
-        for said, names in ((p.causal, CAUSAL), ("scale" in p.given, SCALE), (p.window is not None, WINDOW)):
-            if said and not self.keyword(names):
-                return f"the function takes no {names[0]}"
+        for name in p.applied:
+            if not self.keyword(name):
+                return f"the function takes no {name}"
         if p.window is not None and self.align == "top-left":
             return "a window has no top-left convention here"
         answer = True if self.adapter.supports is None else self.adapter.supports(p)
@@ -249,9 +245,9 @@ class CallableTarget(Target):
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
-        p, swap = problem, self.adapter.layout == "bshd"
-        said = ((CAUSAL, p.causal), (SCALE, p.scale), (WINDOW, p.window), (LSE, True if self.lse else None))
-        keywords = {name: value for names, value in said if value is not None and (name := self.keyword(names))}
+        swap = self.adapter.layout == "bshd"
+        said = {**problem.masks, "lse": True if self.lse else None}
+        keywords = {own: value for name, value in said.items() if value is not None and (own := self.keyword(name))}
         q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
         try:
             result: Any = self.adapter.fn(q, k, v, **keywords)
@@ -313,8 +309,8 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _keywords(fn: Callable[..., Any]) -> set[str]:
-    """What a function can be told by keyword; one that takes any, or doesn't say, is told causal, scale and window."""
-    common = {CAUSAL[0], SCALE[0], WINDOW[0]}
+    """What a function can be told by keyword; one that takes any, or doesn't say, is told the masks that apply."""
+    common = set(MASKS)
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):

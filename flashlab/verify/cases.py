@@ -10,6 +10,7 @@ from simulator import Problem
 from simulator.dtypes import Array
 from simulator.errors import unknown
 from simulator.operations.attention import ATTENTION
+from simulator.problem import FIELDS
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -70,10 +71,8 @@ def describe(problem: Problem) -> str:
     """A problem in a few words, for a table: batch x heads x len_q x len_kv x head_dim, dtype and masks."""
     p = problem
     heads = f"{p.heads}" if p.kv_heads == p.heads else f"{p.heads}:{p.kv_heads}"
-    mask = " causal" if p.causal else ""
-    window = "" if p.window is None else f" window {p.window[0]},{p.window[1]}"
-    scale = f" scale {p.scale:g}" if "scale" in p.given else ""
-    return f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim} {p.dtype}{mask}{window}{scale}"
+    words = [word.replace("none", "None") for word in p.words]  # as the results on record have it
+    return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *words])
 
 
 def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tuple[Array, Array, Array]:
@@ -201,9 +200,7 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
             len_q=draw(at_most(p.len_q, 0)),
             len_kv=draw(at_most(p.len_kv, 0)),
             head_dim=draw(at_most(p.head_dim, 1)),
-            causal=p.causal and draw(st.booleans()),
-            window=draw(st.sampled_from([None, p.window])),
-            scale=draw(st.sampled_from([None, p.scale])),
+            **{name: draw(st.sampled_from([FIELDS[name].default, value])) for name, value in p.masks.items()},
         )
         inputs, layout = draw(st.sampled_from(["normal", case.inputs])), draw(st.sampled_from(["plain", case.layout]))
         return Case(problem=problem, inputs=inputs, layout=layout, tile=case.tile, seed=case.seed)

@@ -339,7 +339,7 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
 def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
     q, k, v = make_inputs(p)
     where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
-    run = simulator.simulate(target.algorithm, q, k, v, causal=p.causal, window=p.window, scale=p.scale, **where)
+    run = simulator.simulate(target.algorithm, q, k, v, **p.masks, **where)
     ways = {
         "shapes": simulator.shape_run(target.algorithm, p, **where),
         "formula": simulator.count(target.algorithm, p, **where),

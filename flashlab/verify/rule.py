@@ -72,7 +72,7 @@ def reference(
     p = bottom_right(problem, align)
     oracle = simulator.naive_loop if loop else simulator.naive
     keys = slice(p.len_kv)
-    return oracle(q, k[:, :, keys], v[:, :, keys], causal=p.causal, window=p.window, scale=p.scale)
+    return oracle(q, k[:, :, keys], v[:, :, keys], **p.masks)
 
 
 def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right") -> Expected:

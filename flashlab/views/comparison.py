@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError
 from simulator.operations.attention import Reference, naive, problem_of
-from simulator.problem import Problem, Tile
+from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
 
 if TYPE_CHECKING:
@@ -141,20 +141,18 @@ def compare(
     what: Problem | Iterable[NDArray[Any]],
     *,
     algorithms: Iterable[str | Program] | None = None,
-    causal: bool | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
     tile: Tile | tuple[int, int] | str | None = None,
     device: Device | str = "h100",
     lse: bool = False,
     progress: Progress = iter,
+    **masks: Unpack[Masks],
 ) -> Comparison:
     """Compare algorithms: by formula on a `Problem`, or by simulating them on arrays (q, k, v).
 
-    `algorithms` are names or tile programs; the default is all that take the problem's dtype. `causal`, `window` and
-    `scale` go with arrays only, since a problem has its own. Inputs that flashlab loaded may say that they are causal.
-    `progress` wraps the algorithms, as `tqdm.tqdm` would. Raises `UsageError` for bad input, and its subclass
-    `SramOverflow` for a tile that doesn't fit.
+    `algorithms` are names or tile programs; the default is all that take the problem's dtype. Masks and the scale
+    (`causal`, `window`, `scale`) go with arrays only, since a problem has its own. Inputs that flashlab loaded may say
+    that they are causal. `progress` wraps the algorithms, as `tqdm.tqdm` would. Raises `UsageError` for bad input, and
+    its subclass `SramOverflow` for a tile that doesn't fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=1_000_000, head_dim=64, dtype="float16", causal=True)
@@ -169,8 +167,8 @@ def compare(
     where = Device.named(device)
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
-        if causal is not None or window is not None or scale is not None:
-            raise UsageError("causal, window, scale", (causal, window, scale), "none of them: the problem has its own")
+        if masks:
+            raise UsageError(", ".join(masks), tuple(masks.values()), "none of them: the problem says them")
         targets = names(what) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
@@ -178,9 +176,7 @@ def compare(
         q, k, v = what
     except (TypeError, ValueError):
         raise UsageError("what", type(what).__name__, "a Problem, or the arrays (q, k, v)") from None
-    if causal is None:
-        causal = bool(getattr(what, "causal", None))
-    masks: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}
+    masks.setdefault("causal", bool(getattr(what, "causal", None)))
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, q, k, v)
     rows: list[Row] = []
@@ -206,7 +202,7 @@ def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[
     for b, h in np.ndindex(p.batch, p.heads):
         kv = h // p.queries_per_kv
         head = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
-        one = naive(*head, causal=p.causal, window=p.window, scale=p.scale)
+        one = naive(*head, **p.masks)
         out[b, h], lse[b, h] = one.out[0, 0], one.lse[0, 0]
     return Reference(out, lse)
 

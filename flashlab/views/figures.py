@@ -51,8 +51,4 @@ def problem(p: Problem, *, length: bool = True) -> str:
         parts.append(f"{p.len_kv:,} keys")
     if p.head_dim_v != p.head_dim:
         parts.append(f"values of {p.head_dim_v}")
-    if p.causal:
-        parts.append("causal")
-    if p.window is not None:
-        parts.append("window " + ",".join(str(side).lower() for side in p.window))
-    return ", ".join(parts)
+    return ", ".join([*parts, *p.words])

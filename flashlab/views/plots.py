@@ -24,6 +24,7 @@ from flashlab.files import replace_file
 from flashlab.views import figures
 from simulator.catalogue import CATALOGUE, of
 from simulator.counts import Counts
+from simulator.problem import FIELDS
 
 __all__ = ["LENGTHS", "Picture", "bytes_by_tensor", "lengths", "roofline", "save", "sweep"]
 
@@ -423,9 +424,7 @@ _BYTES = {
 }
 _AXES = {
     **_BYTES,
-    "len_q": "queries (tokens)",
-    "len_kv": "keys (tokens)",
-    "head_dim": "head dim",
+    **{name: known.label for name, known in FIELDS.items()},
     "intensity": "FLOPs per requested byte",
     "flops_matmul": "matmul FLOPs",
     "flops_other": "other FLOPs",
@@ -470,7 +469,7 @@ def _tick(key: str, n: float) -> str:
     if key in _BYTES:
         amount, unit = figures.nbytes(n).split()
         return f"{float(amount.replace(',', '')):g} {unit}"
-    if key in ("len_q", "len_kv"):
+    if key in FIELDS and FIELDS[key].unit == "tokens":
         return _tokens(int(n))
     if n < 10_000:
         return f"{n:g}"

@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
-from simulator.problem import Problem, Tile
+from simulator.problem import FIELDS, Problem, Tile
 from simulator.program import Program
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "sweep"]
 
-_PROBLEM = [field.name for field in fields(Problem)]
 _FIGURES = (
     "hbm_read", "hbm_write", "hbm_atomic", "hbm_peak", "sram_read", "sram_write", "sram_peak", "flops_matmul",
     "flops_other", "exp", "compulsory", "compulsory_read", "intensity",
@@ -114,11 +113,11 @@ def sweep(
         algorithms = names(problem)
     targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)
     for name in axes:
-        if name not in _PROBLEM:
-            raise unknown("axis", name, [*_PROBLEM, "sram", "tile", "device"])
+        if name not in FIELDS:
+            raise unknown("axis", name, [*FIELDS, "sram", "tile", "device"])
     choices: dict[str, list[Any]] = {
         "algorithm": targets,
-        **{name: _choices(value, single=name == "window" and _is_pair(value)) for name, value in axes.items()},
+        **{name: _choices(x, single=FIELDS[name].kind is tuple and _is_pair(x)) for name, x in axes.items()},
         "device": [Device.named(each) for each in _choices(device)],
         "sram_per_block": _choices(sram),
         "tile": [each and Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
@@ -152,20 +151,20 @@ def _choices(value: Any, *, single: bool = False) -> list[Any]:
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether this is one tile or window, rather than a list of them."""
+    """Whether this is one tile, or one value of a field of pairs, rather than a list of them."""
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int | None) for x in value)  # pyright: ignore
 
 
 def _row(algorithm: str, problem: Problem, device: Device, tile: Tile | None) -> dict[str, Any]:
     """What identifies a cell; what the problem leaves to follow is said."""
+    posed = {name: getattr(problem, name) for name in FIELDS}
     return {
-        "algorithm": algorithm, "batch": problem.batch, "heads": problem.heads, "kv_heads": problem.kv_heads,
-        "len_q": problem.len_q, "len_kv": problem.len_kv, "head_dim": problem.head_dim,
-        "head_dim_v": problem.head_dim_v, "dtype": problem.dtype, "causal": problem.causal,
-        "window": None if problem.window is None else ",".join(str(side).lower() for side in problem.window),
-        "scale": problem.scale, "device": device.name, "sram_per_block": device.sram_per_block,
+        "algorithm": algorithm,
+        **{name: FIELDS[name].text(value) if isinstance(value, tuple) else value for name, value in posed.items()},
+        "device": device.name,
+        "sram_per_block": device.sram_per_block,
         "tile": None if tile is None else str(tile),
-    }  # fmt: skip
+    }
 
 
 def _figures(c: Counts, *, dram: bool) -> dict[str, Any]:

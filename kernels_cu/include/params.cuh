@@ -1,4 +1,4 @@
-// What a launch passes, by value; the launcher builds the same structs in NumPy (natural alignment).
+// What a launch passes, by value; the launcher reads these structs and builds the same in NumPy (natural alignment).
 #pragma once
 
 #include "types.cuh"
@@ -9,6 +9,7 @@ struct Tensor {
   long long batch, head, row;  // strides in bytes
 };
 
+// The problem. A member that is called as a field of `Problem` has its value, 0 where the problem has none.
 struct Shape {
   int batch, heads, kv_heads, len_q, len_kv, head_dim;
   int left, right;  // query i sees keys i + len_kv - len_q - left .. + right; 2^30 stands for "no bound"

@@ -36,16 +36,14 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import UsageError, unknown
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
-from simulator.problem import DTYPES, FP8, Problem
-
-Window = tuple[int | None, int | None] | None
+from simulator.problem import COMMON_MASKS, DTYPES, FP8, MASKS, Masks, Problem, spell_masks
 
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
@@ -66,13 +64,14 @@ LARGEST_FP8 = 448.0
 """The largest float8_e4m3fn, which has no infinity."""
 
 
-def problem_of(
-    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
-) -> Problem:
+def problem_of(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Problem:
     """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    Raises a `UsageError` that names the array at fault.
+    Raises a `UsageError` that names the array or the mask at fault.
     """
+    for name in masks:
+        if name not in MASKS:
+            raise unknown("keyword", name, MASKS)
     named = {"q": q, "k": k, "v": v}
     for name, x in named.items():
         if len(getattr(x, "shape", ())) != 4:
@@ -86,7 +85,7 @@ def problem_of(
         raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
-        dtype=dtype, causal=causal, window=window, scale=scale,
+        dtype=dtype, **masks,
     )  # fmt: skip
 
 
@@ -103,9 +102,8 @@ class Reference(NamedTuple):
     lse: Array
 
 
-def naive(
-    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
-) -> Reference:
+@spell_masks
+def naive(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are NumPy arrays of any storage dtype.
@@ -118,7 +116,7 @@ def naive(
     >>> bool(np.allclose(fl.naive(q, k, v, causal=True).out[0, 0, 0], v[0, 0, 0]))
     True
     """
-    p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    p = _judged(problem_of(q, k, v, **masks))
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
     with np.errstate(invalid="ignore"):
@@ -133,6 +131,13 @@ def naive(
         lse = (top + np.log(total))[..., 0]
     shape = p.batch, p.heads, p.len_q
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
+
+
+def _judged(problem: Problem) -> Problem:
+    """The problem, unless the judges would leave out one of its masks."""
+    if (error := problem.unknown_mask(COMMON_MASKS, "naive attention")) is not None:
+        raise error
+    return problem
 
 
 def _weighted_sum(weights: Array, values: Array) -> Array:
@@ -154,9 +159,8 @@ def hidden_pairs(problem: Problem) -> Array:
     return hidden
 
 
-def naive_loop(
-    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
-) -> Reference:
+@spell_masks
+def naive_loop(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Reference:
     """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
 
     >>> import flashlab as fl
@@ -165,7 +169,7 @@ def naive_loop(
     >>> bool(np.allclose(fl.naive(*data, causal=True).out, fl.naive_loop(*data, causal=True).out))
     True
     """
-    p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
+    p = _judged(problem_of(q, k, v, **masks))
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -220,9 +224,8 @@ class Attention(Operation):
         return {name: to_storage(x, problem.dtype) for name, x in drawn.items()}
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        p = problem
         q, k, v = (arrays[name] for name in "qkv")
-        return naive(q, k, v, causal=p.causal, window=p.window, scale=p.scale)._asdict()
+        return naive(q, k, v, **problem.masks)._asdict()
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         """The bounds of the module's rule, both (batch, heads, len_q).

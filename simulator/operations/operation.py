@@ -12,7 +12,7 @@ import numpy as np
 from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem, Tile
+from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
@@ -164,6 +164,15 @@ class Operation(ABC):
             )
             for operand in self.required
         }
+
+    def apart(self, named: Mapping[str, Any]) -> tuple[dict[str, Any], Masks]:
+        """A call's keywords: arrays by the names of their operands, and masks of the problem. Raises `UsageError`."""
+        known = [operand.name for operand in self.inputs]
+        for name in named:
+            if name not in known and name not in MASKS:
+                raise unknown("keyword", name, [*known, *MASKS])
+        masks: Any = {name: value for name, value in named.items() if name not in known}
+        return {name: x for name, x in named.items() if name in known}, masks
 
     def bound(self, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """A call's arguments as arrays by name.

@@ -216,7 +216,7 @@ def test_bad_input_is_one_line() -> None:
     arrays = TOY.draw(P, 6)
     with pytest.raises(fl.UsageError, match=r"count.dtype = 'int64': expected int32"):
         fl.simulate("toy", **arrays | {"count": arrays["count"].astype(np.int64)})
-    with pytest.raises(fl.UsageError, match=r"operand = 'gian': .*did you mean gain"):
+    with pytest.raises(fl.UsageError, match=r"keyword = 'gian': .*did you mean gain"):
         fl.simulate("toy", **arrays, gian=arrays["count"])
     with pytest.raises(fl.UsageError, match=r"y = None: expected an array: toy takes x, y, count"):
         fl.simulate("toy", x=arrays["x"], count=arrays["count"])

@@ -19,10 +19,6 @@ from tests.simulator.problems import ROOMY, problems, tiles
 ALGORITHMS = sorted(fl.catalogue.of(BACKWARD))
 
 
-def masks(p: Problem) -> dict[str, Any]:
-    return {"causal": p.causal, "window": p.window, "scale": p.scale}
-
-
 def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]:
     """The worst row of each gradient, as a share of the rule's bound."""
     truth = BACKWARD.judge(p, arrays)
@@ -39,7 +35,7 @@ def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]
 @given(problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])), tile=tiles, seed=st.integers(0, 3))
 def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     arrays = BACKWARD.draw(problem, seed)
-    run = fl.simulate(algorithm, *arrays.values(), **masks(problem), tile=tile, device=ROOMY)
+    run = fl.simulate(algorithm, *arrays.values(), **problem.masks, tile=tile, device=ROOMY)
     assert max(ratios(problem, arrays, run.outputs).values()) <= 1
     assert run.counts == fl.count(algorithm, problem, tile=tile, device=ROOMY)
 

@@ -39,8 +39,7 @@ def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, 
 def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, lse: bool, seed: int) -> None:
     problem = taken_by(algorithm, problem)
     q, k, v = fl.random_inputs(problem, seed=seed)
-    masks = dict(causal=problem.causal, window=problem.window, scale=problem.scale)
-    run = fl.simulate(algorithm, q, k, v, **masks, tile=tile, device=ROOMY, lse=lse)
+    run = fl.simulate(algorithm, q, k, v, **problem.masks, tile=tile, device=ROOMY, lse=lse)
     assert run.counts.problem == problem
     expected = fl.count(algorithm, problem, tile=tile, device=ROOMY, lse=lse)
     assert run.counts == expected

@@ -19,10 +19,6 @@ ROUNDED_SUM = -np.log(1 - U[FP8])
 """How far an LSE may be off that is the sum of P in 8 bits."""
 
 
-def masks(p: Problem) -> dict[str, Any]:
-    return dict(causal=p.causal, window=p.window, scale=p.scale)
-
-
 def largest_score(q: Any, k: Any) -> float:
     """A bound on max |q . k|, by Cauchy and Schwarz."""
     return float(np.prod([np.linalg.norm(x.astype(np.float64), axis=-1).max(initial=0.0) for x in (q, k)]))
@@ -32,7 +28,7 @@ def largest_score(q: Any, k: Any) -> float:
 @given(problem=problems(longest=60), seed=st.integers(0, 5))
 def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
     data = fl.random_inputs(problem, seed=seed)
-    dense, loop = fl.naive(*data, **masks(problem)), fl.naive_loop(*data, **masks(problem))
+    dense, loop = fl.naive(*data, **problem.masks), fl.naive_loop(*data, **problem.masks)
     np.testing.assert_allclose(dense.out, loop.out, rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(dense.lse, loop.lse, rtol=1e-12)
 
@@ -44,8 +40,8 @@ def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed
     """The row rule of `flashlab.verify`, written out once more: |e| <= u sqrt(|o|^2 + sum p^2 |v|^2)."""
     problem = taken_by(algorithm, problem)
     q, k, v = fl.random_inputs(problem, seed=seed)
-    run = fl.simulate(algorithm, q, k, v, **masks(problem), tile=tile, device=ROOMY, lse=True)
-    ref = fl.naive(q, k, v, **masks(problem))
+    run = fl.simulate(algorithm, q, k, v, **problem.masks, tile=tile, device=ROOMY, lse=True)
+    ref = fl.naive(q, k, v, **problem.masks)
     assert run.out.dtype.name == problem.out_dtype
     assert run.lse is not None
     error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)
@@ -133,12 +129,12 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
             for x, n in zip((q, k, v), tiles.values(), strict=True)
         )
     )
-    run = fl.simulate("flash3_fp8", q, k, v, **masks(p), tile=tile, device=ROOMY, lse=True, scales=scales)
+    run = fl.simulate("flash3_fp8", q, k, v, **p.masks, tile=tile, device=ROOMY, lse=True, scales=scales)
     meant = [
         x.astype(np.float32) * np.repeat(scale, rows, axis=-1)[:, :, : x.shape[2], None]
         for x, scale, rows in zip((q, k, v), scales, (tile.rows, tile.cols, tile.cols), strict=True)
     ]
-    ref = fl.naive(*meant, **masks(p))
+    ref = fl.naive(*meant, **p.masks)
     size = np.abs(meant[2]).max(initial=0.0) * np.sqrt(p.head_dim_v)
     error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)
     assert (error <= U[FP8] * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()

@@ -24,6 +24,7 @@ from flashlab import files
 from flashlab.cli import app, options, output
 from flashlab.measure import counters, problems, sanitizers, speed
 from flashlab.views import tables
+from simulator.problem import FIELDS
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
@@ -632,4 +633,5 @@ def test_json_is_json_whatever_the_numbers(value: Any) -> None:
 
 @given(left=st.none() | st.integers(0, 10**6), right=st.none() | st.integers(0, 10**6))
 def test_windows_round_trip(left: int | None, right: int | None) -> None:
-    assert options.window(f"{left}, {right}".replace("None", "none")) == (left, right)
+    text = FIELDS["window"].text((left, right))
+    assert options.pair("--window", text) == options.pair("--window", text.replace(",", ", ").upper()) == (left, right)

@@ -61,8 +61,7 @@ def problems(draw: st.DrawFn, dtype: str) -> fl.Problem:
 
 
 def emulate(algorithm: str, p: fl.Problem, arrays: Any, **options: Any) -> fl.Emulation:
-    masks: dict[str, Any] = {"causal": p.causal, "window": p.window, "scale": p.scale}
-    return fl.emulate(algorithm, *arrays, **masks, lse=True, **options)
+    return fl.emulate(algorithm, *arrays, **p.masks, lse=True, **options)
 
 
 @pytest.mark.parametrize(("algorithm", "dtype"), IN_THEIR_DTYPES)

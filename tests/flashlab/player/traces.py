@@ -16,8 +16,7 @@ SMALL = fl.Problem(batch=1, heads=1, len_q=48, head_dim=16, dtype="float32", cau
 def record(program: Any, problem: fl.Problem, tile: tuple[int, int], *, lse: bool = False) -> fl.Trace:
     """The trace of the first head."""
     q, k, v = fl.random_inputs(problem)
-    masks = {"causal": problem.causal, "window": problem.window, "scale": problem.scale}
-    trace = fl.simulate(program, q, k, v, **masks, tile=tile, device="a100", lse=lse, trace=(0, 0)).trace
+    trace = fl.simulate(program, q, k, v, **problem.masks, tile=tile, device="a100", lse=lse, trace=(0, 0)).trace
     assert trace is not None
     return trace
 

@@ -1,0 +1,164 @@
+"""What is known of each field of a problem: checks, command line, sweeps, tables and words follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, field, fields
+from operator import index
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, overload
+
+from simulator.errors import UsageError, unknown
+
+T = TypeVar("T")
+Pair = tuple[int | None, int | None]
+
+
+class Follows(Generic[T]):
+    """The default of a field that may be left out: it then reads as what follows from the others, by a rule and in words.
+
+    What was given is kept beside (`Problem.given`), so that a copy with other fields follows them.
+    """
+
+    def __init__(self, rule: Callable[[Any], T], words: str) -> None:
+        self.rule, self.words = rule, words
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> None: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> T | None:
+        if instance is None:
+            return None  # the field's default, as dataclasses ask for it
+        given = instance.__dict__.get(self._name)
+        return self.rule(instance) if given is None else given
+
+    def __set__(self, instance: object, value: T | None) -> None:
+        instance.__dict__[self._name] = None if value is self else value  # itself: the default of a field left out
+
+
+def described(
+    text: str,
+    *,
+    default: Any = MISSING,
+    axis: str = "",
+    unit: str = "",
+    least: int = 0,
+    among: Collection[str] = (),
+    aliases: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass's field with all that is known of it but its name and type: see `Field`."""
+    known = {"help": text, "axis": axis, "unit": unit, "least": least, "among": among, "aliases": aliases}
+    return field(default=default, metadata=known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A field of a problem.
+
+    `annotation` is the type that a caller may give, `kind` the one among bool, int, float, str and tuple (a pair, each side an
+    integer or None) that its values have. `axis` says what an axis of an array counts whose size it is ("queries", in the
+    `unit` "tokens"); fields that size no axis have none. `least` is the smallest integer, `among` are all texts that are
+    accepted, and `aliases` are names that other libraries have for it. `default` is what it has when left out, None where it
+    then follows others, as `follows` says.
+    """
+
+    name: str
+    annotation: Any
+    kind: type
+    default: Any
+    follows: Follows[Any] | None
+    help: str
+    axis: str
+    unit: str
+    least: int
+    among: Collection[str]
+    aliases: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """Its name in a sentence."""
+        return self.name.replace("_", " ")
+
+    @property
+    def label(self) -> str:
+        """What an axis of a plot that shows it is called, with the unit."""
+        return f"{self.axis or self.words} ({self.unit})" if self.unit else self.axis or self.words
+
+    def left_out(self, instance: Any) -> Any:
+        """What it reads as in this problem where it is left out."""
+        return self.default if self.follows is None else self.follows.rule(instance)
+
+    def text(self, value: Any) -> str:
+        """A value as the command line takes it: a pair as "128,none"."""
+        if isinstance(value, tuple):
+            return ",".join(str(side).lower() for side in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def said(self, value: Any) -> str:
+        """Field and value in words: "causal", "window 128,0", "scale 0.3"."""
+        return self.words if value is True else f"{self.words} {self.text(value)}"
+
+    def checked(self, value: Any) -> Any:
+        """The value as a problem keeps it. Raises `UsageError` naming the field."""
+        if value is None and self.default is None:
+            return None
+        if self.kind is int:
+            return self._integer(value, f"an integer of at least {self.least}")
+        if self.kind is tuple:
+            return self._pair(value)
+        if self.kind is float:
+            return self._finite(value)
+        if self.kind is bool and not isinstance(value, bool):
+            raise UsageError(self.name, value, "True or False")
+        if self.kind is str and not (isinstance(value, str) and value in self.among):
+            raise unknown(self.name, value, self.among)
+        return value
+
+    def _integer(self, value: Any, accepted: str) -> int:
+        try:
+            number = index(value)
+        except TypeError:
+            raise UsageError(self.name, value, accepted) from None
+        if isinstance(value, bool) or number < self.least:
+            raise UsageError(self.name, value, accepted)
+        return number
+
+    def _pair(self, value: Any) -> Pair:
+        accepted = f"a pair (left, right), each None or an integer of at least {self.least}"
+        try:
+            left, right = value
+        except (TypeError, ValueError):
+            raise UsageError(self.name, value, accepted) from None
+        left, right = (None if side is None else self._integer(side, accepted) for side in (left, right))
+        return left, right
+
+    def _finite(self, value: Any) -> float:
+        try:
+            finite = math.isfinite(value)
+        except TypeError:
+            finite = False
+        if not finite:
+            left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
+            raise UsageError(self.name, value, f"a finite number{left_out}")
+        return float(value)
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """The fields of a dataclass whose fields are all `described`, by name."""
+    hints = get_type_hints(cls)
+    return {each.name: _field(each.name, hints[each.name], each.default, each.metadata) for each in fields(cls)}
+
+
+def _field(name: str, hint: Any, default: Any, known: Any) -> Field:
+    follows: Follows[Any] | None = default if isinstance(default, Follows) else None  # pyright: ignore[reportUnknownVariableType]
+    if follows is not None:
+        hint, default = get_args(hint)[0] | None, None
+    kinds = [each for each in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if each is not NoneType]
+    kind = get_origin(kinds[0]) or kinds[0]
+    assert len(kinds) == 1 and kind in (bool, int, float, str, tuple), f"{name}: {hint}"
+    return Field(name=name, annotation=hint, kind=kind, default=default, follows=follows, **known)
