@@ -10,6 +10,7 @@ from simulator import catalogue
 from simulator.catalogue import Formula
 from simulator.counts import Book, Counts
 from simulator.devices import Device
+from simulator.dtypes import as_numpy
 from simulator.errors import UsageError, unknown
 from simulator.operations.attention import Window
 from simulator.operations.softmax import SOFTMAX, vector_problem
@@ -25,10 +26,10 @@ def simulate(
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
-    The arrays are the inputs of the algorithm's operation, in order or by name. Of attention they are q `(batch, heads, len_q,
-    head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype (float8_e4m3fn for
-    `flash3_fp8`, whose `scales` are 1 unless given); never changed. Of a backward pass q, k, v, out, lse, dout.
-    `lse=True` asks for the LSE as an output.
+    The arrays are the inputs of the algorithm's operation, in order or by name, of NumPy, CuPy, torch or JAX; what comes back
+    is NumPy's. Of attention they are q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32,
+    float16 or bfloat16, all of one dtype (float8_e4m3fn for `flash3_fp8`, whose `scales` are 1 unless given); never changed.
+    Of a backward pass they are q, k, v, out, lse, dout. `lse=True` asks for the LSE as an output.
     `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and
     `SramOverflow` for a tile that does not fit.
 
@@ -41,7 +42,7 @@ def simulate(
     row = catalogue.get(algorithm)
     if not isinstance(lse, bool):  # of a backward pass an input
         named, lse = {"lse": lse, **named}, False
-    given = {name: np.asarray(x) for name, x in row.operation.bound(arrays, named).items()}
+    given = {name: as_numpy(name, x) for name, x in row.operation.bound(arrays, named).items()}
     problem = row.operation.problem(given, causal=causal, window=window, scale=scale)
     if check_finite:
         for name, x in given.items():
@@ -53,7 +54,7 @@ def simulate(
     row.check(problem)
     program, on = row.program, Device.named(device)
     if scales is not None:
-        given |= Scales.of(scales).named(problem, program.configure(problem, on, tile).tile)
+        given |= Scales.of(scales).as_numpy().named(problem, program.configure(problem, on, tile).tile)
     return run_on_data(program, given, problem, tile=tile, device=on, asked=_asked(lse), trace=head)
 
 
@@ -64,14 +65,14 @@ def _asked(lse: bool) -> tuple[str, ...]:
 def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
     """Run a vector's softmax (`softmax_naive`, `softmax_safe`, `softmax_online`, `softmax_merge`), `tile` elements at a time.
 
-    x is a 1-D array of a storage dtype; `run.out` is its softmax. Raises `UsageError`.
+    x is a 1-D array of a storage dtype, of NumPy, CuPy, torch or JAX; `run.out` is its softmax, NumPy's. Raises `UsageError`.
 
     >>> import numpy as np, flashlab as fl
     >>> run = fl.softmax("softmax_online", np.array([1.0, 2.0, 3.0], np.float32))
     >>> [f"{y:.4f}" for y in run.out]
     ['0.0900', '0.2447', '0.6652']
     """
-    x = np.asarray(x)
+    x = as_numpy("x", x)
     if x.ndim != 1:
         raise UsageError("x.shape", x.shape, "a vector, (length,)")
     given = {"x": x.reshape(1, -1)}

@@ -13,6 +13,7 @@ import numpy as np
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import kernels_of
+from flashlab.run.arrays import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
@@ -58,7 +59,7 @@ class Empty:
 
 @dataclass(frozen=True, repr=False)
 class FileRun:
-    """A launch of somebody's kernel: the `arrays` as it left them, by parameter, and what it did.
+    """A launch of somebody's kernel: the `arrays` as it left them, by parameter, NumPy's, and what it did.
 
     `unwritten`: bytes of `Empty` arrays that no thread wrote, in a launch that wasn't stopped.
 
@@ -102,9 +103,9 @@ def emulate_file(
 ) -> FileRun:  # fmt: skip
     """Run one kernel of a `.cu` file on the CPU, with every access looked at.
 
-    `arguments` by parameter name: numbers, NumPy arrays (copied; what lies behind a pointer to const may not be written),
-    and `Empty` for arrays that the kernel is to fill. `kernel` may be left out if the file has one; `name<float, 4>`
-    instantiates a template. `sram`: bytes of dynamic shared memory a block; `macros` are defined for the compiler.
+    `arguments` by parameter name: numbers, arrays of NumPy, CuPy, torch or JAX (copied; what lies behind a pointer to const may
+    not be written), and `Empty` for arrays that the kernel is to fill. `kernel` may be left out if the file has one;
+    `name<float, 4>` instantiates a template. `sram`: bytes of dynamic shared memory a block; `macros` are defined for the compiler.
     A kernel that still runs after `time_limit` (seconds; 0: none) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
@@ -131,6 +132,7 @@ def emulate_file(
     major, minor = where.compute_capability
     defined = [_macro(key, value) for key, value in (macros or {}).items()]
     library = build(path, defined, arch=100 * major + 10 * minor, entries=[name])
+    arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
     arena = Arena()
     given = _given(library, name, parameters_of(text, name), arguments, arena)
     launched = library.launch(
@@ -228,7 +230,7 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
             arena.put(name, given_array)
             arena.buffers[name].read_only = wanted.passed == "c"
         else:
-            raise UsageError(name, value, "a NumPy array: the parameter is a pointer")
+            raise UsageError(name, value, "an array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
     if wanted.kind == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):

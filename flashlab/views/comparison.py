@@ -13,6 +13,7 @@ from flashlab.views import figures
 from simulator.catalogue import names
 from simulator.counts import Counts
 from simulator.devices import Device
+from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
 from simulator.operations.attention import Reference, naive, problem_of
 from simulator.problem import Problem, Tile
@@ -137,7 +138,7 @@ class Comparison:
 
 
 def compare(
-    what: Problem | Iterable[NDArray[Any]],
+    what: Problem | Iterable[Any],
     *,
     algorithms: Iterable[str | Program] | None = None,
     causal: bool | None = None,
@@ -149,7 +150,7 @@ def compare(
     progress: Progress = iter,
 ) -> Comparison:
     """Algorithms (unless named, all that take its dtype) side by side: by formula on a problem, or by running them on arrays
-    (q, k, v).
+    (q, k, v), of NumPy, CuPy, torch or JAX.
 
     Masks and scale go with arrays; a problem has its own, and inputs loaded by `flashlab` may say that they are causal.
     `progress` wraps the algorithms as `tqdm.tqdm` would.
@@ -177,6 +178,7 @@ def compare(
         q, k, v = what
     except (TypeError, ValueError):
         raise UsageError("what", type(what).__name__, "a Problem, or the arrays (q, k, v)") from None
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     if causal is None:
         causal = bool(getattr(what, "causal", None))
     masks: dict[str, Any] = {"causal": causal, "window": window, "scale": scale}

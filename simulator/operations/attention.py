@@ -40,7 +40,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import DTYPES, FP8, Problem
@@ -104,13 +104,13 @@ class Reference(NamedTuple):
 
 
 def naive(
-    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
 ) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
-    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are NumPy arrays of any storage dtype.
-    Masks are aligned bottom-right. A row that sees no key gets output 0 and LSE -inf. Raises `UsageError` for arrays
-    that pose no problem.
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
+    of any storage dtype. The results are NumPy's. Masks are aligned bottom-right. A row that sees no key gets output 0
+    and LSE -inf. Raises `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -118,6 +118,7 @@ def naive(
     >>> bool(np.allclose(fl.naive(q, k, v, causal=True).out[0, 0, 0], v[0, 0, 0]))
     True
     """
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
@@ -155,9 +156,11 @@ def hidden_pairs(problem: Problem) -> Array:
 
 
 def naive_loop(
-    q: Array, k: Array, v: Array, *, causal: bool = False, window: Window = None, scale: float | None = None
+    q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: float | None = None
 ) -> Reference:
     """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
+
+    Arrays, results and errors are those of `naive`.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=3, len_kv=5, head_dim=4, dtype="float32", causal=True)
@@ -165,6 +168,7 @@ def naive_loop(
     >>> bool(np.allclose(fl.naive(*data, causal=True).out, fl.naive_loop(*data, causal=True).out))
     True
     """
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p = problem_of(q, k, v, causal=causal, window=window, scale=scale)
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
