@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -48,14 +49,25 @@ def simulate(
         for name, x in given.items():
             if not np.isfinite(x.astype(np.float32)).all():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
-    head = (0, 0) if trace is True else trace or None
-    if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
-        raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
+    head = _traced(trace, problem)
     row.check(problem)
     program, on = row.program, Device.named(device)
     if scales is not None:
         given |= Scales.of(scales).as_numpy().named(problem, program.configure(problem, on, tile).tile)
     return run_on_data(program, given, problem, tile=tile, device=on, asked=_asked(lse), trace=head)
+
+
+def _traced(trace: Any, problem: Problem) -> tuple[int, int] | None:
+    """The head that `trace` asks for."""
+    if trace is None or isinstance(trace, bool):
+        return (0, 0) if trace else None
+    try:
+        batch, head = map(index, trace)
+    except (TypeError, ValueError):
+        batch = head = -1
+    if not (0 <= batch < problem.batch and 0 <= head < problem.heads):
+        raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
+    return batch, head
 
 
 def _asked(lse: bool) -> tuple[str, ...]:
@@ -83,7 +95,7 @@ def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
 
 def _vector_program(name: str) -> Program:
     known = catalogue.of(SOFTMAX)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("name", name, known)
     return known[name].program
 
@@ -120,8 +132,7 @@ def count(
         raise unknown("name", row.name, catalogue.of(SOFTMAX))
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
-    if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
+    problem = Problem.checked(problem)
     if row.operation is SOFTMAX and problem.len_q != 1:
         raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
     row.check(problem)
@@ -146,9 +157,8 @@ def shape_run(
     True
     """
     row = catalogue.get(algorithm)
-    row.check(problem)
-    program = row.program
-    return run_on_shapes(program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
+    row.check(Problem.checked(problem))
+    return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
 
 
 def check_formula(
@@ -168,7 +178,7 @@ def check_formula(
     >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16")
     >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
     """
-    row, on = catalogue.get(program), Device.named(device)
+    row, on, problem = catalogue.get(program), Device.named(device), Problem.checked(problem)
     counted, closed = (
         run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
         _evaluate(formula, row.program, problem, tile, on, lse),

@@ -148,10 +148,10 @@ class Problem:
             ("head_dim_v", 1),
         ):
             if name in given:
-                object.__setattr__(self, name, _integer(name, given[name], low))
+                object.__setattr__(self, name, integer(name, given[name], low))
         if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
-        if self.dtype not in ITEMSIZE:
+        if not isinstance(self.dtype, str) or self.dtype not in ITEMSIZE:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise unknown("dtype", self.dtype, ITEMSIZE)
         if not isinstance(self.causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("causal", self.causal, "True or False")
@@ -161,16 +161,23 @@ class Problem:
                 left, right = self.window
             except (TypeError, ValueError):
                 raise UsageError("window", self.window, accepted) from None
-            sides = tuple(None if side is None else _integer("window", side, 0, accepted) for side in (left, right))
+            sides = tuple(None if side is None else integer("window", side, 0, accepted) for side in (left, right))
             object.__setattr__(self, "window", sides)
         if "scale" in given:
             try:
                 finite = math.isfinite(self.scale)
-            except TypeError:
+            except (TypeError, ValueError, OverflowError):
                 finite = False
             if not finite:
                 raise UsageError("scale", self.scale, "a finite number, or None for 1/sqrt(head_dim)")
             object.__setattr__(self, "scale", float(self.scale))
+
+    @classmethod
+    def checked(cls, problem: Any) -> Self:
+        """The problem itself. Raises `UsageError` for anything else, arrays above all."""
+        if not isinstance(problem, cls):
+            raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
+        return problem
 
     @property
     def given(self) -> dict[str, Any]:
@@ -267,7 +274,8 @@ class Problem:
         return range(keys.start // tile.cols, -(-keys.stop // tile.cols)) if keys else range(0)
 
 
-def _integer(name: str, value: object, low: int, accepted: str | None = None) -> int:
+def integer(name: str, value: object, low: int, accepted: str | None = None) -> int:
+    """An argument as an integer. Raises `UsageError`."""
     accepted = accepted or f"an integer of at least {low}"
     try:
         number = index(value)  # pyright: ignore[reportArgumentType]

@@ -253,6 +253,7 @@ def plan(
     >>> plan.run(q=q, k=k, v=v)["out"].shape, plan.counts == fl.count("flash2", p)
     ((1, 2, 64, 16), True)
     """
+    problem = Problem.checked(problem)
     if backend == "gpu":
         if device is not None:
             raise UsageError("device", device, "None: backend 'gpu' runs on the current GPU")

@@ -331,5 +331,5 @@ def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     >>> q.shape, k.shape, q.dtype.name
     ((1, 4, 8, 16), (1, 2, 8, 16), 'float16')
     """
-    drawn = ATTENTION.draw(problem, seed)
+    drawn = ATTENTION.draw(Problem.checked(problem), seed)
     return drawn["q"], drawn["k"], drawn["v"]

@@ -10,7 +10,7 @@ import numpy as np
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
-from simulator.problem import DTYPES, Problem
+from simulator.problem import DTYPES, Problem, integer
 
 _UNIT = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -21,9 +21,7 @@ def vector_problem(length: int, dtype: str) -> Problem:
     >>> vector_problem(1024, "float32").head_dim
     1024
     """
-    if length < 1:
-        raise UsageError("length", length, "an integer of at least 1")
-    return Problem(batch=1, heads=1, len_q=1, head_dim=length, dtype=dtype)
+    return Problem(batch=1, heads=1, len_q=1, head_dim=integer("length", length, 1), dtype=dtype)
 
 
 class Softmax(Operation):
