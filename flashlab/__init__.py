@@ -22,6 +22,7 @@ if not hasattr(simulator, "CATALOGUE"):
     )
 
 # Not lazy: a later import of the package flashlab.player (or flashlab.verify) would bind its name over the function's.
+import simulator.dtypes
 from flashlab.player import Player, player
 from flashlab.verify import Adapter, Report, verify
 from simulator import (
@@ -114,6 +115,13 @@ def _drawn(predicted: Timeline) -> Any:
     return draw(predicted)
 
 
+def _to_numpy(name: str, x: Any) -> Any:
+    from flashlab.run.arrays import operand
+
+    return operand(name, x)
+
+
+simulator.dtypes.foreign = _to_numpy
 Trace.renderer = _in_a_notebook
 Timeline.drawer = _drawn
 

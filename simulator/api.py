@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from simulator import catalogue
 from simulator.catalogue import Formula
 from simulator.counts import Book, Counts
 from simulator.devices import Device
+from simulator.dtypes import as_numpy
 from simulator.errors import UsageError, unknown
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem, spell_masks
@@ -24,10 +26,11 @@ def simulate(
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
-    The arrays are the inputs of the algorithm's operation, in order or by name. Of attention they are q `(batch, heads, len_q,
-    head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype (float8_e4m3fn for
-    `flash3_fp8`, whose `scales` are 1 unless given); never changed. Of a backward pass q, k, v, out, lse, dout.
-    `lse=True` asks for the LSE as an output. Masks and scale are as `Problem` has them.
+    The arrays are the inputs of the algorithm's operation, in order or by name, of NumPy, CuPy, torch or JAX; what comes back
+    is NumPy's. Of attention they are q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32,
+    float16 or bfloat16, all of one dtype (float8_e4m3fn for `flash3_fp8`, whose `scales` are 1 unless given); never changed.
+    Of a backward pass they are q, k, v, out, lse, dout. `lse=True` asks for the LSE as an output.
+    Masks and scale are as `Problem` has them.
     `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and
     `SramOverflow` for a tile that does not fit.
 
@@ -41,20 +44,31 @@ def simulate(
     if not isinstance(lse, bool):  # of a backward pass an input
         named, lse = {"lse": lse, **named}, False
     inputs, masks = row.operation.apart(named)
-    given = {name: np.asarray(x) for name, x in row.operation.bound(arrays, inputs).items()}
+    given = {name: as_numpy(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
     problem = row.operation.problem(given, **masks)
     if check_finite:
         for name, x in given.items():
             if not np.isfinite(x.astype(np.float32)).all():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
-    head = (0, 0) if trace is True else trace or None
-    if head is not None and not (0 <= head[0] < problem.batch and 0 <= head[1] < problem.heads):
-        raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
+    head = _traced(trace, problem)
     row.check(problem)
     program, on = row.program, Device.named(device)
     if scales is not None:
-        given |= Scales.of(scales).named(problem, program.configure(problem, on, tile).tile)
+        given |= Scales.of(scales).as_numpy().named(problem, program.configure(problem, on, tile).tile)
     return run_on_data(program, given, problem, tile=tile, device=on, asked=_asked(lse), trace=head)
+
+
+def _traced(trace: Any, problem: Problem) -> tuple[int, int] | None:
+    """The head that `trace` asks for."""
+    if trace is None or isinstance(trace, bool):
+        return (0, 0) if trace else None
+    try:
+        batch, head = map(index, trace)
+    except (TypeError, ValueError):
+        batch = head = -1
+    if not (0 <= batch < problem.batch and 0 <= head < problem.heads):
+        raise UsageError("trace", trace, f"(batch, head) under ({problem.batch}, {problem.heads})")
+    return batch, head
 
 
 def _asked(lse: bool) -> tuple[str, ...]:
@@ -64,14 +78,14 @@ def _asked(lse: bool) -> tuple[str, ...]:
 def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
     """Run a vector's softmax (`softmax_naive`, `softmax_safe`, `softmax_online`, `softmax_merge`), `tile` elements at a time.
 
-    x is a 1-D array of a storage dtype; `run.out` is its softmax. Raises `UsageError`.
+    x is a 1-D array of a storage dtype, of NumPy, CuPy, torch or JAX; `run.out` is its softmax, NumPy's. Raises `UsageError`.
 
     >>> import numpy as np, flashlab as fl
     >>> run = fl.softmax("softmax_online", np.array([1.0, 2.0, 3.0], np.float32))
     >>> [f"{y:.4f}" for y in run.out]
     ['0.0900', '0.2447', '0.6652']
     """
-    x = np.asarray(x)
+    x = as_numpy("x", x)
     if x.ndim != 1:
         raise UsageError("x.shape", x.shape, "a vector, (length,)")
     given = {"x": x.reshape(1, -1)}
@@ -82,7 +96,7 @@ def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
 
 def _vector_program(name: str) -> Program:
     known = catalogue.of(SOFTMAX)
-    if name not in known:
+    if not isinstance(name, str) or name not in known:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("name", name, known)
     return known[name].program
 
@@ -119,8 +133,7 @@ def count(
         raise unknown("name", row.name, catalogue.of(SOFTMAX))
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
-    if not isinstance(problem, Problem):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
+    problem = Problem.checked(problem)
     if row.operation is SOFTMAX and problem.len_q != 1:
         raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
     row.check(problem)
@@ -145,9 +158,8 @@ def shape_run(
     True
     """
     row = catalogue.get(algorithm)
-    row.check(problem)
-    program = row.program
-    return run_on_shapes(program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
+    row.check(Problem.checked(problem))
+    return run_on_shapes(row.program, problem, tile=tile, device=Device.named(device), asked=_asked(lse))
 
 
 def check_formula(
@@ -167,7 +179,7 @@ def check_formula(
     >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16")
     >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
     """
-    row, on = catalogue.get(program), Device.named(device)
+    row, on, problem = catalogue.get(program), Device.named(device), Problem.checked(problem)
     counted, closed = (
         run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
         _evaluate(formula, row.program, problem, tile, on, lse),

@@ -1,12 +1,33 @@
-"""The storage dtypes, and rounding to them."""
+"""Arrays as callers hand them over, the storage dtypes, and rounding to them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 
+from simulator.errors import UsageError
+
 Array = np.ndarray[Any, np.dtype[Any]]
+
+foreign: Callable[[str, Any], Array] | None = None
+"""How an array of another framework becomes NumPy's; `flashlab` puts its door here, which this layer knows nothing of."""
+
+
+def as_numpy(name: str, x: Any) -> Array:
+    """An argument as an array of NumPy. Raises `UsageError` for what is none.
+
+    >>> as_numpy("q", [1, 2])
+    Traceback (most recent call last):
+        ...
+    simulator.errors.UsageError: q = 'list': expected an array of NumPy...
+    """
+    if isinstance(x, np.ndarray):
+        return cast("Array", x)
+    if foreign is None:
+        raise UsageError(name, type(x).__name__, "an array of NumPy")
+    return foreign(name, x)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:

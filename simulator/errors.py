@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 
 class Said(str):
@@ -14,13 +15,15 @@ class Said(str):
 
 class UsageError(ValueError):
     """Bad input. The message is one line: the argument, the value, what is accepted. It shows an array by dtype and
-    shape.
+    shape, also within a list, a tuple or a dictionary.
 
     >>> str(UsageError("heads", 0, "an integer of at least 1"))
     'heads = 0: expected an integer of at least 1'
     >>> import numpy as np
     >>> str(UsageError("heads", np.zeros((1000, 3)), "an integer of at least 1"))
     'heads = array of float64, (1000, 3): expected an integer of at least 1'
+    >>> str(UsageError("window", (np.zeros(7), None), "a pair"))
+    'window = (array of float64, (7,), None): expected a pair'
     """
 
     def __init__(self, argument: str, value: object, accepted: str) -> None:
@@ -48,12 +51,35 @@ _MOST_SHOWN = 300
 
 
 def _shown(value: object) -> str:
-    """A value for an error message: shortened, and an array as its dtype and shape."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(shape, tuple) and dtype is not None and shape:
-        return f"array of {str(dtype).removeprefix('torch.')}, {tuple(shape)}"  # pyright: ignore[reportUnknownArgumentType]
-    text = repr(value)
+    """A value for an error message: one short line, and each array as its dtype and shape."""
+    text = repr(_without_values(value)).replace("\n", " ")
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 10]} … {text[-5:]}"
+
+
+def _without_values(value: Any) -> Any:
+    """The value with words in place of arrays: of the value itself, or of those within a list, a tuple or a dictionary."""
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return Said(array_in_words(value))
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {key: _without_values(x) for key, x in items}
+    if isinstance(value, list | tuple):
+        parts = [_without_values(x) for x in cast("Sequence[Any]", value)]
+        if isinstance(value, list):
+            return parts
+        return value._make(parts) if hasattr(value, "_make") else tuple(parts)  # pyright: ignore
+    return value
+
+
+def dtype_name(x: Any) -> str:
+    """The name of the dtype of any framework's array, without a prefix: "float16"."""
+    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+
+
+def array_in_words(x: Any) -> str:
+    """An array for an error message: its dtype and shape, never its values."""
+    shape = getattr(x, "shape", None)
+    return type(x).__name__ if shape is None else f"array of {dtype_name(x)}, {tuple(shape)}"
 
 
 def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:

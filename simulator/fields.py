@@ -108,7 +108,7 @@ class Field:
         if value is None and self.default is None:
             return None
         if self.kind is int:
-            return self._integer(value, f"an integer of at least {self.least}")
+            return integer(self.name, value, self.least)
         if self.kind is tuple:
             return self._pair(value)
         if self.kind is float:
@@ -119,33 +119,38 @@ class Field:
             raise unknown(self.name, value, self.among)
         return value
 
-    def _integer(self, value: Any, accepted: str) -> int:
-        try:
-            number = index(value)
-        except TypeError:
-            raise UsageError(self.name, value, accepted) from None
-        if isinstance(value, bool) or number < self.least:
-            raise UsageError(self.name, value, accepted)
-        return number
-
     def _pair(self, value: Any) -> Pair:
         accepted = f"a pair (left, right), each None or an integer of at least {self.least}"
         try:
             left, right = value
         except (TypeError, ValueError):
             raise UsageError(self.name, value, accepted) from None
-        left, right = (None if side is None else self._integer(side, accepted) for side in (left, right))
+        left, right = (
+            None if side is None else integer(self.name, side, self.least, accepted) for side in (left, right)
+        )
         return left, right
 
     def _finite(self, value: Any) -> float:
         try:
             finite = math.isfinite(value)
-        except TypeError:
+        except (TypeError, ValueError, OverflowError):
             finite = False
         if not finite:
             left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
             raise UsageError(self.name, value, f"a finite number{left_out}")
         return float(value)
+
+
+def integer(name: str, value: Any, least: int, accepted: str | None = None) -> int:
+    """An argument as an integer of at least `least`. Raises `UsageError`, with what is `accepted` in words."""
+    accepted = accepted or f"an integer of at least {least}"
+    try:
+        number = index(value)
+    except TypeError:
+        raise UsageError(name, value, accepted) from None
+    if isinstance(value, bool) or number < least:
+        raise UsageError(name, value, accepted)
+    return number
 
 
 def fields_of(cls: type) -> dict[str, Field]:

@@ -113,6 +113,13 @@ class Problem:
         if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
 
+    @classmethod
+    def checked(cls, problem: Any) -> Self:
+        """The problem itself. Raises `UsageError` for anything else, arrays above all."""
+        if not isinstance(problem, cls):
+            raise UsageError("problem", type(problem).__name__, "a Problem; fl.simulate takes arrays")
+        return problem
+
     @property
     def given(self) -> dict[str, Any]:
         """The fields as they were given; what was left to follow isn't among them."""

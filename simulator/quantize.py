@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError
 from simulator.operations.attention import problem_of
 from simulator.problem import FP8
@@ -67,14 +68,14 @@ def rotation(head_dim: int, seed: int = 0) -> Array:
     return signs[:, None] * hadamard / math.sqrt(head_dim)
 
 
-def quantize(q: Array, k: Array, v: Array, *, blocks: bool = True, rotate: bool = False) -> Quantized:
-    """Quantise q, k, v (batch, heads, length, head_dim) to e4m3.
+def quantize(q: Any, k: Any, v: Any, *, blocks: bool = True, rotate: bool = False) -> Quantized:
+    """Quantise q, k, v (batch, heads, length, head_dim), of NumPy, CuPy, torch or JAX, to e4m3. The results are NumPy's.
 
     With `blocks`, each tile of each operand has a scale of its own, else each operand has one. With `rotate`, Q and K
     are multiplied by the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
     problem, and for NaN and inf.
     """
-    q, k, v = (np.asarray(x, np.float32) for x in (q, k, v))
+    q, k, v = (np.asarray(as_numpy(name, x), np.float32) for name, x in zip("qkv", (q, k, v), strict=True))
     problem_of(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not np.isfinite(x).all():

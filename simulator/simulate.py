@@ -15,7 +15,7 @@ from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingT
 from simulator.config import Config
 from simulator.counts import Counts, summed
 from simulator.devices import Device
-from simulator.dtypes import Array
+from simulator.dtypes import Array, as_numpy
 from simulator.errors import UsageError
 from simulator.machine import Machine
 from simulator.operations.operation import Operand, Operation
@@ -84,6 +84,10 @@ class Scales(NamedTuple):
             if not hasattr(x, "shape"):
                 raise UsageError(f"scales.{name}", type(x).__name__, "an array, float32")
         return cls(q, k, v)
+
+    def as_numpy(self) -> Scales:
+        """The same as arrays of NumPy. Raises `UsageError`."""
+        return Scales(*(as_numpy(f"scales.{name}", x) for name, x in zip("qkv", self, strict=True)))
 
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
         """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.

@@ -13,6 +13,7 @@ import numpy as np
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import kernels_of
+from flashlab.run.arrays import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
@@ -58,7 +59,7 @@ class Empty:
 
 @dataclass(frozen=True, repr=False)
 class FileRun:
-    """A launch of somebody's kernel: the `arrays` as it left them, by parameter's name, and what it did.
+    """A launch of somebody's kernel: the `arrays` as it left them (NumPy), by parameter's name, and what it did.
 
     `unwritten` gives, for each `Empty` array with gaps, how many of its bytes no thread wrote. It stays empty after a
     launch that was stopped.
@@ -103,10 +104,10 @@ def emulate_file(
 ) -> FileRun:  # fmt: skip
     """Run one kernel of a `.cu` file on the CPU, and check every access.
 
-    `arguments` maps the parameters' names to numbers, NumPy arrays (which are copied; the kernel may not write through
-    a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block` (threads per block)
-    are one to three numbers each. `kernel` may be left out if the file has only one; `name<float, 4>` instantiates a
-    template. `sram` is the dynamic shared memory in bytes per block, and `macros` are defined for the compiler.
+    `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
+    may not write through a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block`
+    (threads per block) are one to three numbers each. `kernel` may be left out if the file has only one;
+    `name<float, 4>` instantiates a template. `sram` is the dynamic shared memory in bytes per block, and `macros` are defined for the compiler.
     `workers` is how many CPU threads share the blocks (default: one per core). A kernel that still runs after
     `time_limit` seconds (0: no limit) is stopped, which is a finding.
 
@@ -134,6 +135,7 @@ def emulate_file(
     major, minor = where.compute_capability
     defined = [_macro(key, value) for key, value in (macros or {}).items()]
     library = build(path, defined, arch=100 * major + 10 * minor, entries=[name])
+    arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
     arena = Arena()
     given = _given(library, name, parameters_of(text, name), arguments, arena)
     launched = library.launch(
@@ -231,7 +233,7 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
             arena.put(name, given_array)
             arena.buffers[name].read_only = wanted.passed == "c"
         else:
-            raise UsageError(name, value, "a NumPy array: the parameter is a pointer")
+            raise UsageError(name, value, "an array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
     if wanted.kind == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):

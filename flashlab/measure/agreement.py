@@ -16,8 +16,7 @@ from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
 from flashlab.verify.rule import expect
 from simulator import random_inputs
-from simulator.dtypes import Array, numpy_dtype
-from simulator.problem import FP8
+from simulator.dtypes import Array
 
 __all__ = ["KIND", "Agreement", "Row", "distance", "run"]
 
@@ -155,18 +154,16 @@ def _rows(mine: LaunchReport, other: LaunchReport) -> list[Row]:
 
 def _apart(case: Case, done: Emulation) -> float:
     """How far the GPU's output lies from the emulator's."""
-    from flashlab.run.arrays import cupy
+    from flashlab.run.arrays import from_numpy, to_numpy
     from flashlab.run.call import attention
 
     p = case.problem
     q, k, v = random_inputs(p, seed=0)
-    bits = [cupy().asarray(x.view(f"u{x.itemsize}")) for x in (q, k, v)]
-    on_gpu = bits if p.dtype == FP8 else [x.view(q.dtype) for x in bits]  # CuPy has no 8-bit floats
+    on_gpu = [from_numpy(x, "cupy") for x in (q, k, v)]
     out = attention(*on_gpu, algorithm=case.algorithm, **p.masks, tile=case.tile, lse=case.lse)
     out, lse = out if case.lse else (out, None)
-    dtype = numpy_dtype(p.out_dtype)
-    found = cupy().asnumpy(out.view(f"u{dtype.itemsize}")).view(dtype)
-    return distance(case, (q, k, v), (found, None if lse is None else lse.get()), (done.out, done.lse))
+    found = to_numpy("out", out), None if lse is None else to_numpy("lse", lse)
+    return distance(case, (q, k, v), found, (done.out, done.lse))
 
 
 def distance(

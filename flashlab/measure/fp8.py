@@ -18,7 +18,7 @@ import numpy as np
 
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
-from flashlab.run.arrays import cupy, framework
+from flashlab.run.arrays import cupy, framework, from_numpy, to_numpy
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device
 from flashlab.run.plan import gpu_plan
@@ -33,10 +33,9 @@ __all__ = ["KIND", "Fp8Report", "accuracy", "attention", "on_torch", "run"]
 
 def attention(x: Quantized, *, causal: bool = False) -> Array:
     """Run the kernel on a Hopper GPU. Returns `out` (batch, heads, length, head_dim) as a NumPy array in bfloat16."""
-    cp = cupy()
-    operands = [cp.asarray(each.view(np.uint8)) for each in (x.q, x.k, x.v)]  # CuPy has no 8-bit floats
-    scales = Scales(*map(cp.asarray, x.scales))
-    return run_attention(*operands, algorithm="flash3_fp8", scales=scales, causal=causal).get()
+    operands = [from_numpy(each, "cupy") for each in (x.q, x.k, x.v)]
+    scales = Scales(*(from_numpy(each, "cupy") for each in x.scales))
+    return to_numpy("out", run_attention(*operands, algorithm="flash3_fp8", scales=scales, causal=causal))
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,8 @@ def accuracy(*, heads: int = 8, length: int = 4096, head_dim: int = 128, seed: i
     def error(out: Array) -> float:
         return float(np.sqrt(np.mean((out.astype(np.float64) - exact) ** 2)))
 
-    cp = cupy()
-    found = [Accuracy("flash3, float16", error(run_attention(*map(cp.asarray, half), algorithm="flash3").get()))]
+    plain = run_attention(*(from_numpy(x, "cupy") for x in half), algorithm="flash3")
+    found = [Accuracy("flash3, float16", error(to_numpy("out", plain)))]
     for said, (blocks, rotate) in WAYS.items():
         found.append(Accuracy(f"flash3_fp8, {said}", error(attention(quantize(*half, blocks=blocks, rotate=rotate)))))
     return f"{p.heads} heads × {length} × {head_dim}, N(0, 1) + N(0, 100) · Bernoulli(0.001)", found

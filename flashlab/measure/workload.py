@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ import numpy as np
 from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.dtypes import numpy_dtype
-from simulator.problem import FP8
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
 
@@ -85,7 +85,7 @@ def warm(cases: Sequence[Case]) -> None:
 
 def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     """q, k and v as CuPy arrays of random numbers."""
-    from flashlab.run.arrays import cupy
+    from flashlab.run.arrays import from_numpy
 
     p, random = problem, np.random.default_rng(seed)
     shapes = [
@@ -94,12 +94,8 @@ def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     ]
 
     def array(shape: tuple[int, ...]) -> Any:
-        n = int(np.prod(shape))
-        few = random.standard_normal(min(n, _FRESH), np.float32).astype(numpy_dtype(p.dtype))
-        bits = cupy().asarray(few.view(f"u{few.itemsize}"))  # CuPy has no arithmetic on bfloat16, and needs none
-        many = bits if n == few.size else cupy().tile(bits, -(-n // _FRESH))[:n]
-        # nor has it 8-bit floats: their bits will do
-        return (many if p.dtype == FP8 else many.view(few.dtype)).reshape(shape)
+        few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(numpy_dtype(p.dtype))
+        return from_numpy(np.resize(few, shape), "cupy")
 
     q, k, v = (array(shape) for shape in shapes)
     return q, k, v

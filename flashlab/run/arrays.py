@@ -1,4 +1,7 @@
-"""Arrays of CuPy, torch, JAX and whoever speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
+"""The one door for arrays of NumPy, CuPy, torch, JAX and whoever speaks DLPack.
+
+A GPU's kernel sees an array as a pointer, a shape, strides and a stream: a `Framework` makes `View`s. The simulator and the
+emulator take arrays of NumPy: `to_numpy`, `operand` and `from_numpy` go there and back, bit by bit.
 
 Nothing here imports a framework before an array of it turns up; CuPy, which allocates and copies, is imported late.
 """
@@ -17,21 +20,27 @@ import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, Unavailable, UsageError
-from simulator.problem import FP8, ITEMSIZE, row_bytes
+from simulator.problem import FP8, ITEMSIZE, WIDTH, output_dtype, row_bytes
 
 __all__ = [
+    "EMULATOR",
     "Allocate",
     "Framework",
     "View",
     "cache_refused",
+    "check_no_grad",
+    "check_out",
     "copy",
     "cupy",
     "framework",
     "from_numpy",
     "from_the_pool",
+    "host_view",
     "is_aligned",
-    "overlap",
-    "overlaps_itself",
+    "is_array",
+    "kind_of",
+    "like",
+    "operand",
     "padded_like",
     "to_numpy",
     "views_of",
@@ -39,10 +48,15 @@ __all__ = [
 ]
 
 _INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
-_ON_GPU = "a CuPy, torch or JAX array in GPU memory (without a GPU, fl.simulate takes NumPy arrays)"
-_DTYPES = " or ".join(ITEMSIZE)
-_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
+EMULATOR = 'backend="emulator" runs the kernels on the CPU'
+"""What to do without a GPU."""
+_ON_GPU = f"a CuPy, torch or JAX array in GPU memory ({EMULATOR})"
+_ANY_ARRAY = "an array of NumPy, torch, JAX or CuPy"
+_DTYPES = " or ".join(ITEMSIZE)  # of q, k and v; other operands may be of any in WIDTH
+_CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
 _ANYWHERE = nullcontext()
+_UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError
+"""What frameworks raise for an array without memory of its own: sparse, nested, or traced by a transformation."""
 
 
 @functools.cache
@@ -92,7 +106,7 @@ class View(NamedTuple):
                 high += (n - 1) * stride
             else:
                 low += (n - 1) * stride
-        return low, high + ITEMSIZE[self.dtype]
+        return low, high + WIDTH[self.dtype]
 
 
 def _refused(name: str, what: str, accepted: str) -> UsageError:
@@ -176,7 +190,7 @@ class _DlpackArrays(_CupyArrays):
             if ready := getattr(x, "block_until_ready", None):
                 ready()
             shared = cupy().from_dlpack(x)
-        except (AttributeError, BufferError, TypeError, RuntimeError, ValueError) as error:
+        except _UNREADABLE as error:
             if isinstance(error, UsageError):
                 raise
             raise _refused(name, f"{_kind(x)} array without a buffer of its own ({_line(error)})", _ON_GPU) from error
@@ -196,23 +210,19 @@ class _DlpackArrays(_CupyArrays):
 class _TorchArrays(Framework):
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
-        self._names = {getattr(self._torch, name): name for name in ITEMSIZE if hasattr(self._torch, name)}
+        self._names = {getattr(self._torch, name): name for name in WIDTH if hasattr(self._torch, name)}
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
         self._runtime = cupy().cuda.runtime
 
     def view(self, name: str, x: Any) -> View:
-        if x.requires_grad and self._torch.is_grad_enabled():
-            raise _refused(
-                name,
-                "torch tensor that requires grad",
-                "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()",
-            )
         if not x.is_cuda:
             raise _refused(name, f"torch tensor on {x.device}", _ON_GPU)
+        if x.requires_grad:
+            check_no_grad(name, x)
         dtype = self._names.get(x.dtype)
         if dtype is None:
             raise _refused(f"{name}.dtype", str(x.dtype), _DTYPES)
-        size = ITEMSIZE[dtype]
+        size = WIDTH[dtype]
         try:
             strides = tuple([n * size for n in x.stride()])
             return View(x.data_ptr(), tuple(x.shape), strides, dtype, x.get_device(), x)
@@ -268,11 +278,10 @@ def _framework_named(root: str) -> Framework:
 
 @functools.lru_cache(maxsize=256)
 def _framework_of(kind: type[Any]) -> Framework | None:
-    """The framework of a type of arrays: that of a base class of it, or whoever speaks DLPack."""
+    """The framework of a type of arrays; None for NumPy's, and for what is none."""
     if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
         return None
-    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
-    return _framework_named(next((root for root in roots if root in ("cupy", "torch")), roots[0]))
+    return _framework_named(_package(kind))
 
 
 def framework(name: str, x: Any) -> Framework:
@@ -280,9 +289,37 @@ def framework(name: str, x: Any) -> Framework:
 
     Raises `UsageError` for what is no array on a GPU, and `Unavailable` without CuPy or a GPU.
     """
-    if found := _framework_of(cast(type[Any], type(x))):
-        return found
-    raise _refused(name, f"{_kind(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
+    try:
+        found = _framework_of(cast(type[Any], type(x)))
+    except Unavailable:
+        if _on_a_cpu(x):  # a GPU would be of no use to it
+            raise _refused(name, f"{_kind(x)} array on the CPU", _ON_GPU) from None
+        raise
+    if found is None:
+        raise _refused(name, f"{_kind(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
+    return found
+
+
+def _on_a_cpu(x: Any) -> bool:
+    try:
+        return x.__dlpack_device__()[0] == _CPU
+    except _UNREADABLE:
+        return False
+
+
+_PACKAGES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
+
+
+@functools.lru_cache(maxsize=256)
+def _package(kind: type[Any]) -> str:
+    """The framework of a type of arrays, also of a subclass that is somebody else's; of anything else its package."""
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((_PACKAGES[root] for root in roots if root in _PACKAGES), roots[0])
+
+
+def kind_of(x: object) -> str:
+    """The framework of an array: "numpy", "torch", "cupy", "jax", or the package of whatever it is."""
+    return _package(cast(type[Any], type(x)))
 
 
 def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
@@ -300,14 +337,13 @@ def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
 
 
 def _kind(x: object) -> str:
-    root = type(x).__module__.partition(".")[0]
-    return {"numpy": "NumPy", "jaxlib": "JAX", "jax": "JAX", "builtins": "Python"}.get(root, root)
+    return {"numpy": "NumPy", "jax": "JAX", "builtins": "Python"}.get(kind_of(x), kind_of(x))
 
 
 @functools.cache
 def _dtype_names() -> dict[Any, str]:
     # CuPy has no float8: its bits come as uint8
-    return {numpy_dtype(name): name for name in ITEMSIZE} | {np.dtype(np.uint8): FP8}
+    return {numpy_dtype(name): name for name in WIDTH} | {np.dtype(np.uint8): FP8}
 
 
 def _dtype_name(name: str, dtype: Any) -> str:
@@ -321,13 +357,13 @@ def is_aligned(view: View) -> bool:
     *outer, inner = view.strides
     if functools.reduce(int.__or__, outer, view.pointer) & 15:
         return 0 in view.shape
-    return inner == ITEMSIZE[view.dtype] or view.shape[-1] == 1 or 0 in view.shape
+    return inner == WIDTH[view.dtype] or view.shape[-1] == 1 or 0 in view.shape
 
 
 def padded_like(view: View, allocate: Allocate = from_the_pool) -> View:
     """A new buffer of an array's shape whose rows are padded to 16 bytes; uninitialised, on the current stream."""
-    row = row_bytes(view.shape[-1], ITEMSIZE[view.dtype])
-    strides = [ITEMSIZE[view.dtype], row]
+    row = row_bytes(view.shape[-1], WIDTH[view.dtype])
+    strides = [WIDTH[view.dtype], row]
     for n in view.shape[:0:-1][1:]:
         strides.append(strides[-1] * n)
     pointer, memory = allocate(strides[-1] * view.shape[0])
@@ -355,11 +391,25 @@ def _bits(view: View) -> Any:
     cuda = cupy().cuda
     low, high = view.span
     memory = cuda.MemoryPointer(cuda.UnownedMemory(low, high - low, view.owner, view.device), view.pointer - low)
-    bits = np.dtype(f"u{ITEMSIZE[view.dtype]}")
+    bits = np.dtype(f"u{WIDTH[view.dtype]}")
     return cupy().ndarray(view.shape, bits, memory, strides=view.strides)
 
 
-def overlap(a: View, b: View) -> bool:
+def check_out(views: Mapping[str, View]) -> None:
+    """Refuses an `out` that isn't like q, or isn't apart from the inputs q, k and v and from itself. Raises `UsageError`."""
+    q, out = views["q"], views["out"]
+    if out.shape != q.shape:
+        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
+    if out.dtype != output_dtype(q.dtype):
+        raise UsageError("out.dtype", out.dtype, f"{output_dtype(q.dtype)}, for q of {q.dtype}")
+    if _overlaps_itself(out):
+        raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
+    for name in "qkv":
+        if _overlap(out, views[name]):
+            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+
+
+def _overlap(a: View, b: View) -> bool:
     """Whether two arrays share an element (interleaved ones don't); yes, where it takes too long to find out."""
     (a_low, a_high), (b_low, b_high) = a.span, b.span
     if a_high <= b_low or b_high <= a_low:
@@ -370,14 +420,14 @@ def overlap(a: View, b: View) -> bool:
         return True
 
 
-def overlaps_itself(view: View) -> bool:
+def _overlaps_itself(view: View) -> bool:
     """Whether two elements of an array may lie at the same address, as after broadcasting."""
     if 0 in view.shape:
         return False
     reach = 0
     axes: Sequence[tuple[int, int]] = [(abs(s), n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1]
     for stride, n in sorted(axes):
-        if stride < reach + ITEMSIZE[view.dtype]:
+        if stride < reach + WIDTH[view.dtype]:
             return True
         reach += stride * (n - 1)
     return False
@@ -390,43 +440,88 @@ class _Addresses:
 
 def _addresses(view: View) -> np.ndarray[Any, Any]:
     """A NumPy array at a view's addresses, for NumPy to compare; nobody may read it."""
-    typestr = f"<u{ITEMSIZE[view.dtype]}"
+    typestr = f"<u{WIDTH[view.dtype]}"
     return np.asarray(_Addresses({
         "data": (view.pointer, True), "shape": view.shape, "strides": view.strides, "typestr": typestr, "version": 3,
     }))  # fmt: skip
 
 
+# Between NumPy and the others
+
+_NOT_NUMPYS = {"bfloat16": "int16", FP8: "uint8"}
+"""Dtypes that NumPy has by ml_dtypes only, and those under which torch hands over their bits."""
+
+
+def is_array(x: object) -> bool:
+    """Is it an array, of any framework?"""
+    return hasattr(x, "__dlpack__")
+
+
 def to_numpy(name: str, x: Any) -> Array:
-    """An array of NumPy, torch, JAX or CuPy as NumPy's."""
+    """An array of any framework, from wherever it lies, as NumPy's; `name` is the argument's.
+
+    Memory on the CPU is shared. A tensor that requires grad is read like any other. Raises `UsageError` for what is no array,
+    or has no values to be read.
+    """
     if isinstance(x, np.ndarray):
         return cast("Array", x)
-    root = type(x).__module__.partition(".")[0]
-    if root == "torch":
-        if x.requires_grad and sys.modules["torch"].is_grad_enabled():
-            raise UsageError(name, "torch tensor that requires grad", "one that doesn't: there is no backward yet")
-        plain = x.detach().cpu()
-        if plain.dtype == sys.modules["torch"].bfloat16:
-            return plain.view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
-        if plain.dtype == sys.modules["torch"].float8_e4m3fn:
-            return plain.view(sys.modules["torch"].uint8).numpy().view(numpy_dtype(FP8))
-        return plain.numpy()
-    if root == "cupy":
+    kind = kind_of(x)
+    if kind == "cupy":
         return x.get()
-    if hasattr(x, "__array__"):
-        return np.asarray(x)
-    raise UsageError(name, type(x).__name__, "an array of NumPy, torch, JAX or CuPy")
+    if kind == "torch" and x.is_cuda:
+        x = x.cpu()  # not below: a fault of the GPU, which shows here, is no bad input
+    try:
+        if kind == "torch":
+            dtype = str(x.dtype).removeprefix("torch.")
+            if bits := _NOT_NUMPYS.get(dtype):
+                return x.detach().view(getattr(sys.modules["torch"], bits)).numpy().view(numpy_dtype(dtype))
+            return x.numpy(force=True)
+        if hasattr(x, "__array__"):
+            return np.asarray(x)
+        if is_array(x) and _on_a_cpu(x):
+            return np.from_dlpack(x)
+    except _UNREADABLE as error:
+        raise _refused(name, f"{_kind(x)} array without values to read ({_line(error)})", _ANY_ARRAY) from error
+    if is_array(x):
+        return cupy().from_dlpack(x).get()
+    raise UsageError(name, type(x).__name__, _ANY_ARRAY)
 
 
-def from_numpy(values: Array, like: Any) -> Any:
+def operand(name: str, x: Any) -> Array:
+    """The same of an operand, which may be of 8-bit floats: CuPy, which has none, brings their bits as uint8."""
+    values = to_numpy(name, x)
+    return values.view(numpy_dtype(FP8)) if kind_of(x) == "cupy" and values.dtype == np.uint8 else values
+
+
+def from_numpy(values: Array, kind: str, device: Any = None) -> Any:
+    """NumPy's array as one of "torch", "cupy", "jax" or "numpy", on a device of that framework's (None: its default).
+
+    CuPy gets 8-bit floats as uint8. Memory on the CPU may be shared.
+    """
+    if kind == "torch":
+        torch: Any = import_module("torch")
+        dtype, whole = values.dtype.name, np.require(values, requirements=("C", "W"))
+        if bits := _NOT_NUMPYS.get(dtype):
+            return torch.from_numpy(whole.view(bits)).view(getattr(torch, dtype)).to(device=device)
+        return torch.from_numpy(whole).to(device=device)
+    if kind == "cupy":
+        with _ANYWHERE if device is None else device:
+            return import_module("cupy").asarray(values.view(np.uint8) if values.dtype == numpy_dtype(FP8) else values)
+    return import_module("jax").device_put(values, device) if kind == "jax" else values
+
+
+def like(x: Any, values: Array) -> Any:
     """NumPy's array as one of another's kind, on its device."""
-    root = type(like).__module__.partition(".")[0]
-    if root == "torch":
-        torch: Any = sys.modules["torch"]
-        if values.dtype == numpy_dtype("bfloat16"):
-            return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16).to(like.device)
-        return torch.from_numpy(values).to(like.device)
-    if root == "cupy":
-        return sys.modules["cupy"].asarray(values)
-    if root in ("jax", "jaxlib"):
-        return sys.modules["jax"].numpy.asarray(values)
-    return values
+    return from_numpy(values, kind_of(x), getattr(x, "device", None))
+
+
+def check_no_grad(name: str, x: Any) -> None:
+    """Refuses a torch tensor that waits for gradients, where the result is a tensor that wouldn't have any."""
+    if kind_of(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        accepted = "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()"
+        raise _refused(name, "torch tensor that requires grad", accepted)
+
+
+def host_view(name: str, x: Array) -> View:
+    """NumPy's array as a view. Raises `UsageError` for a dtype that no operand has."""
+    return View(x.ctypes.data, x.shape, x.strides, _dtype_name(name, x.dtype), 0, x)

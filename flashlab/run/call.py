@@ -132,7 +132,7 @@ def _cached_call(
     names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
     views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
     plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
-    _check_out(views)
+    arrays.check_out(views)
     if _SCALES[0] in views:
         _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
     return _Call(plan, plan.ready(views) if all(plan.fits(name, view) for name, view in views.items()) else None)
@@ -159,19 +159,6 @@ def _cached_plan(
     q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
     problem = problem_of(q, k, v, **masks)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
-
-
-def _check_out(views: Mapping[str, View]) -> None:
-    q, out = views["q"], views["out"]
-    if out.shape != q.shape:
-        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    if out.dtype != output_dtype(q.dtype):
-        raise UsageError("out.dtype", out.dtype, f"{output_dtype(q.dtype)}, for q of {q.dtype}")
-    if arrays.overlaps_itself(out):
-        raise UsageError("out.strides", out.strides, "elements that don't overlap each other")
-    for name in _INPUTS:
-        if arrays.overlap(out, views[name]):
-            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
 
 
 def _check_scales(scales: Sequence[View], device: int, counts: Counts) -> None:

@@ -15,20 +15,17 @@ from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.run import abi, arrays, nvrtc
-from flashlab.run.arrays import from_numpy, to_numpy
+from flashlab.run.arrays import host_view, operand
 from simulator import Algorithm, catalogue, count
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import Masks, Problem, output_dtype, row_bytes, spell_masks
+from simulator.problem import Masks, Problem, row_bytes, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
-
-
-_SCALES = ("scales.q", "scales.k", "scales.v")
 
 
 class EmulationError(RuntimeError):
@@ -150,7 +147,8 @@ def emulate(
     sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
     time_limit: float = 0, scales: Scales | None = None, **named: Any,
 ) -> Emulation:  # fmt: skip
-    """Run an algorithm's kernels on the CPU: arrays of any framework in, shapes and options as `flashlab.attention` has them.
+    """Run an algorithm's kernels on the CPU: arrays of NumPy, CuPy, torch or JAX in, NumPy's out; shapes and options as
+    `flashlab.attention` has them.
 
     The arrays are the inputs of the algorithm's operation, in order or by name. The kernels are built as for `device` (None:
     "h100"). `sanitize=False` only computes and counts. `watch` also looks at loads and stores that don't go through the
@@ -170,13 +168,11 @@ def emulate(
     if not isinstance(lse, bool):  # of a backward pass an input
         named, lse = {"lse": lse, **named}, False
     inputs, masks = row.operation.apart(named)
-    given = {name: to_numpy(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
+    given = {name: operand(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
     problem = row.operation.problem(given, **masks)
     if scales is not None:
         on = Device.named("h100" if device is None else device)
-        given |= Scales(*map(to_numpy, _SCALES, Scales.of(scales))).named(
-            problem, row.program.configure(problem, on, tile).tile
-        )
+        given |= Scales.of(scales).as_numpy().named(problem, row.program.configure(problem, on, tile).tile)
     return emulate_problem(
         row, problem, given, lse=lse, tile=tile, device=device, sanitize=sanitize, watch=watch, source=source, workers=workers,
         time_limit=time_limit,
@@ -269,9 +265,8 @@ def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:
 
 def _place(arena: Arena, name: str, x: Array) -> tuple[int, int, int]:
     """An input, laid as it is if a kernel can take it so, else with its rows padded; the strides of batch, head and row."""
-    view = arrays.View(x.ctypes.data, x.shape, x.strides, x.dtype.name, 0, x)
     padded = row_bytes(x.shape[-1], x.itemsize)
-    if arrays.is_aligned(view) and x.size and all(stride > 0 for stride in x.strides):
+    if arrays.is_aligned(host_view(name, x)) and x.size and all(stride > 0 for stride in x.strides):
         strides = (x.strides[0], x.strides[1], x.strides[2])
     else:
         strides = (x.shape[1] * x.shape[2] * padded, x.shape[2] * padded, padded)
@@ -298,37 +293,24 @@ def attention(
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     given = {"q": q, "k": k, "v": v}
     for name, x in given.items():
-        if _kind(x) != _kind(q):
+        if arrays.kind_of(x) != arrays.kind_of(q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-    if out is not None and not isinstance(out, np.ndarray):
-        raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
-    views = [to_numpy(name, x) for name, x in given.items()]
-    target = cast("Array | None", out)
+        arrays.check_no_grad(name, x)
+    inputs = {name: operand(name, x) for name, x in given.items()}
+    target = None if out is None else _writable(out)
     if target is not None:
-        _check_out(target, views)
-    run = emulate(algorithm, *views, lse=lse, tile=tile, device=device, scales=scales, **masks)
+        arrays.check_out({name: host_view(name, x) for name, x in {**inputs, "out": target}.items()})
+    run = emulate(algorithm, *inputs.values(), lse=lse, tile=tile, device=device, scales=scales, **masks)
     run.checked()
     if target is not None:
         target[...] = run.out
-    result: Any = from_numpy(run.out, q) if target is None else target
-    return result if run.lse is None else (result, from_numpy(run.lse, q))
+    result: Any = arrays.like(q, run.out) if target is None else target
+    return result if run.lse is None else (result, arrays.like(q, run.lse))
 
 
-def _kind(x: Any) -> str:
-    return "numpy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
-
-
-def _check_out(out: Array, inputs: list[Array]) -> None:
-    q = inputs[0]
-    if out.shape != q.shape:
-        raise UsageError("out.shape", out.shape, f"{q.shape}, as q has")
-    wanted = output_dtype(q.dtype.name)
-    if out.dtype.name != wanted:
-        raise UsageError("out.dtype", out.dtype.name, f"{wanted}, for q of {q.dtype.name}")
+def _writable(out: Any) -> Array:
+    if not isinstance(out, np.ndarray):
+        raise UsageError("out", type(out).__name__, "a NumPy array: the emulator writes no other in place")
     if not out.flags.writeable:
         raise UsageError("out", "read-only array", "one that can be written")
-    if arrays.overlaps_itself(arrays.View(out.ctypes.data, out.shape, out.strides, out.dtype.name, 0, out)):
-        raise UsageError("out", f"strides {out.strides}", "an array whose elements don't overlap each other")
-    for name, x in zip("qkv", inputs, strict=True):
-        if np.may_share_memory(out, x) and np.shares_memory(out, x):
-            raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+    return cast("Array", out)

@@ -20,8 +20,8 @@ from flashlab.run.devices import current_device
 from simulator import catalogue, count
 from simulator.counts import Counts
 from simulator.devices import DEVICES, Device
-from simulator.errors import UsageError, unknown
-from simulator.problem import ITEMSIZE, Problem
+from simulator.errors import Unavailable, UsageError, unknown
+from simulator.problem import WIDTH, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
@@ -175,7 +175,7 @@ class Plan:
         which a row is no whole 16-byte chunks: kernels write those whole."""
         if self.counts.tensors[name].vector:
             return True
-        whole = view.shape[-1] * ITEMSIZE[view.dtype] % 16 == 0 or self.counts.tensors[name].role == "input"
+        whole = view.shape[-1] * WIDTH[view.dtype] % 16 == 0 or self.counts.tensors[name].role == "input"
         return arrays.is_aligned(view) and whole and (name not in self.boxed or tma.takes(view))
 
     def launch_padded(self, views: Mapping[str, View], *, allocate: Allocate | None = None) -> None:
@@ -283,10 +283,14 @@ def plan(
     >>> plan.run(q=q, k=k, v=v)["out"].shape, plan.counts == fl.count("flash2", p)
     ((1, 2, 64, 16), True)
     """
+    problem = Problem.checked(problem)
     if backend == "gpu":
         if device is not None:
             raise UsageError("device", device, "None: backend 'gpu' runs on the current GPU")
-        return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+        try:
+            return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
+        except Unavailable as missing:
+            raise Unavailable(f"{missing} ({arrays.EMULATOR})") from None
     if backend not in ("emulator", "simulator"):
         raise unknown("backend", backend, ["gpu", "emulator", "simulator"])
     on = Device.named("h100" if device is None else device)
@@ -311,7 +315,7 @@ class SimulatorPlan:
     def inputs(self, given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays as NumPy's, checked against the problem. Raises `UsageError`."""
         found = self.row.operation.bound((), {**(given or {}), **named})
-        inputs = {name: arrays.to_numpy(name, x) for name, x in found.items()}
+        inputs = {name: arrays.operand(name, x) for name, x in found.items()}
         self.row.operation.check(self.counts.problem, inputs, self.counts.tile)
         return inputs
 

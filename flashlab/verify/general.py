@@ -17,7 +17,7 @@ from flashlab.verify.cases import describe
 from flashlab.verify.report import Row
 from simulator import Device, Problem, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
-from simulator.dtypes import Array
+from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.simulate import run_on_data
 
@@ -43,18 +43,14 @@ class Subject:
         kept = {name: x.copy() for name, x in arrays.items()}
         given: Mapping[str, Any] = arrays
         if self.backend == "gpu":
-            from flashlab.run.arrays import cupy
+            from flashlab.run.arrays import from_numpy  # only where it runs
 
-            given = {name: cupy().asarray(x) for name, x in arrays.items()}
-        outputs = {name: _host(x) for name, x in self.plan(problem).run(given).items()}
+            given = {name: from_numpy(x, "cupy") for name, x in arrays.items()}
+        outputs = {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
         for name, x in given.items():
-            if _host(x).tobytes() != kept[name].tobytes():
+            if as_numpy(name, x).tobytes() != kept[name].tobytes():
                 raise Failure(f"{name}: it was changed")
         return outputs
-
-
-def _host(x: Any) -> Array:
-    return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
 def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:

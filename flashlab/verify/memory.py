@@ -9,151 +9,105 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array, as_numpy
 from simulator.errors import Unavailable, unknown
-from simulator.problem import FP8, round_up
+from simulator.problem import round_up
 
 GUARD = 512
 """Elements of garbage before and after an array: a multiple of every alignment that a kernel asks for."""
 
 
-class Frame(Protocol):
+class Frame:
     """What verification needs of an array framework. `views`: can arrays be views of buffers that verification owns?"""
 
-    name: str
-    views: bool
+    name: ClassVar[str]
+    install: ClassVar[str] = ""
+    views: ClassVar[bool] = True
+    device: Any = None
 
-    def put(self, flat: Array) -> Any: ...
-    def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any: ...
-    def get(self, x: Any) -> Array: ...
-    def pick(self, x: Any, heads: list[int]) -> Any: ...
-    def litter(self, sizes: Iterable[int]) -> None: ...
+    def __init__(self) -> None:
+        try:
+            self.module: Any = importlib.import_module(self.name)
+        except ImportError:
+            raise Unavailable(f"framework = '{self.name}': {self.install}") from None
+
+    def put(self, values: Array) -> Any:
+        """An array with these values, in memory of its own."""
+        from flashlab.run.arrays import from_numpy  # only where something is run
+
+        return from_numpy(values.copy(), self.name, self.device)
+
+    def get(self, x: Any) -> Array:
+        """The values of an array, whatever framework it came back from."""
+        return as_numpy("result", x)
+
+    def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
+        """A part of a flat buffer as an array; strides and offset in elements."""
+        raise NotImplementedError
+
+    def pick(self, x: Any, heads: list[int]) -> Any:
+        """Some heads of an array, one after the other."""
+        return x[:, heads]
+
+    def litter(self, sizes: Iterable[int]) -> None:
+        """Leaves NaN in the memory that is handed out next, where a framework keeps any: of so many bytes each."""
 
 
-class NumpyFrame:
-    name, views = "numpy", True
-
-    def put(self, flat: Array) -> Any:
-        return flat.copy()
+class NumpyFrame(Frame):
+    name = "numpy"
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         return np.lib.stride_tricks.as_strided(buffer[offset:], shape, tuple(s * buffer.itemsize for s in strides))
 
-    def get(self, x: Any) -> Array:
-        return np.asarray(x)
 
-    def pick(self, x: Any, heads: list[int]) -> Any:
-        return x[:, heads]
-
-    def litter(self, sizes: Iterable[int]) -> None:
-        """Nothing: NumPy gives memory back to the system, where it cannot be left full of garbage."""
-
-
-class TorchFrame:
-    name, views = "torch", True
+class TorchFrame(Frame):
+    name, install = "torch", "PyTorch is not installed (pip install torch)"
 
     def __init__(self) -> None:
-        try:
-            torch: Any = importlib.import_module("torch")
-        except ImportError:
-            raise Unavailable("framework = 'torch': PyTorch is not installed (pip install torch)") from None
-        self.torch = torch
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def put(self, flat: Array) -> Any:
-        if flat.dtype == numpy_dtype("bfloat16"):
-            return self.torch.from_numpy(flat.view(np.int16).copy()).to(self.device).view(self.torch.bfloat16)
-        if flat.dtype == numpy_dtype(FP8):
-            return self.torch.from_numpy(flat.view(np.uint8).copy()).to(self.device).view(self.torch.float8_e4m3fn)
-        return self.torch.from_numpy(flat.copy()).to(self.device)
+        super().__init__()
+        self.device = "cuda" if self.module.cuda.is_available() else "cpu"
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
-        return self.torch.as_strided(buffer, shape, strides, offset)
-
-    def get(self, x: Any) -> Array:
-        x = x.detach().contiguous()
-        if x.dtype == self.torch.bfloat16:
-            return x.view(self.torch.int16).cpu().numpy().view(numpy_dtype("bfloat16"))
-        if x.dtype == self.torch.float8_e4m3fn:
-            return x.view(self.torch.uint8).cpu().numpy().view(numpy_dtype(FP8))
-        return x.cpu().numpy()
+        return self.module.as_strided(buffer, shape, strides, offset)
 
     def pick(self, x: Any, heads: list[int]) -> Any:
-        return x.view(self.torch.uint8)[:, heads].view(x.dtype)  # float8 has few operations
+        return x.view(self.module.uint8)[:, heads].view(x.dtype)  # float8 has few operations
 
     def litter(self, sizes: Iterable[int]) -> None:
-        """Leave NaN in the memory that the caching allocator hands out next."""
-        held = [self.torch.full((n,), 255, dtype=self.torch.uint8, device=self.device) for n in sizes if n]
+        held = [self.module.full((n,), 255, dtype=self.module.uint8, device=self.device) for n in sizes if n]
         del held
 
 
-class CupyFrame:
-    name, views = "cupy", True
-
-    def __init__(self) -> None:
-        try:
-            cupy: Any = importlib.import_module("cupy")
-        except ImportError:
-            raise Unavailable(
-                "framework = 'cupy': CuPy is not installed (pip install 'flashlab-attention[gpu]')"
-            ) from None
-        self.cupy = cupy
-
-    def put(self, flat: Array) -> Any:
-        raw = self.cupy.asarray(flat.view(np.uint8))
-        return raw if flat.dtype == numpy_dtype(FP8) else raw.view(flat.dtype)  # CuPy has no float8
+class CupyFrame(Frame):
+    name, install = "cupy", "CuPy is not installed (pip install 'flashlab-attention[gpu]')"
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
         tight = tuple(s * buffer.itemsize for s in strides)
-        return self.cupy.ndarray(shape, buffer.dtype, buffer.data + offset * buffer.itemsize, tight)
-
-    def get(self, x: Any) -> Array:
-        dense = self.cupy.ascontiguousarray(x)
-        dtype = numpy_dtype(FP8) if dense.dtype == np.uint8 else dense.dtype
-        return self.cupy.asnumpy(dense.reshape(-1).view(self.cupy.uint8)).view(dtype).reshape(dense.shape)
-
-    def pick(self, x: Any, heads: list[int]) -> Any:
-        return x[:, heads]
+        return self.module.ndarray(shape, buffer.dtype, buffer.data + offset * buffer.itemsize, tight)
 
     def litter(self, sizes: Iterable[int]) -> None:
-        """Leave NaN in the memory that the pool hands out next."""
-        held = [self.cupy.full(n, 255, self.cupy.uint8) for n in sizes if n]
+        held = [self.module.full(n, 255, self.module.uint8) for n in sizes if n]
         del held
 
 
-class JaxFrame:
+class JaxFrame(Frame):
     """JAX owns its memory and its arrays are dense: nothing to guard, nothing to lay out."""
 
-    name, views = "jax", False
-
-    def __init__(self) -> None:
-        try:
-            jax: Any = importlib.import_module("jax")
-        except ImportError:
-            raise Unavailable("framework = 'jax': JAX is not installed (pip install jax)") from None
-        self.jax = jax
-
-    def put(self, flat: Array) -> Any:
-        return flat
+    name, install = "jax", "JAX is not installed (pip install jax)"
+    views = False
 
     def view(self, buffer: Any, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Any:
-        return self.jax.numpy.asarray(np.ascontiguousarray(NumpyFrame().view(buffer, shape, strides, offset)))
-
-    def get(self, x: Any) -> Array:
-        return np.asarray(x)
+        return self.put(NumpyFrame().view(self.get(buffer), shape, strides, offset))
 
     def pick(self, x: Any, heads: list[int]) -> Any:
         return x[:, np.array(heads)]
 
-    def litter(self, sizes: Iterable[int]) -> None:
-        """Nothing: the memory is JAX's."""
 
-
-FRAMES = {"numpy": NumpyFrame, "torch": TorchFrame, "cupy": CupyFrame, "jax": JaxFrame}
+FRAMES: dict[str, type[Frame]] = {"numpy": NumpyFrame, "torch": TorchFrame, "cupy": CupyFrame, "jax": JaxFrame}
 
 
 def frame_named(name: str) -> Frame:

@@ -13,6 +13,7 @@ from flashlab.views import figures
 from simulator.catalogue import names
 from simulator.counts import Counts
 from simulator.devices import Device
+from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
 from simulator.operations.attention import Reference, naive, problem_of
 from simulator.problem import Masks, Problem, Tile
@@ -138,7 +139,7 @@ class Comparison:
 
 
 def compare(
-    what: Problem | Iterable[NDArray[Any]],
+    what: Problem | Iterable[Any],
     *,
     algorithms: Iterable[str | Program] | None = None,
     tile: Tile | tuple[int, int] | str | None = None,
@@ -147,7 +148,7 @@ def compare(
     progress: Progress = iter,
     **masks: Unpack[Masks],
 ) -> Comparison:
-    """Compare algorithms: by formula on a `Problem`, or by simulating them on arrays (q, k, v).
+    """Compare algorithms: by formula on a `Problem`, or by simulating them on arrays (q, k, v) of NumPy, CuPy, torch or JAX.
 
     `algorithms` are names or tile programs; the default is all that take the problem's dtype. Masks and the scale
     (`causal`, `window`, `scale`) go with arrays only, since a problem has its own. Inputs that flashlab loaded may say
@@ -176,6 +177,7 @@ def compare(
         q, k, v = what
     except (TypeError, ValueError):
         raise UsageError("what", type(what).__name__, "a Problem, or the arrays (q, k, v)") from None
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     masks.setdefault("causal", bool(getattr(what, "causal", None)))
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, q, k, v)

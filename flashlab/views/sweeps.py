@@ -109,6 +109,7 @@ def sweep(
     """
     from simulator import count
 
+    problem = Problem.checked(problem)
     if algorithms is None:
         algorithms = names(problem)
     targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)

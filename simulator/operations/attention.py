@@ -40,7 +40,7 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, unknown
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import COMMON_MASKS, DTYPES, FP8, MASKS, Masks, Problem, spell_masks
@@ -103,12 +103,12 @@ class Reference(NamedTuple):
 
 
 @spell_masks
-def naive(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Reference:
+def naive(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
-    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are NumPy arrays of any storage dtype.
-    Masks are aligned bottom-right. A row that sees no key gets output 0 and LSE -inf. Raises `UsageError` for arrays
-    that pose no problem.
+    q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
+    of any storage dtype. The results are NumPy's. Masks are aligned bottom-right. A row that sees no key gets output 0
+    and LSE -inf. Raises `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -116,6 +116,7 @@ def naive(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Reference:
     >>> bool(np.allclose(fl.naive(q, k, v, causal=True).out[0, 0, 0], v[0, 0, 0]))
     True
     """
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p = _judged(problem_of(q, k, v, **masks))
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
@@ -160,8 +161,10 @@ def hidden_pairs(problem: Problem) -> Array:
 
 
 @spell_masks
-def naive_loop(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Reference:
+def naive_loop(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
     """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
+
+    Arrays, results and errors are those of `naive`.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=3, len_kv=5, head_dim=4, dtype="float32", causal=True)
@@ -169,6 +172,7 @@ def naive_loop(q: Array, k: Array, v: Array, **masks: Unpack[Masks]) -> Referenc
     >>> bool(np.allclose(fl.naive(*data, causal=True).out, fl.naive_loop(*data, causal=True).out))
     True
     """
+    q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p = _judged(problem_of(q, k, v, **masks))
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
@@ -330,5 +334,5 @@ def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     >>> q.shape, k.shape, q.dtype.name
     ((1, 4, 8, 16), (1, 2, 8, 16), 'float16')
     """
-    drawn = ATTENTION.draw(problem, seed)
+    drawn = ATTENTION.draw(Problem.checked(problem), seed)
     return drawn["q"], drawn["k"], drawn["v"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import Said, UsageError, unknown
+from simulator.errors import Said, UsageError, array_in_words, dtype_name, unknown
 from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 
 Arrays = Mapping[str, Array]
@@ -208,17 +208,6 @@ class Operation(ABC):
                 raise UsageError(f"{name}.shape", tuple(x.shape), f"{shape}, its axes are {', '.join(operand.axes)}")
             if dtype_name(x) != dtype:
                 raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
-
-
-def dtype_name(x: Any) -> str:
-    """The name of the dtype of any framework's array, without a prefix: "float16"."""
-    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
-
-
-def array_in_words(x: Any) -> str:
-    """An array for an error message: its dtype and shape, never its values."""
-    shape = getattr(x, "shape", None)
-    return type(x).__name__ if shape is None else f"array of {dtype_name(x)}, {tuple(shape)}"
 
 
 def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> str:

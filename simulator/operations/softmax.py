@@ -9,6 +9,7 @@ import numpy as np
 
 from simulator.dtypes import Array
 from simulator.errors import UsageError
+from simulator.fields import integer
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import DTYPES, Problem
 
@@ -21,9 +22,7 @@ def vector_problem(length: int, dtype: str) -> Problem:
     >>> vector_problem(1024, "float32").head_dim
     1024
     """
-    if length < 1:
-        raise UsageError("length", length, "an integer of at least 1")
-    return Problem(batch=1, heads=1, len_q=1, head_dim=length, dtype=dtype)
+    return Problem(batch=1, heads=1, len_q=1, head_dim=integer("length", length, 1), dtype=dtype)
 
 
 class Softmax(Operation):

@@ -31,6 +31,7 @@ GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float
         ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),
         ({"scale": float("nan")}, "scale = nan: expected a finite number, or None for 1/sqrt(head dim)"),
         ({"scale": "x"}, "scale = 'x': expected a finite number, or None for 1/sqrt(head dim)"),
+        ({"scale": 10**400}, f"scale = 1{'0' * 289} … 00000: expected a finite number, or None for 1/sqrt(head dim)"),
     ],
 )
 def test_problem(change: dict[str, Any], line: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import simulator
-from flashlab.run import abi, arrays, call, devices
+from flashlab.run import abi, arrays, call, devices, emulated
 from flashlab.run import plan as plans
 from simulator import Problem, SramOverflow, Unavailable, UsageError
 from simulator.operations.attention import problem_of
@@ -362,6 +362,44 @@ def test_out_must_be_apart_from_the_inputs_and_itself(cupy: FakeCupy) -> None:
         call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(np.broadcast_to(out[:, :1].copy(), out.shape)))
 
 
+WRONG_OUT = [
+    np.zeros((2, 4, 5, 32), "f2"),
+    np.zeros((2, 4, 5, 64), "f4"),
+    np.broadcast_to(np.zeros((2, 1, 5, 64), "f2"), (2, 4, 5, 64)),
+    None,  # k's own memory
+]
+
+
+@pytest.mark.parametrize("out", WRONG_OUT, ids=["shape", "dtype", "itself", "inputs"])
+def test_both_backends_refuse_an_out_by_one_rule(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch, out: Any) -> None:
+    monkeypatch.setattr(emulated, "emulate", lambda *_, **__: pytest.fail("ran"))
+    given = [*inputs(kv_heads=4, len_kv=5)]
+    if out is None:
+        out = given[1]
+    elif not out.flags.writeable:
+        out = np.lib.stride_tricks.as_strided(out.base, out.shape, out.strides)
+    lines: list[str] = []
+    for made, backend in ((cupy.asarray, "gpu"), (lambda x: x, "emulator")):
+        with pytest.raises(UsageError) as refused:
+            call.attention(*map(made, given), out=made(out), backend=backend)
+        lines.append(str(refused.value))
+    assert lines[0] == lines[1] and lines[0].startswith("out")
+    assert not cupy.launches
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "whoever speaks DLPack"])
+def test_a_plan_tells_arrays_on_a_cpu_of_the_emulator(torch: Any, cupy: FakeCupy, kind: str) -> None:
+    q, k, v = map(cupy.asarray, inputs(kv_heads=4, len_kv=5))
+    x: Any = q.host if kind == "numpy" else Tensor(q) if kind == "torch" else Shared(q)
+    if kind == "torch":
+        x.is_cuda, x.device = False, "cpu"
+    elif kind != "numpy":
+        x.place = (1, 0)
+    problem = problem_of(q, k, v)
+    with pytest.raises(UsageError, match='^q = .*GPU memory.*backend="emulator"'):
+        plans.gpu_plan("flash2", problem).run(q=x, k=x, v=x)
+
+
 def test_sizes_past_the_grid_are_refused(cupy: FakeCupy) -> None:
     problem = Problem(batch=2**16, heads=2**12, len_q=2**10, head_dim=64, dtype="float16")
     with pytest.raises(UsageError, match="a grid of at most 2,147,483,647"):
@@ -398,6 +436,17 @@ def test_the_architecture_can_be_chosen(cupy: FakeCupy) -> None:
     assert plans._device_of_arch("compute_75") is simulator.DEVICES["t4"]
     with pytest.raises(UsageError, match="FLASHLAB_ARCH = 'sm_75': expected one of compute_75"):
         plans._device_of_arch("sm_75")
+
+
+def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
+    """Indices and lengths too, not only what q, k and v are stored in; what attention refuses, it refuses by name."""
+    torch.int32 = "torch.int32"
+    table = cupy.asarray(np.zeros((2, 3), np.int32))
+    for x in (table, Tensor(table)):
+        view = arrays.framework("block_table", x).view("block_table", x)
+        assert view.dtype == "int32" and arrays.is_aligned(view._replace(strides=(16, 4)))
+    with pytest.raises(UsageError, match=r"q\.dtype = 'int32': expected one of float32"):
+        call.attention(*[cupy.asarray(np.zeros((2, 4, 5, 64), "i4"))] * 3)
 
 
 def test_structs_lie_as_in_c() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -202,60 +199,3 @@ def test_verify_names_the_misuse(changed: Any) -> None:
     changed("flash2", "load_k", "copy_wait<0>(); … barrier();", "")
     report = fl.verify("flash2", backend="emulator", dtypes=["float16"], checks=["gqa"], examples=1)
     assert not report.passed
-
-
-# Other frameworks
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_tensors_of_torch(dtype: str) -> None:
-    t: Any = importlib.import_module("torch")
-    plain = make_inputs(SMALL.replace(dtype=dtype))
-    as_int = {2: np.int16, 4: np.int32}[plain[0].itemsize]
-    tensors = [t.from_numpy(x.view(as_int)).view(getattr(t, dtype)) for x in plain]
-    out, lse = attention(*tensors, lse=True)
-    assert isinstance(out, t.Tensor) and out.dtype == tensors[0].dtype and lse.dtype == t.float32
-    mine = attention(*plain)
-    assert out.view(getattr(t, f"int{8 * plain[0].itemsize}")).numpy().tobytes() == mine.tobytes()
-    tensors[0].requires_grad_()
-    with pytest.raises(fl.UsageError, match="requires grad"):
-        attention(*tensors)
-    with pytest.raises(fl.UsageError, match="same kind as q"):
-        attention(plain[0], *tensors[1:])
-
-
-@pytest.mark.jax
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_arrays_of_jax(dtype: str) -> None:
-    jax: Any = importlib.import_module("jax")
-    plain = make_inputs(SMALL.replace(dtype=dtype))
-    given = [jax.numpy.asarray(x) for x in plain]
-    out, lse = attention(*given, causal=True, lse=True)
-    assert isinstance(out, jax.Array) and out.dtype == given[0].dtype and lse.dtype == np.float32
-    assert np.asarray(out).tobytes() == attention(*plain, causal=True).tobytes()
-
-
-class OnAGpu:
-    """An array of a CuPy that isn't there: on a GPU, with `get` to fetch it."""
-
-    def __init__(self, host: Any) -> None:
-        self.host = host
-
-    def get(self) -> Any:
-        return self.host.copy()
-
-
-OnAGpu.__module__ = "cupy"
-
-
-def test_arrays_of_cupy_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake: Any = ModuleType("cupy")
-    fake.asarray = OnAGpu
-    monkeypatch.setitem(sys.modules, "cupy", fake)
-    plain = make_inputs(SMALL)
-    out = attention(*map(OnAGpu, plain))
-    assert isinstance(out, OnAGpu)
-    assert out.host.tobytes() == attention(*plain).tobytes()
-    with pytest.raises(fl.UsageError, match="out = 'OnAGpu': expected a NumPy array"):
-        attention(*map(OnAGpu, plain), out=out)
