@@ -107,9 +107,9 @@ def emulate_file(
     `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
     may not write through a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block`
     (threads per block) are one to three numbers each. `kernel` may be left out if the file has only one;
-    `name<float, 4>` instantiates a template. `sram` is the dynamic shared memory in bytes per block, and `macros` are defined for the compiler.
-    `workers` is how many CPU threads share the blocks (default: one per core). A kernel that still runs after
-    `time_limit` seconds (0: no limit) is stopped, which is a finding.
+    `name<float, 4>` instantiates a template. `sram` is the dynamic shared memory in bytes per block, and `macros` are
+    defined for the compiler. `workers` is how many CPU threads share the blocks (default: one per core). A kernel that
+    still runs after `time_limit` seconds (0: no limit) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
