@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -23,6 +23,7 @@ __all__ = [
     "Allocate",
     "Framework",
     "View",
+    "cache_refused",
     "copy",
     "cupy",
     "framework",
@@ -33,6 +34,8 @@ __all__ = [
     "overlaps_itself",
     "padded_like",
     "to_numpy",
+    "views_of",
+    "warm_copies",
 ]
 
 _INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashlab-attention[gpu-cuda13]'"
@@ -49,6 +52,8 @@ def cupy() -> Any:
         cupy: Any = import_module("cupy")
     except ImportError:
         raise Unavailable(f"the GPU backend needs CuPy: {_INSTALL}") from None
+    except OSError as error:
+        raise cache_refused(error) from None
     runtime = cupy.cuda.runtime
     try:
         devices = runtime.getDeviceCount()
@@ -57,6 +62,13 @@ def cupy() -> Any:
     if not devices:
         raise Unavailable("CuPy finds no GPU: the GPU backend needs an NVIDIA GPU that this process may see")
     return cupy
+
+
+def cache_refused(error: OSError) -> Unavailable:
+    """CuPy keeps what it compiles, and does nothing where it can't."""
+    return Unavailable(
+        f"CuPy can't keep what it compiles ({error}): set CUPY_CACHE_DIR to a folder that can be written"
+    )
 
 
 class View(NamedTuple):
@@ -273,6 +285,20 @@ def framework(name: str, x: Any) -> Framework:
     raise _refused(name, f"{_kind(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
 
 
+def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
+    """Arrays by name as kernels see them, and the one framework that they are of, all on one GPU. Raises `UsageError`."""
+    first, *_ = given
+    like, of = given[first], framework(first, given[first])
+    views: dict[str, View] = {}
+    for name, x in given.items():
+        if type(x) is not type(like) and framework(name, x) is not of:
+            raise UsageError(name, type(x).__name__, f"an array of the same kind as {first} ({type(like).__name__})")
+        views[name] = view = of.view(name, x)
+        if view.device != (where := views[first].device):
+            raise UsageError(f"{name}.device", view.device, f"GPU {where}, where {first} lies")
+    return of, views
+
+
 def _kind(x: object) -> str:
     root = type(x).__module__.partition(".")[0]
     return {"numpy": "NumPy", "jaxlib": "JAX", "jax": "JAX", "builtins": "Python"}.get(root, root)
@@ -298,20 +324,30 @@ def is_aligned(view: View) -> bool:
     return inner == ITEMSIZE[view.dtype] or view.shape[-1] == 1 or 0 in view.shape
 
 
-def padded_like(view: View) -> View:
+def padded_like(view: View, allocate: Allocate = from_the_pool) -> View:
     """A new buffer of an array's shape whose rows are padded to 16 bytes; uninitialised, on the current stream."""
     row = row_bytes(view.shape[-1], ITEMSIZE[view.dtype])
     strides = [ITEMSIZE[view.dtype], row]
     for n in view.shape[:0:-1][1:]:
         strides.append(strides[-1] * n)
-    memory = cupy().cuda.alloc(strides[-1] * view.shape[0])
-    return View(memory.ptr, view.shape, tuple(strides[::-1]), view.dtype, view.device, memory)
+    pointer, memory = allocate(strides[-1] * view.shape[0])
+    return View(pointer, view.shape, tuple(strides[::-1]), view.dtype, view.device, memory)
 
 
 def copy(source: View, target: View) -> None:
     """Copies values bit by bit, on the current stream."""
     if 0 not in source.shape:
         _bits(target)[...] = _bits(source)
+
+
+@functools.cache
+def warm_copies(dtype: str, device: int) -> None:
+    """Copies dense rows into padded ones and back on the current `device`: CuPy compiles what does that at the first time."""
+    row = cupy().zeros((1, 1, 2, 3), f"u{ITEMSIZE[dtype]}")
+    dense = View(row.data.ptr, row.shape, row.strides, dtype, device, row)
+    padded = padded_like(dense)
+    copy(dense, padded)
+    copy(padded, dense)
 
 
 def _bits(view: View) -> Any:

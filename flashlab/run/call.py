@@ -23,7 +23,6 @@ from simulator.simulate import Scales, TileLike
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
-_ARRAYS = (*_INPUTS, "out")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
@@ -65,14 +64,9 @@ def attention(
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    framework = arrays.framework("q", q)
-    views: dict[str, View] = {}
-    for name, x in zip(_ARRAYS, (q, k, v) if out is None else (q, k, v, out), strict=False):
-        if type(x) is not type(q) and arrays.framework(name, x) is not framework:
-            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-        views[name] = view = framework.view(name, x)
-        if view.device != views["q"].device:
-            raise UsageError(f"{name}.device", view.device, f"GPU {views['q'].device}, where q lies")
+    framework, views = arrays.views_of(
+        {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
+    )
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
     first = views["q"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ class Ready:
 
         `allocate` gives the workspaces, of the caller's framework, in whose stream order they are handed on (None: CuPy's pool).
         """
-        cuda = cupy().cuda
+        cuda = _cuda()
         # held until the launches are queued: allocators hand memory on in the stream's order
         held = [(allocate or from_the_pool)(nbytes) for nbytes in self._workspaces]
         stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
@@ -100,8 +101,22 @@ class Ready:
 
 
 class Plan:
-    """All of a call but its arrays: `counts` (what will be moved, to the byte), the `device`, the compiled kernels, and how many
-    bytes of `workspace` a call takes. It may be used from several threads, on any stream."""
+    """All of a call but its arrays, for the GPU that is current when it is made. `run` calls.
+
+    `counts` are what a call moves, to the byte; `device` is the GPU's model. `workspace` is how many bytes a call allocates
+    beside the outputs that it returns. Arrays that the kernels can't take as they lie go through padded buffers, as large as
+    `counts.tensors` says.
+
+    Making a plan compiles and loads all that a call launches. A call then allocates and launches, and does nothing else, so
+    that a CUDA graph can capture the first one. There is one exception: where arrays are neither dense nor laid out as the
+    kernels take them, CuPy compiles what copies them at the first call.
+
+    Compiled kernels are kept on disk. CuPy keeps those that it compiles, in `CUPY_CACHE_DIR`. It never compiles for Hopper's
+    sm_90a, nor for an `arch` that was asked for: flashlab compiles those itself, and keeps them in its own cache (`flashlab
+    cache dir`).
+
+    Several threads may use a plan at once, on any streams.
+    """
 
     def __init__(
         self,
@@ -114,7 +129,7 @@ class Plan:
     ) -> None:
         row = catalogue.get(algorithm)
         row.check(problem, device)
-        self.device, self.operation = device, row.operation
+        self.device, self.operation, self._gpu = device, row.operation, cupy().cuda.runtime.getDevice()
         self.counts: Counts = count(algorithm, problem, tile=tile, device=device, lse=lse)
         config = self.counts.config
         assert config is not None
@@ -123,7 +138,10 @@ class Plan:
             if launch.blocks > MOST_BLOCKS:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {MOST_BLOCKS:,}")
-        self.workspace = sum(x.nbytes for x in self.counts.tensors.values() if x.role == "workspace")
+        tensors = self.counts.tensors
+        self.outputs = [x for x in self.operation.outputs if x.name in tensors and (lse or not x.asked)]
+        returned = {x.name for x in self.outputs}
+        self.workspace = sum(x.nbytes for x in tensors.values() if x.role != "input" and x.name not in returned)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)
@@ -140,6 +158,13 @@ class Plan:
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
             if launch.blocks
         ]
+        self._left_out = {
+            name: _constant(x.tobytes(), x.dtype, self._gpu)
+            for name, x in abi.defaults(self.counts, self.operation).items()
+        }
+        for x in tensors.values():
+            if x.role != "workspace" and not x.vector and x.row_bytes != x.cols * x.itemsize:
+                arrays.warm_copies(x.dtype, self._gpu)
 
     def launch(self, views: Mapping[str, View]) -> None:
         """Launches the kernels on CuPy's current device and stream; `views` as for `ready`."""
@@ -157,7 +182,7 @@ class Plan:
         """Launches the kernels on arrays of any layout: what they can't take goes through padded buffers, and back."""
         passed = dict(views)
         for name in [name for name, view in views.items() if not self.fits(name, view)]:
-            passed[name] = arrays.padded_like(views[name])
+            passed[name] = arrays.padded_like(views[name], allocate or from_the_pool)
             if self.counts.tensors[name].role == "input":
                 arrays.copy(views[name], passed[name])
         self.ready(passed).launch(allocate=allocate)
@@ -166,19 +191,23 @@ class Plan:
                 arrays.copy(passed[name], view)
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind."""
+        """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind.
+
+        The kernels are queued on the framework's current stream there. Raises `UsageError` for arrays that aren't those of
+        the plan's problem, or lie elsewhere.
+        """
         inputs = self.operation.bound((), {**(given or {}), **named})
-        first = next(iter(inputs))
-        framework = arrays.framework(first, inputs[first])
-        views = {name: framework.view(name, x) for name, x in inputs.items()}
+        framework, views = arrays.views_of(inputs)
+        first, like = next(iter(views.items()))
+        if like.device != self._gpu:
+            raise UsageError(f"{first}.device", like.device, f"GPU {self._gpu}, for which the plan was made")
         self.operation.check(self.counts.problem, views, self.counts.tile)
-        like, outputs = views[first], dict[str, Any]()
+        outputs = dict[str, Any]()
         with framework.stream(like.device):
-            for operand in self.operation.outputs:
-                if operand.name in self.counts.tensors:
-                    shape = operand.shape(self.counts.problem, self.counts.tile)
-                    outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem), like)
-                    views[operand.name] = arrays.framework(operand.name, x).view(operand.name, x)
+            for operand in self.outputs:
+                shape = operand.shape(self.counts.problem, self.counts.tile)
+                outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem), like)
+                views[operand.name] = arrays.framework(operand.name, x).view(operand.name, x)
             self.launch_padded(views, allocate=framework.workspace(like))
             return {name: framework.hand_back(x, like) for name, x in outputs.items()}
 
@@ -196,19 +225,15 @@ class Plan:
         return self._ready(
             tuple(
                 [
-                    (x.pointer, x.strides) if (x := views.get(name)) else self._left_out.get(name)
+                    (x.pointer, x.strides) if (x := views.get(name)) else self._place_of_default(name)
                     for name, *_ in self.tensors
                 ]
             )
         )
 
-    @functools.cached_property
-    def _left_out(self) -> dict[str, _At]:
-        """Where the defaults lie of inputs that callers may leave out."""
-        self._defaults = {name: cupy().asarray(x) for name, x in abi.defaults(self.counts, self.operation).items()}
-        if self._defaults:
-            cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them written
-        return {name: (x.data.ptr, ()) for name, x in self._defaults.items()}
+    def _place_of_default(self, name: str) -> _At | None:
+        """Where an input lies that callers left out; None for a workspace."""
+        return (self._left_out[name].data.ptr, ()) if name in self._left_out else None
 
     def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
@@ -241,8 +266,13 @@ def plan(
     """What an algorithm does to a problem, decided once and run often: `plan(…).run(q=q, k=k, v=v)` gives the outputs by name.
 
     `backend` is "gpu" (the current one: arrays of CuPy, torch or JAX), "emulator" (the kernels on the CPU, built for `device`)
-    or "simulator" (the tile program). `.counts` are those of `fl.count` there; a plan on a GPU says its `.workspace` in bytes.
+    or "simulator" (the tile program). `.counts` are those of `fl.count` there. `lse=True` has the LSE among the outputs.
     `arch` as `FLASHLAB_ARCH`: the kernels of that architecture, configured as for the first device of the table that has it.
+
+    On a GPU, making the plan is the warm-up: the kernels are compiled, or found on disk, and loaded. From then on neither
+    `run` nor `fl.attention` on such arrays compiles anything, and a CUDA graph can capture the first call. `.workspace` is
+    how many bytes a call allocates beside the outputs that it returns. Calls run on the framework's current stream, and
+    several threads may call at once.
 
     Raises `UsageError`, `SramOverflow` for a tile that doesn't fit, `Unavailable` for what isn't here.
 
@@ -311,12 +341,31 @@ class EmulatorPlan(SimulatorPlan):
         return dict(done.checked().outputs)
 
 
+class _Thread(threading.local):
+    cuda: Any = None
+    """CuPy's, where this thread has a context."""
+
+
+_thread = _Thread()
+_compiling: dict[Any, threading.Lock] = {}
+
+
+def _cuda() -> Any:
+    """CuPy's `cuda`, once this thread has a context: the driver needs one to launch, and only the runtime makes it."""
+    cuda = cupy().cuda
+    if _thread.cuda is not cuda:
+        cuda.runtime.setDevice(cuda.runtime.getDevice())
+        _thread.cuda = cuda
+    return cuda
+
+
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
-    here = cupy().cuda.runtime.getDevice()
-    kernel = _compiled(source, entry, macros, arch, nvrtc.sources_digest(), here)
-    if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):  # never lowered: plans share the kernel
-        kernel.max_dynamic_shared_size_bytes = sram
+    key = source, entry, macros, arch, nvrtc.sources_digest(), _cuda().runtime.getDevice()
+    with _compiling.setdefault(key, threading.Lock()):  # a second thread waits, rather than compile it as well
+        kernel = _compiled(*key)
+        if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):  # never lowered: plans share the kernel
+            kernel.max_dynamic_shared_size_bytes = sram
     return kernel
 
 
@@ -327,13 +376,25 @@ def _compiled(source: str, entry: str, macros: tuple[str, ...], arch: str | None
     if arch is None:
         # CuPy adds the GPU's -arch, and its cache doesn't look into headers: hence their digest
         options = (*nvrtc.OPTIONS, f"-I{kernels_cu.include_dir()}", *macros, f"-DFL_DIGEST={digest}")
-        return cupy().RawModule(code=path.read_text(encoding="utf-8"), options=options).get_function(entry)
+        try:
+            return cupy().RawModule(code=path.read_text(encoding="utf-8"), options=options).get_function(entry)
+        except OSError as error:
+            raise arrays.cache_refused(error) from None
     with tempfile.TemporaryDirectory() as folder:
         ptx = Path(folder) / f"{entry}.ptx"
         ptx.write_bytes(nvrtc.compile_kernel(source, macros, arch=arch).image)
         kernel = cupy().RawModule(path=str(ptx)).get_function(entry)
         _ = kernel.attributes  # loads the file while it is there
         return kernel
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(content: bytes, dtype: np.dtype[Any], device: int) -> Any:
+    """A vector on the current `device` that calls may share, for none writes it."""
+    del device  # part of the key
+    made = cupy().asarray(np.frombuffer(content, dtype))
+    cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds it written
+    return made
 
 
 def _device_of_arch(arch: str) -> Device:

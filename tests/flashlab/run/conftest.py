@@ -15,11 +15,17 @@ from tests.flashlab.run.fake import DTYPES, FakeCupy, Tensor, installed
 
 @pytest.fixture
 def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A torch whose current stream is the one of handle 1234."""
+    """A torch whose current stream is the one of handle 1234; `allocated` are the bytes of what came from it."""
+    allocated: list[int] = []
+
+    def empty(shape: int | tuple[int, ...], dtype: str, device: object) -> Tensor:
+        made = cupy.empty((shape,) if isinstance(shape, int) else shape, numpy_dtype(dtype.removeprefix("torch.")))
+        allocated.append(cupy.log[-1])
+        return Tensor(made)
+
     module = SimpleNamespace(
-        empty=lambda shape, dtype, device: Tensor(
-            cupy.empty((shape,) if isinstance(shape, int) else shape, numpy_dtype(dtype.removeprefix("torch.")))
-        ),
+        empty=empty,
+        allocated=allocated,
         is_grad_enabled=lambda: True,
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
         **{name: f"torch.{name}" for name in (*DTYPES.values(), "uint8")},

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -42,8 +44,22 @@ class UnownedMemory:
         self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
 
 
+class Thread(threading.local):
+    """Which fake this thread has a context of, and its streams, the current one last."""
+
+    context: Any = None
+
+    def __init__(self) -> None:
+        self.handles = [0]
+
+
+THREAD = Thread()
+
+
 class ndarray:
-    """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it."""
+    """A strided array in "GPU memory"; `.host` is the same memory as NumPy sees it. `copiers`: the code that copies needed."""
+
+    copiers: ClassVar[set[tuple[Any, ...]]] = set()
 
     def __init__(self, shape: Any, dtype: Any, memptr: MemoryPointer, strides: Any) -> None:
         self.size = int(np.prod(shape, dtype=int))
@@ -59,7 +75,28 @@ class ndarray:
         return at(self.data.ptr, self.shape, self.strides, self.dtype)
 
     def __setitem__(self, key: Any, value: ndarray) -> None:
+        if axes := self.walked_beside(value):
+            self.copiers.add((self.dtype, axes, self.is_dense, value.is_dense))
         self.host[key] = value.host
+
+    def walked_beside(self, other: ndarray) -> int:
+        """Over how many axes CuPy walks to copy, which decides its code; 0 where the bytes lie alike and are copied as such."""
+        merged: list[tuple[int, int, int]] = []
+        for n, mine, its in zip(self.shape, self.strides, other.strides, strict=True):
+            if n == 1:
+                continue
+            if merged and (merged[-1][1], merged[-1][2]) == (n * mine, n * its):
+                merged[-1] = (merged[-1][0] * n, mine, its)
+            else:
+                merged.append((n, mine, its))
+        return 0 if self.strides == other.strides and self.is_dense else len(merged)
+
+    @property
+    def is_dense(self) -> bool:
+        dense = [
+            int(np.prod(self.shape[axis + 1 :], dtype=int)) * self.dtype.itemsize for axis in range(len(self.shape))
+        ]
+        return all(n == 1 or has == wants for n, has, wants in zip(self.shape, self.strides, dense, strict=True))
 
     def __dlpack__(self) -> None:
         raise NotImplementedError
@@ -69,20 +106,34 @@ ndarray.__module__ = "cupy"
 
 
 class FakeCupy:
-    """The module. `log` holds the bytes of every allocation, `launches` the kernels that ran and with what."""
+    """The module. `log` holds the bytes of every allocation, `launches` the kernels that ran and with what, `queued` on which
+    GPU and stream, `compiled` the sources that were compiled. While `capturing`, it refuses what a captured stream refuses."""
 
     def __init__(self, capability: tuple[int, int] = (9, 0), name: str = "NVIDIA H200") -> None:
         self.log: list[int] = []
         self.synchronized = 0
+        self.compiled: list[str] = []
+        self.queued: list[tuple[int, int]] = []
+        self.capturing = False
+        self.compiling = 0.0  # seconds that it takes to compile
         self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
         self.cuda = self
         self.runtime = self
         self.driver = self
-        self.ptr = 0  # of the current stream
         self.kernels: list[Kernel] = []
         self.CUDARuntimeError = OSError
         self.ndarray, self.MemoryPointer, self.UnownedMemory = ndarray, MemoryPointer, UnownedMemory
         self.capability, self.name, self.here = capability, name, 0
+        ndarray.copiers.clear()
+
+    @property
+    def ptr(self) -> int:
+        """Of the current stream."""
+        return THREAD.handles[-1]
+
+    def setDevice(self, index: int) -> None:
+        self.here = index
+        THREAD.context = self
 
     def getDevice(self) -> int:
         return self.here
@@ -92,9 +143,10 @@ class FakeCupy:
 
     @contextlib.contextmanager
     def Device(self, index: int) -> Any:
-        self.here, before = index, self.here
+        before = self.here
+        self.setDevice(index)
         yield
-        self.here = before
+        self.setDevice(before)
 
     def getDeviceProperties(self, index: int) -> dict[str, Any]:
         del index
@@ -123,22 +175,25 @@ class FakeCupy:
         self, function: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, sram: int, stream: int, arguments: int,
         extra: int,
     ) -> None:  # fmt: skip
-        assert (gy, gz, by, bz, stream, extra) == (1, 1, 1, 1, 0, 0)
+        assert (gy, gz, by, bz, extra) == (1, 1, 1, 1, 0)
+        assert THREAD.context is self, "CUDA_ERROR_INVALID_CONTEXT"
+        self.queued.append((self.here, stream))
         self.kernels[function].launch(gx, bx, sram, arguments)
 
     def get_current_stream(self) -> FakeCupy:
         return self
 
     def is_capturing(self) -> bool:
-        return False
+        return self.capturing
 
     def synchronize(self) -> None:
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
         self.synchronized += 1
 
     class Stream:
-        """Streams by their handle; `entered` lists those that were current for a while."""
+        """Streams by their handle, current in one thread; `entered` lists those that were current for a while."""
 
-        null = contextlib.nullcontext()
+        null: ClassVar[FakeCupy.Stream]
         entered: ClassVar[list[int]] = []
 
         def __init__(self, handle: int) -> None:
@@ -150,9 +205,10 @@ class FakeCupy:
 
         def __enter__(self) -> None:
             self.entered.append(self.handle)
+            THREAD.handles.append(self.handle)
 
         def __exit__(self, *_: object) -> None:
-            pass
+            THREAD.handles.pop()
 
     def alloc(self, nbytes: int) -> MemoryPointer:
         """Memory full of NaNs, on a 256-byte boundary as CuPy's, followed by guard bytes."""
@@ -166,25 +222,39 @@ class FakeCupy:
         strides = [int(np.prod(shape[axis + 1 :], dtype=int)) * dtype.itemsize for axis in range(len(shape))]
         return ndarray(shape, dtype, self.alloc(int(np.prod(shape, dtype=int)) * dtype.itemsize), strides)
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        made = self.empty(shape, dtype)
+        made.host[...] = 0
+        return made
+
     def asarray(self, x: np.ndarray[Any, Any]) -> ndarray:
         """An array beginning where the NumPy array does, sharing its memory and strides."""
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
         owner = UnownedMemory(x.__array_interface__["data"][0], x.nbytes, x, self.here)
         return ndarray(x.shape, x.dtype, MemoryPointer(owner, 0), x.strides)
 
-    def RawModule(self, *, code: str, options: tuple[str, ...]) -> Any:
-        assert "extern" in code
+    def RawModule(self, *, code: str = "", options: tuple[str, ...] = (), path: str = "") -> Any:
+        """Of a source, or of a file that somebody else compiled."""
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
+        assert "extern" in code or path
         macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
 
         class Module:
             @staticmethod
             def get_function(entry: str) -> Any:
-                return Kernel(self, entry, DTYPES[int(macros["FL_DTYPE"])])
+                time.sleep(self.compiling)
+                self.compiled.append(entry)
+                return Kernel(self, entry, DTYPES[int(macros.get("FL_DTYPE", 1))])
 
         return Module
 
 
+FakeCupy.Stream.null = FakeCupy.Stream(0)
+
+
 class Kernel:
     max_dynamic_shared_size_bytes = 0
+    attributes: ClassVar[dict[str, int]] = {}
 
     def __init__(self, cupy: FakeCupy, entry: str, dtype: str) -> None:
         self.cupy, self.entry, self.dtype = cupy, entry, dtype
@@ -231,8 +301,8 @@ class Kernel:
 @contextlib.contextmanager
 def installed(module: Any) -> Iterator[Any]:
     """A `cupy` in place of the real one, or none, with nothing remembered of another."""
-    caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, devices._device,
-              plans._compiled, call._cached_plan, call._cached_call)  # fmt: skip
+    caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, arrays.warm_copies,
+              devices._device, plans._compiled, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
         for cache in caches:

@@ -1,0 +1,233 @@
+"""Plans on the fake GPU: made, they are warm; what a call allocates, where it launches, and from how many threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+import simulator
+from flashlab.run import arrays, call, nvrtc, tma
+from flashlab.run.plan import Plan, kernel_of
+from tests.flashlab.run.fake import FakeCupy, Tensor, ndarray
+
+ALGORITHMS = fl.catalogue.with_kernels()
+P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=50, len_kv=70, head_dim=64, dtype="float16", causal=True)
+OUT = 2 * 4 * 50 * 64 * 2
+LSE = 2 * 4 * 50 * 4
+
+
+def problem(algorithm: str, **fields: Any) -> fl.Problem:
+    return P.replace(**{"dtype": fl.CATALOGUE[algorithm].dtypes[-1]} | fields)
+
+
+def plan_of(algorithm: str, **options: Any) -> Plan:
+    made = fl.plan(algorithm, problem(algorithm), **options)
+    assert isinstance(made, Plan)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def compiled(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled, by CuPy or for one architecture; and descriptors without a driver."""
+
+    def compile_kernel(source: str, options: Any, *, arch: str) -> nvrtc.Compiled:
+        return nvrtc.Compiled(image=arch.encode(), log="")
+
+    monkeypatch.setattr(nvrtc, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(tma, "descriptor", lambda *_: np.zeros((), tma.DESCRIPTOR)[()])
+    return cupy.compiled
+
+
+@pytest.fixture(params=["cupy", "torch"])
+def given(request: pytest.FixtureRequest, cupy: FakeCupy, torch: Any) -> Callable[[fl.Problem], dict[str, Any]]:
+    """q, k and v of a problem, of either framework, as they come from an allocator: dense."""
+
+    def brought(x: np.ndarray[Any, Any]) -> Any:
+        made = cupy.empty(x.shape, np.uint8 if x.dtype.name == "float8_e4m3fn" else x.dtype)
+        made.host[...] = x.view(made.dtype) if made.dtype == np.uint8 else x
+        return made if request.param == "cupy" else Tensor(made)
+
+    torch.float8_e4m3fn = "torch.uint8"
+    return lambda p: dict(zip("qkv", map(brought, fl.random_inputs(p)), strict=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 36], ids=["as they lie", "padded"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("way", ["run", "attention"])
+def test_a_plan_is_the_warm_up(
+    cupy: FakeCupy, given: Any, compiled: list[str], algorithm: str, head_dim: int, way: str
+) -> None:
+    """The first call compiles nothing, copies nothing from the CPU and waits for nothing: a captured stream would refuse it."""
+    p = problem(algorithm, head_dim=head_dim)
+    plan: Any = fl.plan(algorithm, p)
+    entries = [kernel.entry for kernel in fl.CATALOGUE[algorithm].kernels]
+    assert (compiled, ndarray.copiers != set()) == (entries, head_dim % 8 != 0)
+    before = len(compiled), set(ndarray.copiers), cupy.synchronized
+    arrays_ = given(p)
+    cupy.capturing = True
+    plan.run(arrays_) if way == "run" else call.attention(**arrays_, algorithm=algorithm, causal=True)
+    assert (len(compiled), ndarray.copiers, cupy.synchronized) == before
+    assert [entry for entry, *_ in cupy.launches] == entries
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: Any, algorithm: str, lse: bool) -> None:
+    plan, arrays_ = plan_of(algorithm, lse=lse), given(problem(algorithm))
+    cupy.log.clear()
+    found = plan.run(arrays_)
+    assert list(found) == (["out", "lse"] if lse else ["out"])
+    assert sum(cupy.log) == OUT + lse * LSE + plan.workspace
+    out = found["out"]
+    cupy.log.clear()
+    if arrays.framework("out", out).writable:
+        call.attention(**arrays_, algorithm=algorithm, causal=True, lse=lse, out=out)
+        assert sum(cupy.log) == lse * LSE + plan.workspace
+
+
+def test_workspaces_are_said_in_bytes() -> None:
+    said = {name: plan_of(name).workspace for name in ("standard", "flash1", "flash2")}
+    rows = 2 * 4 * 50
+    # S in float32 and P in bfloat16, rows of 70 keys padded; O, l and m in float32; the LSE, which flash2 always writes
+    assert said == {"standard": rows * (4 * 72 + 2 * 72), "flash1": rows * 4 * (64 + 2), "flash2": rows * 4}
+    assert plan_of("flash2", lse=True).workspace == 0
+
+
+def test_what_a_captured_call_allocates_is_the_graphs(cupy: FakeCupy, torch: Any, given: Any) -> None:
+    """Workspaces and padded buffers: of torch, whose graphs keep what they used, or held for CuPy's."""
+    p = problem("flash1", head_dim=36)
+    arrays_, plan = given(p), fl.plan("flash1", p)
+    held, cupy.capturing = len(arrays._captured), True
+    cupy.log.clear()
+    out = plan.run(arrays_)["out"]
+    kept = [memory.mem.size for memory in arrays._captured[held:]]
+    beside = sorted(cupy.log)
+    beside.remove(2 * 4 * 50 * 36 * 2)
+    assert len(beside) == 3 + 4  # O, l, m; q, k, v and out, padded
+    assert len(kept) == (0 if isinstance(out, Tensor) else len(beside))
+    assert torch.allocated == (cupy.log if isinstance(out, Tensor) else [])
+
+
+def test_the_lse_comes_where_it_was_asked_for(cupy: FakeCupy, given: Any) -> None:
+    p = problem("flash2", dtype="float16")
+    arrays_ = given(p)
+    found = fl.plan("flash2", p, lse=True).run(arrays_)
+    expected = simulator.naive(*fl.random_inputs(p), causal=True)
+    host = {name: getattr(x, "x", x).host for name, x in found.items()}
+    assert np.array_equal(host["out"], expected.out.astype("f2"))
+    assert np.array_equal(host["lse"], expected.lse.astype("f4"))
+
+
+def test_it_launches_on_the_current_stream_of_cupy(cupy: FakeCupy) -> None:
+    p = problem("flash1")
+    plan, arrays_ = fl.plan("flash1", p), [cupy.asarray(x) for x in fl.random_inputs(p)]
+    for handle in (0, 77, 78):
+        with cupy.Stream(handle):
+            plan.run(dict(zip("qkv", arrays_, strict=True)))
+            call.attention(*arrays_, algorithm="flash1", causal=True)
+    assert cupy.queued == [(0, 0)] * 2 + [(0, 77)] * 2 + [(0, 78)] * 2
+
+
+def test_it_launches_on_the_current_stream_of_torch(cupy: FakeCupy, torch: Any) -> None:
+    p = problem("flash1")
+    plan, arrays_ = fl.plan("flash1", p), [Tensor(cupy.asarray(x)) for x in fl.random_inputs(p)]
+    for handle in (0, 1234, 4321):
+        torch._C._cuda_getCurrentRawStream = lambda _, handle=handle: handle
+        with cupy.Stream(77):  # CuPy's own is another
+            plan.run(dict(zip("qkv", arrays_, strict=True)))
+            call.attention(*arrays_, algorithm="flash1", causal=True)
+    assert cupy.queued == [(0, 0)] * 2 + [(0, 1234)] * 2 + [(0, 4321)] * 2
+
+
+def test_it_launches_on_the_arrays_gpu(cupy: FakeCupy, given: Any) -> None:
+    p = problem("flash1")
+    with cupy.Device(1):
+        plan, there = fl.plan("flash1", p), given(p)
+    here = given(p)
+    out = plan.run(there)["out"]
+    call.attention(**there, algorithm="flash1", causal=True)
+    assert [device for device, _ in cupy.queued] == [1, 1] and cupy.here == 0
+    assert getattr(out, "x", out).data.device_id == 1
+    with pytest.raises(fl.UsageError, match="q.device = 0: expected GPU 1, for which the plan was made"):
+        plan.run(here)
+    with pytest.raises(fl.UsageError, match="k.device = 0: expected GPU 1, where q lies"):
+        plan.run(there | {"k": here["k"]})
+
+
+def test_arrays_are_of_one_kind(cupy: FakeCupy, torch: Any) -> None:
+    p = problem("flash1")
+    q, k, v = (cupy.asarray(x) for x in fl.random_inputs(p))
+    with pytest.raises(fl.UsageError, match=r"k = 'Tensor': expected an array of the same kind as q \(ndarray\)"):
+        fl.plan("flash1", p).run(q=q, k=Tensor(k), v=v)
+
+
+def in_a_thread(do: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(do).result()
+
+
+def test_a_new_thread_needs_no_context_of_its_own(cupy: FakeCupy, given: Any) -> None:
+    """The driver refuses to launch in a thread where nothing has called the runtime yet."""
+    p = problem("flash1")
+    plan, arrays_ = fl.plan("flash1", p), given(p)
+    in_a_thread(lambda: plan.run(arrays_))
+    in_a_thread(lambda: call.attention(**arrays_, algorithm="flash1", causal=True))
+    assert len(cupy.launches) == 2
+
+
+def test_threads_that_make_the_same_plan_compile_it_once(cupy: FakeCupy, compiled: list[str]) -> None:
+    cupy.compiling = 0.02
+    begin = threading.Barrier(4)
+
+    def make(_: int) -> Any:
+        begin.wait()
+        return plan_of("flash1")._launches[0].kernel
+
+    with ThreadPoolExecutor(4) as pool:
+        kernels = set(pool.map(make, range(4)))
+    assert (compiled, len(kernels)) == (["flash1"], 1)
+
+
+def test_threads_share_a_plan(cupy: FakeCupy) -> None:
+    """Each gets what it would have got alone, on its own stream."""
+    p = problem("flash2", dtype="float16")
+    plan = fl.plan("flash2", p)
+    data = [[cupy.asarray(x) for x in fl.random_inputs(p, seed=seed)] for seed in range(4)]
+    expected = [simulator.naive(*(x.host for x in inputs), causal=True).out.astype("f2") for inputs in data]
+
+    def work(n: int) -> bool:
+        with cupy.Stream(100 + n):
+            found = [plan.run(dict(zip("qkv", data[n], strict=True)))["out"] for _ in range(10)]
+        return all(np.array_equal(out.host, expected[n]) for out in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [True] * 4
+    assert sorted(cupy.queued) == [(0, 100 + n) for n in range(4) for _ in range(10)]
+
+
+def test_what_is_left_out_stays_where_it_is(cupy: FakeCupy) -> None:
+    """Scales of 1 are made once, whichever thread or plan asks first: kernels have their addresses."""
+    first, second = plan_of("flash3_fp8"), plan_of("flash3_fp8", lse=True)
+    places = [{name: x.data.ptr for name, x in plan._left_out.items()} for plan in (first, second)]
+    assert places[0] == places[1] and set(places[0]) == {"q_scale", "k_scale", "v_scale"}
+    assert all((x.host == 1).all() for x in first._left_out.values())
+
+
+def test_a_cache_of_cupys_that_cannot_be_written_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise PermissionError(13, "Permission denied", "/nobody/.cupy/kernel_cache")
+
+    line = "/nobody/.cupy/kernel_cache'.*: set CUPY_CACHE_DIR to a folder that can be written"
+    monkeypatch.setattr(cupy, "RawModule", refuse)
+    with pytest.raises(fl.Unavailable, match=line):
+        kernel_of("flash2", "flash2", (), None, 0)
+    monkeypatch.setattr(arrays, "import_module", refuse)
+    arrays.cupy.cache_clear()
+    with pytest.raises(fl.Unavailable, match=line):
+        fl.plan("flash2", P)
