@@ -467,7 +467,7 @@ def test_words_explain_themselves(opened: Open) -> None:
     page.locator(".values .term").first.hover()
     assert tip.is_visible()
     page.get_by_text("What the words mean").click()
-    assert "Counted are the bytes that instructions request" in page.locator("footer").inner_text()
+    assert "Counts are bytes that instructions request" in page.locator("footer").inner_text()
 
 
 # -- links --------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_nan_and_shape_are_said() -> None:
     expected = expect(p, *make_inputs(p))
     broken = expected.out.copy()
     broken[0, 1, 5, 3] = np.nan
-    assert judge(expected, broken, None).message == "out of (batch, head, row) (0, 1, 5) holds NaN or inf"
+    assert judge(expected, broken, None).message == "out at (batch, head, row) (0, 1, 5) holds NaN or inf"
     assert "shape" in (judge(expected, broken[:, :1], None).message or "")
 
 

@@ -176,8 +176,8 @@ def test_plot_writes_the_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: fl.compare(CAUSAL, causal=True), "the problem says them"),
-        (lambda: fl.compare(CAUSAL, scale=1.0), "the problem says them"),
+        (lambda: fl.compare(CAUSAL, causal=True), "the problem has its own"),
+        (lambda: fl.compare(CAUSAL, scale=1.0), "the problem has its own"),
         (lambda: fl.compare(3), "a Problem, or the arrays"),
         (lambda: fl.compare([np.zeros(3)] * 2), "a Problem, or the arrays"),
         (lambda: fl.compare([np.zeros(3)] * 3), "q.shape"),
