@@ -169,7 +169,7 @@ def compare(
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}
     if isinstance(what, Problem):
         if masks:
-            raise UsageError(", ".join(masks), tuple(masks.values()), "none of them: the problem says them")
+            raise UsageError(", ".join(masks), tuple(masks.values()), "none of them: the problem has its own")
         targets = names(what) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
