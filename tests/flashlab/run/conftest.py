@@ -28,7 +28,7 @@ def torch(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
         allocated=allocated,
         is_grad_enabled=lambda: True,
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda _: 1234),
-        **{name: f"torch.{name}" for name in (*DTYPES.values(), "uint8")},
+        **{name: f"torch.{name}" for name in (*DTYPES.values(), "float8_e4m3fn", "uint8")},
     )
     monkeypatch.setitem(sys.modules, "torch", module)
     return module

@@ -49,11 +49,12 @@ def given(request: pytest.FixtureRequest, cupy: FakeCupy, torch: Any) -> Callabl
     """q, k and v of a problem, of either framework, as they come from an allocator: dense."""
 
     def brought(x: np.ndarray[Any, Any]) -> Any:
-        made = cupy.empty(x.shape, np.uint8 if x.dtype.name == "float8_e4m3fn" else x.dtype)
-        made.host[...] = x.view(made.dtype) if made.dtype == np.uint8 else x
-        return made if request.param == "cupy" else Tensor(made)
+        of_cupy = request.param == "cupy"
+        held = x.view(np.uint8) if of_cupy and x.dtype.name == "float8_e4m3fn" else x  # which CuPy hasn't
+        made = cupy.empty(held.shape, held.dtype)
+        made.host[...] = held
+        return made if of_cupy else Tensor(made)
 
-    torch.float8_e4m3fn = "torch.uint8"
     return lambda p: dict(zip("qkv", map(brought, fl.random_inputs(p)), strict=True))
 
 
