@@ -379,7 +379,7 @@ def copy(source: View, target: View) -> None:
 @functools.cache
 def warm_copies(dtype: str, device: int) -> None:
     """Copies dense rows into padded ones and back on the current `device`: CuPy compiles what does that at the first time."""
-    row = cupy().zeros((1, 1, 2, 3), f"u{ITEMSIZE[dtype]}")
+    row = cupy().zeros((1, 1, 2, 3), f"u{WIDTH[dtype]}")
     dense = View(row.data.ptr, row.shape, row.strides, dtype, device, row)
     padded = padded_like(dense)
     copy(dense, padded)

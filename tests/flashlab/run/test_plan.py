@@ -14,6 +14,7 @@ import flashlab as fl
 import simulator
 from flashlab.run import arrays, call, nvrtc, tma
 from flashlab.run.plan import Plan, kernel_of
+from simulator.problem import WIDTH
 from tests.flashlab.run.fake import FakeCupy, Tensor, ndarray
 
 ALGORITHMS = fl.catalogue.with_kernels()
@@ -232,3 +233,11 @@ def test_a_cache_of_cupys_that_cannot_be_written_is_named(cupy: FakeCupy, monkey
     arrays.cupy.cache_clear()
     with pytest.raises(fl.Unavailable, match=line):
         fl.plan("flash2", P)
+
+
+@pytest.mark.parametrize("dtype", WIDTH)
+def test_copies_of_any_operand_are_warmed(cupy: FakeCupy, dtype: str) -> None:
+    """Each width has code of its own, there and back."""
+    arrays.warm_copies(dtype, 0)
+    assert {(kind.itemsize, axes) for kind, axes, *_ in ndarray.copiers} == {(WIDTH[dtype], 2)}
+    assert len(ndarray.copiers) == 2
