@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import flashlab as fl
 from flashlab import files
@@ -25,6 +24,7 @@ from flashlab.cli import app, options, output
 from flashlab.measure import counters, problems, sanitizers, speed
 from flashlab.views import tables
 from simulator.problem import FIELDS
+from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
@@ -46,27 +46,6 @@ def diagonal(m, q, k, v, problem, tile):
 def not_a_program():
     pass
 '''
-
-
-def run(*words: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (words, result.output, result.exception)
-    return result
-
-
-def document(*words: object, code: int = 0) -> dict[str, Any]:
-    found = json.loads(run(*words, "--json", code=code).stdout)
-    assert found["schema"] == 1
-    return found
-
-
-def one_line(*words: object) -> str:
-    """The error of a call that must fail with status 2, nothing on stdout, and a line on stderr."""
-    result = run(*words, code=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("flashlab: ") and result.stderr.count("\n") == 1, result.stderr
-    assert "Traceback" not in result.stderr
-    return result.stderr
 
 
 @pytest.fixture

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import kernels_cu
 from flashlab import cache
-from flashlab.cli import app
+from tests.flashlab.cli.typed import document, one_line, run
 from tests.patches import patched
 
 pytestmark = pytest.mark.compiler
@@ -47,24 +44,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
         .replace("__global__ void put", "#ifndef VALUE_OR_0\n#define VALUE_OR_0 0\n#endif\n__global__ void put")
     )
     return str(path)
-
-
-def run(*words: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (words, result.output, result.exception)
-    return result
-
-
-def document(*words: object, code: int = 0) -> dict[str, Any]:
-    found = json.loads(run(*words, "--json", code=code).stdout)
-    assert found["schema"] == 1
-    return found
-
-
-def one_line(*words: object) -> str:
-    result = run(*words, code=2)
-    assert result.stdout == "" and result.stderr.startswith("flashlab: ") and result.stderr.count("\n") == 1
-    return result.stderr
 
 
 # An algorithm
