@@ -116,7 +116,7 @@ def _drawn(predicted: Timeline) -> Any:
 
 
 def _to_numpy(name: str, x: Any) -> Any:
-    from flashlab.run.arrays import operand
+    from flashlab.run.host import operand
 
     return operand(name, x)
 

@@ -26,13 +26,14 @@ def simulate(
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
 
-    The arrays are the inputs of the algorithm's operation, in order or by name, of NumPy, CuPy, torch or JAX; what comes back
-    is NumPy's. Of attention they are q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)`: float32,
-    float16 or bfloat16, all of one dtype (float8_e4m3fn for `flash3_fp8`, whose `scales` are 1 unless given); never changed.
-    Of a backward pass they are q, k, v, out, lse, dout. `lse=True` asks for the LSE as an output.
-    Masks and scale are as `Problem` has them.
-    `trace=(batch, head)` (True: the first) records that head. `check_finite` refuses NaN and inf. Raises `UsageError`, and
-    `SramOverflow` for a tile that does not fit.
+    The arrays are the inputs of the algorithm's operation, in order or by name. They may be of NumPy, CuPy, torch or JAX, and
+    are never changed; the results are NumPy's. Attention takes q `(batch, heads, len_q, head_dim)`, k and v
+    `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype. `flash3_fp8` takes float8_e4m3fn, and
+    `scales` (None: 1). A backward pass takes q, k, v, out, lse, dout. Masks and scale are as `Problem` has them.
+    `lse=True` asks for the LSE as an output. `trace=(batch, head)` (True: the first) records that head. `check_finite`
+    refuses NaN and inf.
+
+    Raises `UsageError` for bad input, and `SramOverflow` for a tile that does not fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)

@@ -12,11 +12,11 @@ from simulator.errors import UsageError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 foreign: Callable[[str, Any], Array] | None = None
-"""How an array of another framework becomes NumPy's; `flashlab` puts its door here, which this layer knows nothing of."""
+"""Makes NumPy's array of another framework's. `flashlab` puts its door here; this layer knows no framework."""
 
 
 def as_numpy(name: str, x: Any) -> Array:
-    """An argument as an array of NumPy. Raises `UsageError` for what is none.
+    """An argument as NumPy's array. Raises `UsageError` for anything that is no array.
 
     >>> as_numpy("q", [1, 2])
     Traceback (most recent call last):

@@ -13,7 +13,7 @@ import numpy as np
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import kernels_of
-from flashlab.run.arrays import is_array, to_numpy
+from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown

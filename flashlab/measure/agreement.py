@@ -154,8 +154,8 @@ def _rows(mine: LaunchReport, other: LaunchReport) -> list[Row]:
 
 def _apart(case: Case, done: Emulation) -> float:
     """How far the GPU's output lies from the emulator's."""
-    from flashlab.run.arrays import from_numpy, to_numpy
     from flashlab.run.call import attention
+    from flashlab.run.host import from_numpy, to_numpy
 
     p = case.problem
     q, k, v = random_inputs(p, seed=0)

@@ -18,9 +18,10 @@ import numpy as np
 
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
-from flashlab.run.arrays import cupy, framework, from_numpy, to_numpy
+from flashlab.run.arrays import cupy, framework
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device
+from flashlab.run.host import from_numpy, to_numpy
 from flashlab.run.plan import gpu_plan
 from simulator import Problem, Scales, naive
 from simulator.dtypes import Array

@@ -18,7 +18,7 @@ from typing import Any
 
 from flashlab.measure import peers
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.run.arrays import to_numpy
+from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import get

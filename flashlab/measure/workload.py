@@ -85,7 +85,7 @@ def warm(cases: Sequence[Case]) -> None:
 
 def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     """q, k and v as CuPy arrays of random numbers."""
-    from flashlab.run.arrays import from_numpy
+    from flashlab.run.host import from_numpy
 
     p, random = problem, np.random.default_rng(seed)
     shapes = [

@@ -1,9 +1,7 @@
-"""The one door for arrays of NumPy, CuPy, torch, JAX and whoever speaks DLPack.
+"""Arrays of CuPy, torch, JAX and whoever speaks DLPack, as a kernel sees them: a pointer, a shape, strides, a stream.
 
-A GPU's kernel sees an array as a pointer, a shape, strides and a stream: a `Framework` makes `View`s. The simulator and the
-emulator take arrays of NumPy: `to_numpy`, `operand` and `from_numpy` go there and back, bit by bit.
-
-Nothing here imports a framework before an array of it turns up; CuPy, which allocates and copies, is imported late.
+With `flashlab.run.host`, which reads and makes arrays on the CPU, this is the one door for arrays. Nothing here imports a
+framework before an array of it turns up. CuPy, which allocates and copies, is imported late.
 """
 
 from __future__ import annotations
@@ -18,8 +16,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from flashlab.run.host import UNREADABLE, check_no_grad, first_line, lies_on_a_cpu, package_of, refused, title_of
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import Said, Unavailable, UsageError
+from simulator.errors import Unavailable, UsageError
 from simulator.problem import FP8, ITEMSIZE, WIDTH, output_dtype, row_bytes
 
 __all__ = [
@@ -28,21 +27,14 @@ __all__ = [
     "Framework",
     "View",
     "cache_refused",
-    "check_no_grad",
     "check_out",
     "copy",
     "cupy",
     "framework",
-    "from_numpy",
     "from_the_pool",
     "host_view",
     "is_aligned",
-    "is_array",
-    "kind_of",
-    "like",
-    "operand",
     "padded_like",
-    "to_numpy",
     "views_of",
     "warm_copies",
 ]
@@ -51,12 +43,9 @@ _INSTALL = "pip install 'flashlab-attention[gpu]' (a CUDA 12 driver) or 'flashla
 EMULATOR = 'backend="emulator" runs the kernels on the CPU'
 """What to do without a GPU."""
 _ON_GPU = f"a CuPy, torch or JAX array in GPU memory ({EMULATOR})"
-_ANY_ARRAY = "an array of NumPy, torch, JAX or CuPy"
 _DTYPES = " or ".join(ITEMSIZE)  # of q, k and v; other operands may be of any in WIDTH
-_CPU, _CUDA, _CUDA_MANAGED = 1, 2, 13  # DLPack's device types
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's device types
 _ANYWHERE = nullcontext()
-_UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError
-"""What frameworks raise for an array without memory of its own: sparse, nested, or traced by a transformation."""
 
 
 @functools.cache
@@ -107,14 +96,6 @@ class View(NamedTuple):
             else:
                 low += (n - 1) * stride
         return low, high + WIDTH[self.dtype]
-
-
-def _refused(name: str, what: str, accepted: str) -> UsageError:
-    return UsageError(name, Said(what), accepted)
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 Allocate = Callable[[int], tuple[int, Any]]
@@ -186,14 +167,16 @@ class _DlpackArrays(_CupyArrays):
         try:
             kind, _ = x.__dlpack_device__()
             if kind not in (_CUDA, _CUDA_MANAGED):
-                raise _refused(name, f"{_kind(x)} array on the CPU", _ON_GPU)
+                raise refused(name, f"{title_of(x)} array on the CPU", _ON_GPU)
             if ready := getattr(x, "block_until_ready", None):
                 ready()
             shared = cupy().from_dlpack(x)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if isinstance(error, UsageError):
                 raise
-            raise _refused(name, f"{_kind(x)} array without a buffer of its own ({_line(error)})", _ON_GPU) from error
+            raise refused(
+                name, f"{title_of(x)} array without a buffer of its own ({first_line(error)})", _ON_GPU
+            ) from error
         return super().view(name, shared)._replace(owner=(x, shared))
 
     def hand_back(self, x: Any, like: View) -> Any:
@@ -216,18 +199,18 @@ class _TorchArrays(Framework):
 
     def view(self, name: str, x: Any) -> View:
         if not x.is_cuda:
-            raise _refused(name, f"torch tensor on {x.device}", _ON_GPU)
+            raise refused(name, f"torch tensor on {x.device}", _ON_GPU)
         if x.requires_grad:
             check_no_grad(name, x)
         dtype = self._names.get(x.dtype)
         if dtype is None:
-            raise _refused(f"{name}.dtype", str(x.dtype), _DTYPES)
+            raise refused(f"{name}.dtype", str(x.dtype), _DTYPES)
         size = WIDTH[dtype]
         try:
             strides = tuple([n * size for n in x.stride()])
             return View(x.data_ptr(), tuple(x.shape), strides, dtype, x.get_device(), x)
         except RuntimeError as error:  # sparse or nested, or traced by a transformation
-            raise _refused(name, f"torch tensor without a buffer of its own ({_line(error)})", _ON_GPU) from error
+            raise refused(name, f"torch tensor without a buffer of its own ({first_line(error)})", _ON_GPU) from error
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
@@ -281,7 +264,7 @@ def _framework_of(kind: type[Any]) -> Framework | None:
     """The framework of a type of arrays; None for NumPy's, and for what is none."""
     if issubclass(kind, np.ndarray | np.generic) or not hasattr(kind, "__dlpack__"):
         return None
-    return _framework_named(_package(kind))
+    return _framework_named(package_of(kind))
 
 
 def framework(name: str, x: Any) -> Framework:
@@ -292,34 +275,12 @@ def framework(name: str, x: Any) -> Framework:
     try:
         found = _framework_of(cast(type[Any], type(x)))
     except Unavailable:
-        if _on_a_cpu(x):  # a GPU would be of no use to it
-            raise _refused(name, f"{_kind(x)} array on the CPU", _ON_GPU) from None
+        if lies_on_a_cpu(x):  # a GPU would be of no use to it
+            raise refused(name, f"{title_of(x)} array on the CPU", _ON_GPU) from None
         raise
     if found is None:
-        raise _refused(name, f"{_kind(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
+        raise refused(name, f"{title_of(x)} {'array' if isinstance(x, np.ndarray) else type(x).__name__}", _ON_GPU)
     return found
-
-
-def _on_a_cpu(x: Any) -> bool:
-    try:
-        return x.__dlpack_device__()[0] == _CPU
-    except _UNREADABLE:
-        return False
-
-
-_PACKAGES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
-
-
-@functools.lru_cache(maxsize=256)
-def _package(kind: type[Any]) -> str:
-    """The framework of a type of arrays, also of a subclass that is somebody else's; of anything else its package."""
-    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
-    return next((_PACKAGES[root] for root in roots if root in _PACKAGES), roots[0])
-
-
-def kind_of(x: object) -> str:
-    """The framework of an array: "numpy", "torch", "cupy", "jax", or the package of whatever it is."""
-    return _package(cast(type[Any], type(x)))
 
 
 def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
@@ -336,10 +297,6 @@ def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
     return of, views
 
 
-def _kind(x: object) -> str:
-    return {"numpy": "NumPy", "jax": "JAX", "builtins": "Python"}.get(kind_of(x), kind_of(x))
-
-
 @functools.cache
 def _dtype_names() -> dict[Any, str]:
     # CuPy has no float8: its bits come as uint8
@@ -349,7 +306,7 @@ def _dtype_names() -> dict[Any, str]:
 def _dtype_name(name: str, dtype: Any) -> str:
     if found := _dtype_names().get(dtype):
         return found
-    raise _refused(f"{name}.dtype", str(dtype), _DTYPES)
+    raise refused(f"{name}.dtype", str(dtype), _DTYPES)
 
 
 def is_aligned(view: View) -> bool:
@@ -444,82 +401,6 @@ def _addresses(view: View) -> np.ndarray[Any, Any]:
     return np.asarray(_Addresses({
         "data": (view.pointer, True), "shape": view.shape, "strides": view.strides, "typestr": typestr, "version": 3,
     }))  # fmt: skip
-
-
-# Between NumPy and the others
-
-_NOT_NUMPYS = {"bfloat16": "int16", FP8: "uint8"}
-"""Dtypes that NumPy has by ml_dtypes only, and those under which torch hands over their bits."""
-
-
-def is_array(x: object) -> bool:
-    """Is it an array, of any framework?"""
-    return hasattr(x, "__dlpack__")
-
-
-def to_numpy(name: str, x: Any) -> Array:
-    """An array of any framework, from wherever it lies, as NumPy's; `name` is the argument's.
-
-    Memory on the CPU is shared. A tensor that requires grad is read like any other. Raises `UsageError` for what is no array,
-    or has no values to be read.
-    """
-    if isinstance(x, np.ndarray):
-        return cast("Array", x)
-    kind = kind_of(x)
-    if kind == "cupy":
-        return x.get()
-    if kind == "torch" and x.is_cuda:
-        x = x.cpu()  # not below: a fault of the GPU, which shows here, is no bad input
-    try:
-        if kind == "torch":
-            dtype = str(x.dtype).removeprefix("torch.")
-            if bits := _NOT_NUMPYS.get(dtype):
-                return x.detach().view(getattr(sys.modules["torch"], bits)).numpy().view(numpy_dtype(dtype))
-            return x.numpy(force=True)
-        if hasattr(x, "__array__"):
-            return np.asarray(x)
-        if is_array(x) and _on_a_cpu(x):
-            return np.from_dlpack(x)
-    except _UNREADABLE as error:
-        raise _refused(name, f"{_kind(x)} array without values to read ({_line(error)})", _ANY_ARRAY) from error
-    if is_array(x):
-        return cupy().from_dlpack(x).get()
-    raise UsageError(name, type(x).__name__, _ANY_ARRAY)
-
-
-def operand(name: str, x: Any) -> Array:
-    """The same of an operand, which may be of 8-bit floats: CuPy, which has none, brings their bits as uint8."""
-    values = to_numpy(name, x)
-    return values.view(numpy_dtype(FP8)) if kind_of(x) == "cupy" and values.dtype == np.uint8 else values
-
-
-def from_numpy(values: Array, kind: str, device: Any = None) -> Any:
-    """NumPy's array as one of "torch", "cupy", "jax" or "numpy", on a device of that framework's (None: its default).
-
-    CuPy gets 8-bit floats as uint8. Memory on the CPU may be shared.
-    """
-    if kind == "torch":
-        torch: Any = import_module("torch")
-        dtype, whole = values.dtype.name, np.require(values, requirements=("C", "W"))
-        if bits := _NOT_NUMPYS.get(dtype):
-            return torch.from_numpy(whole.view(bits)).view(getattr(torch, dtype)).to(device=device)
-        return torch.from_numpy(whole).to(device=device)
-    if kind == "cupy":
-        with _ANYWHERE if device is None else device:
-            return import_module("cupy").asarray(values.view(np.uint8) if values.dtype == numpy_dtype(FP8) else values)
-    return import_module("jax").device_put(values, device) if kind == "jax" else values
-
-
-def like(x: Any, values: Array) -> Any:
-    """NumPy's array as one of another's kind, on its device."""
-    return from_numpy(values, kind_of(x), getattr(x, "device", None))
-
-
-def check_no_grad(name: str, x: Any) -> None:
-    """Refuses a torch tensor that waits for gradients, where the result is a tensor that wouldn't have any."""
-    if kind_of(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled():
-        accepted = "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()"
-        raise _refused(name, "torch tensor that requires grad", accepted)
 
 
 def host_view(name: str, x: Array) -> View:

@@ -14,8 +14,9 @@ import kernels_cu
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
 from flashlab.emulator.maps import UNUSED, tensor_map
-from flashlab.run import abi, arrays, nvrtc
-from flashlab.run.arrays import host_view, operand
+from flashlab.run import abi, arrays, host, nvrtc
+from flashlab.run.arrays import host_view
+from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
@@ -293,9 +294,9 @@ def attention(
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     given = {"q": q, "k": k, "v": v}
     for name, x in given.items():
-        if arrays.kind_of(x) != arrays.kind_of(q):
+        if host.kind_of(x) != host.kind_of(q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
-        arrays.check_no_grad(name, x)
+        host.check_no_grad(name, x)
     inputs = {name: operand(name, x) for name, x in given.items()}
     target = None if out is None else _writable(out)
     if target is not None:
@@ -304,8 +305,8 @@ def attention(
     run.checked()
     if target is not None:
         target[...] = run.out
-    result: Any = arrays.like(q, run.out) if target is None else target
-    return result if run.lse is None else (result, arrays.like(q, run.lse))
+    result: Any = host.like(q, run.out) if target is None else target
+    return result if run.lse is None else (result, host.like(q, run.lse))
 
 
 def _writable(out: Any) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import kernels_cu
-from flashlab.run import abi, arrays, nvrtc, tma
+from flashlab.run import abi, arrays, host, nvrtc, tma
 from flashlab.run.arrays import Allocate, View, cupy, from_the_pool
 from flashlab.run.devices import current_device
 from simulator import catalogue, count
@@ -315,7 +315,7 @@ class SimulatorPlan:
     def inputs(self, given: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays as NumPy's, checked against the problem. Raises `UsageError`."""
         found = self.row.operation.bound((), {**(given or {}), **named})
-        inputs = {name: arrays.operand(name, x) for name, x in found.items()}
+        inputs = {name: host.operand(name, x) for name, x in found.items()}
         self.row.operation.check(self.counts.problem, inputs, self.counts.tile)
         return inputs
 

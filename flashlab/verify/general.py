@@ -43,7 +43,7 @@ class Subject:
         kept = {name: x.copy() for name, x in arrays.items()}
         given: Mapping[str, Any] = arrays
         if self.backend == "gpu":
-            from flashlab.run.arrays import from_numpy  # only where it runs
+            from flashlab.run.host import from_numpy  # only where it runs
 
             given = {name: from_numpy(x, "cupy") for name, x in arrays.items()}
         outputs = {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.run.arrays import from_numpy
+from flashlab.run.host import from_numpy
 from simulator.quantize import quantize
 
 P = fl.Problem(batch=1, heads=2, len_q=8, head_dim=16, dtype="float16")

@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 import flashlab as fl
 from flashlab.measure import workload
 from flashlab.run import arrays
-from flashlab.run.arrays import from_numpy, kind_of, like, operand, to_numpy
+from flashlab.run.host import from_numpy, kind_of, like, operand, to_numpy
 from simulator.dtypes import numpy_dtype
 from simulator.operations.backward import BACKWARD
 from simulator.quantize import quantize

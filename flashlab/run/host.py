@@ -1,0 +1,150 @@
+"""Arrays between NumPy and the frameworks, bit by bit: what simulator and emulator take, and what they give back.
+
+With `flashlab.run.arrays`, which makes them ready for a GPU, this is the one door for arrays. Nothing here imports a
+framework before an array of it turns up.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import Said, UsageError
+from simulator.problem import FP8
+
+__all__ = [
+    "UNREADABLE",
+    "check_no_grad",
+    "first_line",
+    "from_numpy",
+    "is_array",
+    "kind_of",
+    "lies_on_a_cpu",
+    "like",
+    "operand",
+    "package_of",
+    "refused",
+    "title_of",
+    "to_numpy",
+]
+
+UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError
+"""What frameworks raise for an array without memory of its own: a sparse or nested one, or one that a transformation
+traces."""
+
+_CPU = 1  # of DLPack's device types
+_ACCEPTED = "an array of NumPy, torch, JAX or CuPy"
+_PACKAGES = {"numpy": "numpy", "torch": "torch", "cupy": "cupy", "jax": "jax", "jaxlib": "jax"}
+_BITS = {"bfloat16": "int16", FP8: "uint8"}
+"""Dtypes that NumPy has from ml_dtypes only, and those as which torch hands over their bits."""
+
+
+@functools.lru_cache(maxsize=256)
+def package_of(kind: type[Any]) -> str:
+    """The framework of a type of arrays, also of somebody's subclass. For any other type it is the type's package."""
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    return next((_PACKAGES[root] for root in roots if root in _PACKAGES), roots[0])
+
+
+def kind_of(x: object) -> str:
+    """The framework of an array: "numpy", "torch", "cupy" or "jax"; for anything else, the package of its type."""
+    return package_of(cast(type[Any], type(x)))
+
+
+def title_of(x: object) -> str:
+    """The framework of an array, as people write it."""
+    return {"numpy": "NumPy", "jax": "JAX", "builtins": "Python"}.get(kind_of(x), kind_of(x))
+
+
+def is_array(x: object) -> bool:
+    """Is it an array, of any framework?"""
+    return hasattr(x, "__dlpack__")
+
+
+def lies_on_a_cpu(x: Any) -> bool:
+    """Does an array say that it lies in a CPU's memory?"""
+    try:
+        return x.__dlpack_device__()[0] == _CPU
+    except UNREADABLE:
+        return False
+
+
+def refused(name: str, what: str, accepted: str) -> UsageError:
+    """The error for an argument that `what` describes in words."""
+    return UsageError(name, Said(what), accepted)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of a framework's message."""
+    return str(error).partition("\n")[0]
+
+
+def to_numpy(name: str, x: Any) -> Array:
+    """Any framework's array as NumPy's, from a GPU too. `name` is the argument's.
+
+    Memory on the CPU is shared. A tensor that requires grad is read as any other is. Raises `UsageError` for what is no
+    array, and for an array without values to read.
+    """
+    if isinstance(x, np.ndarray):
+        return cast("Array", x)
+    kind = kind_of(x)
+    if kind == "cupy":
+        return x.get()
+    if kind == "torch" and x.is_cuda:
+        x = x.cpu()  # outside of the try: a GPU's fault may surface here, and is no bad input
+    try:
+        if kind == "torch":
+            dtype = str(x.dtype).removeprefix("torch.")
+            if bits := _BITS.get(dtype):
+                return x.detach().view(getattr(sys.modules["torch"], bits)).numpy().view(numpy_dtype(dtype))
+            return x.numpy(force=True)
+        if hasattr(x, "__array__"):
+            return np.asarray(x)
+        if lies_on_a_cpu(x):
+            return np.from_dlpack(x)
+    except UNREADABLE as error:
+        what = f"{title_of(x)} array without values to read ({first_line(error)})"
+        raise refused(name, what, _ACCEPTED) from error
+    raise UsageError(name, type(x).__name__, _ACCEPTED)
+
+
+def operand(name: str, x: Any) -> Array:
+    """An operand as NumPy's array. CuPy has no 8-bit floats: their bits come from it as uint8."""
+    values = to_numpy(name, x)
+    return values.view(numpy_dtype(FP8)) if kind_of(x) == "cupy" and values.dtype == np.uint8 else values
+
+
+def from_numpy(values: Array, kind: str, device: Any = None) -> Any:
+    """NumPy's array as one of "numpy", "torch", "cupy" or "jax", on one of the framework's devices (None: its default).
+
+    CuPy gets 8-bit floats as uint8. Memory on the CPU may be shared.
+    """
+    if kind == "torch":
+        torch: Any = import_module("torch")
+        dtype, whole = values.dtype.name, np.require(values, requirements=("C", "W"))
+        if bits := _BITS.get(dtype):
+            return torch.from_numpy(whole.view(bits)).view(getattr(torch, dtype)).to(device=device)
+        return torch.from_numpy(whole).to(device=device)
+    if kind == "cupy":
+        bits = values.view(np.uint8) if values.dtype == numpy_dtype(FP8) else values
+        with nullcontext() if device is None else device:
+            return import_module("cupy").asarray(bits)
+    return import_module("jax").device_put(values, device) if kind == "jax" else values
+
+
+def like(x: Any, values: Array) -> Any:
+    """NumPy's array as one of the framework of `x`, on its device."""
+    return from_numpy(values, kind_of(x), getattr(x, "device", None))
+
+
+def check_no_grad(name: str, x: Any) -> None:
+    """Refuses a torch tensor whose gradient would be lost, because the result is a tensor without one."""
+    if kind_of(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled():
+        accepted = "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()"
+        raise refused(name, "torch tensor that requires grad", accepted)
