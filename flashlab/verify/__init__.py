@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,8 @@ def verify(
     `on_row` is called with every row as soon as it is done.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
-    (`general.CHECKS`). Raises `UsageError` for bad input, and `Unavailable` for what is not installed.
+    (`general.CHECKS`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
+    input, and `Unavailable` for what is not installed.
 
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
@@ -67,21 +68,19 @@ def verify(
     ('passed', 6)
     """
     if (row := general.subject_of(target)) is not None:
-        return _general(row, backend, dtypes, checks, seed, device, tile, on_row)
+        if full:
+            raise UsageError("full", full, f"False: {row.operation.name} has no long or wide problems")
+        if examples:
+            raise UsageError("examples", examples, f"None or 0: {row.operation.name} has no random problems")
+        return _general(row, backend, dtypes, checks, seed, device, tile, framework, on_row)
     chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if checks is None else list(checks)
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
     wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
-    kinds = wanted.dtypes if dtypes is None else (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     if examples is not None and examples < 0:
         raise UsageError("examples", examples, "an integer of at least 0")
-    for dtype in kinds:
-        if dtype not in ITEMSIZE:
-            raise unknown("dtypes", dtype, ITEMSIZE)
-    if not kinds:
-        raise UsageError("dtypes", dtypes, f"at least one of {', '.join(ITEMSIZE)}")
-    bench = Bench(wanted, kinds, full, seed)
+    bench = Bench(wanted, _checked_dtypes(dtypes, wanted.dtypes, ITEMSIZE), full, seed)
     begun, rows, failing = time.perf_counter(), list[Row](), None
     first: tuple[str, Trial] | None = None
     count = examples if examples is not None else (2000 if full else 300)
@@ -117,6 +116,21 @@ def verify(
     )
 
 
+def _checked_dtypes(
+    dtypes: Sequence[str] | None, default: tuple[str, ...], accepted: Collection[str]
+) -> tuple[str, ...]:
+    """The dtypes to check in: those asked for, or else the default. Raises `UsageError` for one that isn't accepted."""
+    if dtypes is None:
+        return default
+    found = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
+    for dtype in found:
+        if dtype not in accepted:
+            raise unknown("dtypes", dtype, accepted)
+    if not found:
+        raise UsageError("dtypes", dtypes, f"at least one of {', '.join(accepted)}")
+    return found
+
+
 def _general(
     row: Algorithm,
     backend: str,
@@ -125,6 +139,7 @@ def _general(
     seed: int,
     device: str | None,
     tile: TileShape,
+    framework: str | None,
     on_row: Callable[[Row], None] | None,
 ) -> Report:
     """The report on an operation that isn't attention."""
@@ -134,7 +149,9 @@ def _general(
         if name not in general.CHECKS:
             raise unknown("checks", name, general.CHECKS)
     begun, found = time.perf_counter(), list[Row]()
-    for each in general.rows(row, backend, dtypes=dtypes, checks=checks, seed=seed, device=device, tile=tile):
+    kinds = _checked_dtypes(dtypes, row.dtypes, row.dtypes)
+    subject = general.subject(row, backend, device=device, tile=tile, framework=framework)
+    for each in general.rows(subject, dtypes=kinds, checks=checks, seed=seed):
         found.append(each)
         if on_row:
             on_row(each)

@@ -14,8 +14,9 @@ import numpy as np
 
 from flashlab.verify.bench import Failure
 from flashlab.verify.cases import describe
+from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.report import Row
-from simulator import Device, Problem, catalogue, count, shape_run
+from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
@@ -24,33 +25,52 @@ from simulator.simulate import run_on_data
 
 @dataclass(frozen=True)
 class Subject:
-    """An algorithm on a backend."""
+    """An algorithm on a backend. `frame` makes the arrays that it is given."""
 
     row: Algorithm
     backend: str
-    device: str | None
-    tile: Any
+    device: Device
+    tile: Tile | None
+    frame: Frame
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why the problem is not run, or None. Raises `Unavailable` where the device runs none of the kernels."""
+        if self.backend == "simulator":
+            return self.row.refuses(problem)
+        error = self.row.refusal(problem, self.device, self.tile)
+        if isinstance(error, Unavailable):
+            raise error
+        return None if error is None else str(error)
 
     def plan(self, problem: Problem) -> Any:
         """The plan that runs the problem on this backend."""
         from flashlab.run.plan import plan
 
-        where = {} if self.backend == "gpu" else {"device": self.device}
-        return plan(self.row.program, problem, backend=self.backend, tile=self.tile, lse=True, **where)
+        device = None if self.backend == "gpu" else self.device
+        return plan(self.row.program, problem, backend=self.backend, tile=self.tile, lse=True, device=device)
 
     def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
-        kept = {name: x.copy() for name, x in arrays.items()}
-        given: Mapping[str, Any] = arrays
-        if self.backend == "gpu":
-            from flashlab.run.host import from_numpy  # only where it runs
-
-            given = {name: from_numpy(x, "cupy") for name, x in arrays.items()}
+        given = {name: self.frame.put(x) for name, x in arrays.items()}
         outputs = {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
         for name, x in given.items():
-            if as_numpy(name, x).tobytes() != kept[name].tobytes():
+            if as_numpy(name, x).tobytes() != arrays[name].tobytes():
                 raise Failure(f"{name}: it was changed")
         return outputs
+
+
+def subject(row: Algorithm, backend: str, *, device: str | None, tile: Any, framework: str | None) -> Subject:
+    """An algorithm on a backend, given arrays of a framework. Raises `UsageError` and `Unavailable`."""
+    if backend == "gpu":
+        from flashlab.run.devices import current_device  # only where a kernel is launched
+
+        if device is not None:
+            raise UsageError("device", device, "None: backend 'gpu' runs on the current GPU")
+        on = current_device()
+    else:
+        on = Device.named("h100" if device is None else device)
+    frame = frame_named(framework or ("cupy" if backend == "gpu" else "numpy"))
+    return Subject(row, backend, on, None if tile is None else Tile.parse(tile), frame)
 
 
 def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], outputs: Mapping[str, Array]) -> float:
@@ -99,10 +119,10 @@ def _determinism(subject: Subject, p: Problem, seed: int) -> None:
 
 def _byte_counts(subject: Subject, p: Problem, seed: int) -> None:
     """The run on data, the run on shapes and the formula must count the same bytes."""
-    where: dict[str, Any] = {"device": subject.device or "h100", "tile": subject.tile}
-    ways = {"shapes": shape_run(subject.row.program, p, **where), "formula": count(subject.row.program, p, **where)}
-    arrays, on = subject.row.operation.draw(p, seed), Device.named(subject.device or "h100")
-    run = run_on_data(subject.row.program, arrays, p, tile=subject.tile, device=on)
+    program = subject.row.program
+    where: dict[str, Any] = {"device": subject.device, "tile": subject.tile}
+    ways = {"shapes": shape_run(program, p, **where), "formula": count(program, p, **where)}
+    run = run_on_data(program, subject.row.operation.draw(p, seed), p, **where)
     for name, counts in ways.items():
         if counts != run.counts:
             raise Failure(f"the {name} and the run on data count different bytes")
@@ -113,33 +133,23 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 """The checks of any operation, by name."""
 
 
-def rows(
-    row: Algorithm,
-    backend: str,
-    *,
-    dtypes: Sequence[str] | None,
-    checks: Sequence[str] | None,
-    seed: int,
-    device: str | None,
-    tile: Any,
-) -> Iterator[Row]:
-    """Run the checks: one row of the report per check, dtype and shape."""
-    subject = Subject(row, backend, device, tile)
+def rows(subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int) -> Iterator[Row]:
+    """Run the checks (None: all): one row of the report per check, dtype and shape."""
     for name, check in CHECKS.items():
-        if (checks is not None and name not in checks) or (name == "byte_counts" and backend != "simulator"):
+        # the counts are the tile program's: kernels have none of their own here
+        if (checks is not None and name not in checks) or (name == "byte_counts" and subject.backend != "simulator"):
             continue
-        for dtype in dtypes or row.support.dtypes:
-            for word, changes in row.operation.shapes.items():
-                base: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
-                problem = Problem(**base | dict(changes))
-                yield _performed(subject, name, check, word, problem, seed)
+        for dtype in dtypes:
+            for label, shape in subject.row.operation.shapes.items():
+                sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
+                yield _performed(subject, name, check, label, Problem(**sizes | dict(shape)), seed)
 
 
-def _performed(subject: Subject, name: str, check: Check, word: str, problem: Problem, seed: int) -> Row:
+def _performed(subject: Subject, name: str, check: Check, label: str, problem: Problem, seed: int) -> Row:
     begun = time.perf_counter()
-    found = Row(check=name, case=word, problem=describe(problem), dtype=problem.dtype, status="passed")
+    found = Row(check=name, case=label, problem=describe(problem), dtype=problem.dtype, status="passed")
     try:
-        if reason := subject.row.refuses(problem) if subject.row.kernels else None:
+        if reason := subject.refuses(problem):
             found = replace(found, status="not run", detail=reason)
         else:
             found = replace(found, worst=check(subject, problem, seed))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,17 @@ def test_it_is_verified(backend: str) -> None:
     report = fl.verify("toy", backend=backend)
     assert report.verdict == "passed", report.failed[:3]
     assert len(report.rows) >= 10
+
+
+def test_what_the_kernels_refuse_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tile and the device say so before anything is drawn or judged."""
+    monkeypatch.setattr(Toy, "draw", lambda *_: pytest.fail("a refused problem was drawn"))
+    report = fl.verify("toy", backend="emulator", tile=(24, 24), checks=["rule"])
+    assert report.verdict == "nothing run"
+    assert {row.detail.partition(":")[0] for row in report.rows} == {"tile = '24x24'"}
+    monkeypatch.setitem(fl.CATALOGUE, "toy", replace(ROW, support=Support(dtypes=("float32",), only=(9, 0))))
+    with pytest.raises(fl.Unavailable, match="toy needs sm_90a"):
+        fl.verify("toy", backend="emulator", device="a100", checks=["rule"])
 
 
 def test_a_wrong_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,12 +190,35 @@ def test_the_same_seed_the_same_report() -> None:
         ({"target": "math:no_such_function"}, "package:function"),
         ({"target": attention, "framework": "tensorflow"}, "framework = 'tensorflow'"),
         ({"target": fl.program(lambda m, q, k, v, problem, tile: None), "backend": "gpu"}, "backend = 'gpu'"),
+        ({"target": "softmax_safe", "full": True}, "full = True: expected False"),
+        ({"target": "softmax_safe", "examples": 5}, "examples = 5: expected None or 0"),
+        ({"target": "softmax_safe", "framework": "tensorflow"}, "framework = 'tensorflow'"),
+        ({"target": "softmax_safe", "dtypes": ["fp16"]}, "dtypes = 'fp16'"),
+        ({"target": "softmax_safe", "dtypes": ["float8_e4m3fn"]}, "dtypes = 'float8_e4m3fn'"),
+        ({"target": "softmax_safe", "dtypes": []}, "at least one"),
+        ({"target": "softmax_safe", "device": "h1000"}, "device = 'h1000'"),
+        ({"target": "softmax_safe", "device": "h100", "backend": "gpu"}, "device = 'h100'"),
+        ({"target": "softmax_safe", "tile": "wide"}, "tile = 'wide'"),
     ],
 )
 def test_bad_input_is_one_line(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(fl.UsageError, match=re.escape(message)) as error:
         verify(**arguments)
     assert "\n" not in str(error.value)
+
+
+def test_another_operation_gets_arrays_of_the_framework_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Array] = []
+
+    class Noted(FRAMES["numpy"]):
+        def put(self, values: Array) -> Any:
+            given.append(values)
+            return super().put(values)
+
+    monkeypatch.setitem(FRAMES, "jax", Noted)
+    report = verify("softmax_safe", framework="jax", dtypes="float16", checks=["determinism"])
+    assert report.passed and {row.dtype for row in report.rows} == {"float16"}
+    assert len(given) == 2 * len(report.rows)  # one input, two runs
 
 
 @pytest.mark.parametrize("wrong", [{"layout": "hbsd"}, {"causal": "left"}, {"lse": "10"}, {"fn": 3}])
