@@ -147,13 +147,13 @@ class Machine:
         if warps < 1:
             raise UsageError("warps", warps, "an integer of at least 1")
         rows = 0 if self.operation.idle(self.problem) else rows
-        alone = walk if cols == 1 else None  # blocks of different columns don't walk alike
-        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=alone)
+        row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
+        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=row_walk)
         self._touched.clear()
         walks = _walks(walk, rows, cols)
-        most = (
-            max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols)) if self.data else max(1, rows)
-        )
+        most = rows  # blocks per lockstep group: on shapes alone a group costs the same at any size
+        if self.data:
+            most = max(1, _LOCKSTEP_ELEMENTS // (self.heads * self.tile.rows * self.tile.cols))
         if self.recorder:
             self.recorder.launch(name)
             most = 1
@@ -202,12 +202,14 @@ class Machine:
             values[:, :, :, first:last, start:stop] = x
 
     def _plane(self, tensor: HbmTensor) -> Array:
+        """A view of the values that a handle stands for: one plane, or one KV head's member of the group."""
         values = self.values[tensor.name]
         if tensor.spec.axes:
             values = values[:, :, :, tensor.plane]
         return values if tensor.member is None else values[:, :, tensor.member : tensor.member + 1]
 
     def close(self) -> Counts:
+        """The counts of all launches, once the program is done."""
         return self.book.close()
 
     def result(self, name: str) -> Array:
@@ -239,7 +241,8 @@ class Machine:
         return self._new(operand.spec(self.problem, self.tile, "output"), self._lead_of(operand.lead))
 
     def _new(self, spec: Spec, lead: tuple[int, int, int]) -> HbmTensor:
-        """A handle to an array that the program writes. It is NaN until then, so that a forgotten store shows."""
+        """A handle to an array that the program writes. Until then it is NaN (an integer: the least one), so that a
+        forgotten store shows."""
         self.book.tensor(spec)
         if self.recorder:
             self.recorder.tensor(spec)
@@ -274,14 +277,16 @@ def _walks(walk: Callable[..., range] | None, rows: int, cols: int) -> list[tupl
     if walk is None:
         return [(range(0),) * cols] * rows
     parameters = inspect.signature(walk).parameters.values()
-    by_column = (
-        sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) > 1
-    )
+    # a parameter with a default binds a value of the program's (`lambda i, tile=tile: ...`): it isn't the column
+    required = [
+        p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    by_column = len(required) > 1
     return [tuple(walk(i, j) if by_column else walk(i) for j in range(cols)) for i in range(rows)]
 
 
 def _area(rectangles: set[tuple[int, int, int, int]]) -> int:
-    """The area that rectangles (first row, last row, first byte, last byte) cover together."""
+    """The area that rectangles (first row, end row, first byte, end byte) cover together."""
     r = np.array(list(rectangles), np.int64)
     ys, xs = np.unique(r[:, :2]), np.unique(r[:, 2:])
     covered = np.zeros((len(ys) - 1, len(xs) - 1), bool)

@@ -40,9 +40,10 @@ def run(
 ) -> CountersReport:
     """Run the cases' kernels under ncu on this machine's GPU and compare every launch with simulator and formula.
 
-    Problems of more tiles than `simulate_up_to` are compared with the formula alone, unless TMA copies rows that are no whole
-    sectors: only a run says what the counters show of those. A case that fails leaves those of
-    other algorithms standing: it is one line in `.errors`. `progress` wraps the batches of cases that share a process.
+    Problems of more tiles than `simulate_up_to` are compared with the formula alone, unless TMA copies rows that are no
+    whole sectors: only a run says what the counters show of those. A case that fails takes the other cases of its
+    process with it, and those of other algorithms go on: it is one line in `.errors`. `progress` wraps the batches of
+    cases that share a process.
     Raises `Unavailable` without a GPU, without ncu, or without the permission to read counters.
     """
     from flashlab.run.devices import current_device
@@ -59,24 +60,24 @@ def run(
             measured = parse(_profile(batch, asked, timeout))
             if [m.kernel for m in measured] != names:
                 raise RuntimeError(f"ncu saw {len(measured)} launches of the {len(names)} that were to run")
+        except Unavailable:
+            raise
         except RuntimeError as error:
-            if isinstance(error, Unavailable):
-                raise
             errors.append(f"{batch[0].algorithm}: {error}")
             continue
         left = iter(measured)
         for case, formula in zip(batch, counts, strict=True):
             simulated = _simulated(case, formula, simulate_up_to)
-            mine = [
+            compared = [
                 compare(case, simulated, formula, i, next(left)) for i, x in enumerate(formula.launches) if x.blocks
             ]
-            launches += mine
-            models += _model(case, formula, mine)
+            launches += compared
+            models += _model(case, formula, compared)
     return CountersReport(device.name, tuple(launches), tuple(models), tuple(errors))
 
 
 def _by_algorithm(cases: Sequence[Case]) -> list[list[Case]]:
-    """One profiler session for each run of cases of one algorithm: what fails in one leaves the others standing."""
+    """Neighbouring cases of one algorithm, which share a profiler session: what fails in one leaves the others standing."""
     return [list(group) for _, group in groupby(cases, key=lambda case: case.algorithm)]
 
 
@@ -100,13 +101,13 @@ def _model(case: Case, formula: Counts, launches: Sequence[LaunchReport]) -> lis
 def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, measured: Measured) -> LaunchReport:
     """Hold one measured launch against the same launch of simulator and formula. Needs no GPU."""
     launch = formula.launches[index]
-    shadow = None if simulated is None else simulated.launches[index]
+    simulated_launch = None if simulated is None else simulated.launches[index]
     # no counter sees what TMA writes into SRAM
     unseen = {"sram.write"} if get(case.algorithm).kernels[index].boxes else set[str]()
     checks = [
         Check(
             what,
-            None if shadow is None else shadow.bytes(what),
+            None if simulated_launch is None else simulated_launch.bytes(what),
             launch.bytes(what),
             None if what in unseen else measured.total(names),
             sectors=sectors.beside_bytes(simulated, index) if what == "hbm.read" else None,
@@ -114,17 +115,17 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
         for what, names in BYTES.items()
     ]
     if operations := TENSOR_OPS.get(case.problem.dtype):
-        simulated_ops = None if shadow is None else shadow.flops_matmul
+        simulated_ops = None if simulated_launch is None else simulated_launch.flops_matmul
         found = next((n for name in operations if (n := measured.total([name])) is not None), None)
         checks.append(Check("flops.matmul", simulated_ops, launch.flops_matmul, found))
-    functions = measured.total([EXP])
+    special = measured.total([EXP])  # instructions of a warp, so 32 elements each
     return LaunchReport(
         case=case,
         launch=launch.name,
         blocks=launch.blocks,
         checks=tuple(checks),
         dram=_dram(formula, launch, measured),
-        exp=None if functions is None or not launch.exp else (launch.exp, 32 * functions),
+        exp=None if special is None or not launch.exp else (launch.exp, 32 * special),
         rates={name: measured.metrics[metric] for name, metric in RATES.items() if metric in measured.metrics},
         extras={name: total for name, names in EXTRAS.items() if (total := measured.total(names)) is not None},
     )

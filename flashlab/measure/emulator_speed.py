@@ -1,6 +1,7 @@
 """How long the emulator takes: `python -m flashlab.measure.emulator_speed [--out docs/results] [--force]`.
 
-Each row gives the seconds that one call of `fl.emulate` takes on built kernels (float16, no mask), the median of seven.
+Each row gives the seconds that one call of `fl.emulate` takes on kernels that are already compiled (float16, no mask), the
+median of seven.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def rows() -> list[dict[str, Any]]:
+    """What each of `CALLS` takes, as plain data for `Row`."""
     found: list[dict[str, Any]] = []
     for algorithm, length, sanitize in CALLS:
         arrays = fl.random_inputs(fl.Problem(batch=1, heads=2, len_q=length, head_dim=64, dtype="float16"))

@@ -36,7 +36,7 @@ class Part:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The part in one line, for people."""
         said = f"missing; {self.missing}" if self.found is None else self.found
         return f"{self.name} (for {self.purpose}): {said}"
 
@@ -87,9 +87,9 @@ def _finders(about: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], str
         return f"{versions.get(name, 'version unknown')}, {path}"
 
     def cpp() -> str:
-        path, said = compiler()
-        check_tools()  # binutils
-        return f"{said.splitlines()[0]}, {path}"
+        path, its_version = compiler()
+        check_tools()  # the emulator needs binutils, too
+        return f"{its_version.splitlines()[0]}, {path}"
 
     yield "GPU", "kernels on a GPU", gpu
     yield "CuPy", "kernels on a GPU", cupy_of_a_gpu

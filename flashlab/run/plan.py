@@ -1,4 +1,4 @@
-"""Plans: all of a call but its arrays (counts, compiled kernels, grids), made once a configuration and launched through CuPy."""
+"""Plans: all of a call but its arrays (counts, compiled kernels, grids), made once per configuration and launched through CuPy."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class _Packed:
     """A launch's arguments as the driver takes them: a pointer to each."""
 
     def __init__(self, arguments: Sequence[Any]) -> None:
-        self._values = [np.array(x) for x in arguments]  # which must stay where they are
+        self._values = [np.array(x) for x in arguments]  # kept: the driver reads them through the pointers
         self._pointers = np.array([x.ctypes.data for x in self._values], np.uintp)
         self.pointer: int = self._pointers.ctypes.data
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """One kernel with its grid; `arguments` are names of tensors and vectors, None for a NULL. `boxes` are those that the
-    kernel gets TMA's descriptors of, with the rows of a box."""
+    """One kernel with its grid. `arguments` are names of tensors and vectors, None for a NULL. `boxes` names the tensors
+    that the kernel takes as TMA descriptors, each with the rows of its box."""
 
     kernel: Any
     grid: tuple[int]
@@ -78,15 +78,15 @@ class Ready:
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
     def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
-        """Launches the kernels, from the `first` on, on CuPy's current device and stream.
+        """Launches the kernels from number `first` on, on CuPy's current device and stream.
 
-        `allocate` gives the workspaces, of the caller's framework, in whose stream order they are handed on (None: CuPy's pool).
+        `allocate` is the allocator of the workspaces (None: CuPy's pool). It must hand memory on in that stream's order.
         """
         cuda = _cuda()
         # held until the launches are queued: allocators hand memory on in the stream's order
         held = [(allocate or from_the_pool)(nbytes) for nbytes in self._workspaces]
         stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
-        # by the driver, for CuPy takes as long to look at arguments of known types as all the rest
+        # the driver's own call: CuPy's looks at the arguments' types, which takes as long as all the rest
         for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:
             launch(*configuration, stream, arguments.pointer, 0)
 
@@ -142,7 +142,7 @@ class Plan:
         self.outputs = [x for x in self.operation.outputs if x.name in tensors and (lse or not x.asked)]
         returned = {x.name for x in self.outputs}
         self.workspace = sum(x.nbytes for x in tensors.values() if x.role != "input" and x.name not in returned)
-        self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in self.counts.tensors.values()]
+        self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)
         macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
@@ -152,7 +152,7 @@ class Plan:
                 grid=(abi.blocks_of(kernel, self.counts, launch),),
                 block=(32 * launch.warps,),
                 sram=launch.sram_peak,
-                arguments=tuple(name if name in self.counts.tensors else None for name in kernel.arguments),
+                arguments=tuple(name if name in tensors else None for name in kernel.arguments),
                 boxes=abi.box_rows(kernel, self.counts),
             )
             for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
@@ -171,20 +171,23 @@ class Plan:
         self.ready(views).launch()
 
     def fits(self, name: str, view: View) -> bool:
-        """Can the kernels take an array as it lies? What isn't aligned goes through a padded buffer, and so does an output of
-        which a row is no whole 16-byte chunks: kernels write those whole."""
-        if self.counts.tensors[name].vector:
+        """Can the kernels take an array as it lies? They write whole chunks of 16 bytes, so an output's rows must end with
+        one."""
+        spec = self.counts.tensors[name]
+        if spec.vector:
             return True
-        whole = view.shape[-1] * WIDTH[view.dtype] % 16 == 0 or self.counts.tensors[name].role == "input"
-        return arrays.is_aligned(view) and whole and (name not in self.boxed or tma.takes(view))
+        whole_chunks = spec.role == "input" or view.shape[-1] * WIDTH[view.dtype] % 16 == 0
+        return arrays.is_aligned(view) and whole_chunks and (name not in self.boxed or tma.takes(view))
 
     def launch_padded(self, views: Mapping[str, View], *, allocate: Allocate | None = None) -> None:
         """Launches the kernels on arrays of any layout: what they can't take goes through padded buffers, and back."""
         passed = dict(views)
-        for name in [name for name, view in views.items() if not self.fits(name, view)]:
-            passed[name] = arrays.padded_like(views[name], allocate or from_the_pool)
+        for name, view in views.items():
+            if self.fits(name, view):
+                continue
+            passed[name] = arrays.padded_like(view, allocate or from_the_pool)
             if self.counts.tensors[name].role == "input":
-                arrays.copy(views[name], passed[name])
+                arrays.copy(view, passed[name])
         self.ready(passed).launch(allocate=allocate)
         for name, view in views.items():
             if passed[name] is not view and self.counts.tensors[name].role == "output":
@@ -213,23 +216,19 @@ class Plan:
 
     @functools.cached_property
     def boxed(self) -> frozenset[str]:
-        """The arrays that TMA's descriptors tell of."""
+        """The arrays that a kernel takes as TMA descriptors."""
         return frozenset(name for launch in self._launches for name in launch.boxes)
 
     def ready(self, views: Mapping[str, View]) -> Ready:
-        """The plan for arrays that lie where these do: q, k, v, out and what else the caller brings, by name. Scales that he
-        doesn't bring are 1.
+        """The plan for arrays that lie where these do: inputs and outputs by name. Inputs left out have their defaults.
 
-        All must be `arrays.is_aligned`, and rows of `out` have room for whole 16-byte chunks.
+        All must be `arrays.is_aligned`, and an output's rows must have room for whole chunks of 16 bytes.
         """
-        return self._ready(
-            tuple(
-                [
-                    (x.pointer, x.strides) if (x := views.get(name)) else self._place_of_default(name)
-                    for name, *_ in self.tensors
-                ]
-            )
-        )
+        found = [
+            (view.pointer, view.strides) if (view := views.get(name)) else self._place_of_default(name)
+            for name, *_ in self.tensors
+        ]
+        return self._ready(tuple(found))
 
     def _place_of_default(self, name: str) -> _At | None:
         """Where an input lies that callers left out; None for a workspace."""
@@ -364,7 +363,7 @@ def _cuda() -> Any:
 
 
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
-    """A kernel of the current device, compiled or from a cache, that may use `sram` bytes a block."""
+    """A kernel of the current device, compiled or from a cache, that may use `sram` bytes per block."""
     key = source, entry, macros, arch, nvrtc.sources_digest(), _cuda().runtime.getDevice()
     with _compiling.setdefault(key, threading.Lock()):  # a second thread waits, rather than compile it as well
         kernel = _compiled(*key)
@@ -394,7 +393,7 @@ def _compiled(source: str, entry: str, macros: tuple[str, ...], arch: str | None
 
 @functools.lru_cache(maxsize=64)
 def _constant(content: bytes, dtype: np.dtype[Any], device: int) -> Any:
-    """A vector on the current `device` that calls may share, for none writes it."""
+    """A vector on the current `device` that calls share: no kernel writes it."""
     del device  # part of the key
     made = cupy().asarray(np.frombuffer(content, dtype))
     cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds it written

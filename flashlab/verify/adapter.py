@@ -24,7 +24,7 @@ LseBase = Literal["e", "2"]
 KEYWORDS = {name: (name, *FIELDS[name].aliases) for name in MASKS} | {
     "lse": ("lse", "return_lse", "compute_log_sumexp")
 }
-"""The names under which a callable may take what a problem says; what it takes none of is not run."""
+"""The names under which a callable may take each mask and the LSE. A problem whose mask it has no name for is not run."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,9 @@ TileShape = tuple[int, int] | None
 class Target:
     """What the checks see: `call` takes arrays of its framework, (batch, heads, length, head_dim).
 
-    `dtypes`: those that it is checked in unless others are asked for. `bitwise`: is its result to be the same, bit by bit, in
-    another batch?
-    `takes_out`: can it write into an array of the caller's? A random search takes head dims, tiles and lengths from
-    `head_dims`, `tiles`, `layouts`, `scales` and up to `longest`.
+    `dtypes` are those that it is checked in unless others are asked for. `bitwise`: must its result be the same, bit by
+    bit, in another batch? `takes_out`: can it write into an array of the caller's? A random search draws from
+    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`.
     """
 
     name: str
@@ -106,7 +105,7 @@ class Target:
         raise NotImplementedError
 
     def source(self) -> str | None:
-        """Python that names it, or None if there is no saying it."""
+        """Python that names it, or None where it has no name to import."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
@@ -273,7 +272,8 @@ class CallableTarget(Target):
     def footprint(self, problem: Problem) -> Iterable[int]:
         p = problem
         rows = p.batch * p.heads * p.len_q
-        return [rows * p.head_dim_v * p.itemsize, rows * 4, rows * p.head_dim_v * 4]
+        out, lse = rows * p.head_dim_v, rows
+        return [out * p.itemsize, lse * 4, out * 4]  # many keep a float32 out beside that of the storage dtype
 
 
 def target_of(
@@ -332,6 +332,7 @@ def _outsiders() -> tuple[str, ...]:
 
 
 def imported(name: str) -> Callable[..., Any]:
+    """What "package:function" names. Raises `UsageError` if it can't be imported."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -86,12 +86,13 @@ def judged(row: Algorithm, problem: Problem, arrays: Mapping[str, Array], output
         got = np.asarray(outputs[name], np.float64)
         if got.shape != exact.shape:
             raise Failure(f"{name} has the shape {got.shape}, expected {exact.shape}")
-        same = (got == exact) | (np.isneginf(got) & np.isneginf(exact))
         with np.errstate(invalid="ignore"):
-            error = np.where(same, 0.0, np.abs(got - exact))
+            error = np.where(got == exact, 0.0, np.abs(got - exact))  # equal infinities have no difference
         if bounds[name].ndim < error.ndim:
             error = np.linalg.norm(error, axis=-1)
-        ratio = np.where(np.isnan(error), np.inf, error) / np.maximum(bounds[name], 1e-300)
+        ratio = np.where(np.isnan(error), np.inf, error) / np.maximum(
+            bounds[name], 1e-300
+        )  # a bound of 0 wants equality
         if ratio.size and ratio.max() > 1:
             where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
             raise Failure(f"{name} at {where} is off by {ratio.max():.3g} x its bound")

@@ -9,8 +9,8 @@ constexpr int WARPGROUP = 128;  // threads
 // The warpgroup of this thread: the same in every lane, and the compiler knows it.
 DEVICE int warpgroup_id() { return uniform(static_cast<int>(threadIdx.x) / WARPGROUP); }
 
-// From here on each thread of this warpgroup may use COUNT registers, a multiple of 8. All warps of the warpgroup call it, in
-// one place. ptxas heeds it only where the kernel has __launch_bounds__(threads, 1) (otherwise warning C7508).
+// From here on each thread of this warpgroup has COUNT registers, a multiple of 8: release gives the rest back, claim waits until
+// so many are free. All warps of the warpgroup call it, in one place; ptxas wants __launch_bounds__(threads, 1) (else: C7508).
 template <int COUNT>
 DEVICE void release_registers() {
 #ifdef EMULATOR
