@@ -251,7 +251,7 @@ def test_what_is_not_written_fails(source: str) -> None:
         ("--kernel put --arg out=int32[,]", "--arg out = 'int32[,]'"),
         ("--kernel put --arg out=int32[1]:ones", "with :zeros or :out behind it"),
         ("--kernel put --arg out=nowhere.npy", "--arg out = 'nowhere.npy': expected NumPy arrays in a file"),
-        ("--kernel put --arg out=3", "out = 3: expected a NumPy array"),
+        ("--kernel put --arg out=3", "out = 3: expected an array"),
         ("--kernel put --arg out=int32[1] --define 3X", "--define = '3X'"),
         ("--kernel put --arg out=int32[1] --define", "--define"),
         ("--kernel put --arg out=int32[1] --sram 1e9", "--sram"),
