@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +12,6 @@ import typer
 from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
-from flashlab.views import tables
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import UsageError, unknown
 
@@ -70,15 +69,109 @@ def _finish(report: Any, json: bool, passed: bool) -> None:
 
 
 _FOREIGN = "An attention function from elsewhere"
+_DOMAIN = "What it takes; every check then runs on such problems"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsiderOptions:
+    """The conventions of a package:function, and the problems that it is for."""
+
+    framework: Annotated[
+        str | None, typer.Option(help="Framework of its arrays: numpy, torch, cupy or jax.", rich_help_panel=_FOREIGN)
+    ] = None
+    layout: Annotated[str, typer.Option(help="Order of its axes: bhsd or bshd.", rich_help_panel=_FOREIGN)] = "bhsd"
+    causal_align: Annotated[
+        str, typer.Option(help="Alignment of its causal mask: bottom-right or top-left.", rich_help_panel=_FOREIGN)
+    ] = "bottom-right"
+    lse: Annotated[
+        str, typer.Option(help="Base of the LSE that it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
+    ] = "none"
+    arg_names: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=ITS,…", help="Its keywords, as in causal=is_causal.", rich_help_panel=_FOREIGN),
+    ] = None
+    head_dims: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Head dims; default any.", rich_help_panel=_DOMAIN)
+    ] = None
+    multiple: Annotated[
+        int, typer.Option(metavar="N", help="Both lengths are multiples of N tokens.", rich_help_panel=_DOMAIN)
+    ] = 1
+    queries: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Queries: 1 for decoding; default any.", rich_help_panel=_DOMAIN)
+    ] = None
+    same_lengths: Annotated[
+        bool, typer.Option("--same-lengths", help="As many keys as queries.", rich_help_panel=_DOMAIN)
+    ] = False
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,…", help="Query heads per KV head: 1 for no grouped heads; default any.", rich_help_panel=_DOMAIN
+        ),
+    ] = None
+    no_empty: Annotated[
+        bool, typer.Option("--no-empty", help="No sequences without queries or keys.", rich_help_panel=_DOMAIN)
+    ] = False
+    contiguous: Annotated[
+        bool, typer.Option("--contiguous", help="Contiguous and aligned arrays only.", rich_help_panel=_DOMAIN)
+    ] = False
+
+    def adapter(self, fn: Any, name: str) -> Any:
+        """The adapter of a function. Raises `UsageError` that names the options."""
+        import flashlab as fl
+
+        chosen: Any = {
+            "layout": self.layout,
+            "causal": self.causal_align,
+            "lse": None if self.lse == "none" else self.lse,
+        }
+        with options.spelled(names="--arg-names", causal="--causal-align", layout="--layout", lse="--lse"):
+            return fl.Adapter(
+                fn, self.framework or "numpy", **chosen, name=name, names=self._names(), domain=self._domain()
+            )
+
+    def refuse(self) -> None:
+        """Raise `UsageError` for options that only a package:function can have."""
+        given = [
+            (options.spelling(f.name), getattr(self, f.name))
+            for f in fields(self)
+            if f.name != "framework" and getattr(self, f.name) != f.default
+        ]
+        if given:
+            raise UsageError(
+                ", ".join(name for name, _ in given),
+                ", ".join(str(value) for _, value in given),
+                "none of them: they describe a package:function",
+            )
+
+    def _names(self) -> dict[str, str]:
+        pairs = [text.partition("=") for text in options.values("--arg-names", self.arg_names, str)]
+        if not all(name and own for name, _, own in pairs):
+            raise UsageError("--arg-names", self.arg_names, "pairs with commas between them, as in causal=is_causal")
+        return {name.strip(): own.strip() for name, _, own in pairs}
+
+    def _domain(self) -> Any:
+        import flashlab as fl
+
+        with options.spelled(head_dim="--head-dims", len_q="--queries", groups="--groups", multiple="--multiple"):
+            return fl.Domain(
+                head_dim=options.values("--head-dims", self.head_dims, int) or None,
+                len_q=options.values("--queries", self.queries, int) or None,
+                groups=options.values("--groups", self.groups, int) or None,
+                multiple=self.multiple,
+                same_lengths=self.same_lengths,
+                empty=False if self.no_empty else None,
+                layouts="plain" if self.contiguous else None,
+            )
 
 
 def verify(
     save: SaveOptions,
+    outsider: OutsiderOptions,
     target: Annotated[
         str,
         typer.Argument(
             help="An algorithm, a tile program (my_file.py:my_program), another library's kernel by its name here "
-            "(such as sdpa-flash), or any package:function."
+            "(such as sdpa), or any package:function."
         ),
     ] = "flash2",
     backend: Annotated[str, typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.")] = "simulator",
@@ -91,29 +184,25 @@ def verify(
     examples: Annotated[int | None, typer.Option(help="How many random problems to try.")] = None,
     device: Annotated[str | None, typer.Option(help="The GPU that the simulator or emulator stands for.")] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
-    framework: Annotated[
-        str | None, typer.Option(help="Framework of its arrays: numpy, torch, cupy or jax.", rich_help_panel=_FOREIGN)
-    ] = None,
-    layout: Annotated[str, typer.Option(help="Order of its axes: bhsd or bshd.", rich_help_panel=_FOREIGN)] = "bhsd",
-    causal_align: Annotated[
-        str, typer.Option(help="Alignment of its causal mask: bottom-right or top-left.", rich_help_panel=_FOREIGN)
-    ] = "bottom-right",
-    lse: Annotated[
-        str, typer.Option(help="Base of the LSE that it returns: e, 2, or none.", rich_help_panel=_FOREIGN)
-    ] = "none",
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", help="text, markdown, github (annotations of a workflow) or sarif (a SARIF 2.1.0 document)."
+        ),
+    ] = "text",
     json: Json = False,
 ) -> None:
     """Check the numbers, hard: edges, probes and random problems against naive attention in float64."""
     import flashlab as fl
+    from flashlab.verify.formats import FORMATS
 
+    if format != "text" and format not in FORMATS:
+        raise unknown("--format", format, ["text", *FORMATS])
     found = options.target(target)
     if not isinstance(found, str | fl.Program | fl.Adapter):
-        chosen: Any = {"layout": layout, "causal": causal_align, "lse": None if lse == "none" else lse}
-        found = fl.Adapter(found, framework or "numpy", **chosen, name=target)
-    elif (layout, causal_align, lse) != ("bhsd", "bottom-right", "none"):
-        given = f"{layout}, {causal_align}, {lse}"
-        raise UsageError("--layout, --causal-align, --lse", given, "none of them: they describe a package:function")
+        found = outsider.adapter(found, target)
+    else:
+        outsider.refuse()
     names: Any = {
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
@@ -121,11 +210,11 @@ def verify(
     with output.busy("checks") as tick:
         report = fl.verify(
             found, backend, full=full, seed=seed, **names, examples=examples, device=device, tile=options.tile(tile),
-            framework=framework, on_row=tick,
+            framework=outsider.framework, on_row=tick,
         )  # fmt: skip
     save.keep("verify", [_name(target)], report)
-    if markdown and not json:
-        tables.line(report.to_markdown())
+    if format != "text" and not json:
+        print(FORMATS[format](report), end="")
         raise typer.Exit(0 if report.passed else 1)
     _finish(report, json, report.passed)
 
@@ -242,6 +331,8 @@ def counters(
     ]
     if not matrix and not l2:
         cases = [Case(name, name, problem.problem(name), options.tile(tile), lse) for name in names]
+    if not cases:
+        raise UsageError("algorithms", ", ".join(names), "one that the L2 model has problems for, such as flash2")
     if only is not None:
         known, cases = cases, [case for case in cases if only in case.name]
         if not cases:

@@ -13,6 +13,8 @@ from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
 from flashlab.verify.adapter import imported as load
 from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
+from flashlab.verify.domain import Domain
+from flashlab.verify.mistakes import likely
 from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
@@ -31,6 +33,7 @@ __all__ = [
     "OUTSIDERS",
     "Adapter",
     "Case",
+    "Domain",
     "Failing",
     "Report",
     "Row",
@@ -65,7 +68,7 @@ def verify(
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
     >>> report.verdict, len(report.rows)
-    ('passed', 6)
+    ('passed', 7)
     """
     if (row := general.subject_of(target)) is not None:
         if full:
@@ -80,7 +83,8 @@ def verify(
     wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
     if examples is not None and examples < 0:
         raise UsageError("examples", examples, "an integer of at least 0")
-    bench = Bench(wanted, _checked_dtypes(dtypes, wanted.dtypes, ITEMSIZE), full, seed)
+    bench = Bench(wanted, _checked_dtypes(dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE), full, seed)
+    bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     first: tuple[str, Trial] | None = None
     count = examples if examples is not None else (2000 if full else 300)
@@ -101,8 +105,12 @@ def verify(
                 first = name, trial
     if failing is None and first is not None:
         name, trial = first
-        smaller = _find(bench, smaller_cases(trial.case), 200)[0] if trial.case and count else None
-        failing = _failing(bench, name, _one(bench, smaller) if smaller else trial)
+        smaller = (
+            _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200)[0]
+            if trial.case and count
+            else None
+        )
+        failing = _failing(bench, name, _one(bench, smaller) if smaller else trial, trial.case)
     return Report(
         target=wanted.name,
         backend=wanted.backend,
@@ -113,6 +121,8 @@ def verify(
         seconds=time.perf_counter() - begun,
         rows=rows,
         failing=failing,
+        domain=wanted.domain.words,
+        place=wanted.place(),
     )
 
 
@@ -220,7 +230,7 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
         tiles=tiles,
         layouts=target.layouts,
         scales=target.scales,
-    )
+    ).map(target.domain.fit_case)
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
         trial = _one(bench, case)
@@ -243,13 +253,15 @@ def _one(bench: Bench, case: Case) -> Trial:
     return Trial("one case", case.problem, lambda: bench.judge_case(case), case)
 
 
-def _failing(bench: Bench, name: str, trial: Trial) -> Failing:
-    """What fails in a trial, with Python that shows it."""
+def _failing(bench: Bench, name: str, trial: Trial, before: Case | None = None) -> Failing:
+    """What fails in a trial, with Python that shows it and the likely mistake. `before` is the case before it shrank."""
     message = bench.perform(name, trial).detail
+    cause = likely(bench, trial.case or Case(problem=trial.problem, seed=bench.seed), [before] if before else [])
     if trial.case:
-        return Failing(message=message, python=_python(bench.target, f"run_case({{}}, {trial.case.source}{{}})"))
+        python = _python(bench.target, f"run_case({{}}, {trial.case.source}{{}})")
+        return Failing(message=message, python=python, likely=cause)
     call = f'fl.verify({{}}{{}}, checks=["{name}"], dtypes=["{trial.problem.dtype}"], seed={bench.seed}).print()'
-    return Failing(message=f"{name}, {trial.label}: {message}", python=_python(bench.target, call))
+    return Failing(message=f"{name}, {trial.label}: {message}", python=_python(bench.target, call), likely=cause)
 
 
 def _python(target: Target, call: str) -> str:

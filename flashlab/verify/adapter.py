@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import simulator
 from flashlab.verify.cases import LAYOUTS
+from flashlab.verify.domain import Domain
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.catalogue import CATALOGUE
-from simulator.errors import SramOverflow, Unavailable, unknown
+from simulator.errors import Said, SramOverflow, Unavailable, unknown
 from simulator.problem import DTYPES, FIELDS, MASKS
 
 Layout = Literal["bhsd", "bshd"]
@@ -25,6 +27,12 @@ KEYWORDS = {name: (name, *FIELDS[name].aliases) for name in MASKS} | {
     "lse": ("lse", "return_lse", "compute_log_sumexp")
 }
 """The names under which a callable may take each mask and the LSE. A problem whose mask it has no name for is not run."""
+SAID_TO_ALL = ("causal", "scale")
+"""What a function without a signature is told. What else it takes, `Adapter.names` says."""
+REFUSES_ARGUMENTS = re.compile(
+    r"keyword|positional argument|required argument|argument.* required|multiple values for|function arguments"
+)
+"""What interpreters and bindings say of arguments that a function doesn't take."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,12 @@ class Adapter:
 
     `fn(q, k, v, ...)` returns out, or (out, lse) if `lse` names its base. It gets what it has a keyword for: `causal`
     (or `is_causal`), `scale` (`softmax_scale`, `sm_scale`), `window` (`window_size`: a pair, None for open), `lse`
-    (`return_lse`). `layout` is that of q, k, v and out; the LSE is (batch, heads, len_q) either way. `supports(problem)`
-    says False, or why not, for what is not to be run. `empty_lse` is what the LSE of a row without keys is there.
+    (`return_lse`); `names={"causal": "mask_future"}` says another keyword. A problem with the default scale is run
+    without one, where `fn` has a default of its own. `layout` is that of q, k, v and out; the LSE is (batch, heads,
+    len_q) either way. `domain` (a `Domain`) shapes the problems of every check to those that `fn` is for.
+    `supports(problem)` says False, or why not, for what else is not to be run. `empty_lse` is what the LSE of a row
+    without keys is there. An exception is a failed check; only `NotImplementedError` says "not run". Raises
+    `UsageError` for conventions that there aren't.
 
     >>> import flashlab as fl
     >>> def half_baked(q, k, v, causal=False): return q
@@ -52,6 +64,8 @@ class Adapter:
     name: str | None = None
     empty_lse: float = -math.inf
     bitwise: bool = False
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    domain: Domain = field(default_factory=Domain)
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -63,6 +77,16 @@ class Adapter:
         ):
             if getattr(self, name) not in accepted:
                 raise unknown(name, getattr(self, name), map(str, accepted))
+        if not isinstance(self.domain, Domain):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError("domain", self.domain, "a Domain")
+        if not isinstance(self.names, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError("names", self.names, 'a dictionary such as {"causal": "is_causal"}')
+        has, anything = _keywords(self.fn)
+        for name, own in self.names.items():
+            if name not in KEYWORDS:
+                raise unknown("names", name, KEYWORDS)
+            if not isinstance(own, str) or not (anything or own in has):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise unknown("names", own, has)
 
 
 class Refused(Exception):
@@ -77,7 +101,7 @@ class Target:
 
     `dtypes` are those that it is checked in unless others are asked for. `bitwise`: must its result be the same, bit by
     bit, in another batch? `takes_out`: can it write into an array of the caller's? A random search draws from
-    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`.
+    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`. All problems are shaped by `domain`.
     """
 
     name: str
@@ -93,6 +117,7 @@ class Target:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     scales: tuple[float | None, ...] = (None, 0.3, -0.2, 0.0)
     longest: int = 300
+    domain: Domain = Domain()
 
     def refuses(self, problem: Problem) -> str | None:
         """Why it is not asked to do this problem, or None."""
@@ -111,6 +136,10 @@ class Target:
     def options(self) -> dict[str, Any]:
         """How `verify` was told to run it."""
         return {}
+
+    def place(self) -> tuple[str, int] | None:
+        """The file and line that it stands in, where it is code of the user's."""
+        return None
 
     def footprint(self, problem: Problem) -> Iterable[int]:
         """Bytes of the arrays that it allocates."""
@@ -223,39 +252,88 @@ class CallableTarget(Target):
         self.frame = frame_named(adapter.framework)
         self.align = adapter.causal
         self.lse, self.bitwise = adapter.lse is not None, adapter.bitwise
-        self.keywords = _keywords(adapter.fn)
+        self.keywords, self.anything = _keywords(adapter.fn)
+        self.domain = self._domain()
+        self.dtypes = self.domain.dtypes or self.dtypes
+
+    def _domain(self) -> Domain:
+        """The adapter's domain, less the masks that the function can't be told or that have no meaning here."""
+        domain = self.adapter.domain
+        masks = [name for name in MASKS if self.keyword(name) and (domain.masks is None or name in domain.masks)]
+        if self.align == "top-left":
+            masks = [name for name in masks if name != "window"]
+        if domain.causal and "causal" not in masks:
+            masks.append("causal")  # it is never told, since it knows nothing else
+        return replace(domain, masks=None if set(masks) == set(MASKS) else tuple(masks))
 
     def keyword(self, name: str) -> str | None:
         """What the function calls it, or None."""
+        if name in self.adapter.names:
+            return self.adapter.names[name]
         return next((own for own in KEYWORDS[name] if own in self.keywords), None)
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
         for name in p.applied:
-            if not self.keyword(name):
+            if not self.keyword(name) and not (name == "causal" and self.domain.causal):
                 return f"the function takes no {name}"
         if p.window is not None and self.align == "top-left":
             return "a window has no top-left convention here"
+        if outside := self.domain.outside(p):
+            return outside
         answer = True if self.adapter.supports is None else self.adapter.supports(p)
         if isinstance(answer, str):
             return answer
         return "not supported" if answer is False else None
 
+    def told(self, problem: Problem) -> dict[str, Any]:
+        """The keywords of a call. The function's own default is run for what the problem leaves to follow."""
+        said = {**problem.masks, "lse": True if self.lse else None}
+        left = {name for name in MASKS if FIELDS[name].follows and name not in problem.given}
+        return {
+            own: value
+            for name, value in said.items()
+            if value is not None and (own := self.keyword(name)) and not (name in left and self.keywords.get(own))
+        }
+
     def call(
         self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
     ) -> tuple[Any, Any]:
         swap = self.adapter.layout == "bshd"
-        said = {**problem.masks, "lse": True if self.lse else None}
-        keywords = {own: value for name, value in said.items() if value is not None and (own := self.keyword(name))}
         q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
         try:
-            result: Any = self.adapter.fn(q, k, v, **keywords)
-        except (NotImplementedError, AssertionError, ValueError) as refusal:
-            raise Refused(f"{type(refusal).__name__}: {' '.join(str(refusal).split()) or 'no message'}") from None
+            result: Any = self.adapter.fn(q, k, v, **self.told(problem))
+        except NotImplementedError as refusal:
+            raise Refused(f"NotImplementedError: {' '.join(str(refusal).split()) or 'no message'}") from None
         got: list[Any] = [*result] if type(result) in (tuple, list) else [result]
         if self.lse and len(got) < 2:
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
         return (got[0].swapaxes(1, 2) if swap else got[0]), (got[1] if self.lse else None)
+
+    def argument_error(self, problem: Problem, error: BaseException) -> UsageError | None:
+        """The error for a function that refuses its arguments, or None for an error of another kind."""
+        innermost = error.__traceback__
+        while innermost and innermost.tb_next:
+            innermost = innermost.tb_next
+        says_so = isinstance(error, TypeError | RuntimeError) and REFUSES_ARGUMENTS.search(str(error)) is not None
+        if (
+            innermost is not None and innermost.tb_frame.f_code is CallableTarget.call.__code__
+        ):  # the call itself raised
+            refused = says_so or isinstance(error, TypeError)
+        else:  # a function that names no arguments of its own may have passed them on
+            refused = says_so and self.anything
+        if not refused:
+            return None
+        said = " ".join(str(error).split())[:150]
+        took = ", ".join(["q", "k", "v", *self.told(problem)])
+        named = "names={...} of fl.Adapter, or --arg-names, renames keywords"
+        return UsageError(
+            "target", Said(self.name), f"a function that takes ({took}) in {self.frame.name}'s arrays ({said}); {named}"
+        )
+
+    def place(self) -> tuple[str, int] | None:
+        code = getattr(inspect.unwrap(self.adapter.fn), "__code__", None)
+        return code and (code.co_filename, code.co_firstlineno)
 
     def source(self) -> str | None:
         if self.adapter.name in _outsiders():
@@ -264,10 +342,10 @@ class CallableTarget(Target):
         return given and f"fl.Adapter({given}, {self.adapter.framework!r}{self._conventions()})"
 
     def _conventions(self) -> str:
-        said = {
-            f.name: getattr(self.adapter, f.name) for f in fields(Adapter) if getattr(self.adapter, f.name) != f.default
-        }
-        return "".join(f", {name}={said[name]!r}" for name in ("layout", "causal", "lse") if name in said)
+        said = {f.name: x for f in fields(Adapter) if (x := getattr(self.adapter, f.name)) != f.default}
+        plain = ("layout", "causal", "lse", "names")
+        domain = f", domain=fl.{self.adapter.domain!r}" if self.adapter.domain != Domain() else ""
+        return "".join(f", {name}={said[name]!r}" for name in plain if said.get(name)) + domain
 
     def footprint(self, problem: Problem) -> Iterable[int]:
         p = problem
@@ -308,15 +386,22 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _keywords(fn: Callable[..., Any]) -> set[str]:
-    """What a function can be told by keyword; one that takes any, or doesn't say, is told the masks that apply."""
-    common = set(MASKS)
+def _keywords(fn: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
+    """What a function can be told by keyword, and whether each has a default; and may it take others?
+
+    One that takes any keyword, or doesn't say, is told `SAID_TO_ALL`.
+    """
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
-        return common
+        return dict.fromkeys(SAID_TO_ALL, False), True
+    named = {
+        name: p.default is not p.empty
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {*parameters, *(common if anything else ())}
+    return (dict.fromkeys(MASKS, False) | named if anything else named), anything
 
 
 def _known(algorithm: Any) -> Any:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from flashlab.verify.adapter import CallableTarget, Refused, Target
-from flashlab.verify.cases import Case, describe
+from flashlab.verify.cases import Case, describe, make_inputs
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import Unavailable
+from simulator.errors import Unavailable, UsageError
 from simulator.operations.attention import SCORE
 
 ORACLES_AGREE = 1e-12
@@ -64,6 +64,29 @@ class Bench:
     dtypes: tuple[str, ...]
     full: bool
     seed: int
+
+    def does(self, problem: Problem) -> bool:
+        """Does the target take this problem?"""
+        return self.target.refuses(problem) is None
+
+    def probe(self) -> None:
+        """Call an outsider's function once. Raises `UsageError` if it refuses its arguments, whatever they hold."""
+        target = self.target
+        if not isinstance(target, CallableTarget):
+            return
+        for causal in (False, True):
+            p = target.domain.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=self.dtypes[0], causal=causal))
+            if not target.refuses(p):
+                break
+        else:
+            return  # it does neither: the rows will say why
+        try:
+            target.call(p, *(target.frame.put(x) for x in make_inputs(p, seed=self.seed)))
+        except (UsageError, Unavailable):
+            raise
+        except (Exception, SystemExit) as error:
+            if (refusal := target.argument_error(p, error)) is not None:
+                raise refusal from None
 
     def run(
         self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
@@ -142,10 +165,28 @@ class Bench:
             row = replace(row, status="not run", detail=str(reason))
         except Unavailable:
             raise
-        except Exception as error:  # whatever the target raises is a finding, no crash of ours
+        except (Exception, SystemExit) as error:  # whatever the target raises is a finding, no crash of ours
             said = " ".join(str(error).split())
             row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
         return replace(row, seconds=time.perf_counter() - begun)
+
+
+def fitted(
+    bench: Bench,
+    word: str,
+    p: Problem,
+    body: Callable[[Bench, Problem], float | None],
+    keeps: Callable[[Problem], object] = lambda _: True,
+) -> Trial:
+    """A trial of the nearest problem in the domain, or one that isn't run if that doesn't keep what the check needs."""
+    inside = bench.target.domain.fit(p)
+    if keeps(inside):
+        return Trial(word, inside, lambda: body(bench, inside))
+    return Trial(word, p, _no_such_problem)
+
+
+def _no_such_problem() -> None:
+    raise Refused("its domain has no such problem")
 
 
 def held(judgement: Judgement) -> Judgement:

@@ -93,6 +93,12 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
     yield case("length 97", len_q=97)
     yield case("length 113, causal", len_q=113, causal=True)
     yield case("length 239, causal", len_q=239, causal=True)
+    # few queries and one head: long rows cost little then
+    yield case("long row of 1025 keys", heads=1, len_q=3, len_kv=1025)
+    yield case("long row of 2049 keys, causal", heads=1, len_q=2, len_kv=2049, causal=True)
+    yield case("513 causal rows", heads=1, len_q=513, causal=True)
+    yield case("40 heads", heads=40, len_q=17, len_kv=33)
+    yield case("GQA 40:8", heads=40, kv_heads=8, len_q=9, len_kv=33, causal=True)
     yield case("fewer queries than keys, causal", len_q=64, len_kv=200, causal=True)
     yield case("a few queries of many keys, causal", len_q=5, len_kv=97, causal=True)
     yield case("more queries than keys, causal: empty rows", len_q=100, len_kv=37, causal=True)
@@ -100,6 +106,7 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
     yield case("one query", len_q=1, len_kv=113)
     yield case("one query, causal", len_q=1, len_kv=113, causal=True)
     yield case("one key", len_q=113, len_kv=1)
+    yield case("one query, window", len_q=1, len_kv=113, window=(16, None))
     yield case("one query, one key", len_q=1)
     yield case("no keys", len_q=5, len_kv=0)
     yield case("no queries", len_q=0, len_kv=5)
@@ -119,6 +126,7 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
     for layout in ("bshd", "padded", "strided"):
         yield case(f"layout {layout}", layout=layout, heads=4, kv_heads=2, batch=2, len_q=65, causal=True)
     yield case("scale 0.3", len_q=97, scale=0.3)
+    yield case("the default scale, said", len_q=81, scale=0.125)
     for inputs in list(INPUTS)[1:]:
         yield case(f"inputs {inputs}", inputs=inputs, len_q=150, causal=True)
     yield case("one valid key with a large negative logit", inputs="lone", len_q=97, window=(0, 0))

@@ -31,6 +31,7 @@ class Verified(Data):
     counts: dict[Status, int]
     rows: tuple[Row, ...]
     failing: Failing | None
+    domain: str = ""
 
 
 def headline(data: Verified) -> str:

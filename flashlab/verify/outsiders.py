@@ -1,8 +1,9 @@
 """Adapters for other libraries' kernels, with their conventions. A library is imported only when it is asked for.
 
-Torch's backends are called through the operators behind `scaled_dot_product_attention`. These return the LSE, and the
-function itself might quietly choose another backend. At this level their conventions differ: `flash` aligns a causal
-mask bottom-right (the function never passes it one with len_q != len_kv), `efficient` and `cudnn` align it top-left.
+`sdpa` is torch's `scaled_dot_product_attention` itself, which runs on a CPU too. Torch's backends are called through the
+operators behind it. These return the LSE, and the function itself might quietly choose another backend. At this level
+their conventions differ: `flash` aligns a causal mask bottom-right (the function never passes it one with len_q !=
+len_kv), `efficient` and `cudnn` align it top-left.
 """
 
 from __future__ import annotations
@@ -13,17 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from flashlab.verify.adapter import Adapter
-from simulator import Problem
+from flashlab.verify.cases import LAYOUTS
+from flashlab.verify.domain import Domain
 from simulator.errors import Unavailable, unknown
 
-
-def _half(problem: Problem, multiple: int, largest: int) -> str | None:
-    p = problem
-    if p.dtype == "float32":
-        return "float16 and bfloat16 only"
-    if p.head_dim % multiple or p.head_dim > largest:
-        return f"head dims that are multiples of {multiple}, up to {largest}"
-    return None if p.len_q and p.len_kv else "no empty sequences"
+HALF = ("float16", "bfloat16")
+WHOLE_ROWS = tuple(name for name in LAYOUTS if name != "strided")
+"""The layouts whose last axis is contiguous."""
 
 
 def _module(name: str, package: str) -> Any:
@@ -34,18 +31,24 @@ def _module(name: str, package: str) -> Any:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """An operator of torch. If torch refuses its arguments, it raises NotImplementedError, which means "not run"."""
-    op = getattr(_module("torch", "torch").ops.aten, name)
+    return getattr(_module("torch", "torch").ops.aten, name)
 
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        try:
-            return op(*arguments, **keywords)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError or "CUDA" in str(error):
-                raise  # a fault of the GPU
-            raise NotImplementedError(str(error).strip().split("\n")[0]) from None
 
-    return call
+def _sdpa() -> Adapter:
+    attention = _module("torch", "torch").nn.functional.scaled_dot_product_attention
+
+    def sdpa(q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None) -> Any:
+        return attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+
+    # it scales scores after the mask: a scale of 0 makes NaN of -inf
+    return Adapter(
+        sdpa,
+        "torch",
+        causal="top-left",
+        supports=lambda p: p.scale > 0 or "positive scales",
+        name="sdpa",
+        domain=Domain(empty=False),
+    )
 
 
 def _flash() -> Adapter:
@@ -55,9 +58,8 @@ def _flash() -> Adapter:
         return op(q, k, v, 0.0, causal, False, scale=scale)[:2]
 
     # this operator's LSE of an empty row is +inf
-    return Adapter(
-        sdpa_flash, "torch", lse="e", supports=lambda p: _half(p, 8, 256), name="sdpa-flash", empty_lse=math.inf
-    )
+    domain = Domain(dtype=HALF, head_dim=range(8, 257, 8), empty=False, layouts=WHOLE_ROWS)
+    return Adapter(sdpa_flash, "torch", lse="e", name="sdpa-flash", empty_lse=math.inf, domain=domain)
 
 
 def _cudnn() -> Adapter:
@@ -72,8 +74,8 @@ def _cudnn() -> Adapter:
         "torch",
         causal="top-left",
         lse="e",
-        supports=lambda p: _half(p, 8, 128),
         name="cudnn",
+        domain=Domain(dtype=HALF, head_dim=range(8, 129, 8), empty=False, layouts=WHOLE_ROWS),
     )
 
 
@@ -84,14 +86,8 @@ def _efficient() -> Adapter:
         out, lse, *_ = op(q, k, v, None, True, 0.0, causal, scale=scale)
         return out, lse[..., : q.shape[2]]  # its LSE is padded to more rows
 
-    def supports(p: Problem) -> str | None:
-        if p.kv_heads != p.heads:
-            return "no GQA"
-        if p.head_dim * p.itemsize % 16:
-            return "rows of whole 16 bytes only"
-        return None if p.len_q and p.len_kv else "no empty sequences"
-
-    return Adapter(sdpa_efficient, "torch", causal="top-left", lse="e", supports=supports, name="sdpa-efficient")
+    domain = Domain(head_dim=range(8, 513, 8), groups=1, empty=False)  # rows of whole 16 bytes in every dtype
+    return Adapter(sdpa_efficient, "torch", causal="top-left", lse="e", name="sdpa-efficient", domain=domain)
 
 
 def _fa4() -> Adapter:
@@ -100,7 +96,8 @@ def _fa4() -> Adapter:
     def fa4(q: Any, k: Any, v: Any, causal: bool, scale: float, window: Any = (None, None)) -> Any:
         return attention(q, k, v, softmax_scale=scale, causal=causal, window_size=tuple(window), return_lse=True)[:2]
 
-    return Adapter(fa4, "torch", layout="bshd", lse="e", supports=lambda p: _half(p, 8, 256), name="fa4")
+    domain = Domain(dtype=HALF, head_dim=range(8, 257, 8), empty=False)
+    return Adapter(fa4, "torch", layout="bshd", lse="e", name="fa4", domain=domain)
 
 
 def _flashinfer() -> Adapter:
@@ -110,15 +107,12 @@ def _flashinfer() -> Adapter:
         out, lse = prefill(q[0], k[0], v[0], causal=causal, sm_scale=scale, return_lse=True)
         return out[None], lse.swapaxes(0, 1)[None]
 
-    def supports(p: Problem) -> str | None:
-        if p.batch != 1:
-            return "one sequence at a time"
-        return _half(p, 64, 256) if p.head_dim in (64, 128, 256) else "head dims 64, 128 and 256"
-
-    return Adapter(flashinfer, "torch", layout="bshd", lse="2", supports=supports, name="flashinfer")
+    domain = Domain(dtype=HALF, head_dim=(64, 128, 256), batch=1, empty=False)
+    return Adapter(flashinfer, "torch", layout="bshd", lse="2", name="flashinfer", domain=domain)
 
 
 OUTSIDERS: dict[str, Callable[[], Adapter]] = {
+    "sdpa": _sdpa,
     "sdpa-flash": _flash,
     "cudnn": _cudnn,
     "sdpa-efficient": _efficient,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import simulator
 from flashlab.verify.adapter import Refused, SimulatorTarget
-from flashlab.verify.bench import Bench, Failure, Result, Trial, held, near, visible
+from flashlab.verify.bench import Bench, Failure, Result, Trial, fitted, held, near, visible
 from flashlab.verify.cases import Case, edges, make_inputs
 from flashlab.verify.rule import SUMS, judge, reference
 from simulator import Problem
@@ -22,6 +23,9 @@ from simulator.quantize import quantize
 
 Check = Callable[[Bench], Iterator[Trial]]
 
+MOST_SCORES = 1 << 21
+"""The most (query, key) pairs per head for which `long_sums` asks."""
+
 
 def _problem(dtype: str, **changes: Any) -> Problem:
     return Problem(batch=1, heads=2, len_q=97, head_dim=64, dtype=dtype).replace(**changes)
@@ -31,9 +35,14 @@ def rule(bench: Bench) -> Iterator[Trial]:
     """Every row of every edge case obeys the rule against float64."""
     dims = (16, 32, 40, 64, 72, 96, 111, 128, 256)
     for dtype in bench.dtypes:
-        for word, case in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
-            case = Case(problem=case.problem, inputs=case.inputs, layout=case.layout, seed=bench.seed)
-            yield Trial(word, case.problem, lambda case=case: bench.judge_case(case), case)
+        taken: set[Case] = set()
+        for word, edge in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
+            wanted = replace(edge, seed=bench.seed)
+            case = bench.target.domain.another(wanted, taken)
+            if case is not None:
+                taken.add(case)
+                shaped = "" if case == wanted else ", shaped"
+                yield Trial(word + shaped, case.problem, lambda case=case: bench.judge_case(case), case)
 
 
 def key_sets(bench: Bench) -> Iterator[Trial]:
@@ -46,8 +55,9 @@ def key_sets(bench: Bench) -> Iterator[Trial]:
             ("causal, more queries", _problem(dtype, len_q=150, len_kv=70, causal=True)),
             ("window", _problem(dtype, window=(20, 10))),
             ("causal window, GQA", _problem(dtype, heads=4, len_q=131, window=(40, None), causal=True)),
+            ("1025 keys", _problem(dtype, heads=1, len_q=2, len_kv=1025)),
         ):
-            yield Trial(word, p, lambda p=p: _key_sets(bench, p))
+            yield fitted(bench, word, p, _key_sets)
 
 
 def _key_sets(bench: Bench, p: Problem) -> None:
@@ -59,7 +69,7 @@ def _key_sets(bench: Bench, p: Problem) -> None:
     for chunk in range(chunks):
         keys = range(chunk * p.head_dim_v, min((chunk + 1) * p.head_dim_v, p.len_kv))
         v[chunk, :, keys, range(len(keys))] = 1
-    result = bench.run(p, q, k, v)
+    result = _in_batches(bench, p, q, k, v)
     spelled = result.out.astype(np.float64).transpose(1, 2, 0, 3).reshape(p.heads, p.len_q, -1)[..., : p.len_kv]
     wanted = visible(p, bench.target)
     counts = wanted.sum(-1)
@@ -83,6 +93,20 @@ def _key_sets(bench: Bench, p: Problem) -> None:
             )
 
 
+def _in_batches(bench: Bench, p: Problem, q: Array, k: Array, v: Array) -> Result:
+    """Run all sequences in one call, or one by one where the target takes no such batch."""
+    if bench.target.refuses(p) is None:
+        return bench.run(p, q, k, v)
+    one = bench.target.domain.fit(p.replace(batch=1))
+    size, parts = one.batch, list[Result]()
+    for first in range(0, p.batch, size):
+        rows = np.arange(first, first + size) % p.batch  # the last call may see some sequences again
+        parts.append(bench.run(one, q[rows], k[rows], v[rows]))
+    lses = [part.lse for part in parts if part.lse is not None]
+    out = np.concatenate([part.out for part in parts])[: p.batch]
+    return Result(out, np.concatenate(lses)[: p.batch] if lses else None)
+
+
 def hidden_keys(bench: Bench) -> Iterator[Trial]:
     """Keys and values that a row cannot see must not change it by one bit, even when they become very large."""
     for dtype in bench.dtypes:
@@ -90,7 +114,7 @@ def hidden_keys(bench: Bench) -> Iterator[Trial]:
             ("causal", _problem(dtype, causal=True)),
             ("window", _problem(dtype, len_q=80, len_kv=120, window=(30, 5))),
         ):
-            yield Trial(word, p, lambda p=p: _hidden_keys(bench, p))
+            yield fitted(bench, word, p, _hidden_keys, lambda p: not visible(p, bench.target).all())
 
 
 def _hidden_keys(bench: Bench, p: Problem) -> None:
@@ -121,7 +145,9 @@ def memory(bench: Bench) -> Iterator[Trial]:
             ),
             ("empty rows", "plain", _problem(dtype, len_q=100, len_kv=37, causal=True)),
         ):
-            yield Trial(word, p, lambda p=p, layout=layout: _memory(bench, p, layout))
+            layouts = bench.target.domain.layouts
+            layout = layout if layouts is None or layout in layouts else "plain"
+            yield fitted(bench, word, p, lambda bench, p, layout=layout: _memory(bench, p, layout))
 
 
 def _memory(bench: Bench, p: Problem, layout: str) -> None:
@@ -146,7 +172,11 @@ def odd_scale(bench: Bench) -> Iterator[Trial]:
     """A scale of 0 gives the plain mean of the values. With a scale below 0, the least score weighs most."""
     for dtype in bench.dtypes:
         for word, scale in (("0", 0.0), ("below 0", -0.125)):
-            case = Case(problem=_problem(dtype, scale=scale, causal=True), seed=bench.seed)
+            case = bench.target.domain.fit_case(
+                Case(problem=_problem(dtype, scale=scale, causal=True), seed=bench.seed)
+            )
+            if case.problem.scale != scale:  # the rows that such a scale would have are `rule`'s
+                continue
             yield Trial(word, case.problem, lambda case=case: bench.judge_case(case), case)
 
 
@@ -154,7 +184,7 @@ def permutation(bench: Bench) -> Iterator[Trial]:
     """The result stays the same when keys and values are permuted together."""
     for dtype in bench.dtypes:
         p = _problem(dtype, len_kv=150)
-        yield Trial("no mask", p, lambda p=p: _permutation(bench, p))
+        yield fitted(bench, "no mask", p, _permutation, lambda p: not p.causal and p.len_kv > 1)
 
 
 def _permutation(bench: Bench, p: Problem) -> float:
@@ -168,17 +198,28 @@ def split(bench: Bench) -> Iterator[Trial]:
     """Attention over two parts of the keys, merged by their LSEs, is attention over all of them."""
     for dtype in bench.dtypes:
         for cut in (32, 71):
-            p = _problem(dtype, len_kv=113)
-            yield Trial(f"cut at {cut}", p, lambda p=p, cut=cut: _split(bench, p, cut))
+            wanted = _problem(dtype, len_kv=113)
+            cut = bench.target.domain.fit(wanted.replace(len_kv=cut)).len_kv
+            yield fitted(
+                bench,
+                f"cut at {cut}",
+                wanted,
+                lambda bench, p, cut=cut: _split(bench, p, cut),
+                lambda p, cut=cut: not p.causal and all(bench.does(part) for part in _parts(p, cut)),
+            )
 
 
-def _split(bench: Bench, p: Problem, cut: int) -> float | None:
+def _parts(p: Problem, cut: int) -> list[Problem]:
+    return [p.replace(len_kv=n) for n in (cut, max(0, p.len_kv - cut))]
+
+
+def _split(bench: Bench, p: Problem, cut: int) -> float:
     q, k, v = make_inputs(p, "biased", seed=bench.seed)
     whole, expected = bench.run(p, q, k, v), bench.expect(p, q, k, v)
+    if whole.lse is None:  # a program may return none, too
+        raise Refused("without an LSE, parts can't be merged")
     merged, lses = np.zeros(whole.out.shape), list[Array]()
     allowed = expected.out_tolerance.copy()
-    if whole.lse is None:
-        return None  # without LSEs the parts cannot be merged; the verdict says that the LSE is unchecked
     parts = [(k[:, :, :cut], v[:, :, :cut]), (k[:, :, cut:], v[:, :, cut:])]
     for keys, values in parts:
         one = p.replace(len_kv=keys.shape[2])
@@ -203,7 +244,11 @@ def gqa(bench: Bench) -> Iterator[Trial]:
     for dtype in bench.dtypes:
         for heads, kv_heads in ((8, 2), (7, 1), (6, 3)):
             p = _problem(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)
-            yield Trial(f"{heads}:{kv_heads}", p, lambda p=p: _gqa(bench, p))
+            yield fitted(bench, f"{heads}:{kv_heads}", p, _gqa, lambda p: _both_kinds_of_heads(bench, p))
+
+
+def _both_kinds_of_heads(bench: Bench, p: Problem) -> bool:
+    return p.queries_per_kv > 1 and bench.does(p.replace(kv_heads=None))
 
 
 def _gqa(bench: Bench, p: Problem) -> float:
@@ -217,14 +262,22 @@ def prefix(bench: Bench) -> Iterator[Trial]:
     """Under a causal mask, row i equals full attention of that query over the first i + 1 keys."""
     for dtype in bench.dtypes:
         p = _problem(dtype, len_q=130, causal=True)
-        yield Trial("causal", p, lambda p=p: _prefix(bench, p))
+        yield fitted(bench, "causal", p, _prefix, lambda p: _has_prefixes(bench, p))
+
+
+def _row_alone(p: Problem, i: int) -> Problem:
+    return p.replace(len_q=1, len_kv=i + 1, causal=False)
+
+
+def _has_prefixes(bench: Bench, p: Problem) -> bool:
+    return p.causal and p.len_q == p.len_kv > 129 and bench.does(_row_alone(p, 1))
 
 
 def _prefix(bench: Bench, p: Problem) -> float:
     q, k, v = make_inputs(p, seed=bench.seed)
     causal, worst = bench.run(p, q, k, v), 0.0
     for i in (0, 1, 15, 16, 63, 64, 65, 129):
-        one = p.replace(len_q=1, len_kv=i + 1, causal=False)
+        one = _row_alone(p, i)
         arrays = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
         row = Result(causal.out[:, :, i : i + 1], None if causal.lse is None else causal.lse[:, :, i : i + 1])
         worst = max(
@@ -237,7 +290,7 @@ def batch(bench: Bench) -> Iterator[Trial]:
     """A sequence gives the same result alone and in a batch: the same bits for our kernels, by the rule for others."""
     for dtype in bench.dtypes:
         p = _problem(dtype, batch=3, heads=4, kv_heads=2, causal=True)
-        yield Trial("of 3", p, lambda p=p: _batch(bench, p))
+        yield fitted(bench, "of 3", p, _batch, lambda p: p.batch > 1 and bench.does(p.replace(batch=1)))
 
 
 def _batch(bench: Bench, p: Problem) -> float:
@@ -259,7 +312,7 @@ def determinism(bench: Bench) -> Iterator[Trial]:
     for dtype in bench.dtypes:
         for word, changes in (("no mask", {"len_q": 239}), ("causal", {"len_q": 130, "causal": True})):
             p = _problem(dtype, heads=4, kv_heads=2, **changes)
-            yield Trial(word, p, lambda p=p: _determinism(bench, p))
+            yield fitted(bench, word, p, _determinism)
 
 
 def _determinism(bench: Bench, p: Problem) -> None:
@@ -280,7 +333,10 @@ def long_sums(bench: Bench) -> Iterator[Trial]:
     """
     for dtype in bench.dtypes:
         for word, q_size, part in (("equal weights", 0.0, 1), ("normal weights", 1.0, 1), ("half of V", 1.0, 2)):
-            p = _problem(dtype, heads=1, len_q=16, len_kv=65536 if bench.full else 8192)
+            keys = 65536 if bench.full else 8192
+            p = bench.target.domain.fit(_problem(dtype, heads=1, len_q=16, len_kv=keys))
+            if p.len_q * p.len_kv > MOST_SCORES:  # as many queries as keys: both sums must stay affordable
+                p = bench.target.domain.fit(p.replace(len_q=1024, len_kv=1024))
             yield Trial(word, p, lambda p=p, q_size=q_size, part=part: _long_sums(bench, p, q_size, part))
 
 
@@ -402,11 +458,14 @@ def _huge(bench: Bench, p: Problem) -> float:
 def misaligned(bench: Bench) -> Iterator[Trial]:
     """Arrays may begin one element past an aligned address. This check is last: after a fault, later ones fail too."""
     for dtype in bench.dtypes:
-        p = _problem(dtype, batch=2, heads=4, kv_heads=2, len_q=65, causal=True)
+        layouts = bench.target.domain.layouts
+        if layouts is not None and "misaligned" not in layouts:
+            return
+        p = bench.target.domain.fit(_problem(dtype, batch=2, heads=4, kv_heads=2, len_q=65, causal=True))
         case = Case(problem=p, layout="misaligned", seed=bench.seed)
         yield Trial("the rule", p, lambda case=case: bench.judge_case(case), case)
         odd = _problem(dtype, head_dim=72, len_q=33)
-        yield Trial("memory", odd, lambda p=odd: _memory(bench, p, "misaligned"))
+        yield fitted(bench, "memory", odd, lambda bench, p: _memory(bench, p, "misaligned"))
 
 
 CHECKS: dict[str, Check] = {

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from simulator.problem import FIELDS, MASKS
+
 SCHEMA = 1
 """The version of `Report.to_dict`. It rises when a key changes its meaning."""
 
+FEW = 3
+"""The most failures, and the most reasons, in the few lines of `str(report)`."""
 SHOWN = 10
 """The most failures that are printed one by one. `Report.rows` has them all."""
 
@@ -32,18 +36,21 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """The smallest failing case that was found: what was wrong, and Python that shows it."""
+    """The smallest failing case that was found: what was wrong, Python that shows it, and the likely mistake, if known."""
 
     message: str
     python: str
+    likely: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Report:
     """What `flashlab.verify` found. `print()` shows it, `to_dict()` and `to_markdown()` keep it.
 
-    `passed` is true if something ran and nothing failed. `verdict` is "passed", "passed, LSE unchecked" (the target
-    returns no LSE), "failed" or "nothing run".
+    `passed` is true if nothing failed and at least half of the checks asked for ran. `verdict` is "passed", "passed,
+    LSE unchecked" (the target returns no LSE), "failed", "too little ran" or "nothing run". `domain` says what the
+    problems were shaped to, and `place` is the (file, line) of a function that was verified. `str(report)` is a summary
+    of fewer than 20 lines.
 
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["gqa"], dtypes=["float16"])
@@ -60,6 +67,46 @@ class Report:
     seconds: float
     rows: Sequence[Row]
     failing: Failing | None = None
+    domain: str = ""
+    place: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        """One line: pytest shows this of a report that an assertion names."""
+        first = f": {self.failed[0].check}, {self.failed[0].case}" if self.failed else ""
+        likely = f"; likely: {self.failing.likely}" if self.failing and self.failing.likely else ""
+        return f"<Report {self.headline}{first}{likely}>"
+
+    def __str__(self) -> str:
+        """The report in fewer than 20 lines: the verdict, what failed, what was not run, the smallest failing case."""
+        return "\n".join(self._lines()) + (f"\n\n{self._program()}" if self.failing else "")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook's cell shows."""
+        first, *rest = self._lines()
+        shown = [f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
+        return "\n".join(shown) + (f"\n\n```python\n{self._program()}\n```" if self.failing else "")
+
+    def _lines(self) -> list[str]:
+        lines = [self.headline]
+        if self.domain:
+            lines.append(f"  domain: {self.domain}")
+        lines += [f"  failed: {row.check}, {row.case} ({row.problem}): {row.detail}" for row in self.failed[:FEW]]
+        if len(self.failed) > FEW:
+            lines.append(f"  ... and {len(self.failed) - FEW} more")
+        reasons = Counter(row.detail for row in self.rows if row.status == "not run").most_common()
+        lines += [f"  not run ({n}): {reason}" for reason, n in reasons[:FEW]]
+        if len(reasons) > FEW:
+            lines.append(f"  not run ({sum(n for _, n in reasons[FEW:])}): for {len(reasons) - FEW} more reasons")
+        if self.never_ran:
+            lines.append(f"  never run: {', '.join(self.never_ran)}")
+        if self.failing:
+            lines.append(f"  smallest failing case: {self.failing.message}")
+            if self.failing.likely:
+                lines.append(f"  likely: {self.failing.likely}")
+        return lines
+
+    def _program(self) -> str:
+        return "\n".join(line for line in self.failing.python.splitlines() if line) if self.failing else ""
 
     @property
     def passed(self) -> bool:
@@ -67,12 +114,38 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        statuses = {row.status for row in self.rows}
-        if "failed" in statuses:
+        passed, failed, _ = self.counts.values()
+        if failed:
             return "failed"
-        if "passed" not in statuses:
+        if not passed:
             return "nothing run"
+        # What refuses most of the checks hides more than it shows: often a slip in `supports`. A kernel that is for few
+        # problems has a domain, in which all checks run.
+        if passed < len(self.rows) / 2:
+            return "too little ran"
         return "passed" if self.lse_checked else "passed, LSE unchecked"
+
+    @property
+    def counts(self) -> dict[Status, int]:
+        """How many rows passed, failed and were not run."""
+        found = Counter(row.status for row in self.rows)
+        statuses: tuple[Status, ...] = ("passed", "failed", "not run")
+        return {status: found[status] for status in statuses}
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and how much of what was asked for ran."""
+        counts = self.counts
+        ran = f"{len(self.rows) - counts['not run']:,} of {len(self.rows):,} checks ran"
+        failed = f"{counts['failed']:,} failed, " if counts["failed"] else ""
+        return f"{self.target} on {self.backend}: {self.verdict} ({failed}{ran})"
+
+    @property
+    def never_ran(self) -> list[str]:
+        """What was asked for and never ran, of masks and grouped heads. A scale here is one that isn't the default."""
+        marks = {FIELDS[name].words: f" {FIELDS[name].words}" for name in MASKS} | {"grouped heads": ":"}
+        asked = {word: [row for row in self.rows if mark in row.problem] for word, mark in marks.items()}
+        return [word for word, rows in asked.items() if rows and all(row.status == "not run" for row in rows)]
 
     @property
     def failed(self) -> list[Row]:
@@ -90,17 +163,16 @@ class Report:
         for row in rows:
             if row["worst"] == float("inf"):
                 row["worst"] = "inf"
-        counts = Counter(row.status for row in self.rows)
         return {
             "schema": SCHEMA, "target": self.target, "backend": self.backend, "verdict": self.verdict, "passed": self.passed,
             "lse_checked": self.lse_checked, "rule": self.rule, "seed": self.seed, "full": self.full,
-            "seconds": round(self.seconds, 3), "counts": {s: counts[s] for s in ("passed", "failed", "not run")},
-            "rows": rows, "failing": None if self.failing is None else asdict(self.failing),
+            "seconds": round(self.seconds, 3), "counts": self.counts,
+            "rows": rows, "domain": self.domain, "failing": None if self.failing is None else asdict(self.failing),
         }  # fmt: skip
 
     def to_markdown(self) -> str:
         """Markdown: a table by check, then what failed, what was not run, and the smallest failing case."""
-        lines = [f"## {self.target} on {self.backend}: {self.verdict}", "", f"Rule: {self.rule}.", ""]
+        lines = [f"## {self.headline}", "", f"Rule: {self.rule}.", ""]
         lines += ["| check | passed | failed | not run | worst, x the rule |", "| --- | ---: | ---: | ---: | ---: |"]
         lines += [f"| {' | '.join(cells)} |" for cells in self._summary()]
         for title, status in (("Failed", "failed"), ("Not run", "not run")):
@@ -108,7 +180,9 @@ class Report:
                 lines += ["", f"{title}:", ""]
                 lines += [f"- {row.check}, {row.case} (`{row.problem}`): {row.detail}" for row in found]
         if self.failing:
-            lines += ["", f"Smallest failing case: {self.failing.message}", "", "```python", self.failing.python, "```"]
+            lines += ["", f"Smallest failing case: {self.failing.message}"]
+            lines += ["", f"Likely: {self.failing.likely}"] if self.failing.likely else []
+            lines += ["", "```python", self.failing.python, "```"]
         return "\n".join(lines) + "\n"
 
     def print(self, file: Any = None) -> None:
@@ -117,7 +191,8 @@ class Report:
         from rich.table import Table
 
         console = Console(file=file)
-        table = Table(title=f"{self.target} on {self.backend}: {self.verdict}", title_justify="left")
+        console.print(self.headline, markup=False, soft_wrap=True)
+        table = Table()
         table.add_column("check")
         for name in ("passed", "failed", "not run", "worst, x the rule"):
             table.add_column(name, justify="right")
@@ -131,8 +206,13 @@ class Report:
         reasons = Counter(row.detail for row in self.rows if row.status == "not run")
         for reason, n in reasons.items():
             console.print(f"not run ({n}): {reason}", style="dim", markup=False)
+        if self.never_ran:
+            console.print(f"never run: {', '.join(self.never_ran)}", markup=False)
         if self.failing:
-            console.print(f"\nSmallest failing case: {self.failing.message}\n", markup=False)
+            console.print(f"\nSmallest failing case: {self.failing.message}", markup=False)
+            if self.failing.likely:
+                console.print(f"Likely: {self.failing.likely}", markup=False)
+            console.print()
             console.print(self.failing.python, markup=False, soft_wrap=True)  # no wrapping, so that it can be copied
 
     def _summary(self) -> list[tuple[str, ...]]:

@@ -338,10 +338,18 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("count nowhere_at_all:mine", "No module named 'nowhere_at_all'"),
         ("count os:path.join", "expected a tile program"),
         ("verify flash2 --layout bshd", "--layout"),
+        ("verify flash2 --multiple 32", "--multiple = '32': expected none of them"),
+        ("verify json:dumps", "target = json:dumps: expected a function that takes (q, k, v"),
+        ("verify json:dumps --arg-names causal", "--arg-names = 'causal'"),
+        ("verify json:dumps --arg-names causl=x", "--arg-names = 'causl': expected one of causal"),
+        ("verify json:dumps --head-dims 0", "--head-dims = 0"),
+        ("verify flash2 --format yaml", "--format = 'yaml': expected one of text, markdown, github, sarif"),
         ("verify flash2 --check everything", "checks = 'everything'"),
         ("verify flash2 --backend tpu", "backend = 'tpu'"),
         ("bench --causal --len-q 1k", "--len-q = '1k'"),
         ("counters --matrix --len-q 4", "--len-q = 4"),
+        ("counters --matrix --only nothing", "--only = 'nothing': expected words from a problem's name, such as"),
+        ("counters flash3_1 --l2", "algorithms = 'flash3_1': expected one that the L2 model has problems for"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(words: str, says: str) -> None:
@@ -464,7 +472,37 @@ def test_verify_ends_with_0_or_1(mine: str) -> None:
 def test_verify_prints_a_table_or_markdown() -> None:
     words = ["verify", "flash2", "--check", "key_sets", "--dtype", "float16"]
     assert "key_sets" in run(*words).stdout
-    assert run(*words, "--markdown").stdout.startswith("## flash2")
+    assert run(*words, "--format", "markdown").stdout.startswith("## flash2")
+
+
+def test_verify_prints_what_other_programs_read(mine: str) -> None:
+    words = ["verify", mine, "--check", "key_sets", "--dtype", "float16", "--format"]
+    assert run(*words, "github", code=1).stdout.startswith("::error ")
+    assert json.loads(run(*words, "sarif", code=1).stdout)["version"] == "2.1.0"
+
+
+def test_verify_takes_a_narrow_kernel(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.py"
+    path.write_text(
+        "import flashlab as fl\n"
+        "def attention(q, k, v, mask_future):\n"
+        "    assert q.shape[2] == 1 and k.shape[2] % 32 == 0 < k.shape[2] and q.shape[3] == 128 and q.shape[1] == k.shape[1]\n"
+        "    return fl.naive(q, k, v, causal=mask_future).out.astype(q.dtype)\n"
+    )
+    words = ["verify", f"{path}:attention", "--dtype", "float16", "--check", "rule,key_sets"]
+    narrow = [
+        "--arg-names",
+        "causal=mask_future",
+        "--head-dims",
+        "128",
+        "--multiple",
+        "32",
+        "--queries",
+        "1",
+        "--groups",
+        "1",
+    ]
+    assert document(*words, *narrow)["verdict"] == "passed, LSE unchecked"
 
 
 def test_verify_takes_a_callable_with_its_conventions(tmp_path: Path) -> None:
@@ -511,6 +549,10 @@ def test_counters_asks_for_the_problem_given(monkeypatch: pytest.MonkeyPatch) ->
     asked.clear()
     run("counters", "--matrix")
     assert asked == problems.matrix(fl.catalogue.with_kernels())
+    asked.clear()
+    run("counters", "flash2", "flash3", "--l2", "--only", "L2 blind")
+    every = [c for c in problems.l2_problems() if c.algorithm in ("flash2", "flash3")]
+    assert asked == [c for c in every if "L2 blind" in c.name] and 0 < len(asked) < len(every)
 
 
 def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def attention(
-    q: Array, k: Array, v: Array, *, causal: bool = False, scale: float = 1.0, window: Any = None, keys: int = 32
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    keys: int = 32,
 ) -> tuple[Array, Array]:
     """Online softmax over tiles of `keys`, float32 sums, P rounded to the storage dtype before P V."""
-    batch, heads, rows, _ = q.shape
+    batch, heads, rows, dim = q.shape
+    scale = dim**-0.5 if scale is None else scale
     group, cols, dtype = heads // k.shape[1], k.shape[2], q.dtype
     k, v = (np.repeat(x, group, axis=1).astype(np.float32) for x in (k, v))
     m = np.full((batch, heads, rows, 1), -np.inf, np.float32)

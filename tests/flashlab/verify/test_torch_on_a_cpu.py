@@ -34,6 +34,25 @@ def test_torchs_own_attention_passes(dtype: str) -> None:
 
 
 @pytest.mark.torch
+def test_the_built_in_sdpa_passes() -> None:
+    report = verify("sdpa", examples=50)
+    assert report.verdict == "passed, LSE unchecked", report.failed[:3]
+    assert report.counts["passed"] > 200 and report.never_ran == ["window"]
+
+
+@pytest.mark.torch
+def test_a_function_without_a_signature_is_told_by_its_own_names() -> None:
+    """torch's function refuses `causal`: that says nothing of its numbers."""
+    attention = module("torch").nn.functional.scaled_dot_product_attention
+    with pytest.raises(fl.UsageError, match="unexpected keyword argument 'causal'.*--arg-names"):
+        verify(fl.Adapter(attention, "torch"), dtypes=["float32"])
+    domain = fl.Domain(groups=1, empty=False)
+    adapter = fl.Adapter(attention, "torch", names={"causal": "is_causal"}, causal="top-left", domain=domain)
+    report = verify(adapter, dtypes=["float32"], checks=["rule", "key_sets"])
+    assert report.passed and report.counts["passed"] > 50 and "causal" not in report.never_ran
+
+
+@pytest.mark.torch
 def test_a_key_too_few_is_found() -> None:
     def hasty(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Any:
         return sdpa(q, k[:, :, :-1], v[:, :, :-1], causal, scale)

@@ -1,0 +1,295 @@
+"""The likely mistake behind a failure, found by trying: attention with each known mistake, beside what the kernel returned.
+
+A mistake is named if the result is within the rule of attention with exactly that mistake, on the failing case and on
+larger ones. All of them are computed here in float64, from the weights that they give to each key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from flashlab.verify.bench import Bench, Result, visible
+from flashlab.verify.cases import Case
+from flashlab.verify.rule import Align, Expected, judge
+from simulator import Problem
+from simulator.dtypes import Array
+from simulator.errors import Unavailable
+from simulator.operations.attention import ROUNDINGS, SCORE, UNIT
+
+TILES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 256)
+"""Keys per tile that mistakes with tiles are tried with."""
+SENTINELS = (-1e4, -65504.0, -1e5, -1e9)
+"""Finite values that kernels take for minus infinity."""
+OVERFLOWS, VANISHES, SMALL = 88.7, -104.0, -87.0
+"""exp of more is infinite in float32, exp of less is 0, and exp of less than the last has lost bits."""
+MOST_PAIRS = 1 << 21
+"""The most (query, key) pairs, over batch and heads, of a case that mistakes are tried on."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A case, and attention on it in float64: all that a mistake is made of. Scores are (batch, heads, len_q, len_kv)."""
+
+    problem: Problem
+    align: Align
+    q: Array
+    k: Array
+    v: Array
+    seen: Array
+    truth: Expected
+
+    @classmethod
+    def of(cls, bench: Bench, case: Case) -> Scene:
+        p, arrays = case.problem, case.arrays()
+        q, k, v = (x.astype(np.float64) for x in arrays)
+        return cls(p, bench.target.align, q, k, v, visible(p, bench.target), bench.expect(p, *arrays))
+
+    def heads(self, order: Array | None = None) -> tuple[Array, Array]:
+        """K and V with one head per query head; `order` says which."""
+        if order is None:
+            order = np.arange(self.problem.heads) // self.problem.queries_per_kv
+        return self.k[:, order], self.v[:, order]
+
+    def scores(self, order: Array | None = None) -> Array:
+        """q k^T, unscaled."""
+        return self.q @ self.heads(order)[0].swapaxes(-1, -2)
+
+    def softmax(self, s: Array, order: Array | None = None, extra: int = 0) -> Expected:
+        """What softmax(s) V comes to. Beside the keys, `extra` ones have a score and a value of 0."""
+        top: Array = s.max(-1, keepdims=True, initial=0.0 if extra else -np.inf)
+        e = np.exp(s - np.where(np.isneginf(top), 0.0, top))
+        total = e.sum(-1, keepdims=True) + (extra * np.exp(-top) if extra else 0.0)
+        with np.errstate(divide="ignore"):
+            return self.weighted(e / np.where(total == 0, 1.0, total), (top + np.log(total))[..., 0], order)
+
+    def weighted(self, weights: Array, lse: Array, order: Array | None = None) -> Expected:
+        """What these weights of the keys come to, with the rule's tolerances."""
+        p, (k, v) = self.problem, self.heads(order)
+        sizes = abs(p.scale) * (np.abs(self.q) @ np.abs(k).swapaxes(-1, -2))
+        d = SCORE[p.dtype] * np.maximum(1.0, np.where(self.seen, sizes, 0.0).max(-1, initial=0.0))
+        out = weights @ v
+        spread = (weights**2) @ (v**2).sum(-1)[..., None]
+        tolerance = (ROUNDINGS * UNIT[p.dtype] + d) * np.sqrt((out**2).sum(-1) + spread[..., 0]) + 1e-30
+        return Expected(out, lse, tolerance, np.maximum(d, self.truth.lse_tolerance))
+
+    def masked(self, s: Array, seen: Array | None = None) -> Array:
+        return np.where(self.seen if seen is None else seen, s, -np.inf)
+
+
+Suspect = tuple[str, Expected]
+
+
+def _masks(c: Scene) -> Iterator[Suspect]:
+    """Other keys than those that a row should see."""
+    p, s = c.problem, c.problem.scale * c.scores()
+    key, row = np.arange(p.len_kv), np.arange(p.len_q)[:, None]
+    aligned = {"bottom-right": row + p.offset, "top-left": row}
+    seen: dict[str, Array] = {}
+    if p.causal:
+        other: Align = "top-left" if c.align == "bottom-right" else "bottom-right"
+        last = aligned[c.align]
+        within = np.ones(c.seen.shape, bool) if p.left is None else key >= last - p.left
+        seen[f'the causal mask is aligned {other} (if that is meant: causal="{other}")'] = key <= aligned[other]
+        seen["the causal mask is ignored"] = within
+        seen["a causal row misses its last key: < where <= belongs"] = (key < last) & within
+        seen["a causal row sees one key too many"] = (key <= last + 1) & within
+    if p.left is not None or (p.right is not None and not p.causal):
+        last = row + p.offset
+        left, right = (1 << 40 if side is None else side for side in (p.left, p.right))
+        sides = (("", 0, 0), ("left ", 1, 0), ("right ", 0, 1))
+        for word, a, b in sides[1:]:
+            for step, how in ((1, "one key too wide"), (-1, "one key too narrow")):
+                seen[f"the window's {word}side is {how}"] = (key >= last - left - a * step) & (
+                    key <= last + right + b * step
+                )
+        seen["the window is ignored"] = key <= last if p.causal else np.ones(c.seen.shape, bool)
+        if p.offset:
+            seen["the window is aligned top-left"] = (key >= row - left) & (key <= row + right)
+    seen["the last key is dropped"] = c.seen & (key < p.len_kv - 1)
+    seen["the first key is dropped"] = c.seen & (key > 0)
+    for cols in TILES[1:]:
+        if p.len_kv % cols:
+            whole = p.len_kv - p.len_kv % cols
+            seen[f"the keys of the last tile are dropped, where it is not full ({cols} keys)"] = c.seen & (key < whole)
+    for words, keys in seen.items():
+        yield words, c.softmax(c.masked(s, np.broadcast_to(keys, c.seen.shape)))
+    for value in SENTINELS:  # rows that see no key look alike with all of them
+        yield "hidden scores are finite, such as -1e4, instead of -inf", c.softmax(np.where(c.seen, s, value))
+    if c.seen.all():
+        for cols in TILES[1:]:
+            if extra := -p.len_kv % cols:
+                yield f"padded keys count, up to a multiple of {cols}", c.softmax(s, extra=extra)
+
+
+def _scales(c: Scene) -> Iterator[Suspect]:
+    p, s = c.problem, c.scores()
+    padded = 1 << (p.head_dim - 1).bit_length()
+    scales = {
+        "1/sqrt(head_dim)": 1 / math.sqrt(p.head_dim),
+        "1/head_dim": 1 / p.head_dim,
+        "1: it is missing": 1.0,
+        "sqrt(head_dim)": math.sqrt(p.head_dim),
+        "1/sqrt of a padded head dim": 1 / math.sqrt(padded),
+        "applied twice": p.scale**2,
+        "times log2(e), although exp is to base e": p.scale / math.log(2),
+        "without its log2(e), although exp is to base 2": p.scale * math.log(2),
+        "negated": -p.scale,
+    }
+    default = " by default" if "scale" not in p.given else ""
+    for words, scale in scales.items():
+        yield f"the scale is {words}{default}", c.softmax(c.masked(scale * s))
+
+
+def _heads(c: Scene) -> Iterator[Suspect]:
+    p = c.problem
+    if p.queries_per_kv > 1:
+        orders = {"KV heads are interleaved: head h reads KV head h % kv_heads": np.arange(p.heads) % p.kv_heads}
+        orders["all heads read KV head 0"] = np.zeros(p.heads, int)
+        for words, order in orders.items():
+            yield words, c.softmax(c.masked(p.scale * c.scores(order)), order)
+
+
+def _sums(c: Scene) -> Iterator[Suspect]:
+    """Sums over tiles that forget what their softmax was relative to."""
+    p = c.problem
+    s = c.masked(p.scale * c.scores())
+    if not s.size:
+        return
+    top: Array = s.max(-1, keepdims=True)
+    base = np.where(np.isneginf(top), 0.0, top)
+    e = np.exp(s - base)
+    total = e.sum(-1, keepdims=True)
+    safe = np.where(total == 0, 1.0, total)
+    yield "out is not divided by the sum", c.weighted(e, c.truth.lse)
+    for cols in TILES:
+        if cols >= p.len_kv:
+            break
+        starts = np.arange(0, p.len_kv, cols)
+        running = np.maximum.accumulate(np.maximum.reduceat(s, starts, axis=-1), axis=-1)
+        then: Array = np.repeat(running, np.diff(starts, append=p.len_kv), axis=-1)
+        late = np.exp(np.where(np.isneginf(s), -np.inf, s) - np.where(np.isneginf(then), 0.0, then))
+        sums = late.sum(-1, keepdims=True)
+        both = np.where(sums == 0, 1.0, sums)
+        with np.errstate(divide="ignore"):
+            wrong = (base + np.log(sums))[..., 0]
+        tiles = f"when the maximum moves (tiles of {cols} keys)"
+        yield f"the accumulator is not rescaled {tiles}", c.weighted(late / safe, c.truth.lse)
+        yield f"the sum is not rescaled {tiles}", c.weighted(e / both, wrong)
+        yield f"neither accumulator nor sum is rescaled {tiles}", c.weighted(late / both, wrong)
+
+
+def _lses(c: Scene) -> Iterator[Suspect]:
+    """The LSE of another convention, beside the right output."""
+    t = c.truth
+    s = c.masked(c.problem.scale * c.scores())
+    top: Array = s.max(-1, initial=-np.inf)
+    with np.errstate(invalid="ignore", over="ignore"):
+        log = t.lse - top
+        lses = {
+            'the LSE is to base 2 (if that is meant: lse="2")': t.lse / math.log(2),
+            'the LSE is to base e (if that is meant: lse="e")': t.lse * math.log(2),
+            "the LSE is negated": -t.lse,
+            "the LSE lacks the maximum": log,
+            "the LSE is the maximum alone": top,
+            "the LSE has the sign of its logarithm wrong": top - log,
+            "the LSE is upside-down: the logarithm is subtracted from nothing": -log,
+            "the LSE is the sum, without a logarithm": np.exp(log),
+            "the LSE is of scores without their scale": np.where(np.isneginf(top), -np.inf, c.softmax(c.masked(c.scores())).lse),
+            "the LSE adds the maximum to the base-2 logarithm": top + log / math.log(2),
+        }  # fmt: skip
+    for words, lse in lses.items():
+        yield words, replace(t, lse=np.where(np.isneginf(t.lse), -np.inf, lse))
+
+
+def _by_rows(c: Scene, result: Result) -> Iterator[str]:
+    """Mistakes that show in which rows are wrong, whatever is in them."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.linalg.norm(result.out.astype(np.float64) - c.truth.out, axis=-1)
+        wrong = ~(off <= c.truth.out_tolerance)
+        if result.lse is not None:
+            close = np.abs(result.lse.astype(np.float64) - c.truth.lse) <= c.truth.lse_tolerance
+            wrong |= ~(close | (np.isneginf(result.lse) & np.isneginf(c.truth.lse)))
+    empty = np.isneginf(c.truth.lse)
+    if not wrong.any():
+        return
+    if (wrong == empty).all():
+        yield "a row that sees no key must be 0, with an LSE of -inf; here it is something else"
+        return
+    s = c.masked(c.problem.scale * c.scores())
+    top: Array = s.max(-1, initial=-np.inf)
+    over, under, small = top > OVERFLOWS, (top < VANISHES) & ~empty, (top < SMALL) & ~empty
+    for words, sure, perhaps in (
+        ("the maximum is not subtracted before exp", over | under, over | small | (top > OVERFLOWS - 12)),
+        ("the running maximum starts at 0, not at -inf", under, small),
+    ):
+        if sure.any() and (sure <= wrong).all() and (wrong <= perhaps).all():
+            yield words
+
+
+def _matching(bench: Bench, case: Case, *, failing: bool) -> set[str] | None:
+    """The mistakes that explain a case. None if it says nothing: it is too large, or it is not run."""
+    p = case.problem
+    if p.batch * p.heads * p.len_q * p.len_kv > MOST_PAIRS or not bench.does(p):
+        return None
+    try:
+        result = bench.run(p, *case.arrays(), layout=case.layout, tile=case.tile)
+    except Unavailable:
+        raise
+    except (Exception, SystemExit):  # it raises, refuses, or writes where it must not: that says nothing of its numbers
+        return None
+    c = Scene.of(bench, case)
+    if result.out.shape != c.truth.out.shape or (result.lse is not None and result.lse.shape != c.truth.lse.shape):
+        return set()
+    right = judge(c.truth, result.out, result.lse).passed
+    if failing and right:
+        return None
+    found = set[str]()
+    empty = np.isneginf(c.truth.lse)
+    for words, expected in _suspects(c):
+        # what a row without keys has is a matter of its own
+        lse = None if result.lse is None else np.where(empty, np.float32(-np.inf), result.lse)
+        expected = replace(expected, lse=np.where(empty, -np.inf, expected.lse))
+        if judge(expected, result.out, lse).passed:
+            found.add(words)
+    return found | (_ROWS if right else set(_by_rows(c, result)))
+
+
+_ROWS = {
+    "a row that sees no key must be 0, with an LSE of -inf; here it is something else",
+    "the maximum is not subtracted before exp",
+    "the running maximum starts at 0, not at -inf",
+}
+
+
+def _suspects(c: Scene) -> Iterator[Suspect]:
+    for kind in (_masks, _scales, _heads, _sums, _lses):
+        yield from kind(c)
+
+
+def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
+    """The mistake that explains a failing case and the `others`, or nothing. At most two are named, with an "or"."""
+    with np.errstate(all="ignore"):
+        found = _matching(bench, case, failing=True)
+        if not found:
+            return ""
+        for other in (*others, *_larger(bench, case)):
+            more = _matching(bench, other, failing=False)
+            if more is not None:
+                found &= more
+    order: dict[str, Any] = dict.fromkeys(words for words, _ in _suspects(Scene.of(bench, case)))
+    named = [words for words in (*order, *sorted(_ROWS)) if words in found]
+    return "; or ".join(named) if len(named) <= 2 else ""
+
+
+def _larger(bench: Bench, case: Case) -> Iterator[Case]:
+    """Cases of the same kind with more rows, keys and elements, so that fewer mistakes look alike."""
+    p = case.problem
+    for rows, keys in ((7, 41), (75, 22)):
+        heads = {"heads": 4 * p.queries_per_kv, "kv_heads": 4}
+        changes: dict[str, Any] = {"len_q": p.len_q + rows, "len_kv": p.len_kv + keys, "head_dim": max(p.head_dim, 48)}
+        yield bench.target.domain.fit_case(replace(case, problem=p.replace(**changes, **heads)))

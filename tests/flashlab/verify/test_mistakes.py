@@ -1,0 +1,190 @@
+"""A failing report names the mistake that was made, and names none where it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from flashlab.verify import run_case, verify
+from tests.flashlab.verify.candidates import Array, attention
+from tests.flashlab.verify.zoo import Fault, tiled
+from tests.tiers import one_of_each
+
+Kernel = Callable[..., Any]
+
+
+def told(causal: bool = False, scale: float | None = None, window: Any = None) -> dict[str, Any]:
+    return {"causal": causal, "scale": scale, "window": window}
+
+
+def of(wrong: Callable[[Array, Array, Array, dict[str, Any]], Any]) -> Kernel:
+    """A kernel that takes every mask, from one that is wrong in a way of its own."""
+
+    def kernel(
+        q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: Any = None
+    ) -> Any:
+        return wrong(q, k, v, told(causal, scale, window))
+
+    return kernel
+
+
+def top_left(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    if not m["causal"] or m["window"]:
+        return attention(q, k, v, **m)
+    rows, keys = q.shape[2], k.shape[2]
+    if keys > rows:
+        k, v = k[:, :, :rows], v[:, :, :rows]
+    return attention(q, k, v, scale=m["scale"], window=(None, max(0, rows - keys)))
+
+
+def lse_of(change: Callable[[Array, Array], Array]) -> Kernel:
+    def wrong(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+        out, lse = attention(q, k, v, **m)
+        kv = np.repeat(k, q.shape[1] // k.shape[1], axis=1).astype(np.float32)
+        scale = q.shape[-1] ** -0.5 if m["scale"] is None else m["scale"]
+        s = scale * (q.astype(np.float32) @ kv.swapaxes(-1, -2))
+        with np.errstate(all="ignore"):
+            return out, np.where(np.isneginf(lse), lse, change(lse, s.max(-1, initial=-np.inf))).astype(np.float32)
+
+    return of(wrong)
+
+
+def scaled(by: Callable[[int], float]) -> Kernel:
+    return of(lambda q, k, v, m: attention(q, k, v, **m | {"scale": m["scale"] or by(q.shape[-1])}))
+
+
+def wider(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    causal, window = m["causal"], (m["window"] or (None, None))
+    return attention(q, k, v, scale=m["scale"], window=(window[0], 1) if causal else m["window"])
+
+
+def narrower(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    return attention(q, k[:, :, :-1], v[:, :, :-1], **m) if m["causal"] and not m["window"] else attention(q, k, v, **m)
+
+
+def without_the_last_key(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    return attention(q, k, v, **m) if m["causal"] or m["window"] else attention(q, k[:, :, :-1], v[:, :, :-1], **m)
+
+
+def padded(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    if m["causal"] or m["window"]:
+        return attention(q, k, v, **m)
+    tail = [(0, 0), (0, 0), (0, -k.shape[2] % 32), (0, 0)]
+    return attention(q, np.pad(k, tail), np.pad(v, tail), **m)
+
+
+def interleaved(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    order = np.arange(q.shape[1]) % k.shape[1]
+    return attention(q, k[:, order], v[:, order], **m)
+
+
+def nan_in_empty_rows(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    out, lse = attention(q, k, v, **m)
+    return np.where(np.isneginf(lse)[..., None], np.nan, out).astype(out.dtype), lse
+
+
+MISTAKES: dict[str, tuple[Kernel, str]] = {
+    "top-left": (of(top_left), 'the causal mask is aligned top-left (if that is meant: causal="top-left")'),
+    "one key too many": (of(wider), "a causal row sees one key too many"),
+    "one key fewer": (of(narrower), "a causal row misses its last key: < where <= belongs"),
+    "no mask": (of(lambda q, k, v, m: attention(q, k, v, **m | {"causal": False})), "the causal mask is ignored"),
+    "window ignored": (of(lambda q, k, v, m: attention(q, k, v, **m | {"window": None})), "the window is ignored"),
+    "last key": (of(without_the_last_key), "the last key is dropped"),
+    "padding": (of(padded), "padded keys count, up to a multiple of 32"),
+    "1/d": (scaled(lambda d: 1 / d), "the scale is 1/head_dim by default"),
+    "scale missing": (scaled(lambda d: 1.0), "the scale is 1: it is missing by default"),
+    "scale ignored": (of(lambda q, k, v, m: attention(q, k, v, **m | {"scale": None})), "the scale is 1/sqrt(head_dim)"),
+    "padded head dim": (scaled(lambda d: (1 << (d - 1).bit_length()) ** -0.5), "1/sqrt of a padded head dim by default"),
+    "heads": (of(interleaved), "KV heads are interleaved: head h reads KV head h % kv_heads"),
+    "base 2": (lse_of(lambda lse, top: lse / np.log(2)), 'the LSE is to base 2 (if that is meant: lse="2")'),
+    "negated": (lse_of(lambda lse, top: -lse), "the LSE is negated"),
+    "empty rows": (of(nan_in_empty_rows), "a row that sees no key must be 0, with an LSE of -inf"),
+}  # fmt: skip
+BY_TILES: dict[Fault, str] = {
+    "no maximum": "the maximum is not subtracted before exp",
+    "maximum from 0": "the running maximum starts at 0, not at -inf",
+    "accumulator not rescaled": "the accumulator is not rescaled when the maximum moves (tiles of 32 keys)",
+    "sum not rescaled": "the sum is not rescaled when the maximum moves (tiles of 32 keys)",
+    "nothing rescaled": "neither accumulator nor sum is rescaled when the maximum moves (tiles of 32 keys)",
+    "not normalised": "out is not divided by the sum",
+    "LSE without the maximum": "the LSE lacks the maximum",
+    "LSE is the maximum": "the LSE is the maximum alone",
+    "LSE is the sum": "the LSE is the sum, without a logarithm",
+    "sentinel -1e4": "hidden scores are finite, such as -1e4, instead of -inf",
+}
+ALL = [*MISTAKES, *BY_TILES]
+IN_EACH_RUN = ("top-left", "1/d", "base 2", "heads", "accumulator not rescaled", "no maximum")
+
+
+@pytest.mark.parametrize(
+    "name", one_of_each(sorted(ALL, key=lambda x: x not in IN_EACH_RUN), lambda x: x if x in IN_EACH_RUN else 0)
+)
+@pytest.mark.parametrize("dtype", ["float32"])
+def test_the_mistake_is_named(name: str, dtype: str) -> None:
+    fn, words = MISTAKES[name] if name in MISTAKES else (tiled(name), BY_TILES[name])  # pyright: ignore
+    report = verify(fl.Adapter(fn, lse="e"), dtypes=[dtype], checks=["rule", "odd_scale"])
+    assert report.failing, name
+    assert words in report.failing.likely, (report.failing.likely, report.failing.python)
+    assert "\n" not in report.failing.likely and words in str(report)
+
+
+def test_without_an_lse_mistakes_are_named_too() -> None:
+    fn = MISTAKES["heads"][0]
+
+    def no_lse(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None) -> Any:
+        return fn(q, k, v, causal=causal, scale=scale)[0]
+
+    report = verify(fl.Adapter(no_lse), dtypes=["bfloat16"], checks=["gqa"])
+    assert report.failing and report.failing.likely.startswith("KV heads are interleaved")
+
+
+def test_a_mistake_that_nobody_knows_is_not_named() -> None:
+    def odd(q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None) -> Any:
+        out, lse = attention(q, k, v, causal=causal, scale=scale)
+        return (out + np.sin(np.arange(out.shape[-1])) / 10).astype(out.dtype), lse
+
+    report = verify(fl.Adapter(odd, lse="e"), dtypes=["float32"], checks=["rule"])
+    assert report.failing and report.failing.likely == "" and "ikely" not in str(report)
+
+
+def test_two_mistakes_at_once_are_not_taken_for_one() -> None:
+    def twice(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+        out, lse = interleaved(q, k, v, m | {"scale": m["scale"] or 1 / q.shape[-1]})
+        return out, lse / np.float32(np.log(2))
+
+    report = verify(fl.Adapter(of(twice), lse="e"), dtypes=["float32"], checks=["gqa", "split"])
+    assert report.failed and (not report.failing or not report.failing.likely)
+
+
+def test_the_smallest_case_is_one_line_that_runs() -> None:
+    report = verify(fl.Adapter(top_left_kernel, lse="e"), dtypes=["float32"], checks=["rule"])
+    assert report.failing
+    *_, line = report.failing.python.splitlines()
+    names = {
+        "fl": fl,
+        "Case": fl.verify.__globals__["Case"],
+        "load": fl.verify.__globals__["load"],
+        "run_case": run_case,
+    }
+    row = eval(line.removeprefix("print(").removesuffix(")"), names)
+    assert row.status == "failed"
+
+
+def top_left_kernel(
+    q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: Any = None
+) -> Any:
+    return top_left(q, k, v, told(causal, scale, window))
+
+
+def test_a_kernel_that_raises_has_no_likely_mistake() -> None:
+    def fragile(q: Array, k: Array, v: Array, scale: float | None = None) -> Any:
+        return (
+            k.max(2, keepdims=True)[:, :, :1] + q if k.shape[1] == q.shape[1] else 1 / 0
+        )  # of no keys there is no maximum
+
+    report = verify(fragile, dtypes=["float32"], checks=["rule", "search"], examples=20)
+    assert report.failing and report.failing.likely == ""

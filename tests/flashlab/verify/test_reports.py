@@ -1,0 +1,143 @@
+"""Reports where people and machines meet them: few lines, annotations of GitHub, SARIF."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashlab as fl
+from flashlab.verify import Failing, Report, Row
+from flashlab.verify.formats import FORMATS, github, sarif
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def row(n: int, status: Any, detail: str = "") -> Row:
+    return Row(
+        check="rule",
+        case=f"case {n}",
+        problem=f"1x2x{n}x{n}x64 float16 causal",
+        dtype="float16",
+        status=status,
+        detail=detail,
+    )
+
+
+def report(failed: int = 0, passed: int = 100, not_run: int = 0, **more: Any) -> Report:
+    rows = [
+        *(
+            row(n, "failed", f"out at (batch, head, row) (0, 0, {n}) holds NaN or inf: 100% wrong")
+            for n in range(failed)
+        ),
+        *(row(n, "passed") for n in range(passed)),
+        *(row(n, "not run", f"reason {n}") for n in range(not_run)),
+    ]
+    python = "import flashlab as fl\nfrom flashlab.verify import Case, run_case\n\nprint(run_case(target, Case(...)))"
+    failing = (
+        Failing(message="out holds NaN", python=python, likely="the scale is 1/head_dim by default") if failed else None
+    )
+    given = {"backend": "callable", "rule": "a rule", "seed": 0, "full": False, "lse_checked": True, "seconds": 1.0}
+    return Report(target="mine:attention", rows=rows, failing=failing, **given | more)
+
+
+MANY = report(200, 100, 150, domain="head_dim 128, multiple 64")
+
+
+@pytest.mark.parametrize("found", [report(), MANY, report(passed=3, not_run=90)], ids=["passed", "failed", "little"])
+def test_a_report_is_short_wherever_it_is_met(found: Report) -> None:
+    for text in (str(found), found._repr_markdown_()):  # pyright: ignore[reportPrivateUsage]
+        assert len(text.splitlines()) < 20, text
+        assert found.headline in text
+    assert "\n" not in repr(found) and len(repr(found)) < 240
+
+
+def test_a_summary_says_what_counts() -> None:
+    text = str(MANY)
+    for words in (
+        "200 failed, 300 of 450 checks ran",
+        "case 0",
+        "and 197 more",
+        "not run (1): reason 0",
+        "147 more reasons",
+        "likely: the scale is 1/head_dim by default",
+        "domain: head_dim 128",
+        "print(run_case(target, Case(...)))",
+    ):
+        assert words in text, words
+    assert MANY.verdict == "failed" and report(passed=3, not_run=90).verdict == "too little ran"
+    assert (
+        report(passed=45, not_run=45).verdict == "passed" and report(passed=44, not_run=45).verdict == "too little ran"
+    )
+
+
+def test_an_assertion_in_pytest_is_short(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        "import flashlab as fl\n"
+        "def test_mine():\n"
+        "    report = fl.verify(lambda q, k, v: 2 * q, checks=['gqa', 'rule'], dtypes=['float32'], examples=0)\n"
+        "    assert report.passed, report\n"
+    )
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(tmp_path)]
+    done = subprocess.run(
+        words, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120
+    )
+    shown = [line for line in done.stdout.splitlines() if line.startswith("E")]
+    assert 0 < len(shown) < 20 and "failed (" in shown[0] and "rule, aligned" in shown[0], done.stdout
+
+
+def test_github_shows_annotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = github(report(2, place=(str(tmp_path / "a,b.py"), 7))).splitlines()
+    assert lines[0] == (
+        "::error file=a%2Cb.py,line=7,title=flashlab verify%3A rule::case 0 (1x2x0x0x64 float16 causal): out at (batch, head, row) "
+        "(0, 0, 0) holds NaN or inf: 100%25 wrong. Likely: the scale is 1/head_dim by default"
+    )
+    assert len(lines) == 2 and len(github(MANY).splitlines()) == 10 and "191 more checks failed" in github(MANY)
+    assert re.match(r"::notice title=flashlab verify::mine:attention on callable: passed", github(report()))
+    assert github(report(passed=1, not_run=9)).startswith("::error title=")
+
+
+@pytest.mark.parametrize("found", [report(), MANY, report(passed=1, not_run=9)], ids=["passed", "failed", "little"])
+def test_sarif_has_the_shape_of_its_schema(found: Report) -> None:
+    """The parts of the SARIF 2.1.0 schema that a consumer goes by: what is required, and what refers to what."""
+    document = json.loads(sarif(found))
+    assert set(document) == {"$schema", "version", "runs"} and document["version"] == "2.1.0"
+    (run,) = document["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] and driver["version"] == fl.__version__
+    rules = driver["rules"]
+    assert all(rule["id"] and rule["shortDescription"]["text"] for rule in rules)
+    assert run["invocations"] == [{"executionSuccessful": True}]
+    assert len(run["results"]) == (len(found.failed) or (not found.passed))
+    for result in run["results"]:
+        assert result["level"] == "error" and result["message"]["text"]
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+
+
+def test_sarif_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, uri in ((tmp_path / "mine.py", "mine.py"), (Path("/elsewhere/mine.py"), "file:///elsewhere/mine.py")):
+        (result,) = json.loads(sarif(report(1, place=(str(file), 3))))["runs"][0]["results"]
+        (location,) = result["locations"]
+        assert location == {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 3}}}
+
+
+def test_a_function_has_a_place() -> None:
+    found = fl.verify(fl.Adapter(lambda q, k, v: q), checks=["determinism"], dtypes=["float32"])
+    assert (
+        found.place
+        and found.place[0] == __file__
+        and "determinism" in Path(__file__).read_text().splitlines()[found.place[1] - 1]
+    )
+    assert fl.verify("flash2", checks=["gqa"], dtypes=["float16"]).place is None
+
+
+def test_formats_have_names() -> None:
+    assert set(FORMATS) == {"markdown", "github", "sarif"}
+    assert FORMATS["markdown"](MANY).startswith("## mine:attention")
