@@ -37,7 +37,7 @@ def sphinx(source: Path, out: Path, *options: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=280)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # of a module, it is built again where a worker goes to and fro between modules
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
     done = sphinx(ROOT / "docs", out)

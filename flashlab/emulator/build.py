@@ -186,7 +186,8 @@ def _runtime() -> list[Path]:
     headers = [header.read_bytes() for header in sorted(here.glob("*.h"))]
 
     def object_of(source: Path) -> Path:
-        key, name = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes()), f"{source.stem}.o"
+        name = f"{source.stem}.o"
+        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, str(source), source.read_bytes())
 
         def make(work: Path) -> None:
             _compile([*_RUNTIME_FLAGS, str(source), "-o", str(work / name)], source)
@@ -205,7 +206,8 @@ def _digest_of_sources(*folders: Path) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    return cache.digest(*(Path(name).read_bytes() for name, *_ in stamps))
+    # paths, too: findings name the files, and the same files elsewhere may be gone
+    return cache.digest(*(part for name, *_ in stamps for part in (name, Path(name).read_bytes())))
 
 
 @functools.cache

@@ -23,18 +23,21 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "fewer-queries": {"batch": 1, "heads": 3, "len_q": 113, "len_kv": 799, "head_dim": 128},
         "more-queries": {"batch": 1, "heads": 3, "kv_heads": 1, "len_q": 421, "len_kv": 97, "head_dim": 64},
     }
-    # What the counters of TMA show of rows that are no whole sectors of 32 bytes is predicted, but wasn't measured where a box
-    # also has rows outside its array. So rows are whole where lengths are ragged, and odd where lengths are whole tiles.
+    # The counters of TMA show whole sectors of 32 bytes. So there are rows that are whole sectors and rows that aren't (odd),
+    # each in boxes that lie inside their array and in boxes that reach outside.
     boxed = {
         "ragged": {**shapes["ragged"], "head_dim": 48},
         "odd-rows": {"batch": 1, "heads": 2, "len_q": 384, "head_dim": 40},
+        "odd-rows-outside": shapes["ragged"],
     }
-    # Of 8-bit operands both have to be whole: rows of a head dim and, for V lies transposed, of keys padded to 16.
+    # Of 8-bit operands rows of a head dim may be odd and, for V lies transposed, rows of keys padded to 16.
     odd_keys = {"batch": 1, "heads": 2, "len_q": 256, "head_dim": 128}
     boxed_bytes = {
         "ragged": {**shapes["ragged"], "len_q": 250, "head_dim": 96},
         "more-queries": {**shapes["more-queries"], "len_kv": 121},
         "odd-rows": {"batch": 1, "heads": 2, "len_q": 384, "head_dim": 80},
+        "odd-rows-outside": shapes["ragged"],
+        "odd-keys-outside": shapes["more-queries"],
         "odd-keys": {**odd_keys, "len_kv": 2000},
         "odd-keys-of-a-part": {**odd_keys, "len_kv": 1000},
         "even-keys": {**odd_keys, "len_kv": 2008},

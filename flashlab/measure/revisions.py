@@ -1,7 +1,8 @@
 """Kernels beside the same kernels of another revision: `python -m flashlab.measure.revisions OLD/kernels_cu flash3_fp8`.
 
-Both are compiled here and now, and take turns on the same arrays, so that clocks and temperature are the same for both. A
-ratio is the other revision's time over this one's, in one round: over 1, this revision is faster. Needs a GPU and torch.
+`git worktree add OLD REVISION` makes the folder. Both are compiled here and now, and take turns on the same arrays, so
+that clocks and temperature are the same for both. A ratio is the other revision's time over this one's, in one round:
+over 1, this revision is faster. Needs a GPU and torch.
 """
 
 from __future__ import annotations

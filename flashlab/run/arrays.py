@@ -25,17 +25,19 @@ __all__ = [
     "EMULATOR",
     "Allocate",
     "Framework",
+    "Place",
     "View",
     "cache_refused",
     "check_out",
     "copy",
     "cupy",
     "framework",
+    "framework_of",
     "from_the_pool",
     "host_view",
     "is_aligned",
     "padded_like",
-    "views_of",
+    "unread",
     "warm_copies",
 ]
 
@@ -98,10 +100,15 @@ class View(NamedTuple):
         return low, high + WIDTH[self.dtype]
 
 
+Place = tuple[int, tuple[int, ...], tuple[int, ...], Any, int]
+"""Where an array lies, as its framework says it: pointer, shape, strides, dtype, device. It is quicker to get than a `View`,
+and says as much."""
+
 Allocate = Callable[[int], tuple[int, Any]]
 """Bytes of GPU memory, uninitialised: a pointer, and what holds it."""
 
 _captured: list[Any] = []  # what a graph's replays go on using
+_unread: dict[tuple[int, int], Any] = {}  # never given back, for the same reason
 
 
 def from_the_pool(nbytes: int) -> tuple[int, Any]:
@@ -113,31 +120,55 @@ def from_the_pool(nbytes: int) -> tuple[int, Any]:
     return memory.ptr, memory
 
 
+def unread(nbytes: int, device: int) -> Any:
+    """Memory of the current `device` for what a kernel writes and nobody reads: all calls share it, on whatever stream."""
+    key = device, max(0, nbytes - 1).bit_length()
+    if key not in _unread:
+        _unread.setdefault(key, cupy().cuda.alloc(1 << key[1]))
+    return _unread[key]
+
+
 class Framework(ABC):
     """What differs between the frameworks."""
 
     writable = True
     """Whether arrays can be written in place, as `out=`."""
 
-    @abstractmethod
-    def view(self, name: str, x: Any) -> View:
-        """An array as a kernel sees it; `name` is the argument's. Raises `UsageError` for one that no kernel takes."""
+    def shared(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Arrays by name, as `place` takes them. They must be held while kernels may use their memory."""
+        return given
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
-        """A new array on the device of another."""
+    def place(self, name: str, x: Any) -> Place:
+        """Where an array lies; `name` is the argument's. Raises `UsageError` for one that isn't in GPU memory."""
+
+    @abstractmethod
+    def view(self, name: str, place: Place, owner: Any = None) -> View:
+        """What lies there, as a kernel sees it. Raises `UsageError` for a dtype that no kernel takes."""
+
+    def views(self, places: Mapping[str, Place]) -> dict[str, View]:
+        """Places by name as views, all on one GPU; the caller holds the arrays. Raises `UsageError`."""
+        views = {name: self.view(name, place) for name, place in places.items()}
+        (first, like), *others = views.items()
+        for name, x in others:
+            if x.device != like.device:
+                raise UsageError(f"{name}.device", x.device, f"GPU {like.device}, where {first} lies")
+        return views
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A new array on the current device, as `place` takes it."""
 
     @abstractmethod
     def stream(self, device: int) -> AbstractContextManager[Any]:
         """Makes the device and the framework's current stream there CuPy's."""
 
-    def workspace(self, like: View) -> Allocate:
-        """Where a call's workspaces come from: the framework's own allocator, which knows its streams and its graphs."""
-        del like
-        return from_the_pool
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        """Bytes for a call's workspaces: of the framework's own allocator, which knows its streams and its graphs."""
+        return from_the_pool(nbytes)
 
-    def hand_back(self, x: Any, like: View) -> Any:
-        """What `empty` made, written by now, as an array of the kind that came in."""
+    def hand_back(self, x: Any, like: Any) -> Any:
+        """What `empty` made, written by now, as an array of the kind of `like`, which came in."""
         del like
         return x
 
@@ -146,12 +177,15 @@ class _CupyArrays(Framework):
     def __init__(self) -> None:
         self._runtime = cupy().cuda.runtime
 
-    def view(self, name: str, x: Any) -> View:
+    def place(self, name: str, x: Any) -> Place:
         memory = x.data
-        return View(memory.ptr, x.shape, x.strides, _dtype_name(name, x.dtype), memory.device_id, x)
+        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
 
-    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
-        del like  # the device is current
+    def view(self, name: str, place: Place, owner: Any = None) -> View:
+        pointer, shape, strides, dtype, device = place
+        return View(pointer, shape, strides, _dtype_name(name, dtype), device, owner)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return cupy().empty(shape, numpy_dtype(dtype))
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
@@ -163,28 +197,30 @@ class _DlpackArrays(_CupyArrays):
 
     writable = False
 
-    def view(self, name: str, x: Any) -> View:
+    def shared(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._shared(name, x) for name, x in given.items()}
+
+    @staticmethod
+    def _shared(name: str, x: Any) -> Any:
         try:
             kind, _ = x.__dlpack_device__()
             if kind not in (_CUDA, _CUDA_MANAGED):
                 raise refused(name, f"{title_of(x)} array on the CPU", _ON_GPU)
             if ready := getattr(x, "block_until_ready", None):
                 ready()
-            shared = cupy().from_dlpack(x)
+            return cupy().from_dlpack(x)
         except UNREADABLE as error:
             if isinstance(error, UsageError):
                 raise
             raise refused(
                 name, f"{title_of(x)} array without a buffer of its own ({first_line(error)})", _ON_GPU
             ) from error
-        return super().view(name, shared)._replace(owner=(x, shared))
 
-    def hand_back(self, x: Any, like: View) -> Any:
+    def hand_back(self, x: Any, like: Any) -> Any:
         cupy().cuda.get_current_stream().synchronize()
-        original, _ = like.owner
-        if not hasattr(original, "__array_namespace__"):
+        if not hasattr(like, "__array_namespace__"):
             return x
-        namespace = original.__array_namespace__()
+        namespace = like.__array_namespace__()
         if not x.size:  # no memory to share
             return namespace.zeros(x.shape, dtype=getattr(namespace, x.dtype.name))
         return namespace.from_dlpack(x)
@@ -197,32 +233,29 @@ class _TorchArrays(Framework):
         self._dtypes = {name: dtype for dtype, name in self._names.items()}
         self._runtime = cupy().cuda.runtime
 
-    def view(self, name: str, x: Any) -> View:
+    def place(self, name: str, x: Any) -> Place:
         if not x.is_cuda:
             raise refused(name, f"torch tensor on {x.device}", _ON_GPU)
         if x.requires_grad:
             check_no_grad(name, x)
-        dtype = self._names.get(x.dtype)
-        if dtype is None:
-            raise refused(f"{name}.dtype", str(x.dtype), _DTYPES)
-        size = WIDTH[dtype]
         try:
-            strides = tuple([n * size for n in x.stride()])
-            return View(x.data_ptr(), tuple(x.shape), strides, dtype, x.get_device(), x)
+            return x.data_ptr(), x.shape, x.stride(), x.dtype, x.get_device()
         except RuntimeError as error:  # sparse or nested, or traced by a transformation
             raise refused(name, f"torch tensor without a buffer of its own ({first_line(error)})", _ON_GPU) from error
 
-    def empty(self, shape: tuple[int, ...], dtype: str, like: View) -> Any:
-        return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.owner.device)
+    def view(self, name: str, place: Place, owner: Any = None) -> View:
+        pointer, shape, steps, kind, device = place
+        dtype = self._names.get(kind)
+        if dtype is None:
+            raise refused(f"{name}.dtype", str(kind), _DTYPES)
+        return View(pointer, tuple(shape), tuple([n * WIDTH[dtype] for n in steps]), dtype, device, owner)
 
-    def workspace(self, like: View) -> Allocate:
-        device, torch = like.owner.device, self._torch
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self._torch.empty(shape, dtype=self._dtypes[dtype], device="cuda")
 
-        def allocate(nbytes: int) -> tuple[int, Any]:
-            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            return memory.data_ptr(), memory
-
-        return allocate
+    def allocate(self, nbytes: int) -> tuple[int, Any]:
+        memory = self.empty((nbytes,), "uint8")
+        return memory.data_ptr(), memory
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
         # torch.cuda.current_stream() makes an object for each call, which takes ten times as long
@@ -283,18 +316,14 @@ def framework(name: str, x: Any) -> Framework:
     return found
 
 
-def views_of(given: Mapping[str, Any]) -> tuple[Framework, dict[str, View]]:
-    """Arrays by name as kernels see them, and the one framework that they are of, all on one GPU. Raises `UsageError`."""
-    first, *_ = given
-    like, of = given[first], framework(first, given[first])
-    views: dict[str, View] = {}
-    for name, x in given.items():
+def framework_of(given: Mapping[str, Any]) -> Framework:
+    """The one framework that arrays by name are of. Raises `UsageError` for arrays of several kinds, as `framework` does."""
+    (first, like), *others = given.items()
+    of = framework(first, like)
+    for name, x in others:
         if type(x) is not type(like) and framework(name, x) is not of:
             raise UsageError(name, type(x).__name__, f"an array of the same kind as {first} ({type(like).__name__})")
-        views[name] = view = of.view(name, x)
-        if view.device != (where := views[first].device):
-            raise UsageError(f"{name}.device", view.device, f"GPU {where}, where {first} lies")
-    return of, views
+    return of
 
 
 @functools.cache

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
 from flashlab.run import arrays
 from flashlab.run import plan as plans
-from flashlab.run.arrays import View
+from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
 from simulator.counts import Counts
 from simulator.devices import Device
@@ -23,7 +23,7 @@ from simulator.simulate import Scales, TileLike
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
-_SCALES = ("q_scale", "k_scale", "v_scale")
+_SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
 
@@ -64,38 +64,38 @@ def attention(
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    framework, views = arrays.views_of(
-        {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
-    )
+    given = {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
+    if scales is not None:
+        given |= zip(_SCALES, Scales.of(scales), strict=True)
+    framework = arrays.framework_of(given)
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
-    first = views["q"]
+    held = framework.shared(given)
+    places = {name: framework.place(name, x) for name, x in held.items()}
     options = plans.ARCH, algorithm, tile, lse
-    with framework.stream(first.device):
+    with framework.stream(places["q"][-1]):
         if out is None:
+            views = framework.views(places)
+            first = views["q"]
             _kept(_cached_plan, _shapes(views), first.device, *options, **masks)  # raises before anything is allocated
-            out = framework.empty(first.shape, output_dtype(first.dtype), first)
-            views["out"] = arrays.framework("out", out).view("out", out)
-        logs = framework.empty(first.shape[:3], "float32", first) if lse else None
+            out = framework.empty(first.shape, output_dtype(first.dtype))
+            places["out"] = framework.place("out", out)
+        logs = framework.empty(places["q"][1][:3], "float32") if lse else None
         if logs is not None:
-            views["lse"] = arrays.framework("lse", logs).view("lse", logs)
-        if scales is not None:
-            views |= {name: framework.view(name, x) for name, x in zip(_SCALES, Scales.of(scales), strict=True)}
-        places = tuple([x[:5] for x in views.values()])
+            places["lse"] = framework.place("lse", logs)
+        key = tuple(places.items())
         try:
-            call = _cached_call(places, *options, **masks)
+            call = _cached_call(framework, key, *options, **masks)
         except TypeError:  # as in `_kept`, but a warm call packs its keywords no second time
-            call = _cached_call.__wrapped__(places, *options, **masks)
+            call = _cached_call.__wrapped__(framework, key, *options, **masks)
         if call.ready is not None:
-            call.ready.launch(allocate=framework.workspace(first))
+            call.ready.launch(allocate=framework.allocate)
         else:
-            call.plan.launch_padded(views, allocate=framework.workspace(first))
-        out = framework.hand_back(out, first)
-        return out if logs is None else (out, framework.hand_back(logs, first))
+            call.plan.launch_padded(_operands(framework.views(places)), allocate=framework.allocate)
+        out = framework.hand_back(out, q)
+        return out if logs is None else (out, framework.hand_back(logs, q))
 
 
-# an array's pointer, shape, strides, dtype and device: a View without its owner
-_Place = tuple[int, tuple[int, ...], tuple[int, ...], str, int]
 _Shape = tuple[tuple[int, ...], str]
 
 
@@ -117,7 +117,8 @@ def _kept(cached: Any, *key: Any, **masks: Any) -> Any:
 
 @functools.lru_cache(maxsize=_MOST_CALLS, typed=True)
 def _cached_call(
-    places: tuple[_Place, ...],
+    framework: Framework,
+    places: tuple[tuple[str, Place], ...],
     arch: str | None,
     algorithm: str | Program,
     tile: TileLike,
@@ -129,13 +130,19 @@ def _cached_call(
 
     `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
     """
-    names = (*_INPUTS, "out", *(("lse",) if lse else ()), *_SCALES)
-    views = {name: View(*place, None) for name, place in zip(names, places, strict=False)}
+    views = framework.views(dict(places))
     plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
     arrays.check_out(views)
-    if _SCALES[0] in views:
-        _check_scales([views[name] for name in _SCALES], views["q"].device, plan.counts)
-    return _Call(plan, plan.ready(views) if all(plan.fits(name, view) for name, view in views.items()) else None)
+    if not views.keys().isdisjoint(_SCALES):
+        _check_scales(Scales(*(views[name] for name in _SCALES)), plan.counts)
+    operands = _operands(views)
+    fit = all(plan.fits(name, view) for name, view in operands.items())
+    return _Call(plan, plan.ready(operands) if fit else None)
+
+
+def _operands(views: Mapping[str, View]) -> dict[str, View]:
+    """Views by the names of the plan's operands."""
+    return {_SCALES.get(name, name): view for name, view in views.items()}
 
 
 def _shapes(views: Mapping[str, View]) -> tuple[_Shape, ...]:
@@ -161,11 +168,9 @@ def _cached_plan(
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
-def _check_scales(scales: Sequence[View], device: int, counts: Counts) -> None:
-    Scales(*scales).named(counts.problem, counts.tile)
+def _check_scales(scales: Scales, counts: Counts) -> None:
+    scales.named(counts.problem, counts.tile)
     for name, x in zip(_INPUTS, scales, strict=True):
-        if x.device != device:
-            raise UsageError(f"scales.{name}.device", x.device, f"GPU {device}, where q lies")
         dense = [4 * math.prod(x.shape[i:]) for i in (1, 2, 3)]
         if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
             raise UsageError(f"scales.{name}.strides", x.strides, "a contiguous array")

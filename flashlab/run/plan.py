@@ -104,8 +104,8 @@ class Plan:
     """All of a call but its arrays, for the GPU that is current when it is made. `run` calls.
 
     `counts` are what a call moves, to the byte; `device` is the GPU's model. `workspace` is how many bytes a call allocates
-    beside the outputs that it returns. Arrays that the kernels can't take as they lie go through padded buffers, as large as
-    `counts.tensors` says.
+    beside the outputs that it returns. (An LSE that nobody asked for is written to memory that all calls share.) Arrays that
+    the kernels can't take as they lie go through padded buffers, as large as `counts.tensors` says.
 
     Making a plan compiles and loads all that a call launches. A call then allocates and launches, and does nothing else, so
     that a CUDA graph can capture the first one. There is one exception: where arrays are neither dense nor laid out as the
@@ -141,7 +141,7 @@ class Plan:
         tensors = self.counts.tensors
         self.outputs = [x for x in self.operation.outputs if x.name in tensors and (lse or not x.asked)]
         returned = {x.name for x in self.outputs}
-        self.workspace = sum(x.nbytes for x in tensors.values() if x.role != "input" and x.name not in returned)
+        self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace")
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)
@@ -159,9 +159,12 @@ class Plan:
             if launch.blocks
         ]
         self._left_out = {
-            name: _constant(x.tobytes(), x.dtype, self._gpu)
+            name: _constant(x.tobytes(), x.dtype, self._gpu).data
             for name, x in abi.defaults(self.counts, self.operation).items()
         }
+        for x in tensors.values():
+            if x.role == "output" and x.name not in returned:
+                self._left_out[x.name] = arrays.unread(x.nbytes, self._gpu)
         for x in tensors.values():
             if x.role != "workspace" and not x.vector and x.row_bytes != x.cols * x.itemsize:
                 arrays.warm_copies(x.dtype, self._gpu)
@@ -200,19 +203,21 @@ class Plan:
         the plan's problem, or lie elsewhere.
         """
         inputs = self.operation.bound((), {**(given or {}), **named})
-        framework, views = arrays.views_of(inputs)
-        first, like = next(iter(views.items()))
-        if like.device != self._gpu:
-            raise UsageError(f"{first}.device", like.device, f"GPU {self._gpu}, for which the plan was made")
+        framework = arrays.framework_of(inputs)
+        held = framework.shared(inputs)
+        views = framework.views({name: framework.place(name, x) for name, x in held.items()})
+        first = next(iter(views))
+        if (device := views[first].device) != self._gpu:
+            raise UsageError(f"{first}.device", device, f"GPU {self._gpu}, for which the plan was made")
         self.operation.check(self.counts.problem, views, self.counts.tile)
         outputs = dict[str, Any]()
-        with framework.stream(like.device):
+        with framework.stream(device):
             for operand in self.outputs:
                 shape = operand.shape(self.counts.problem, self.counts.tile)
-                outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem), like)
-                views[operand.name] = arrays.framework(operand.name, x).view(operand.name, x)
-            self.launch_padded(views, allocate=framework.workspace(like))
-            return {name: framework.hand_back(x, like) for name, x in outputs.items()}
+                outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem))
+                views[operand.name] = framework.view(operand.name, framework.place(operand.name, x))
+            self.launch_padded(views, allocate=framework.allocate)
+            return {name: framework.hand_back(x, inputs[first]) for name, x in outputs.items()}
 
     @functools.cached_property
     def boxed(self) -> frozenset[str]:
@@ -220,7 +225,8 @@ class Plan:
         return frozenset(name for launch in self._launches for name in launch.boxes)
 
     def ready(self, views: Mapping[str, View]) -> Ready:
-        """The plan for arrays that lie where these do: inputs and outputs by name. Inputs left out have their defaults.
+        """The plan for arrays that lie where these do: inputs and outputs by name. Inputs left out have their defaults, and
+        outputs left out are written where nobody reads.
 
         All must be `arrays.is_aligned`, and an output's rows must have room for whole chunks of 16 bytes.
         """
@@ -231,8 +237,8 @@ class Plan:
         return self._ready(tuple(found))
 
     def _place_of_default(self, name: str) -> _At | None:
-        """Where an input lies that callers left out; None for a workspace."""
-        return (self._left_out[name].data.ptr, ()) if name in self._left_out else None
+        """Where an operand lies that callers left out; None for a workspace."""
+        return (self._left_out[name].ptr, ()) if name in self._left_out else None
 
     def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
@@ -364,7 +370,8 @@ def _cuda() -> Any:
 
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes per block."""
-    key = source, entry, macros, arch, nvrtc.sources_digest(), _cuda().runtime.getDevice()
+    text = kernels_cu.source(source).read_text(encoding="utf-8")
+    key = source, text, entry, macros, arch, nvrtc.sources_digest(), _cuda().runtime.getDevice()
     with _compiling.setdefault(key, threading.Lock()):  # a second thread waits, rather than compile it as well
         kernel = _compiled(*key)
         if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):  # never lowered: plans share the kernel
@@ -373,14 +380,15 @@ def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None
 
 
 @functools.cache
-def _compiled(source: str, entry: str, macros: tuple[str, ...], arch: str | None, digest: str, device: int) -> Any:
+def _compiled(
+    source: str, text: str, entry: str, macros: tuple[str, ...], arch: str | None, digest: str, device: int
+) -> Any:
     del device  # part of the key
-    path = kernels_cu.source(source)
     if arch is None:
         # CuPy adds the GPU's -arch, and its cache doesn't look into headers: hence their digest
         options = (*nvrtc.OPTIONS, f"-I{kernels_cu.include_dir()}", *macros, f"-DFL_DIGEST={digest}")
         try:
-            return cupy().RawModule(code=path.read_text(encoding="utf-8"), options=options).get_function(entry)
+            return cupy().RawModule(code=text, options=options).get_function(entry)
         except OSError as error:
             raise arrays.cache_refused(error) from None
     with tempfile.TemporaryDirectory() as folder:

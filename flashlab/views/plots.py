@@ -18,13 +18,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from flashlab.files import replace_file
-from flashlab.views import figures
+from flashlab.views import axes, figures
 from simulator.catalogue import CATALOGUE, of
 from simulator.counts import Counts
-from simulator.problem import FIELDS
 
 __all__ = ["LENGTHS", "Picture", "bytes_by_tensor", "lengths", "roofline", "save", "sweep"]
 
@@ -133,7 +132,7 @@ def _stacked_bars(ax: Any, counts: Sequence[Counts], level: str, used: dict[str,
         for way in ("read", "write")
     }
     most = max([*sums.values(), 1])
-    size, unit = _unit(most)
+    size, unit = axes.unit_of(most)
     positions: list[float] = []
     labels: list[str] = []
     for row, c in enumerate(counts):
@@ -179,7 +178,7 @@ def lengths(counts: Sequence[Counts]) -> Figure:
         headings: list[tuple[float, str]] = []
         y = 0.0
         for n in tokens:
-            headings.append((y, f"{_tokens(n)} tokens"))
+            headings.append((y, f"{axes.tokens(n)} tokens"))
             for c in (c for c in counts if c.problem.len_q == n):
                 y += 1
                 rows.append((y, c))
@@ -218,7 +217,7 @@ def _dots(ax: Any, rows: Sequence[tuple[float, Counts, int]]) -> None:
     exponents = range(math.ceil(math.log2(floor)), math.floor(math.log2(top)) + 1)
     ax.set_xticks([2.0**e for e in exponents if e % 10 == 0])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(_formatter("hbm_peak"))
+    ax.xaxis.set_major_formatter(axes.formatter("hbm_peak"))
     ax.grid(axis="x")
 
 
@@ -263,7 +262,7 @@ def roofline(counts: Sequence[Counts]) -> Figure:
         roof.set_ylim(left * device.bandwidth / 2, peak * 3.2)
         roof.set_xlim(left, right)
         roof.set_ylabel("attainable FLOP/s")
-        roof.yaxis.set_major_formatter(_formatter("flops"))
+        roof.yaxis.set_major_formatter(axes.formatter("flops"))
         for axis in (roof.xaxis, roof.yaxis, rows.xaxis):
             axis.set_minor_formatter(NullFormatter())
         roof.set_title(f"Roofline of {device.title or device.name}, {dtype}")
@@ -311,7 +310,7 @@ def roofline(counts: Sequence[Counts]) -> Figure:
         rows.set_yticks(range(len(points)), [c.algorithm for c in counts])
         rows.set_ylim(len(points) - 0.4, -0.6)
         rows.set_xlabel("FLOPs per byte")
-        rows.xaxis.set_major_formatter(_formatter("intensity"))
+        rows.xaxis.set_major_formatter(axes.formatter("intensity"))
         handles = [
             Line2D(
                 [],
@@ -367,7 +366,7 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
             ours = x != "algorithm" and ("algorithm" in series or len(lines) == 1)
             figures = [math.nan if row[y] is None else row[y] for row in mine]
             missing += [place[row[x]] for row in mine if row[y] is None]
-            label = ", ".join(_named(key, value) for key, value in named.items()) or str(mine[0]["algorithm"])
+            label = ", ".join(axes.said(key, value) for key, value in named.items()) or str(mine[0]["algorithm"])
             below = min(
                 2, len(rest) - 1 - other
             )  # draw it wider, so that it stays visible under later lines with the same figures
@@ -389,102 +388,22 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
         if numeric:
             ax.set_xticks(values if len(values) <= 12 else values[:: -(-len(values) // 12)])
             ax.xaxis.set_minor_locator(NullLocator())
-            ax.xaxis.set_major_formatter(_formatter(x))
+            ax.xaxis.set_major_formatter(axes.formatter(x))
         else:
             ax.set_xticks(range(len(values)), [str(value) for value in values])
             ax.set_xlim(-0.6, len(values) - 0.4)
-        _scale_of(ax, y, [row[y] for row in rows if row[y] is not None])
+        axes.scale_of(ax, y, [row[y] for row in rows if row[y] is not None])
         if missing:
             at = sorted(set(missing))
             ax.plot(at, [0.015] * len(at), color=_INK, marker="x", linestyle="none", clip_on=False,
                     transform=ax.get_xaxis_transform(), label="some or all do not fit in SRAM")  # fmt: skip
-        ax.set_xlabel(_AXES.get(x, x.replace("_", " ")))
+        ax.set_xlabel(axes.AXES.get(x, x.replace("_", " ")))
         ax.grid()
         if len(lines) > 1 or missing:
             figure.legend(loc="outside right upper", fontsize=8.5)
         only = "" if "algorithm" in series or x == "algorithm" or not rows else f", {rows[0]['algorithm']}"
-        ax.set_title(f"{_AXES.get(y, y)}{only}")
+        ax.set_title(f"{axes.AXES.get(y, y)}{only}")
     return figure
-
-
-_BYTES = {
-    "hbm_read": "HBM read, bytes requested",
-    "hbm_write": "HBM written, bytes requested",
-    "hbm_atomic": "HBM atomics, bytes requested",
-    "hbm_peak": "HBM taken at once",
-    "sram_read": "SRAM read",
-    "sram_write": "SRAM written",
-    "sram_peak": "SRAM taken at once by a block",
-    "compulsory": "compulsory bytes",
-    "compulsory_read": "compulsory bytes read",
-    "dram_low": "DRAM read, lower bound",
-    "dram_estimate": "DRAM read, estimate",
-    "dram_high": "DRAM read, upper bound",
-    "sram_per_block": "SRAM that a block may use",
-}
-_AXES = {
-    **_BYTES,
-    **{name: known.label for name, known in FIELDS.items()},
-    "intensity": "FLOPs per requested byte",
-    "flops_matmul": "matmul FLOPs",
-    "flops_other": "other FLOPs",
-    "exp": "exponentials",
-}
-
-
-def _scale_of(ax: Any, key: str, figures: Sequence[float]) -> None:
-    """Set the y axis: logarithmic if the figures span a factor of 20 or more, with ticks at round numbers of a unit."""
-    positive = [n for n in figures if n > 0]
-    if not positive:
-        ax.set_yticks([0])
-        ax.set_ylim(0, 1)
-    elif len(positive) == len(figures) and max(positive) >= 20 * min(positive):
-        ax.set_yscale("log", base=2 if key in _BYTES else 10)
-        ax.yaxis.set_minor_locator(NullLocator())
-    else:
-        ax.set_ylim(bottom=0)
-        if key in _BYTES:
-            size, _ = _unit(max(positive, default=1))
-            ax.yaxis.set_major_formatter(_formatter(key))
-            step = _nice(max(positive, default=1) / size / 5) * size
-            ax.set_yticks([step * i for i in range(int(max(positive, default=1) / step) + 2)])
-            return
-    ax.yaxis.set_major_formatter(_formatter(key))
-
-
-def _nice(step: float) -> float:
-    """The smallest round number (1, 2 or 5 times a power of ten) that is no less than `step`."""
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(power * m for m in (1, 2, 5, 10) if power * m >= step * 0.999)
-
-
-def _formatter(key: str) -> FuncFormatter:
-    def text(n: float, _: int | None) -> str:
-        return _tick(key, n)
-
-    return FuncFormatter(text)
-
-
-def _tick(key: str, n: float) -> str:
-    if key in _BYTES:
-        amount, unit = figures.nbytes(n).split()
-        return f"{float(amount.replace(',', '')):g} {unit}"
-    if key in FIELDS and FIELDS[key].unit == "tokens":
-        return _tokens(int(n))
-    if n < 10_000:
-        return f"{n:g}"
-    amount, unit = figures.count(n).split()
-    return f"{float(amount.replace(',', '')):g} {unit}"
-
-
-def _named(key: str, value: object) -> str:
-    if key == "algorithm":
-        return str(value)
-    if key == "sram_per_block" and isinstance(value, int):
-        return f"SRAM {_tick(key, value)}"
-    if key in ("device", "dtype"):
-        return str(value)
-    return f"{key.replace('_', ' ')} {value}"
 
 
 def _says(counts: Sequence[Counts], *, length: bool = True) -> str:
@@ -496,20 +415,6 @@ def _says(counts: Sequence[Counts], *, length: bool = True) -> str:
     tiles = _distinct(str(c.tile) for c in counts)
     parts.append(f"tile {tiles[0]}" if len(tiles) == 1 else "each algorithm's own tile")
     return ", ".join([*parts, device.title or device.name])
-
-
-def _tokens(n: int) -> str:
-    """Tokens as people say them, in whole multiples of 1024 where possible: 4k, 128k, 1M."""
-    for size, unit in ((1024 * 1024, "M"), (1024, "k")):
-        if n >= size and n % size == 0:
-            return f"{n // size}{unit}"
-    return f"{n:,}"
-
-
-def _unit(most: float) -> tuple[int, str]:
-    """The unit (bytes per unit, name) of an axis that reaches `most` bytes."""
-    steps = max(0, min(6, int(math.log(max(most, 1), 1024) + 1e-9)))
-    return 1024**steps, ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[steps]
 
 
 def _colour(algorithm: str) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,16 @@ def test_ptx_for_the_oldest_architecture(name: str) -> None:
 
 
 @pytest.fixture
-def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for the package of the kernels' sources, and a cache of its own."""
+def own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of sources instead of the project's, and a cache of its own."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "number.cuh").write_text("constexpr int NUMBER = 1;\n")
     (tmp_path / "tiny.cu").write_text(
         '#include "number.cuh"\nextern "C" __global__ void tiny(int* x) { *x = NUMBER; }\n'
     )
-    monkeypatch.setattr(kernels_cu, "source", lambda name: tmp_path / f"{name}.cu")
-    monkeypatch.setattr(kernels_cu, "include_dir", lambda: tmp_path / "include")
     monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+    with kernels_cu.sources_in(tmp_path):
+        yield tmp_path
 
 
 def test_a_spill_is_seen(own_sources: Path) -> None:
@@ -172,6 +172,7 @@ def test_nvrtc_is_known_to_the_build() -> None:
 
 ANOTHER_PROCESS = """
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 import kernels_cu
 from flashlab.run import nvrtc

@@ -196,7 +196,7 @@ def split_keys(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
     share = -(-last // splits)
     q, out, lse = m.packed(q), m.packed(m.output("out")), m.packed(m.output("lse"))
     partial = m.packed(m.workspace("partial", v.cols, axes={"splits": splits}))
-    partial_lse = m.workspace("partial_lse", 1, rows=q.rows, of=k, vector=True, axes={"splits": splits})
+    partial_lse = m.workspace("partial_lse", 1, rows=q.rows, of=q, vector=True, axes={"splits": splits})
     rows = -(-q.rows // tile.rows)
 
     def keys(i: int, j: int) -> range:

@@ -83,16 +83,29 @@ def test_built_once_and_again_when_the_source_changes(tmp_path: Path, compiler: 
 
 
 @NEEDS_COMPILER
-def test_a_changed_header_of_ours_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_header_of_ours_builds_anew(tmp_path: Path) -> None:
     path = source(tmp_path)
-    first = build(path)
-    assert build(path) is first
     shutil.copytree(kernels_cu.include_dir(), tmp_path / "include")
-    monkeypatch.setattr(kernels_cu, "include_dir", lambda: tmp_path / "include")
-    assert build(path) is first  # the same content elsewhere
-    with (tmp_path / "include" / "mask.cuh").open("a") as file:
-        file.write("// changed\n")
-    assert build(path).path != first.path
+    with kernels_cu.sources_in(tmp_path):
+        first = build(path)
+        assert build(path) is first
+        with (tmp_path / "include" / "mask.cuh").open("a") as file:
+            file.write("// changed\n")
+        assert build(path).path != first.path
+
+
+@NEEDS_COMPILER
+def test_findings_name_the_headers_of_this_checkout(tmp_path: Path) -> None:
+    """Two checkouts share a cache; a finding may not name a file of the other one, which may be gone."""
+    path = tmp_path / "out.cu"
+    path.write_text('#include "put.cuh"\n__global__ void out(float* x) { put(x); }\n')
+    for name in ("one", "another"):
+        shutil.copytree(kernels_cu.include_dir(), tmp_path / name / "include")
+        header = tmp_path / name / "include" / "put.cuh"
+        header.write_text("__device__ inline void put(float* x) { x[32 + threadIdx.x] = 1; }\n")
+        with kernels_cu.sources_in(tmp_path / name):
+            done = fl.emulate_file(path, {"x": np.zeros(32, "f4")}, grid=1, block=32)
+        assert {line.file for finding in done.launched.findings for line in finding.via} == {str(header)}
 
 
 @NEEDS_COMPILER

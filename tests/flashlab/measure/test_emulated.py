@@ -64,11 +64,11 @@ def emulate(algorithm: str, p: fl.Problem, arrays: Any, **options: Any) -> fl.Em
     return fl.emulate(algorithm, *arrays, **p.masks, lse=True, **options)
 
 
-@pytest.mark.parametrize(("algorithm", "dtype"), IN_THEIR_DTYPES)
+@pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
-def test_right_and_counted(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    check_right_and_counted(algorithm, dtype, data)
+def test_right_and_counted(pair: tuple[str, str], data: st.DataObject) -> None:
+    check_right_and_counted(*pair, data)
 
 
 @pytest.mark.long

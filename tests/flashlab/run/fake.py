@@ -305,6 +305,7 @@ def installed(module: Any) -> Iterator[Any]:
               devices._device, plans._compiled, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
+        patch.setattr(arrays, "_unread", {})
         for cache in caches:
             cache.cache_clear()
         yield module

@@ -94,8 +94,10 @@ def test_views_that_a_kernel_can_take_are_not_copied(cupy: FakeCupy) -> None:
     q, k, v = (in_buffer(x.swapaxes(1, 2), (0, 0, 3, 8)).swapaxes(1, 2) for x in inputs())
     k = np.broadcast_to(k[:, :1], k.shape)
     out = in_buffer(np.zeros_like(q), (0, 0, 1, 0))
+    plans.gpu_plan("flash2", problem_of(q, k, v))  # allocates what all calls share
+    cupy.log.clear()
     call.attention(*map(cupy.asarray, (q, k, v)), out=cupy.asarray(out))
-    assert cupy.log == [q.shape[0] * q.shape[1] * q.shape[2] * 4]  # the LSE, which flash2 always writes
+    assert cupy.log == []
     assert np.array_equal(out, simulator.naive(q, k, v).out.astype(q.dtype))
 
 
@@ -113,7 +115,8 @@ def test_the_allocations_are_the_peak_that_is_counted(cupy: FakeCupy, algorithm:
         out=cupy.asarray(in_buffer(np.zeros_like(q), (0, 0, 0, 0))),
     )
     brought = sum(spec.nbytes for spec in counts.tensors.values() if spec.role == "input" or spec.name == "out")
-    assert sum(cupy.log) == counts.hbm.peak - (0 if head_dim % 8 else brought)
+    unread = sum(spec.nbytes for spec in counts.tensors.values() if spec.role == "output" and spec.name != "out")
+    assert sum(cupy.log) == counts.hbm.peak - unread - (0 if head_dim % 8 else brought)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -443,7 +446,8 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
     torch.int32 = "torch.int32"
     table = cupy.asarray(np.zeros((2, 3), np.int32))
     for x in (table, Tensor(table)):
-        view = arrays.framework("block_table", x).view("block_table", x)
+        kind = arrays.framework("block_table", x)
+        view = kind.view("block_table", kind.place("block_table", x))
         assert view.dtype == "int32" and arrays.is_aligned(view._replace(strides=(16, 4)))
     with pytest.raises(UsageError, match=r"q\.dtype = 'int32': expected one of float32"):
         call.attention(*[cupy.asarray(np.zeros((2, 4, 5, 64), "i4"))] * 3)

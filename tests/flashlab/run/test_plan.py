@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import flashlab as fl
+import kernels_cu
 import simulator
 from flashlab.run import arrays, call, nvrtc, tma
 from flashlab.run.plan import Plan, kernel_of
 from simulator.problem import WIDTH
-from tests.flashlab.run.fake import FakeCupy, Tensor, ndarray
+from tests.flashlab.run.fake import FakeCupy, Tensor, at, ndarray
 
 ALGORITHMS = fl.catalogue.with_kernels()
 P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=50, len_kv=70, head_dim=64, dtype="float16", causal=True)
@@ -96,8 +99,8 @@ def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: A
 def test_workspaces_are_said_in_bytes() -> None:
     said = {name: plan_of(name).workspace for name in ("standard", "flash1", "flash2")}
     rows = 2 * 4 * 50
-    # S in float32 and P in bfloat16, rows of 70 keys padded; O, l and m in float32; the LSE, which flash2 always writes
-    assert said == {"standard": rows * (4 * 72 + 2 * 72), "flash1": rows * 4 * (64 + 2), "flash2": rows * 4}
+    # S in float32 and P in bfloat16, rows of 70 keys padded; O, l and m in float32
+    assert said == {"standard": rows * (4 * 72 + 2 * 72), "flash1": rows * 4 * (64 + 2), "flash2": 0}
     assert plan_of("flash2", lse=True).workspace == 0
 
 
@@ -196,6 +199,21 @@ def test_threads_that_make_the_same_plan_compile_it_once(cupy: FakeCupy, compile
     assert (compiled, len(kernels)) == (["flash1"], 1)
 
 
+@pytest.mark.parametrize("changed", ["flash2.cu", "include/params.cuh"])
+def test_another_revision_has_kernels_of_its_own(
+    cupy: FakeCupy, compiled: list[str], tmp_path: Path, changed: str
+) -> None:
+    """Who times two revisions must not get one kernel twice, whichever of its files differs."""
+    other = tmp_path / "kernels_cu"
+    shutil.copytree(kernels_cu.source("flash2").parent, other, ignore=shutil.ignore_patterns("emulator"))
+    with (other / changed).open("a", encoding="utf-8") as file:
+        file.write("// another revision\n")
+    mine = plan_of("flash2")._launches[0].kernel
+    with kernels_cu.sources_in(other):
+        theirs = plan_of("flash2")._launches[0].kernel
+    assert (plan_of("flash2")._launches[0].kernel is mine, theirs is mine, compiled) == (True, False, ["flash2"] * 2)
+
+
 def test_threads_share_a_plan(cupy: FakeCupy) -> None:
     """Each gets what it would have got alone, on its own stream."""
     p = problem("flash2", dtype="float16")
@@ -216,9 +234,23 @@ def test_threads_share_a_plan(cupy: FakeCupy) -> None:
 def test_what_is_left_out_stays_where_it_is(cupy: FakeCupy) -> None:
     """Scales of 1 are made once, whichever thread or plan asks first: kernels have their addresses."""
     first, second = plan_of("flash3_fp8"), plan_of("flash3_fp8", lse=True)
-    places = [{name: x.data.ptr for name, x in plan._left_out.items()} for plan in (first, second)]
+    places = [{name: x.ptr for name, x in plan._left_out.items() if name != "lse"} for plan in (first, second)]
     assert places[0] == places[1] and set(places[0]) == {"q_scale", "k_scale", "v_scale"}
-    assert all((x.host == 1).all() for x in first._left_out.values())
+    assert all((at(x, (1,), (4,), np.dtype("f4")) == 1).all() for x in places[0].values())
+
+
+def test_what_nobody_reads_has_one_place(cupy: FakeCupy, given: Any) -> None:
+    """The LSE that flash2 writes and nobody asked for: no call allocates it, and plans share it by powers of two."""
+    lens = {40: 2 * 4 * 40 * 4, 50: LSE, 100: 2 * 4 * 100 * 4}
+    plans_ = {n: fl.plan("flash2", P.replace(len_q=n)) for n in lens}
+    places = {n: plan._left_out["lse"] for n, plan in plans_.items()}
+    assert places[40].ptr == places[50].ptr != places[100].ptr
+    assert all(place.mem.size >= lens[n] for n, place in places.items())
+    assert "lse" not in fl.plan("flash2", P, lse=True)._left_out
+    before = len(cupy.log)
+    arrays_ = given(P)
+    plans_[50].run(arrays_)
+    assert len(cupy.log) == before + 4  # q, k, v and out
 
 
 def test_a_cache_of_cupys_that_cannot_be_written_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
