@@ -187,7 +187,7 @@ def _runtime() -> list[Path]:
 
     def object_of(source: Path) -> Path:
         name = f"{source.stem}.o"
-        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, str(source), source.read_bytes())
+        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes())
 
         def make(work: Path) -> None:
             _compile([*_RUNTIME_FLAGS, str(source), "-o", str(work / name)], source)
