@@ -33,6 +33,7 @@ import flashlab
 import kernels_cu
 import simulator
 from docs._site import emulator, readme
+from docs._site.blocks import replaced
 from flashlab.measure import results
 from tests.conftest import NEEDS
 
@@ -186,9 +187,9 @@ def test_a_long_line_is_found():
 
 def test_readme_says_what_catalogue_and_results_say():
     text = readme.PAGE.read_text(encoding="utf-8")
-    assert readme.page_with(text, dict(readme.drawn())) == text, "run python -m docs._site.readme"
+    assert replaced(text, "readme", dict(readme.drawn())) == text, "run python -m docs._site.readme"
     with pytest.raises(ValueError, match="no block 'speed'"):
-        readme.page_with(text.replace("<!-- speed: end -->", ""), dict(readme.drawn()))
+        replaced(text.replace("<!-- speed: end -->", ""), "readme", dict(readme.drawn()))
 
 
 def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
@@ -221,8 +222,8 @@ def test_readme_is_short():
 def test_the_emulators_times_are_those_measured():
     text = emulator.PAGE.read_text(encoding="utf-8")
     assert emulator.block()
-    assert text == emulator.page_with(text, emulator.block()), "run python -m docs._site.emulator"
-    assert text != emulator.page_with(text, emulator.block().replace("0.", "9."))
+    assert text == replaced(text, "emulator", {"times": emulator.block()}), "run python -m docs._site.emulator"
+    assert text != replaced(text, "emulator", {"times": emulator.block().replace("0.", "9.")})
 
 
 def test_flash3_is_as_fast_as_the_readme_says():
