@@ -38,6 +38,7 @@ _FLAGS = (
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
+    "-fno-semantic-interposition",  # a library may take its own functions for its own, and have them inlined
     "-fno-optimize-sibling-calls",  # a call must stay where its line is: places in the code lead back to the source
 )
 _GCC = (
