@@ -67,6 +67,12 @@ _WATCH = (
 )
 _WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
 _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
+_ENDS = {  # what would end the process ends the launch: the runtime says so instead
+    **{name: f"emu_{name}" for name in ("abort", "exit", "_exit", "_Exit", "quick_exit")},
+    "_ZSt9terminatev": "emu_terminate",
+    "__cxa_allocate_exception": "emu_throw",
+    "__cxa_rethrow": "emu_rethrow",
+}
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -119,6 +125,7 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
     here = kernels_cu.emulator_dir()
     includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
     _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+    run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
     link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]

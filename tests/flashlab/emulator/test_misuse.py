@@ -44,7 +44,7 @@ def arguments() -> dict[str, object]:
 def test_named_with_its_line(case: tuple[str, str, int | None]) -> None:
     kernel, kind, line = case
     ran = fl.emulate_file(FILE, arguments(), kernel=kernel, grid=1, block=64, sram=256, time_limit=1)
-    assert (kind, line) in [(x.kind, x.line and x.line.number) for x in ran.launched.findings], ran.complaints()
+    assert (kind, line) in [(x.kind, x.at and x.at.number) for x in ran.launched.findings], ran.complaints()
     assert not ran.passed
 
 

@@ -2,6 +2,7 @@
 // line. Shared memory: 256 dynamic bytes.
 #ifdef EMULATOR
 #include <assert.h>
+#include <exception>
 #endif
 
 __global__ void null_pointer(int* a, int n) {
@@ -140,4 +141,26 @@ __global__ void warp_without_sync(int* a, int n) {
   __syncthreads();
   if (threadIdx.x < 32) shared[threadIdx.x] += shared[threadIdx.x + 1];  // wrong: race
   if (threadIdx.x == 0) a[0] = shared[0];
+}
+
+__global__ void exits(int* a, int n) {
+  if (threadIdx.x == 9u + n) exit(7);  // wrong: exit
+  a[threadIdx.x] = 1;
+}
+
+__device__ int checked(int n) {
+  if (n == 0) abort();  // wrong: exit
+  return n;
+}
+
+__global__ void aborts(int* a, int n) { a[threadIdx.x] = checked(n); }
+
+__global__ void throws(int* a, int n) {
+  if (n == 0) throw n;  // wrong: exit
+  a[threadIdx.x] = 1;
+}
+
+__global__ void terminates(int* a, int n) {
+  if (n == 0) std::terminate();  // wrong: exit
+  a[threadIdx.x] = 1;
 }
