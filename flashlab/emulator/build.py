@@ -65,8 +65,8 @@ _WATCH = (
     "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
 )
-_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
-_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
+_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns", "--param=tsan-distinguish-volatile=1")
+_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset", "-mllvm", "-tsan-distinguish-volatile")
 _ENDS = {  # what would end the process ends the launch: the runtime says so instead
     **{name: f"emu_{name}" for name in ("abort", "exit", "_exit", "_Exit", "quick_exit")},
     "_ZSt9terminatev": "emu_terminate",

@@ -161,7 +161,13 @@ class Launched:
             "flops": self.flops,
             "exp": self.exp,
             "stopped": self.stopped,
+            "unfinished": self.unfinished,
         }
+
+    @property
+    def unfinished(self) -> bool:
+        """Did it only run out of time? Then nobody knows what it would have come to."""
+        return bool(self.findings) and all(x.kind == "time limit" for x in self.findings)
 
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:

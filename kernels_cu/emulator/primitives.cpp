@@ -92,6 +92,7 @@ void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
 int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
   lane.block->poll(lane, HERE);
+  lane.block->spin(lane, address, HERE);
   unsigned shared;
   if (lane.block->sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;

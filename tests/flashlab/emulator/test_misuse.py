@@ -48,7 +48,7 @@ def test_named_with_its_line(case: tuple[str, str, int | None]) -> None:
     assert not ran.passed
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel, kind, _ in CASES if kind != "deadlock"])
+@pytest.mark.parametrize("kernel", [kernel for kernel, kind, _ in CASES if kind not in ("deadlock", "time limit")])
 def test_without_sanitisers_nothing_crashes_either(kernel: str) -> None:
     fl.emulate_file(FILE, arguments(), kernel=kernel, grid=1, block=64, sram=256, time_limit=1, sanitize=False)
 

@@ -86,12 +86,12 @@ __global__ void waits_for_a_write(int* a, int n) {
 
 __global__ void loops_on_registers(int* a, unsigned n) {
   unsigned i = n;
-  while (i != 5) i += 2;  // wrong: deadlock
+  while (i != 5) i += 2;  // wrong: time limit
   a[0] = i;
 }
 
 __global__ void barriers_for_ever(int* a, int n) {
-  while (n == 0) __syncthreads();  // wrong: deadlock
+  while (n == 0) __syncthreads();  // wrong: time limit
   a[0] = n;
 }
 
