@@ -157,7 +157,7 @@ def _run_algorithm(
             done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
         )
     if not done.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
 
 
 def _run_file(
@@ -187,7 +187,7 @@ def _run_file(
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if done.launched.unfinished else 1)
 
 
 def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]:

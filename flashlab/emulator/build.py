@@ -38,6 +38,7 @@ _FLAGS = (
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
+    "-fno-semantic-interposition",  # a library may take its own functions for its own, and have them inlined
     "-fno-optimize-sibling-calls",  # a call must stay where its line is: places in the code lead back to the source
 )
 _GCC = (
@@ -64,8 +65,14 @@ _WATCH = (
     "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
 )
-_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
-_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
+_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns", "--param=tsan-distinguish-volatile=1")
+_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset", "-mllvm", "-tsan-distinguish-volatile")
+_ENDS = {  # what would end the process ends the launch: the runtime says so instead
+    **{name: f"emu_{name}" for name in ("abort", "exit", "_exit", "_Exit", "quick_exit")},
+    "_ZSt9terminatev": "emu_terminate",
+    "__cxa_allocate_exception": "emu_throw",
+    "__cxa_rethrow": "emu_rethrow",
+}
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -118,6 +125,7 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
     here = kernels_cu.emulator_dir()
     includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
     _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+    run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
     link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]

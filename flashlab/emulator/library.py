@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import kernels_cu
 from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
 
@@ -34,10 +35,11 @@ class Line(NamedTuple):
 class Finding:
     """A misuse of the machine: what kind, where in the source, by which thread, to which bytes.
 
-    `line` is the kernel's own line, `via` the lines of inlined headers that it went through, innermost first. The
-    fields `other_…` describe the second party: the earlier access of a race, the copy that nobody waited for. `offset`
-    counts bytes from the start of the array; `index` says which element that is, where the array's shape is known.
-    `times` is how often it happened.
+    `at` is the line that did it, and `line` the kernel's own, which is another if it called a function. `via` has all
+    lines between, innermost first, also those of flashlab's own primitives, which `at` leaves out. The fields `other_…`
+    describe the second party: the earlier access of a race, the copy that nobody waited for. `offset` counts bytes from
+    the start of the array; `index` says which element that is, where the array's shape is known. `times` is how often
+    it happened.
     """
 
     kind: str
@@ -56,16 +58,19 @@ class Finding:
     other_line: Line | None = None
     other_block: tuple[int, int, int] | None = None
     other_thread: tuple[int, int, int] | None = None
+    at: Line | None = None
+    other_at: Line | None = None
 
     def __str__(self) -> str:
-        where = f"{self.line or '?'}" + (f", step {self.step}" if self.step else "")
+        where = _where(self.at, self.line) + (f", step {self.step}" if self.step else "")
         element = self.index or f", byte {self.offset:,}"
         what = f" ({self.tensor}{element} in {self.space.upper()})" if self.tensor else ""
         who = f"thread {_point(self.thread)} of block {_point(self.block)}"
         other = ""
         if self.other_thread is not None and self.other_block is not None:
             block = "" if self.other_block == self.block else f" of block {_point(self.other_block)}"
-            other = f"; the other: thread {_point(self.other_thread)}{block} at {self.other_line or '?'}"
+            there = _where(self.other_at, self.other_line)
+            other = f"; the other: thread {_point(self.other_thread)}{block} at {there}"
         times = f" ({self.times:,} times)" if self.times > 1 else ""
         return f"{where}: {self.kind}: {who} {self.message}{what}{other}{times}"
 
@@ -156,7 +161,13 @@ class Launched:
             "flops": self.flops,
             "exp": self.exp,
             "stopped": self.stopped,
+            "unfinished": self.unfinished,
         }
+
+    @property
+    def unfinished(self) -> bool:
+        """Did it only run out of time? Then nobody knows what it would have come to."""
+        return bool(self.findings) and all(x.kind == "time limit" for x in self.findings)
 
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
@@ -341,7 +352,10 @@ class Library:
                 x[key] = tuple(x[key])
         known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
         index = known.index(x["offset"]) if known and 0 <= x["offset"] else ""  # also just past the end, as [1000]
-        return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+        return Finding(
+            **x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other), at=self._innermost(chain),
+            other_at=self._innermost(other),
+        )  # fmt: skip
 
     def _chain(self, place: int) -> tuple[Line, ...]:
         """The lines of a place, innermost first. A place that is no call (a fault's) is looked up when it is needed."""
@@ -353,6 +367,11 @@ class Library:
         """The kernel's own line for a place: the outermost line of its file, into which headers were inlined."""
         mine = [line for line in chain if line.file == self.source]
         return mine[-1] if mine else chain[-1] if chain else None
+
+    def _innermost(self, chain: tuple[Line, ...]) -> Line | None:
+        """The line that did it: the innermost that isn't in the headers of primitives, which are to a kernel what CUDA is."""
+        ours = f"{kernels_cu.include_dir()}{os.sep}"
+        return next((line for line in chain if not line.file.startswith(ours)), self._own(chain))
 
 
 def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:
@@ -371,6 +390,10 @@ def _in_order(moved: Sequence[Moved]) -> list[Moved]:
 
 def _three(extent: Sequence[int]) -> Any:
     return (ctypes.c_uint * 3)(*extent, *[1] * (3 - len(extent)))
+
+
+def _where(at: Line | None, line: Line | None) -> str:
+    return f"{at or line or '?'}" + (f", called at {line}" if at not in (None, line) else "")
 
 
 def _point(p: tuple[int, int, int]) -> str:

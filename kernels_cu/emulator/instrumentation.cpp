@@ -14,7 +14,7 @@ namespace emulator {
 namespace {
 
 // The compiler's code makes the access when this returns, so what must not happen ends the block.
-void access(const void* address, unsigned bytes, bool write, Place place) {
+void access(const void* address, unsigned bytes, bool write, Place place, bool is_volatile = false) {
   if (!current) return;
   Lane& lane = current_lane();
   Block& block = *lane.block;
@@ -24,6 +24,7 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
     return;
   }
   block.poll(lane, place);
+  is_volatile && !write ? block.spin(lane, address, place) : void(lane.spins = 0);
   unsigned shared;
   if (block.sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();
@@ -76,10 +77,10 @@ extern "C" {
   void __tsan_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }                   \
   void __tsan_unaligned_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }         \
   void __tsan_unaligned_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }         \
-  void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }          \
-  void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }          \
-  void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); } \
-  void __tsan_unaligned_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }
+  void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); }          \
+  void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE, true); }          \
+  void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); } \
+  void __tsan_unaligned_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE, true); }
 EMU_ACCESS(1)
 EMU_ACCESS(2)
 EMU_ACCESS(4)

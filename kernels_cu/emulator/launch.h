@@ -50,6 +50,7 @@ struct Launch {
   double deadline;  // on the monotonic clock
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
+  std::atomic<int> resident{0}, idle{0};  // blocks that have begun and not ended; those of them that only wait
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }

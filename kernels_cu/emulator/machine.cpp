@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <thread>
 #include <tuple>
 
 #include "faults.h"
@@ -96,6 +98,7 @@ Block::~Block() { munmap(stacks_, stack_bytes_); }
 
 void Block::run(std::uint64_t index) {
   number = index;
+  ++launch.resident;
   aborted = false;
   exited = 0;
   live = static_cast<int>(lanes.size());
@@ -111,6 +114,7 @@ void Block::run(std::uint64_t index) {
     lane->step = "";
     lane->wait = Wait::nothing;
     lane->group = 0;
+    lane->spins = 0;
     lane->copies.clear();
     lane->counters = &counters;
     ++lane->interval;
@@ -123,6 +127,8 @@ void Block::run(std::uint64_t index) {
   else
     faulted();
   landing = nullptr;
+  --launch.resident;
+  if (idle) idle = false, --launch.idle;
   if (!live) hopper->end();
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
@@ -174,16 +180,46 @@ void Block::abort() {
 
 void Block::poll(Lane& lane, Place place) {
   constexpr std::uint32_t PATIENCE = 1024;
-  if (++lane.since_switch % PATIENCE) return;
+  if (++lane.polls % PATIENCE) return;
   if (launch.late()) too_late(lane, place), yield();
   wake(lane);
   yield();
 }
 
+namespace {
+
+constexpr std::uint32_t MANY = 32, NEAR = 256;  // reads in a row that make a spin; polls between two of them
+
+}  // namespace
+
+bool Lane::spinning() const { return spins >= MANY && polls - spun_at < NEAR; }
+
+void Block::spin(Lane& lane, const void* address, Place place) {
+  lane.spins = lane.spins_on == address && lane.polls - lane.spun_at < NEAR ? lane.spins + 1 : 1;
+  lane.spins_on = address;
+  lane.spun_at = lane.polls;
+  if (lane.spins % MANY) return;
+  if (launch.late()) too_late(lane, place), yield();
+  if (waits() != idle) idle = !idle, launch.idle += idle ? 1 : -1;
+  if (idle) std::this_thread::yield();  // it is for another block to go on
+  wake(lane);
+  yield();
+}
+
+bool Block::waits() const {
+  return std::all_of(lanes.begin(), lanes.end(), [](const auto& lane) { return lane->done || lane->wait != Wait::nothing || lane->spinning(); });
+}
+
+// If nothing but waits is left, no time would be enough.
 void Block::too_late(const Lane& lane, Place place) {
   aborted = true;
-  Finding found = finding("deadlock", place, lane);
-  found.message = "still loops here at the time limit: does it wait for what nobody writes?";
+  const bool others_wait = launch.idle - idle == launch.resident - 1;
+  const bool deadlock = waits() && others_wait;
+  Finding found = finding(deadlock ? "deadlock" : "time limit", place, lane);
+  char limit[32];
+  std::snprintf(limit, sizeof limit, "%g s", launch.given.time_limit);
+  found.message = deadlock ? std::string("still waits here after ") + limit + ", in a loop: nobody writes what it waits for"
+                           : std::string("is still running after ") + limit;
   findings.add(std::move(found));
 }
 

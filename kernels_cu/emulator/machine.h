@@ -64,9 +64,14 @@ struct Lane : Thread {
   std::vector<std::uint64_t> occurrences;  // by site: interval << 32 | how often the site came in it
   std::vector<Copy> copies;                // by copy_async, not yet waited for, oldest first
   unsigned group = 0;                      // the group of the next copies
-  std::uint32_t since_switch = 0;
+  std::uint32_t polls = 0;                 // how often it passed a place where it may be in a loop
+
+  // A loop that waits for others reads one place again and again, by atomics or volatile, and touches nothing else.
+  const void* spins_on = nullptr;
+  std::uint32_t spins = 0, spun_at = 0;  // how often in a row, and `polls` at the last time
 
   bool in(unsigned mask) const { return mask >> lane & 1; }
+  bool spinning() const;
 };
 
 struct Warp {
@@ -103,6 +108,7 @@ struct Block {
   void* scheduler = nullptr;  // the stack pointer of run()
   int live = 0, exited = 0;
   bool aborted = false;
+  bool idle = false;  // it waited, when last asked
 
   Sram sram;
   std::array<NamedBarrier, NAMED_BARRIERS> barriers;
@@ -114,7 +120,8 @@ struct Block {
 
   void yield();  // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void poll(Lane& lane, Place place);  // an access in what may be a spin loop: lets other lanes run now and then
+  void poll(Lane& lane, Place place);  // what may be in a loop without end: lets other lanes run now and then
+  void spin(Lane& lane, const void* address, Place place);  // an atomic or volatile access: it may be what a loop waits for
   [[noreturn]] void abort();           // the running lane found a misuse after which the block can't go on
   void finished(Lane& lane);
   void check_barrier(int id);
@@ -128,6 +135,7 @@ struct Block {
   void schedule();  // runs lanes until all have ended, or none can go on
   void faulted();
   void too_late(const Lane& lane, Place place);
+  bool waits() const;  // does each of its lanes wait, or spin?
 
   char* stacks_ = nullptr;
   std::size_t stack_bytes_ = 0;

@@ -92,6 +92,7 @@ void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
 int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
   lane.block->poll(lane, HERE);
+  lane.block->spin(lane, address, HERE);
   unsigned shared;
   if (lane.block->sram.shared_address(address, shared)) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
@@ -114,6 +115,21 @@ int emu_atomic(void* address, unsigned bytes) {
 }
 void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
 void emu_trap() { give_up("trap", "calls __trap()", HERE); }
+
+// What would end the process, as the kernel's object calls it after build.py has renamed it. Outside a kernel (an object
+// that is made when the library is loaded) it does what it always does.
+#define EMU_END(NAME, SAYS) \
+  void emu_##NAME() { current ? give_up("exit", SAYS ", which would end the whole process", HERE) : std::abort(); }
+extern "C" {
+EMU_END(abort, "calls abort()")
+EMU_END(exit, "calls exit()")
+EMU_END(_exit, "calls _exit()")
+EMU_END(_Exit, "calls _Exit()")
+EMU_END(quick_exit, "calls quick_exit()")
+EMU_END(terminate, "calls std::terminate()")
+EMU_END(throw, "throws an exception")
+EMU_END(rethrow, "throws an exception")
+}
 
 // The running thread
 
