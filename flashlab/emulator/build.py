@@ -20,6 +20,7 @@ import kernels_cu
 from flashlab import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
+from flashlab.emulator.ptx import without_ptx
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
 from simulator.errors import Unavailable, UsageError, unknown
 
@@ -145,9 +146,10 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
 
 def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
     """The source as it is, its step marks made calls, and behind it a door to each kernel."""
-    marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
+    marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', without_ptx(text))
     doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
-    return f'#include "cuda.h"\n#line 1 {json.dumps(str(path), ensure_ascii=False)}\n{marked}\n#line 1 "doors"\n{doors}'
+    name = json.dumps(str(path), ensure_ascii=False)
+    return f'#include "cuda.h"\n#line 1 {name}\n{marked}\n#line 1 "doors"\n{doors}'
 
 
 def _sram_source(kernel: Path) -> str:

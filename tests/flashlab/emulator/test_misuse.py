@@ -70,7 +70,6 @@ def source(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("text", "where", "said"),
     [
-        ('// asm\n__global__ void k() {\n  asm volatile("bar.sync 0;");\n}', ":3", "PTX"),
         ("__global__ void k() {}\n/* <<<\n>>> */ void f() { k<<<1, 32>>>(); }", ":3", "grid and block"),
         ("__global__ void k() {}\n\nint main() { return 0; }", ":3", "without a main"),
         ("#include <cooperative_groups.h>\n__global__ void k() {}", ":1", "cooperative_groups.h"),
