@@ -22,7 +22,10 @@ Status = Literal["passed", "failed", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none)."""
+    """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none).
+
+    `place` is the (file, line) of what failed, where a line of the kernel's is to blame.
+    """
 
     check: str
     case: str
@@ -32,6 +35,7 @@ class Row:
     worst: float | None = None
     detail: str = ""
     seconds: float = 0.0
+    place: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

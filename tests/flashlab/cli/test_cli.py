@@ -338,6 +338,8 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("count nowhere_at_all:mine", "No module named 'nowhere_at_all'"),
         ("count os:path.join", "expected a tile program"),
         ("verify flash2 --layout bshd", "--layout"),
+        ("verify flash2 --grid 8", "--grid"),
+        ("verify mine.cu:mine --block 32", "--grid"),
         ("verify flash2 --multiple 32", "--multiple = '32': expected none of them"),
         ("verify json:dumps", "target = json:dumps: expected a function that takes (q, k, v"),
         ("verify json:dumps --arg-names causal", "--arg-names = 'causal'"),
