@@ -3,8 +3,8 @@
 On a page, blocks run in order and share one namespace and one folder. What is fenced as
 
 - `python` runs: as a doctest where it has prompts, else as it stands;
-- `console` has lines `$ flashlab …` and what they print, where `...` stands for anything; with `console fails` they must exit
-  with status 1;
+- `console` has lines `$ flashlab …` or `$ pytest …` and what they print, where `...` stands for anything; with `console fails`
+  they must exit with status 1;
 - what has `gpu` or `compiler` behind the language needs one; any other language is not run.
 
 A block below `<!-- file: NAME -->` is also that file.
@@ -109,9 +109,12 @@ def run_console(code: Code, page: Path) -> None:
             more, _, wanted = wanted.partition("\n")
             command = command[:-1] + more
         name, *words = shlex.split(command)
-        assert name == "flashlab", f"{page.name}:{code.line}: a console block runs flashlab only"
+        assert name in ("flashlab", "pytest"), f"{page.name}:{code.line}: a console block runs flashlab or pytest"
         terminal = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"}
-        words = [sys.executable, "-m", "flashlab", *words]
+        if name == "pytest":  # our plugin, installed or not, and no other
+            terminal |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            words = ["-p", "_flashlab_pytest", *words]
+        words = [sys.executable, "-m", name, *words]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, **terminal})
         printed = done.stdout + done.stderr
         assert done.returncode == ("fails" in code.language.split()), f"$ {command}\n{printed}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -78,7 +79,7 @@ def emulate(
             if value is None:
                 raise UsageError(name, value, "how many, as in 8 or 8,2")
         extents = [options.values(name, value, int) for name, value in sizes.items()]
-        with options.compiling():
+        with _compiling():
             _run_file(
                 target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json
             )
@@ -97,8 +98,20 @@ def emulate(
     for name, value in given.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
-    with options.compiling():
+    with _compiling():
         _run_algorithm(stands_for or target, target if stands_for else None, problem, run, time_limit, sanitize, json)
+
+
+@contextmanager
+def _compiling() -> Generator[None]:
+    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
+    from flashlab.emulator import BuildError
+
+    try:
+        yield
+    except BuildError as error:
+        output.remark(f"flashlab: {error}")
+        raise typer.Exit(2) from None
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
@@ -154,11 +167,11 @@ def _run_file(
     from flashlab.emulator import emulate_file
 
     arguments: dict[str, Any] = {}
-    for name, text in (options.named("--arg", each) for each in arg):
+    for name, text in (_pair("--arg", each) for each in arg):
         if name in arguments:
             raise UsageError("--arg", f"{name}={text}", f"{name} once")
         arguments[name] = _value(name, text)
-    macros = dict(options.named("--define", each, default="1") for each in define)
+    macros = dict(_pair("--define", each, default="1") for each in define)
     with output.busy("emulating"):
         done = emulate_file(
             path, arguments, grid=extents[0], block=extents[1], kernel=kernel, sram=sram, macros=macros, device=device,
@@ -175,6 +188,13 @@ def _run_file(
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
+
+
+def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name.isidentifier() or not (equals or default):
+        raise UsageError(option, text, "NAME=VALUE")
+    return name, value if equals else default or ""
 
 
 def _value(name: str, text: str) -> Any:

@@ -28,7 +28,7 @@ from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time", "capture", "info", "cache",
+    "time", "capture", "diff", "info", "cache",
 ]  # fmt: skip
 
 MINE = '''
