@@ -221,11 +221,10 @@ def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
     return cache.digest(*(part for name, *_ in stamps for part in (name, Path(name).read_bytes())))
 
 
-@functools.cache
 def _fills() -> tuple[str, ...]:
     """The option that fills local variables with a pattern: g++ has it from version 12 on."""
-    tried = subprocess.run([compiler()[0], PATTERN, "-E", "-x", "c++", os.devnull], capture_output=True, check=False)
-    return () if tried.returncode else (PATTERN,)
+    version = re.search(r"\) (\d+)\.", compiler()[1])
+    return (PATTERN,) if "clang" in compiler()[1] or (version and int(version[1]) >= 12) else ()
 
 
 @functools.cache
