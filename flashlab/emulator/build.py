@@ -22,6 +22,7 @@ from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.ptx import without_ptx
 from flashlab.emulator.source import check, headers_of, kernels_of, said_of
+from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = ["BuildError", "build", "compiler"]
@@ -46,6 +47,7 @@ _GCC = (
     "-fno-crossjumping",
     "-fno-code-hoisting",
     "-fno-ipa-icf",  # likewise
+    "-Wmaybe-uninitialized",
     "-fno-gnu-unique",  # the shared memory of a template is each library's own, also where another has the same template
     "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
 )
@@ -106,7 +108,7 @@ def build(
         if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
             raise unknown("kernel", name, kernels_of(text))
     own, watching = (_CLANG, _WATCH_CLANG) if "clang" in compiler()[1] else (_GCC, _WATCH_GCC)
-    options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
+    options = (*_FLAGS, *own, *_fills(), *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
     ours = _digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir())
     return _library(path.resolve(), text, options, names, cache.digest(ours, *headers.values()))
 
@@ -122,10 +124,11 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
     """Builds the library and the table of its places into a folder."""
     check_tools()
     runtime = _runtime()
-    (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
+    unit = _translation_unit(path, text, entries)
+    (work / "kernel.cpp").write_text(unrolled(unit) if UNROLLED[0] in options else unit, encoding="utf-8")
     here = kernels_cu.emulator_dir()
     includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
-    _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+    log = _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
     run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
@@ -138,7 +141,7 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
         if nbytes > _MOST_STATIC:
             accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-    sites = {"places": places, "statics": statics}
+    sites = {"places": places, "statics": statics, "unset": warnings_of(log) if _fills() else None}
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o", "sram.c"):
         (work / name).unlink()
@@ -220,6 +223,12 @@ def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
     return cache.digest(*(part for name, *_ in stamps for part in (name, Path(name).read_bytes())))
 
 
+def _fills() -> tuple[str, ...]:
+    """The option that fills local variables with a pattern: g++ has it from version 12 on."""
+    version = re.search(r"\) (\d+)\.", compiler()[1])
+    return (PATTERN,) if "clang" in compiler()[1] or (version and int(version[1]) >= 12) else ()
+
+
 @functools.cache
 def compiler() -> tuple[str, str]:
     """The path of the C++ compiler, and what it says of its version. Raises `Unavailable` without one."""
@@ -232,8 +241,10 @@ def compiler() -> tuple[str, str]:
     )
 
 
-def _compile(options: Sequence[str], source: Path) -> None:
+def _compile(options: Sequence[str], source: Path) -> str:
+    """Run the compiler, and return what it warned of."""
     done = subprocess.run([compiler()[0], *options], capture_output=True, text=True, check=False)
     if done.returncode:
         said = said_of(source, done.stderr, (kernels_cu.emulator_dir(), kernels_cu.include_dir()))
         raise BuildError(f"{source.name} doesn't compile:\n{said}")
+    return done.stderr

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import kernels_of
+from flashlab.emulator.unset import unset_local
 from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
@@ -150,7 +152,32 @@ def emulate_file(
         judged = isinstance(value, Empty) and sanitize and not launched.stopped
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
+
+    def repeat(library: Library, watched: tuple[str, int] | None) -> tuple[Launched, Arena]:
+        fresh = Arena()
+        given = _given(library, name, parameters_of(text, name), arguments, fresh)
+        done = library.launch(
+            name,
+            blocks,
+            threads,
+            given,
+            fresh,
+            sram=sram,
+            sanitize=False,
+            workers=1,
+            time_limit=time_limit,
+            watched=watched,
+        )
+        return done, fresh
+
+    if sanitize and not launched.findings:
+        rebuilt = functools.partial(_rebuilt, path, defined, 100 * major + 10 * minor, name)
+        launched = replace(launched, findings=unset_local(library, name, left, arena, rebuilt, repeat))
     return FileRun(left, launched, unwritten)
+
+
+def _rebuilt(path: Path, macros: Sequence[str], arch: int, kernel: str, options: Sequence[str]) -> Library:
+    return build(path, [*macros, *options], arch=arch, entries=[kernel])
 
 
 def _source(path: Path) -> str:

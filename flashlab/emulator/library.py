@@ -18,7 +18,7 @@ import kernels_cu
 from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "load"]
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "load"]
 
 
 class Line(NamedTuple):
@@ -29,6 +29,15 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.number}"
+
+
+class Unset(NamedTuple):
+    """A compiler's warning of a local variable: its name, the line that uses it, in which functions; and whether it is sure."""
+
+    name: str
+    line: Line
+    functions: str
+    sure: bool
 
 
 @dataclass(frozen=True)
@@ -266,6 +275,7 @@ class _Launch(ctypes.Structure):
         ("workers", ctypes.c_int),
         ("sanitize", ctypes.c_int),
         ("time_limit", ctypes.c_double),
+        ("watched", ctypes.c_void_p),
     )
 
 
@@ -290,6 +300,8 @@ class Library:
     places: Mapping[int, tuple[Line, ...]]
     source: str
     _dll: Any = field(repr=False, default=None)
+    unset: tuple[Unset, ...] | None = None
+    """What the compiler warned of: local variables that may be read before they are set. None if it can't fill them."""
 
     def parameters(self, entry: str) -> list[Parameter]:
         """The parameters of a kernel, in order."""
@@ -301,12 +313,14 @@ class Library:
     def launch(
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
+        watched: tuple[str, int] | None = None,
     ) -> Launched:  # fmt: skip
         """Run one kernel over a grid.
 
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
         dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
-        stopped, which is a finding. Raises `UsageError` for a kernel that the library lacks.
+        stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
+        stores to it is a finding of the kind "stored". Raises `UsageError` for a kernel that the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
@@ -321,6 +335,7 @@ class Library:
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
+            arena.pointer(watched[0]) + watched[1] if watched else None,
         )  # fmt: skip
         answer = self._dll.emu_launch(ctypes.byref(request))
         report = json.loads(ctypes.string_at(answer))
@@ -417,4 +432,6 @@ def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
         (ctypes.c_uint32 * m)(*[s[2] for s in statics]),
         m,
     )
-    return Library(folder / "kernel.so", entries, chains, source, dll)
+    said = sites["unset"]
+    unset = None if said is None else tuple(Unset(name, Line(*line), *rest) for name, line, *rest in said)
+    return Library(folder / "kernel.so", entries, chains, source, dll, unset)

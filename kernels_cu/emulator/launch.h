@@ -30,6 +30,7 @@ struct EmuLaunch {
   int workers;   // threads of the operating system
   int sanitize;  // 1: look for misuse; 0: only count
   double time_limit;  // seconds
+  const void* watched;  // a byte in HBM of which each store is to be reported, or null
 };
 
 // Runs a launch. The answer is a JSON document. The caller frees it with emu_free.

@@ -292,6 +292,9 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
                place, near, address, bytes);
     return false;
   }
+  const auto* watched = static_cast<const char*>(launch.given.watched);
+  if (watched && write && watched - static_cast<const char*>(address) < bytes && watched >= address)
+    add_global(lane, "stored", "stores here", place, region, address, bytes);
   if (!launch.sanitize()) return true;
   if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
     add_global(lane, "misaligned", misaligned(bytes, write), place, region, address, bytes);

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.emulator import Finding
+from flashlab.emulator import Finding, build
 
 pytestmark = pytest.mark.compiler
 
@@ -65,3 +65,50 @@ __global__ void k(float* y) {
 """
     races = [x for x in found(written(folder, "other", text), {"y": fl.Empty((32,))}) if x.kind == "race"]
     assert any("; the other: thread 7 at other.cu:1, called at other.cu:6" in str(x) for x in races), races
+
+
+LOCALS = """\
+__global__ void accumulates(const float* x, float* y, int n) {
+  float sums[4][4];  // unset
+  for (int k = 0; k < n; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[i][j] += x[4 * k + i] * x[4 * k + j];
+  for (int i = 0; i < 16; ++i) y[i] = sums[i / 4][i % 4];
+}
+__global__ void counts(const int* x, int* y, int n) {
+  int count;  // unset
+  for (int i = 0; i < n; ++i) count += x[i] > 0;
+  y[threadIdx.x] = count;
+}
+__global__ void same_branch_twice(const float* x, float* y, int n) {
+  float value, fragment[8];
+  if (threadIdx.x < n) value = x[threadIdx.x];
+  for (int k = 0; k < n; ++k)
+    for (int i = 0; i < 8; ++i) fragment[i] = x[i + k];
+  __syncthreads();
+  if (threadIdx.x < n) y[threadIdx.x] = value;
+  if (n) y[n + threadIdx.x] = fragment[threadIdx.x % 8];
+}
+"""
+
+
+@pytest.mark.parametrize(("kernel", "name", "kind"), [("accumulates", "sums", "f4"), ("counts", "count", "i4")])
+def test_a_local_that_nobody_set_is_named_at_its_declaration(folder: Path, kernel: str, name: str, kind: str) -> None:
+    path = written(folder, "locals", LOCALS)
+    (finding,) = found(path, {"x": np.ones(64, kind), "y": np.zeros(64, kind), "n": 8}, kernel=kernel, block=1)
+    assert finding.kind == "uninitialised" and f"reads the local variable '{name}'" in finding.message
+    assert finding.at is not None
+    assert (
+        LOCALS.splitlines()[finding.at.number - 1].endswith("// unset")
+        and name in LOCALS.splitlines()[finding.at.number - 1]
+    )
+
+
+def test_a_warning_that_the_run_disproves_is_no_finding(folder: Path) -> None:
+    """g++ warns of `value`: it doesn't see that the same threads take both branches."""
+    path = written(folder, "locals", LOCALS)
+    given = {"x": np.ones(64, "f4"), "y": np.zeros(64, "f4"), "n": 20}
+    assert build(path, arch=900, entries=["same_branch_twice"]).unset
+    assert found(path, given, kernel="same_branch_twice") == ()
