@@ -22,7 +22,7 @@ _TYPES = frozenset(
     "void bool char short int long unsigned signed float double half half2 __half __half2 __nv_bfloat16 nv_bfloat16 bfloat16 "
     "__nv_bfloat162 nv_bfloat162 float2 float3 float4 int2 int3 int4 uint2 uint4 double2 char4 uchar4 uint8_t "
     "int8_t uint16_t int16_t uint32_t int32_t uint64_t int64_t size_t const true false cuda std "
-    "uint uchar __nv_fp8_e4m3 __nv_fp8_e5m2".split()
+    "uint uchar __nv_fp8_e4m3 __nv_fp8_e5m2 decltype typename sizeof template".split()
 )
 _SIZES = {
     "char": 1, "bool": 1, "int8_t": 1, "uint8_t": 1, "short": 2, "half": 2, "__half": 2, "__nv_bfloat16": 2, "nv_bfloat16": 2,
@@ -244,26 +244,50 @@ class _Reader:
         return "" if None in given else f"<{', '.join(filter(None, given))}>"
 
     def argument(self, part: tuple[int, int], piece: Piece, known: Mapping[str, str], at: int) -> str | None:
-        words = [known.get(word, word) for word in self.words[part[0] : part[1]]]
-        text = re.sub(r"(?<=\w) (?!\w)|(?<!\w) (?=\w)|(?<=\W) (?=\W)", "", " ".join(words))
-        if all(word in _TYPES or not word.isidentifier() or self.is_type(word) for word in words):
-            return text.strip("()") if text.strip("()").isdecimal() else text
+        """An argument of a template as it reads outside of the function: constants as numbers, local names replaced."""
         try:
             value = self.value(part, piece, known, at)
-        except _UnknownError:
-            local = self.local_type(words[0], piece, at) if len(words) == 1 else None
-            return local
-        return str(int(value)) if isinstance(value, int | float) else None
+            return str(int(value)) if isinstance(value, int | float) else None
+        except (_UnknownError, ArithmeticError, RecursionError):
+            words = self.spelled(self.words[part[0] : part[1]], piece, known, at, _DEPTH)
+        text = re.sub(r"(?<=\w) (?!\w)|(?<!\w) (?=\w)|(?<=\W) (?=\W)", "", " ".join(words or []))
+        return text or None
 
-    def is_type(self, word: str) -> bool:
-        return any(piece.kind in ("class", "alias") or piece.path for piece in self.named.get(word, []))
+    def spelled(
+        self, words: Sequence[str], piece: Piece, known: Mapping[str, str], at: int, depth: int
+    ) -> list[str] | None:
+        """Tokens of a type with the function's own names replaced by what they stand for; None if one isn't known."""
+        found: list[str] = []
+        for i, word in enumerate(words):
+            if word in known:
+                found.append(known[word])
+            elif not word.isidentifier() or word in _TYPES or (i and words[i - 1] in ("::", ".")):
+                found.append(word)
+            elif (local := self.local(word, piece, at)) is not None:
+                if not depth:
+                    return None
+                start, stop, kind = local
+                value = self.spelled(self.words[start:stop], piece, known, start, depth - 1)
+                if kind != "using":
+                    try:
+                        value = [str(int(_plain(self.value((start, stop), piece, known, start))))]
+                    except (_UnknownError, ArithmeticError, RecursionError):
+                        value = value and ["(", *value, ")"]
+                if value is None:
+                    return None
+                found += value
+            elif word in self.named or (i + 1 < len(words) and words[i + 1] == "::"):
+                found.append(word)
+            else:
+                return None
+        return found
 
-    def local_type(self, name: str, piece: Piece, at: int) -> str | None:
-        """What `using name = …;` in the function says."""
-        for i in range(at, piece.start, -1):
-            if self.words[i] == name and self.words[i - 1] == "using" and self.words[i + 1] == "=":
-                part = self.words[i + 2 : self.words.index(";", i)]
-                return " ".join(part) if all(word in _TYPES or self.is_type(word) for word in part) else None
+    def local(self, name: str, piece: Piece, at: int) -> tuple[int, int, str] | None:
+        """What a function's own name stands for, as tokens from and to, and whether it is a type's (`using`)."""
+        words = self.words
+        for i in range(at - 1, max(piece.start, piece.body), -1):
+            if words[i] == name and words[i + 1] == "=" and words[i - 1] not in (".", "->"):
+                return i + 2, self.stop(i + 2, piece.end), "using" if words[i - 1] == "using" else "variable"
         return None
 
     # Constants
@@ -305,8 +329,10 @@ class _Reader:
         raise _UnknownError
 
     def stop(self, i: int, end: int) -> int:
+        """The end of an expression or a type."""
         while i < end and self.words[i] not in (";", ",", "}", ")"):
-            i = self.partner[i] + 1 if self.words[i] in ("(", "[", "{") else i + 1
+            behind = self.angle(i, end) if self.words[i] == "<" else i
+            i = behind if behind > i else self.partner[i] + 1 if self.words[i] in ("(", "[", "{") else i + 1
         return i
 
     def called(self, name: str, given: Sequence[_Value]) -> _Value:
@@ -325,6 +351,12 @@ class _Reader:
     @staticmethod
     def nothing(_: str) -> _Value:
         raise _UnknownError
+
+
+def _plain(value: _Value) -> float:
+    if isinstance(value, tuple):
+        raise _UnknownError
+    return value
 
 
 def _of(values: Mapping[str, _Value], name: str) -> _Value:
@@ -370,11 +402,6 @@ class _Expression:
             raise _UnknownError
         self.i += 1
 
-    def number(self, value: _Value) -> float:
-        if isinstance(value, tuple):
-            raise _UnknownError
-        return value
-
     def choice(self) -> _Value:
         value = self.level(0)
         if self.words[self.i] != "?":
@@ -396,8 +423,8 @@ class _Expression:
         value = self.chain(2)
         while self.words[self.i : self.i + 2] in (["<", "<"], [">", ">"]):
             left, self.i = self.words[self.i] == "<", self.i + 2
-            by = int(self.number(self.chain(2)))
-            value = int(self.number(value)) << by if left else int(self.number(value)) >> by
+            by = int(_plain(self.chain(2)))
+            value = int(_plain(value)) << by if left else int(_plain(value)) >> by
         return value
 
     def chain(self, n: int) -> _Value:
@@ -405,14 +432,14 @@ class _Expression:
         while (word := self.words[self.i]) in _LEVELS[n] and self.words[self.i + 1] != word:
             self.i += 1
             right = self.level(n + 1) if n != 1 else self.shifted()
-            value = _LEVELS[n][word](self.number(value), self.number(right))
+            value = _LEVELS[n][word](_plain(value), _plain(right))
         return value
 
     def single(self) -> _Value:
         word = self.words[self.i]
         self.i += 1
         if word in ("-", "+"):
-            return self.number(self.single()) * (-1 if word == "-" else 1)
+            return _plain(self.single()) * (-1 if word == "-" else 1)
         if word == "(":
             if self.words[self.i] in _TYPES and self.words[self.i] not in ("true", "false"):
                 inside = self.words[self.i : self.words.index(")", self.i)]
@@ -447,7 +474,7 @@ class _Expression:
         return self.name(word)
 
     def cast(self, kind: Sequence[str], value: _Value) -> _Value:
-        return float(self.number(value)) if {"float", "double"} & set(kind) else int(self.number(value))
+        return float(_plain(value)) if {"float", "double"} & set(kind) else int(_plain(value))
 
     def function(self, word: str) -> _Value:
         close = {"(": ")", "{": "}"}[self.words[self.i]]
@@ -463,11 +490,11 @@ class _Expression:
         if word == "dim3":
             return _extent(given)
         if word in ("int", "unsigned", "size_t", "uint32_t") and len(given) == 1:
-            return int(self.number(given[0]))
+            return int(_plain(given[0]))
         if word in ("min", "max") and given:
-            return (min if word == "min" else max)(map(self.number, given))
+            return (min if word == "min" else max)(map(_plain, given))
         if word in ("ceil", "ceilf") and len(given) == 1:
-            return -int(-self.number(given[0]) // 1)
+            return -int(-_plain(given[0]) // 1)
         return self.call(word, given)
 
 
