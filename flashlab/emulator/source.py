@@ -21,6 +21,7 @@ from typing import Any, cast
 import kernels_cu
 from flashlab.emulator import launches, reach, scan
 from flashlab.emulator.launches import Launch
+from flashlab.emulator.ptx import PtxError, translated
 from flashlab.emulator.scan import Lines, Piece, Tokens
 from simulator.errors import UsageError, unknown
 
@@ -159,13 +160,13 @@ class Source:
     def unit(self, entries: Sequence[str]) -> str:
         """The text for the compiler: the kernels of `entries`, what they reach, and a door to each.
 
-        Raises `UsageError` for an unknown kernel, and for inline PTX that isn't known.
+        Raises `UsageError` for an unknown kernel.
         """
         roots = [piece for entry in entries for piece in self.named(entry)]
         given = self.asked or entries
         words = {word for entry in given for word in re.findall(r"\w+", entry.partition("<")[2])}
         kept = reach.reached(self.tokens, self.pieces, roots, words)
-        text = reach.rendered(self.tokens, self.pieces, kept, self._assembly(kept))
+        text = reach.rendered(self.tokens, self.pieces, kept, self._replaced(kept))
         doors = "".join(self._door(i, *both) for i, both in enumerate(zip(entries, given, strict=True)))
         data = [(piece, name) for i in sorted(kept) if (piece := self.pieces[i]).data for name in piece.names]
         doors += "".join(_inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
@@ -176,29 +177,35 @@ class Source:
         arguments = given[given.index("<") :] if "<" in given else ""
         return _inside(piece, f"EMU_DOOR({index}, {piece.names[0]}{arguments})")
 
-    def _assembly(self, kept: set[int]) -> list[tuple[int, int, str]]:
-        """The asm statements of what is kept, as C++: where each starts and ends in the text, and what takes its place."""
-        words, partner, found = self.tokens.words, self.tokens.partner, list[tuple[int, int, str]]()
+    def _replaced(self, kept: set[int]) -> list[tuple[int, int, str]]:
+        """What of the kept pieces isn't C++: where it starts and ends in the text, and what takes its place."""
+        words, found = self.tokens.words, list[tuple[int, int, str]]()
         for index in sorted(kept):
             piece, i = self.pieces[index], self.pieces[index].start
             gone = [(each.start, each.end) for each in reach.hidden(piece)]
             while i < piece.end:
-                if words[i] not in _ASM or any(start <= i < end for start, end in gone):
-                    i += 1
-                    continue
                 start = i
-                while words[i] != "(":
-                    i += 1
-                i = partner[i] + 1  # the semicolon
-                a, b = self.tokens.starts[start], self.tokens.end(i)
-                statement = self.tokens.text[a:b]
-                file, line = self.at(start)
-                try:
-                    found.append((a, b, translated(statement)))
-                except ValueError as error:
-                    accepted = f"inline PTX that the emulator knows ({error})"
-                    raise UsageError("file", f"{Path(file).name}:{line}", accepted) from None
+                if any(first <= i < last for first, last in gone):
+                    pass
+                elif words[i] in _ASM:
+                    while words[i] != "(":
+                        i += 1
+                    i = self.tokens.partner[i] + 1  # the semicolon
+                    found.append(self._cpp(start, i))
+                elif (
+                    words[i] == "__noinline__" and words[i - 1] != "("
+                ):  # g++'s own headers have it in __attribute__(( ))
+                    found.append((self.tokens.starts[i], self.tokens.end(i), "__attribute__((noinline))"))
+                i += 1
         return found
+
+    def _cpp(self, start: int, end: int) -> tuple[int, int, str]:
+        """An asm statement as C++. Where it isn't known, a thread that comes there says so."""
+        a, b = self.tokens.starts[start], self.tokens.end(end)
+        try:
+            return a, b, translated(self.tokens.text[a:b])
+        except PtxError as error:
+            return a, b, f"emu_ptx_refuse({json.dumps(str(error))});"
 
 
 def _named(entry: str, names: Sequence[str], told: Sequence[str]) -> str:
@@ -216,11 +223,6 @@ def _inside(piece: Piece, text: str) -> str:
     """A text in the namespaces of a piece, so that the names in it mean there what they mean to the piece."""
     spaces = [name for name in piece.path if name]
     return "".join(f"namespace {name} {{ " for name in spaces) + text + " }" * len(spaces) + "\n"
-
-
-def translated(statement: str) -> str:
-    """An asm statement as C++ of the same effect."""
-    raise ValueError(f"not {' '.join(statement.split())[:60]}; #ifdef EMULATOR may hold another body")
 
 
 def read(path: Path) -> str:
@@ -243,8 +245,16 @@ def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, 
     del digest
     marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', text)
     doors = "".join(f"{entry};\n" for entry in asked)
-    whole = f'#include "cuda.h"\n#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
-    output, missing = _preprocessed(path, whole, command)
+    whole = f'#line 1 {_quoted(path)}\n{marked}\n#line 1 "{_DOORS}"\n{doors}'
+    made = _split(path, f'#include "cuda.h"\n{whole}', command)
+    if not _ASM.isdisjoint(made.tokens.words):
+        return _split(path, f'#include "cuda.h"\n#include "ptx.h"\n{whole}', command)
+    return made
+
+
+def _split(path: Path, text: str, command: Sequence[str]) -> Source:
+    """A text, preprocessed and split."""
+    output, missing = _preprocessed(path, text, command)
     lines = Lines(output)
     near = tuple(f"{folder}{os.sep}" for folder in above(path))
     foreign = {_DOORS, *(file for file in lines.systems() if not file.startswith(near))}
@@ -255,9 +265,8 @@ def prepared(path: Path, text: str, command: tuple[str, ...], asked: tuple[str, 
     behind = "".join(output[a:b] for a, b, file in stretches if file == _DOORS)
     cut = min((a for a, _, file in stretches if file == _DOORS), default=len(output))
     names = tuple(" ".join(entry.split()) for entry in behind.split(";")[:-1])
-    tokens = Tokens(
-        output[:cut].rsplit("\n#", 1)[0] if cut < len(output) else output, tokens.words, tokens.starts, tokens.partner
-    )
+    shown = output[:cut].rsplit("\n#", 1)[0] if cut < len(output) else output
+    tokens = Tokens(shown, tokens.words, tokens.starts, tokens.partner)
     return Source(path, tokens, scan.pieces_of(tokens), lines, missing, names)
 
 

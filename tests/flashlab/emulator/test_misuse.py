@@ -67,12 +67,11 @@ def source(folder: Path, text: str) -> Path:
     return path
 
 
-def test_ptx_that_is_not_known_gets_one_line(tmp_path: Path) -> None:
-    text = '// asm\n__global__ void k() {\n  asm volatile("no.such.instruction %0;" :: "r"(1));\n}'
-    with pytest.raises(UsageError) as caught:
-        fl.emulate_file(source(tmp_path, text), {}, grid=1, block=32)
-    message = str(caught.value)
-    assert "\n" not in message and "mine (1).cu:3'" in message and "PTX" in message and "no.such.instruction" in message
+def test_ptx_that_is_not_known_is_told_by_the_thread_that_comes_there(tmp_path: Path) -> None:
+    text = '// asm\n__global__ void k(int n) {\n  if (n) asm volatile("no.such.instruction %0;" :: "r"(1));\n}'
+    assert fl.emulate_file(source(tmp_path, text), {"n": 0}, grid=1, block=32).passed
+    (finding,) = fl.emulate_file(source(tmp_path, text), {"n": 1}, grid=1, block=1).launched.findings
+    assert str(finding.line) == "mine (1).cu:3" and "PTX" in str(finding) and "no.such.instruction" in str(finding)
 
 
 def test_strings_and_hidden_code_may_have_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
