@@ -16,36 +16,29 @@
 #include <type_traits>
 #include <utility>
 
+#include "driver_types.h"
 #include "primitives.h"
 
-// Keywords. SRAM is thread-local, because a block runs on one thread of the operating system, and that runs one block
-// at a time.
-#define __host__
-#define __device__
-#define __constant__
-#define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
-#if defined(__clang__)
-#define __shared__ thread_local
-#else
-#define __shared__ __constinit thread_local  // g++ would guard arrays of classes against a second initialisation
+// The source is split into its declarations between the preprocessor and the compiler. Until then the keywords stay words.
+#ifndef EMU_SCAN
+#include "keywords.h"
 #endif
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __cluster_dims__(...)
 #define __maxnreg__(n)
-#define __managed__
 #define __builtin_assume(condition) ((void)0)
 #define __CUDACC__ 1
+#define __NVCC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 8
+#define CUDA_VERSION 12080
+#define CUDART_VERSION 12080
 
-// Built-in variables.
-#define threadIdx emu_thread_index()
-#define blockIdx emu_block_index()
-#define blockDim dim3(emu_block_dim())
-#define gridDim dim3(emu_grid_dim())
+// The built-in variables are in keywords.h.
 constexpr int warpSize = 32;
 
 using uchar = unsigned char;
@@ -239,13 +232,7 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// A door to a kernel, for the end of its source. Arguments are first copied to the lane's own stack, because reading
-// them is no access by the kernel.
-#define EMU_DOOR(I, ...)                                                                                          \
-  extern "C" void emu_entry_##I(void**) { emulator::call(__VA_ARGS__); }                                          \
-  extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
-    return emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
-  }
+// What the doors of keywords.h call.
 namespace emulator {
 template <class T>
 struct Argument {
