@@ -208,8 +208,7 @@ class LaunchOptions:
         macros = dict(options.named("--define", text, "1") for text in self.define or [])
         arguments = dict(options.named("--arg", text) for text in self.arg or [])
         rest = {"device": device, "macros": macros, "arguments": arguments}
-        with options.spelled(grid="--grid", block="--block"):
-            return kernel_named(target, launch | {name: value for name, value in rest.items() if value})
+        return kernel_named(target, launch | {name: value for name, value in rest.items() if value})
 
     def refuse(self) -> None:
         """Raise `UsageError` for options that only a `.cu` file can have."""

@@ -23,6 +23,7 @@ from simulator.problem import FIELDS, MASKS
 
 if TYPE_CHECKING:
     from flashlab.emulator import FileRun
+    from flashlab.emulator.source import Kernel
 
 __all__ = ["FileKernel", "KernelTarget", "is_kernel", "kernel", "kernel_named"]
 
@@ -105,12 +106,13 @@ class FileKernel:
 
         operands = {name: np.ascontiguousarray(as_numpy(name, x)) for name, x in (("q", q), ("k", k), ("v", v))}
         said: Mapping[str, Any] = _of(self.arguments, problem, *operands.values())
-        usual = {own: meaning for own in self.parameters() if (meaning := _MEANING.get(own.lower()))}
+        usual = {own: meaning for own in self.declared().parameters if (meaning := _MEANING.get(own.lower()))}
         shapes = _outputs(problem, layout)
         given = {own: _argument(own, x, problem, operands, shapes) for own, x in {**usual, **said}.items()}
-        launch: dict[str, Any] = {name: _size(name, getattr(self, name), problem) for name in ("grid", "block", "sram")}
+        sizes = {"grid": self.grid, "block": self.block, "sram": self.sram}
+        launch = {name: _size(name, value, problem) for name, value in sizes.items() if value is not None}
         launch |= {name: _of(value, problem) for name, value in {**self.options, **options}.items()}
-        run = emulate_file(self.file, given, kernel=self.instance(problem), **launch)
+        run = emulate_file(self.file, given, kernel=self.instance(problem) or None, **launch)
         found: dict[str, Array] = {}
         for name, (shape, _) in shapes.items():
             own = _output(name, said, usual)
@@ -133,13 +135,23 @@ class FileKernel:
         names = ("window_left", "window_right") if mask == "window" else (mask,)
         said: Mapping[str, Any] = {} if callable(self.arguments) else self.arguments
         words = {word for text in said.values() if isinstance(text, str) for word in re.findall(r"\w+", text)}
-        return bool(words & set(names)) or any(_MEANING.get(own.lower()) in names for own in self.parameters())
+        return bool(words & set(names)) or any(_MEANING.get(own.lower()) in names for own in self.declared().parameters)
 
-    def parameters(self) -> list[str]:
-        """The names of its parameters, as the source has them."""
-        from flashlab.emulator.files import parameters_of
+    def declared(self) -> Kernel:
+        """The kernel as the source declares it: its file and line, its parameters' names. Raises `UsageError`."""
+        from flashlab.emulator.build import survey
 
-        return parameters_of(self._text(), self.name)
+        macros = self.options.get("macros")
+        plain: Mapping[str, Any] = {} if callable(macros) else macros or {}
+        others: dict[str, Any] = {name: self.options[name] for name in ("includes", "std") if name in self.options}
+        found = survey(self.file, [f"-D{name}={value}" for name, value in plain.items()], **others)
+        if self.name:
+            return found.kernel(self.name)
+        names = [each.name for each in found.kernels]
+        if len(names) != 1:
+            known = ", ".join(names) or "no __global__ function"
+            raise UsageError("name", None, f"one of {self.file.name}'s: {known} (a template as flash<{{head_dim}}>)")
+        return found.kernels[0]
 
     def source(self) -> str | None:
         """Python that makes it, or None where functions are part of it that have no name to import."""
@@ -154,28 +166,6 @@ class FileKernel:
             texts.append(f"{name}={text}")
         options = [f"{name}={value!r}" for name, value in self.options.items()]
         return f"fl.kernel({', '.join([repr(str(self.file)), repr(self.name), *texts, *options])})"
-
-    def place(self) -> tuple[str, int]:
-        """The file, and the line in which the kernel's name stands first."""
-        text, bare = self._text(), re.escape(self.name.split("<")[0].rsplit("::")[-1])
-        found = re.search(rf"__global__[^;{{]*?\b{bare}\s*\(", text)
-        return str(self.file), 1 if found is None else text.count("\n", 0, found.end()) + 1
-
-    def only(self) -> str:
-        """The name of the only kernel that the file has. Raises `UsageError` if it has several."""
-        from flashlab.emulator.source import kernels_of
-
-        names = kernels_of(self._text())
-        if len(names) != 1:
-            known = ", ".join(names) or "no __global__ function that isn't a template"
-            raise UsageError("name", None, f"one of {self.file.name}'s: {known} (a template as flash<{{head_dim}}>)")
-        return names[0]
-
-    def _text(self) -> str:
-        try:
-            return self.file.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError("file", str(self.file), f"a CUDA source that can be read ({error})") from None
 
 
 def _outputs(problem: Problem, layout: Layout) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -214,14 +204,15 @@ def _argument(own: str, value: Any, problem: Problem, operands: Mapping[str, Arr
 
 
 def kernel(
-    file: Path | str, name: str | None = None, *, grid: Size, block: Size, sram: Size = 0,
-    arguments: Arguments | None = None, **options: Any,
+    file: Path | str, name: str | None = None, *, grid: Size | None = None, block: Size | None = None,
+    sram: Size | None = None, arguments: Arguments | None = None, **options: Any,
 ) -> FileKernel:  # fmt: skip
     """A kernel of a `.cu` file as an attention function for `Adapter`, which the emulator runs.
 
     `name` may be left out if the file has one kernel. A template's may hold a problem's numbers: "flash<{head_dim}>".
     `grid` (blocks), `block` (threads per block) and `sram` (bytes per block) are numbers, expressions of a problem's
-    fields such as "cdiv(len_q, 64), batch * heads", or functions of a `Problem`.
+    fields such as "cdiv(len_q, 64), batch * heads", or functions of a `Problem`. What is left out is that of the file's
+    own launches, where they say it in constants.
 
     Parameters of usual names (Q, K, V, O, lse, N, head_dim, scale, causal, ...) need no word. `arguments` says the
     others, by name: a number, an array, or text: a name of an operand ("q", "k", "v", "out", "lse"), an expression, or
@@ -243,8 +234,7 @@ def kernel(
     (True, True)
     """
     given = arguments if callable(arguments) else dict(arguments or {})
-    made = FileKernel(Path(file), name or "", given, grid, block, sram, options)
-    return made if name else replace(made, name=made.only())
+    return FileKernel(Path(file), name or "", given, grid, block, sram, options)
 
 
 class KernelTarget(CallableTarget):
@@ -260,7 +250,7 @@ class KernelTarget(CallableTarget):
     def __init__(self, adapter: Adapter, kernel: FileKernel) -> None:
         self.kernel = kernel
         super().__init__(adapter)
-        self.name = adapter.name or f"{kernel.file.name}:{kernel.name}"
+        self.name = adapter.name or f"{kernel.file.name}:{kernel.name or kernel.declared().name}"
         self.dtypes = self.domain.dtypes or ()
 
     def _domain(self) -> Domain:
@@ -296,7 +286,8 @@ class KernelTarget(CallableTarget):
         return error if isinstance(error, BuildError) else None
 
     def place(self) -> tuple[str, int] | None:
-        return self.kernel.place()
+        declared = self.kernel.declared()
+        return declared.file, declared.line
 
     def source(self) -> str | None:
         made = self.kernel.source()
@@ -317,7 +308,4 @@ def is_kernel(target: str) -> bool:
 def kernel_named(target: str, launch: Mapping[str, Any]) -> FileKernel:
     """The kernel of "flash.cu:forward", launched as `launch` says. Raises `UsageError`."""
     file, _, name = target.partition(":")
-    for size in ("grid", "block"):
-        if launch.get(size) is None:
-            raise UsageError(size, None, 'how many, as in 8 or "cdiv(len_q, 64), batch * heads"')
     return kernel(file, name or None, **launch)
