@@ -24,8 +24,6 @@ void emu_ptx_mbarrier_end(unsigned address);
 // Copies of bytes by the copy engine, without a tensor map: a multiple of 16, from and to multiples of 16.
 void emu_ptx_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier);
 void emu_ptx_bulk_store(void* to, unsigned from, unsigned bytes);
-
-[[noreturn]] void emu_ptx_refuse(const char* what);
 }
 
 namespace emu_ptx {

@@ -72,7 +72,6 @@ def source(folder: Path, text: str) -> Path:
     [
         ("__global__ void k() {}\n/* <<<\n>>> */ void f() { k<<<1, 32>>>(); }", ":3", "grid and block"),
         ("__global__ void k() {}\n\nint main() { return 0; }", ":3", "without a main"),
-        ("#include <cooperative_groups.h>\n__global__ void k() {}", ":1", "cooperative_groups.h"),
         ("\n#include <cuda/barrier>\n__global__ void k() {}", ":2", "cuda/barrier"),
     ],
 )
