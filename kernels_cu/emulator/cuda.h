@@ -29,6 +29,7 @@
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __maxnreg__(n)
 #define __builtin_assume(condition) ((void)0)
 #define __CUDACC__ 1
@@ -219,12 +220,25 @@ template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { 
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
-#define atomicAdd_block atomicAdd
-#define atomicAdd_system atomicAdd
-#define atomicCAS_block atomicCAS
-#define atomicCAS_system atomicCAS
-#define atomicExch_block atomicExch
-#define atomicExch_system atomicExch
+// Vectors of floats are added part by part, each of them atomically (CUDA C++ Programming Guide, atomicAdd).
+inline float2 atomicAdd(float2* a, float2 x) { return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y)}; }
+inline float4 atomicAdd(float4* a, float4 x) {
+  return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y), atomicAdd(&a->z, x.z), atomicAdd(&a->w, x.w)};
+}
+#define EMU_SCOPES(NAME)                                                                                          \
+  template <class... T> __forceinline__ auto NAME##_block(T... x) -> decltype(NAME(x...)) { return NAME(x...); }  \
+  template <class... T> __forceinline__ auto NAME##_system(T... x) -> decltype(NAME(x...)) { return NAME(x...); }
+EMU_SCOPES(atomicAdd)
+EMU_SCOPES(atomicSub)
+EMU_SCOPES(atomicMax)
+EMU_SCOPES(atomicMin)
+EMU_SCOPES(atomicExch)
+EMU_SCOPES(atomicAnd)
+EMU_SCOPES(atomicOr)
+EMU_SCOPES(atomicXor)
+EMU_SCOPES(atomicInc)
+EMU_SCOPES(atomicDec)
+EMU_SCOPES(atomicCAS)
 
 #define memcpy emu_memcpy
 #define memmove emu_memmove
