@@ -78,12 +78,12 @@ inline void move(void* to, const void* from) {
   struct NAME##1 { T x; };                                                              \
   struct alignas(2 * sizeof(T)) NAME##2 {                                               \
     T x, y;                                                                             \
-    NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
+    constexpr NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
     MOVES2(NAME##2)                                                                     \
   };                                                                                    \
   struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 {                     \
     T x, y, z, w;                                                                       \
-    NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
+    constexpr NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
     MOVES4(NAME##4)                                                                     \
   };                                                                                    \
   inline NAME##1 make_##NAME##1(T x) { return {x}; }                                    \
@@ -138,6 +138,9 @@ __forceinline__ void* emu_memmove(void* to, const void* from, std::size_t bytes)
 __forceinline__ void* emu_memset(void* to, int value, std::size_t bytes) { return __tsan_memset(to, value, bytes); }
 namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  // also where it is std::memcpy
 #define __cvta_generic_to_shared(pointer) (static_cast<std::size_t>(emu_shared_address(pointer)))
+inline std::size_t __cvta_generic_to_global(const void* pointer) { return reinterpret_cast<std::size_t>(pointer); }
+inline void cudaGridDependencySynchronize() {}  // launches run one after the other
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
