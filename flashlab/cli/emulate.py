@@ -152,6 +152,7 @@ def _run_algorithm(
     else:
         for launched in done.launches:
             _print(launched)
+            _note(launched)
         tables.line(f"largest difference from naive attention in float64: {error:.2g}")
         _verdict(
             done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
@@ -185,6 +186,7 @@ def _run_file(
         _print(done.launched)
         if done.launched.plain:
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
+        _note(done.launched)
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
@@ -269,6 +271,11 @@ def _print(launched: Launched) -> None:
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(launched.kernel, columns, rows, left=3)
+
+
+def _note(launched: Launched) -> None:
+    for note in launched.notes:
+        tables.line(f"note: {note}")
 
 
 def _verdict(complaints: Sequence[str], praise: str) -> None:

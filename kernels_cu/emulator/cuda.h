@@ -144,9 +144,9 @@ __forceinline__ void* emu_memmove(void* to, const void* from, std::size_t bytes)
 __forceinline__ void* emu_memset(void* to, int value, std::size_t bytes) { return __tsan_memset(to, value, bytes); }
 namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  // also where it is std::memcpy
 #define __cvta_generic_to_shared(pointer) (static_cast<std::size_t>(emu_shared_address(pointer)))
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+__forceinline__ void __threadfence() { emu_fence(true); }
+__forceinline__ void __threadfence_block() { emu_fence(false); }
+__forceinline__ void __threadfence_system() { emu_fence(true); }
 inline void __nanosleep(unsigned) {}
 inline long long clock64() { return 0; }
 inline void __trap() { emu_trap(); }
@@ -224,6 +224,7 @@ template <class T> __forceinline__ T atomicXor(T* a, std::common_type_t<T> x) { 
 template <class T> __forceinline__ T atomicInc(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old >= x ? T{0} : old + 1; }); }
 template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old == 0 || old > x ? x : old - 1; }); }
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
+  emu_compare(a);
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
 #define atomicAdd_block atomicAdd
