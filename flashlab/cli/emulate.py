@@ -186,6 +186,7 @@ def _run_algorithm(
     else:
         for launched in done.launches:
             _print(launched)
+            _note(launched)
         tables.line(f"largest difference from naive attention in float64: {error:.2g}")
         _verdict(
             done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
@@ -209,6 +210,7 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
             tables.line(note)
         if done.launched.plain:
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
+        _note(done.launched)
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
         raise typer.Exit(2 if done.launched.unfinished else 1)
@@ -308,6 +310,11 @@ def _print(launched: Launched) -> None:
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(launched.kernel, columns, rows, left=3)
+
+
+def _note(launched: Launched) -> None:
+    for note in launched.notes:
+        tables.line(f"note: {note}")
 
 
 def _verdict(complaints: Sequence[str], praise: str) -> None:

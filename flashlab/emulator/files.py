@@ -94,7 +94,8 @@ class FileRun:
     def __repr__(self) -> str:
         found = self.complaints()
         verdict = f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "passed"
-        return "\n".join([f"{self.launched.kernel}: {verdict}", *found])
+        notes = [f"note: {x}" for x in self.launched.notes]
+        return "\n".join([f"{self.launched.kernel}: {verdict}", *found, *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""

@@ -126,10 +126,11 @@ _DIRECTIONS = {
 class Launched:
     """What one launch did.
 
-    `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `plain` is
-    how many accesses came through the compiler's instrumentation rather than through the primitives. `flops` and `exp`
-    count floating-point operations and exponentials. `stopped` says that a finding ended the launch; how far its other
-    blocks had come by then is an accident.
+    `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `notes` are in
+    their form, but no misuse: stores of one value by several threads ("same value"), reads that a compare-and-swap checks
+    ("checked guess"). `plain` is how many accesses came through the compiler's instrumentation rather than through the
+    primitives. `flops` and `exp` count floating-point operations and exponentials. `stopped` says that a finding ended the
+    launch; how far its other blocks had come by then is an accident.
     """
 
     kernel: str
@@ -140,6 +141,7 @@ class Launched:
     flops: int
     exp: int
     stopped: bool = False
+    notes: tuple[Finding, ...] = ()
 
     def total(self, what: str, quantity: str = "bytes") -> int:
         """The sum of a quantity (a field of `Moved`) over a level and direction, as in `total("hbm.read")`."""
@@ -169,6 +171,7 @@ class Launched:
             "plain": self.plain,
             "flops": self.flops,
             "exp": self.exp,
+            "notes": [asdict(x) | {"text": str(x)} for x in self.notes],
             "stopped": self.stopped,
             "unfinished": self.unfinished,
         }
@@ -357,6 +360,7 @@ class Library:
             flops=report["flops"],
             exp=report["exp"],
             stopped=bool(report["stopped"]),
+            notes=tuple(self._finding(x, arena) for x in report["notes"]),
         )
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:

@@ -26,8 +26,12 @@ void access(const void* address, unsigned bytes, bool write, Place place, bool i
   block.poll(lane, place);
   is_volatile && !write ? block.spin(lane, address, place) : void(lane.spins = 0);
   unsigned shared;
-  if (block.sram.shared_address(address, shared)) {
-    if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();
+  const bool in_sram = block.sram.shared_address(address, shared);
+  if (!is_volatile && !write) lane.reads[lane.read_count++ % lane.reads.size()] = {address, place};
+  if (is_volatile) write ? lane.hand_on(address, in_sram) : lane.heard.add(address);
+  const Way way = is_volatile ? Way::is_volatile : Way::plain;
+  if (in_sram) {
+    if (!check_shared(lane, shared, bytes, write, way, place)) block.abort();
     const auto* name = block.sram.name_of(shared);
     lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::sram, shared, bytes, name ? name->name : "SRAM", place);
     ++block.ledger.plain;
@@ -35,7 +39,7 @@ void access(const void* address, unsigned bytes, bool write, Place place, bool i
   }
   if (inside_image(address)) return;  // __constant__ and __device__ variables
   Region* region;
-  if (!check_global(lane, address, bytes, write, false, place, region)) block.abort();
+  if (!check_global(lane, address, bytes, write, way, place, region)) block.abort();
   lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes,
                      region->name.c_str(), place);
   ++block.ledger.plain;

@@ -93,8 +93,11 @@ int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
   lane.block->poll(lane, HERE);
   lane.block->spin(lane, address, HERE);
+  lane.heard.add(address);
   unsigned shared;
-  if (lane.block->sram.shared_address(address, shared)) {
+  const bool in_sram = lane.block->sram.shared_address(address, shared);
+  lane.hand_on(address, in_sram);
+  if (in_sram) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
     count_shared(lane, Op::atom, shared, bytes, HERE);
     return 1;
@@ -104,6 +107,18 @@ int emu_atomic(void* address, unsigned bytes) {
   if (!check_global(lane, address, bytes, true, true, HERE, region)) return 0;
   count(lane, Op::red, *region, address, bytes, HERE);
   return 1;
+}
+
+void emu_compare(const void* address) {
+  Lane& lane = current_lane();
+  for (unsigned i = 0, n = lane.reads.size(); i < n; ++i) {
+    auto& read = lane.reads[(lane.read_count - 1 - i) % n];
+    if (read.address != address) continue;
+    Launch& launch = lane.block->launch;
+    const std::lock_guard lock(launch.busy);
+    launch.checked.insert(read.place);
+    return void(lane.reads = {});
+  }
 }
 
 [[noreturn]] static void give_up(const char* kind, std::string message, Place place) {
@@ -310,7 +325,9 @@ unsigned emu_active_mask() {
   return static_cast<unsigned>(lane.operands.out[0]);
 }
 
-void emu_syncwarp(unsigned mask) { meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
+void emu_fence(int everywhere) { current_lane().fence(everywhere); }
+
+void emu_syncwarp(unsigned mask) { current_lane().take_over(true), meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
 
 void emu_syncthreads() { wait_barrier(0, 0, HERE); }
 

@@ -65,7 +65,7 @@ def test_an_algorithm_as_json() -> None:
     assert found["passed"] and found["device"] == "a100-40" and found["problem"]["len_q"] == 20
     assert found["max_error"] < 2e-3 and found["unwritten"] == {} and found["differences"] == []
     launch = found["launches"][0]
-    assert set(launch) == {"kernel", "moved", "findings", "dropped", "plain", "flops", "exp", "stopped", "unfinished"}
+    assert set(launch) == {"kernel", "moved", "findings", "dropped", "plain", "flops", "exp", "notes", "stopped", "unfinished"}
     row = launch["moved"][0]
     assert {"step", "tensor", "space", "op", "instructions", "bytes", "sectors", "wavefronts", "ideal", "what"} == set(
         row
