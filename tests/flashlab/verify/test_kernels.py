@@ -88,6 +88,8 @@ def test_a_kernel_is_a_function_with_counts() -> None:
     kernel: Any = rows().fn
     q, k, v = fl.random_inputs(P, seed=0)
     assert np.allclose(kernel(q, k, v, causal=True), fl.naive(q, k, v, causal=True).out, atol=1e-5)
+    with pytest.raises(fl.UsageError, match="k.shape"):
+        kernel(q, k[..., :8], v)
     run = kernel.run(P, q, k, v)
     assert run.passed and run.launched.total("hbm.write") == 4 * P.batch * P.heads * P.len_q * (P.head_dim + 1)
     assert kernel.run(P).arrays["Q"].shape == q.shape, "random inputs where none are given"
