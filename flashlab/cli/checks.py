@@ -199,16 +199,30 @@ class LaunchOptions:
     define: Annotated[
         list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_KERNEL)
     ] = None
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", "-I", metavar="FOLDER", help="Where headers lie.", rich_help_panel=_KERNEL),
+    ] = None
+    std: Annotated[
+        str | None,
+        typer.Option(help="The standard of C++: c++14, c++17 (unless said) or c++20.", rich_help_panel=_KERNEL),
+    ] = None
 
     def kernel(self, target: str, device: str | None) -> Any:
         """The kernel that a target names. Raises `UsageError` that names the options."""
         from flashlab.verify import kernel_named
 
-        launch = {name: value for name in ("grid", "block", "sram") if (value := getattr(self, name)) is not None}
-        macros = dict(options.named("--define", text, "1") for text in self.define or [])
-        arguments = dict(options.named("--arg", text) for text in self.arg or [])
-        rest = {"device": device, "macros": macros, "arguments": arguments}
-        return kernel_named(target, launch | {name: value for name, value in rest.items() if value})
+        launch: dict[str, Any] = {
+            "grid": self.grid,
+            "block": self.block,
+            "sram": self.sram,
+            "arguments": dict(options.named("--arg", text) for text in self.arg or []),
+            "macros": dict(options.named("--define", text, "1") for text in self.define or []),
+            "includes": self.include,
+            "std": self.std,
+            "device": device,
+        }
+        return kernel_named(target, {name: value for name, value in launch.items() if value})
 
     def refuse(self) -> None:
         """Raise `UsageError` for options that only a `.cu` file can have."""

@@ -19,6 +19,7 @@ from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated
 from simulator import Problem, UsageError
 from simulator.dtypes import Array, as_numpy
+from simulator.operations.attention import ATTENTION
 from simulator.problem import FIELDS, MASKS
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ class FileKernel:
     ) -> Array:
         """`out` for q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim). Misuse is no error."""
         q, k, v = (as_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-        shape: Any = dict(zip(("batch", "heads", "len_q", "head_dim"), q.shape, strict=True))
-        masks: Any = {"causal": causal, "window": window, "scale": scale}
-        problem = Problem(**shape, kv_heads=k.shape[1], len_kv=k.shape[2], dtype=q.dtype.name, **masks)
+        problem = ATTENTION.problem({"q": q, "k": k, "v": v}, causal=causal, window=window, scale=scale)
         return self.attend(problem, q, k, v).out
 
     def run(self, problem: Problem, q: Any = None, k: Any = None, v: Any = None, **options: Any) -> FileRun:
@@ -218,7 +217,8 @@ def kernel(
     others, by name: a number, an array, or text: a name of an operand ("q", "k", "v", "out", "lse"), an expression, or
     an array as in "float32[batch, heads, len_q]:full(-inf)" (or `:zeros`, or `:out` for the kernel to fill).
     "out:zeros" is an output that starts as 0. Where the arrays are to be made from q, k and v (pages, other layouts),
-    `arguments` is a function of (problem, q, k, v) that returns them; it may raise `NotImplementedError`. `options` go
+    `arguments` is a function of (problem, q, k, v) that returns them; it may raise `NotImplementedError`. Masks that no
+    parameter's name and no expression tells of are said by `Domain(masks=...)`. `options` go
     to `fl.emulate_file`: `macros`, `device`, `time_limit` and so on, or functions of a `Problem` that return them.
 
     >>> source = '''__global__ void mean(const float* V, float* O, int N, int d) {
