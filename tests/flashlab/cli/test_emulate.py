@@ -65,7 +65,18 @@ def test_an_algorithm_as_json() -> None:
     assert found["passed"] and found["device"] == "a100-40" and found["problem"]["len_q"] == 20
     assert found["max_error"] < 2e-3 and found["unwritten"] == {} and found["differences"] == []
     launch = found["launches"][0]
-    assert set(launch) == {"kernel", "moved", "findings", "dropped", "plain", "flops", "exp", "notes", "stopped", "unfinished"}
+    assert set(launch) == {
+        "kernel",
+        "moved",
+        "findings",
+        "dropped",
+        "plain",
+        "flops",
+        "exp",
+        "notes",
+        "stopped",
+        "unfinished",
+    }
     row = launch["moved"][0]
     assert {"step", "tensor", "space", "op", "instructions", "bytes", "sectors", "wavefronts", "ideal", "what"} == set(
         row
@@ -289,7 +300,9 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "typo.cu"
     path.write_text("__global__ void typo(int* x) {\n  *x = 1\n}\n")
     result = run("emulate", path, *ONE, "--arg", "x=int32[1]:out", code=2)
-    assert result.stdout == "" and result.stderr.startswith("flashlab: typo.cu doesn't compile at typo.cu:2, in typo:\n")
+    assert result.stdout == "" and result.stderr.startswith(
+        "flashlab: typo.cu doesn't compile at typo.cu:2, in typo:\n"
+    )
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 
