@@ -13,7 +13,7 @@ _COMMENT = r"//[^\n]*|/\*.*?\*/"
 _STRING = r'"(?:\\.|[^"\\\n])*"'
 _BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)"
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
-_FOREIGN = re.compile(r"(cuda|thrust|cutlass|cute|nv|torch|ATen|c10)/|curand|cublas|cufft|nvtx")
+_FOREIGN = re.compile(r"(thrust|cutlass|cute|nv|torch|ATen|c10)/|curand|cublas|cufft|nvtx")
 _REFUSED = (
     (re.compile(r"<<<"), "a source without host code: grid and block describe the launch. #ifndef EMULATOR hides it"),
     (re.compile(r"\bint\s+main\s*\("), "a source without a main: grid and block describe the launch"),

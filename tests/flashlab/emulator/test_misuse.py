@@ -72,7 +72,7 @@ def source(folder: Path, text: str) -> Path:
     [
         ("__global__ void k() {}\n/* <<<\n>>> */ void f() { k<<<1, 32>>>(); }", ":3", "grid and block"),
         ("__global__ void k() {}\n\nint main() { return 0; }", ":3", "without a main"),
-        ("\n#include <cuda/barrier>\n__global__ void k() {}", ":2", "cuda/barrier"),
+        ("\n#include <thrust/sort.h>\n__global__ void k() {}", ":2", "thrust/sort.h"),
     ],
 )
 def test_what_a_source_may_not_have_gets_one_line(tmp_path: Path, text: str, where: str, said: str) -> None:
