@@ -272,7 +272,7 @@ def _runtime() -> list[Path]:
 
 
 def _digest_of_sources(*folders: Path) -> str:
-    files = [file for folder in folders for file in sorted(folder.iterdir())]
+    files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
     stamps = tuple((str(f), f.stat().st_mtime_ns, f.stat().st_size) for f in files)
     return _digest_of(stamps)
 

@@ -99,9 +99,9 @@ class _Reader:
                             yield i, Launch(self.words[i], arguments, None, None, None)
 
     def launches(self, piece: Piece) -> Iterator[tuple[int, Launch]]:
-        words, starts = self.words, self.tokens.starts
+        words = self.words
         for i in range(piece.start, piece.end - 3):
-            if words[i] == words[i + 1] == words[i + 2] == "<" and starts[i + 2] == starts[i] + 2:
+            if words[i] == words[i + 1] == words[i + 2] == "<":
                 yield from self.launch(piece, i)
 
     def launch(self, piece: Piece, i: int) -> Iterator[tuple[int, Launch]]:
@@ -152,9 +152,9 @@ class _Reader:
 
     def parts(self, i: int, end: int) -> Iterator[tuple[int, int]]:
         """The expressions between `<<<` and `>>>`, as tokens from and to."""
-        start, words, starts = i, self.words, self.tokens.starts
+        start, words = i, self.words
         while i < end - 2:
-            if words[i] == words[i + 1] == words[i + 2] == ">" and starts[i + 2] == starts[i] + 2:
+            if words[i] == words[i + 1] == words[i + 2] == ">":
                 yield start, i
                 return
             if words[i] == ",":

@@ -158,3 +158,5 @@ inline int __dp4a(int x, int y, int z) { return emu_dp4a(x, y, z); }
 inline unsigned __dp4a(unsigned x, unsigned y, unsigned z) { return emu_dp4a(x, y, z); }
 inline long long __double_as_longlong(double x) { return emu_bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return emu_bits<double>(x); }
+
+#include "simd_words.h"
