@@ -196,10 +196,10 @@ def _run_algorithm(
 
 
 def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:
-    from flashlab.emulator import emulate_file
+    from flashlab.emulator.apart import emulate_apart
 
     with output.busy("emulating"):
-        done = emulate_file(path, arguments, **given)
+        done = emulate_apart(path, arguments, **given)
     if out is not None:
         _keep(Path(out), done.symbols | done.arrays)
     if json:

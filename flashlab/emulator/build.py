@@ -178,9 +178,10 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
     unit = source.unit(entries)
     (work / "kernel.cpp").write_text(unrolled(unit) if UNROLLED[0] in command else unit, encoding="utf-8")
     watching = (*_WATCH, *(_WATCH_CLANG if "clang" in compiler()[1] else _WATCH_GCC)) if watch else ()
-    compiled = _run([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")])
-    if compiled.returncode:
-        raise BuildError(explained(source, entries, _said(compiled)))
+
+    done = _compiled([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")])
+    if done.returncode:
+        raise BuildError(explained(source, entries, done.stderr))
     run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
@@ -196,9 +197,9 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         "-pthread",
         "-Wl,--no-undefined",
     ]
-    linked = _run([compiler()[0], *link, "-o", str(work / "kernel.so")])
+    linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
     if linked.returncode:
-        raise BuildError(explained(source, entries, _said(linked)))
+        raise BuildError(explained(source, entries, linked.stderr))
     calls = calls_of(work / "kernel.so")
     places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
     statics = _statics(work / "kernel.so", work / "kernel.o")
@@ -206,7 +207,7 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         if nbytes > _MOST_STATIC:
             accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-    sites = {"places": places, "statics": statics, "unset": warnings_of(compiled.stderr) if _fills() else None}
+    sites = {"places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None}
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o", "sram.c"):
         (work / name).unlink()
@@ -257,12 +258,12 @@ def _runtime() -> list[Path]:
 
     def object_of(source: Path) -> Path:
         name = f"{source.stem}.o"
-        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, str(source), source.read_bytes())
+        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes())
 
         def make(work: Path) -> None:
-            done = _run([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)])
+            done = _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)])
             if done.returncode:
-                raise BuildError(f"{source.name} of the emulator doesn't compile:\n{_said(done)}")
+                raise BuildError(f"{source.name} of the emulator doesn't compile:\n{done.stderr}")
 
         return cache.entry("runtime", key, make) / name
 
@@ -300,9 +301,8 @@ def compiler() -> tuple[str, str]:
     )
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
-
-
-def _said(failed: subprocess.CompletedProcess[str]) -> str:
-    return failed.stderr or f"exit status {failed.returncode}"
+def _compiled(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run the compiler; what it says, if only of how it ended."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    done.stderr = done.stderr or f"exit status {done.returncode}"
+    return done

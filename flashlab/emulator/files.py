@@ -148,18 +148,14 @@ def emulate_file(
     _check_limits(blocks, threads, dynamic, time_limit, where)
     library = _built(path, entry, chosen, found, options)
     arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
-    data = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
-
-    def launch(library: Library, **how: Any) -> tuple[Launched, Arena]:
-        arena = Arena()
-        given = _given(library, entry, chosen.parameters, arguments, arena)
-        device_data.reset(library, data)
-        done = library.launch(
-            entry, _three(blocks), _three(threads), given, arena, sram=dynamic, time_limit=time_limit, **how
-        )
-        return done, arena
-
-    launched, arena = launch(library, sanitize=sanitize, workers=workers)
+    arena = Arena()
+    given = _given(library, entry, chosen.parameters, arguments, arena)
+    values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
+    device_data.reset(library, values)
+    launched = library.launch(
+        entry, _three(blocks), _three(threads), given, arena,
+        sram=dynamic, sanitize=sanitize, workers=workers, time_limit=time_limit,
+    )  # fmt: skip
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
@@ -169,17 +165,25 @@ def emulate_file(
         judged = isinstance(value, Empty) and sanitize and not launched.stopped
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
-    after = device_data.get(library)
+    data = device_data.get(library)
+
+    def repeat(library: Library, watched: tuple[str, int] | None) -> tuple[Launched, Arena]:
+        fresh = Arena()
+        device_data.reset(library, values)
+        again = _given(library, entry, chosen.parameters, arguments, fresh)
+        done = library.launch(
+            entry, _three(blocks), _three(threads), again, fresh,
+            sram=dynamic, sanitize=False, workers=1, time_limit=time_limit, watched=watched,
+        )  # fmt: skip
+        return done, fresh
+
+    def rebuilt(more: Sequence[str]) -> Library:
+        changed: dict[str, Any] = options | {"macros": [*options["macros"], *more]}
+        return build(path, entries=[entry], **changed)
+
     if sanitize and not launched.findings:
-
-        def rebuilt(more: Sequence[str]) -> Library:
-            return build(path, entries=[entry], **{**options, "macros": [*options["macros"], *more]})
-
-        def repeat(library: Library, watched: tuple[str, int] | None) -> tuple[Launched, Arena]:
-            return launch(library, sanitize=False, workers=1, watched=watched)
-
         launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeat))
-    return FileRun(left, launched, unwritten, after, notes)
+    return FileRun(left, launched, unwritten, data, notes)
 
 
 def _check_limits(grid: Any, block: Any, sram: Any, time_limit: float, device: Device) -> None:

@@ -31,6 +31,10 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number}"
 
 
+_OF_ALL = ("crash", "memory")
+"""Kinds of findings that have neither a line nor a thread."""
+
+
 class Unset(NamedTuple):
     """A compiler's warning of a local variable: its name, the line that uses it, in which functions; and whether it is sure."""
 
@@ -71,6 +75,8 @@ class Finding:
     other_at: Line | None = None
 
     def __str__(self) -> str:
+        if self.kind in _OF_ALL:
+            return f"{self.kind}: {self.message}"
         where = _where(self.at, self.line) + (f", step {self.step}" if self.step else "")
         element = self.index or f", byte {self.offset:,}"
         what = f" ({self.tensor}{element} in {self.space.upper()})" if self.tensor else ""
