@@ -6,35 +6,20 @@ functions of one `return`. A launch whose grid depends on an argument of the pro
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from flashlab.emulator.constants import TYPES, Extent, Unknown, Value, evaluated, extent, plain, words_of
 from flashlab.emulator.scan import Piece, Tokens
 
 __all__ = ["Launch", "launches_of"]
 
-Extent = tuple[int, int, int]
-_Value = int | float | Extent
 
-_TYPES = frozenset(
-    "void bool char short int long unsigned signed float double half half2 __half __half2 __nv_bfloat16 nv_bfloat16 bfloat16 "
-    "__nv_bfloat162 nv_bfloat162 float2 float3 float4 int2 int3 int4 uint2 uint4 double2 char4 uchar4 uint8_t "
-    "int8_t uint16_t int16_t uint32_t int32_t uint64_t int64_t size_t const true false cuda std "
-    "uint uchar __nv_fp8_e4m3 __nv_fp8_e5m2 decltype typename sizeof template".split()
-)
-_SIZES = {
-    "char": 1, "bool": 1, "int8_t": 1, "uint8_t": 1, "short": 2, "half": 2, "__half": 2, "__nv_bfloat16": 2, "nv_bfloat16": 2,
-    "int": 4, "float": 4, "unsigned": 4, "int32_t": 4, "uint32_t": 4, "half2": 4, "double": 8, "long": 8, "size_t": 8,
-    "float2": 8, "float4": 16, "int4": 16, "uint4": 16,
-}  # fmt: skip
-_LEVELS: Sequence[Mapping[str, Callable[[float, float], float]]] = (
-    {"==": operator.eq, "!=": operator.ne}, {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
-    {"+": operator.add, "-": operator.sub}, {"*": operator.mul, "/": lambda a, b: _divided(a, b), "%": operator.mod},
-)  # fmt: skip
 _MOST_INSTANCES = 64
 _DEPTH = 4
+_QUALIFIERS = frozenset("const static volatile __restrict __restrict__ constexpr auto".split())
 
 
 @dataclass(frozen=True)
@@ -56,16 +41,6 @@ class Launch:
     def instance(self) -> str:
         """The kernel's name with the arguments of its template."""
         return self.kernel + self.arguments
-
-
-class _UnknownError(Exception):
-    """An expression that isn't constant, or isn't understood."""
-
-
-def _divided(a: float, b: float) -> float:
-    if not b:
-        raise _UnknownError
-    return int(a / b) if isinstance(a, int) and isinstance(b, int) else a / b
 
 
 def launches_of(tokens: Tokens, pieces: Sequence[Piece]) -> Iterator[tuple[int, Launch]]:
@@ -91,6 +66,15 @@ class _Reader:
         for piece in pieces:
             for name in piece.names:
                 self.named.setdefault(name, []).append(piece)
+        self.places: dict[str, list[int]] = {}
+        for i, word in enumerate(tokens.words):
+            self.places.setdefault(word, []).append(i)
+        self.starts = [piece.start for piece in pieces]
+        self.bound: dict[tuple[Piece, int], list[dict[str, str]]] = {}
+
+    def piece_at(self, token: int) -> Piece | None:
+        index = bisect_right(self.starts, token) - 1
+        return self.pieces[index] if index >= 0 and token < self.pieces[index].end else None
 
     # Where the launches are
 
@@ -115,9 +99,9 @@ class _Reader:
                             yield i, Launch(self.words[i], arguments, None, None, None)
 
     def launches(self, piece: Piece) -> Iterator[tuple[int, Launch]]:
-        words, starts = self.words, self.tokens.starts
+        words = self.words
         for i in range(piece.start, piece.end - 3):
-            if words[i] == words[i + 1] == words[i + 2] == "<" and starts[i + 2] == starts[i] + 2:
+            if words[i] == words[i + 1] == words[i + 2] == "<":
                 yield from self.launch(piece, i)
 
     def launch(self, piece: Piece, i: int) -> Iterator[tuple[int, Launch]]:
@@ -135,15 +119,26 @@ class _Reader:
         place = first
         if first == i - 1 and not any(each.kernel for each in self.named.get(words[first], ())):
             first, last = self.pointed(words[first], piece, i) or (first, i)
+        kernel = next((each for each in self.named.get(words[first], ()) if each.kernel), None)
         for known in self.bindings(piece, _DEPTH):
             arguments = ""
-            if words[last] == "<" and last != i:
-                end = self.angle(last, piece.end)
-                if not (arguments := self.arguments(last + 1, end - 1, piece, known, at=place)):
+            if kernel and kernel.template:
+                end = self.angle(last, piece.end) if words[last] == "<" and last != i else last
+                bound = self.instance(kernel, (last + 1, end - 1), self.called_at(i, piece), piece, known, place)
+                names = list(self.template_parameters(kernel))
+                if [name for name in names if name not in bound]:
                     continue
+                while names and self.standard(kernel).get(names[-1]) == bound[names[-1]]:
+                    names.pop()
+                arguments = f"<{', '.join(bound[name] for name in names)}>"
             grid, block, sram = [self.constant(part, piece, known, i) for part in (*parts, *[None] * 3)[:3]]
             dynamic = 0 if len(parts) < 3 else int(sram) if isinstance(sram, int | float) else None
             yield i, Launch(words[first], arguments, _three(grid), _three(block), dynamic)
+
+    def called_at(self, i: int, piece: Piece) -> int:
+        """The bracket of the arguments behind `<<<…>>>`."""
+        *_, (_, stop) = [(i, i), *self.parts(i + 3, piece.end)]
+        return stop + 3
 
     def pointed(self, name: str, piece: Piece, at: int) -> tuple[int, int] | None:
         """The kernel, and the token behind it, that a variable points to: `auto name = &kernel<64>;`."""
@@ -157,9 +152,9 @@ class _Reader:
 
     def parts(self, i: int, end: int) -> Iterator[tuple[int, int]]:
         """The expressions between `<<<` and `>>>`, as tokens from and to."""
-        start, words, starts = i, self.words, self.tokens.starts
+        start, words = i, self.words
         while i < end - 2:
-            if words[i] == words[i + 1] == words[i + 2] == ">" and starts[i + 2] == starts[i] + 2:
+            if words[i] == words[i + 1] == words[i + 2] == ">":
                 yield start, i
                 return
             if words[i] == ",":
@@ -191,28 +186,85 @@ class _Reader:
 
     def bindings(self, piece: Piece, depth: int) -> list[dict[str, str]]:
         """What the parameters of a host template may stand for: once for each instance of it that the source names."""
+        key = piece, depth
+        if key not in self.bound:
+            self.bound[key] = [{}]  # for a function that calls itself
+            self.bound[key] = list(self.instances(piece, depth)) or [self.standard(piece)]
+        return self.bound[key]
+
+    def instances(self, piece: Piece, depth: int) -> Iterator[dict[str, str]]:
         names = self.template_parameters(piece)
         if not names:
-            return [{}]
-        standard = {
-            name: text
-            for name, part in names.items()
-            if part and (text := self.argument(part, piece, {}, part[0])) is not None
-        }
-        found: list[dict[str, str]] = []
-        for other in self.pieces if depth and piece.names else ():
-            if other is piece or (other.kind == "class" and other.names == piece.names):
+            yield {}
+            return
+        seen: list[dict[str, str]] = []
+        for i in self.places.get(piece.names[0], ()) if depth and piece.names else ():
+            other = self.piece_at(i)
+            if not other or other is piece or i == other.opening - 1 or self.words[i + 1] not in ("<", "("):
                 continue
-            for i in range(other.start, other.end - 2):
-                if self.words[i] != piece.names[0] or self.words[i + 1] != "<" or i == other.opening - 1:
-                    continue
-                end = self.angle(i + 1, other.end)
-                for known in self.bindings(other, depth - 1) if other.kind != "instantiation" else [{}]:
-                    given = [self.argument(part, other, known, i) for part in self.split(i + 2, end - 1)]
-                    bound = {name: text for name, text in zip(names, given, strict=False) if text is not None}
-                    if bound and (bound := standard | bound) not in found and len(found) < _MOST_INSTANCES:
-                        found.append(bound)
-        return found or [standard]
+            for known in self.bindings(other, depth - 1) if other.kind != "instantiation" else [{}]:
+                end = self.angle(i + 1, other.end) if self.words[i + 1] == "<" else i + 1
+                bound = self.instance(piece, (i + 2, end - 1), end, other, known, i)
+                if bound and bound not in seen and len(seen) < _MOST_INSTANCES:
+                    seen.append(bound)
+                    yield bound
+
+    def instance(
+        self, piece: Piece, given: tuple[int, int], call: int, caller: Piece, known: Mapping[str, str], at: int
+    ) -> dict[str, str]:
+        """A template's parameters: as given in a list, as the arguments of the call tell, or as they are unless said."""
+        listed = [self.argument(part, caller, known, at) for part in self.split(*given)]
+        bound = {name: x for name, x in zip(self.template_parameters(piece), listed, strict=False) if x is not None}
+        if self.words[call : call + 1] == ["("]:
+            bound = self.deduced(piece, call, caller, known, at) | bound
+        return self.standard(piece) | bound
+
+    def standard(self, piece: Piece) -> dict[str, str]:
+        """The parameters of a template that are something unless it is said."""
+        named = self.template_parameters(piece).items()
+        found = {name: self.argument(part, piece, {}, part[0]) for name, part in named if part}
+        return {name: text for name, text in found.items() if text is not None}
+
+    def deduced(self, piece: Piece, call: int, caller: Piece, known: Mapping[str, str], at: int) -> dict[str, str]:
+        """What the types of a call's arguments say of a template's parameters, where a parameter is `T`, `T*` or the like."""
+        names, found = self.template_parameters(piece), dict[str, str]()
+        wanted = self.split(piece.opening + 1, self.partner[piece.opening])
+        for (start, stop), argument in zip(wanted, self.split(call + 1, self.partner[call]), strict=False):
+            words = [word for word in self.words[start:stop] if word in names or word in ("*", "<", "=")]
+            if not words or words[0] not in names or any(word not in names and word != "*" for word in words):
+                continue
+            kind = self.type_of(argument, caller, known, at)
+            if kind and kind.count("*") >= len(words) - 1:
+                bare = [word for word in kind if word != "*"] + ["*"] * (kind.count("*") - len(words) + 1)
+                found.setdefault(words[0], " ".join(bare))
+        return found
+
+    def type_of(self, part: tuple[int, int], piece: Piece, known: Mapping[str, str], at: int) -> list[str]:
+        """The type of an argument, as its cast, its `data_ptr<T>()` or its declaration has it; empty if it isn't known."""
+        words = self.words
+        start, stop = part
+        if words[start].endswith("_cast") and words[start + 1] == "<":
+            kind = words[start + 2 : self.angle(start + 1, stop) - 1]
+        elif "data_ptr" in words[start:stop] and words[stop - 3] == ">":
+            kind = [*words[words.index("data_ptr", start) + 2 : stop - 3], "*"]
+        elif words[start] == "(" and words[self.partner[start] - 1] == "*":
+            kind = words[start + 1 : self.partner[start]]
+        else:
+            kind = self.declared(words[start + (words[start] == "&")], piece, at)
+        spelled = self.spelled([word for word in kind if word not in _QUALIFIERS], piece, known, at, _DEPTH)
+        return spelled or []
+
+    def declared(self, name: str, piece: Piece, at: int) -> list[str]:
+        """The type with which a function declares a name: `const T* name`."""
+        for i in range(at - 1, piece.start, -1):
+            if self.words[i] == name and self.words[i + 1] in ("=", ";", ",", ")", "[") and i > piece.opening:
+                first = i
+                while self.words[first - 1] not in ("(", ")", ",", ";", "{", "}", "=", "return", "+", "-", "&"):
+                    first -= 1
+                kind = [word for word in self.words[first:i] if word not in _QUALIFIERS]
+                if kind:
+                    return [*kind, "*"] if self.words[i + 1] == "[" else kind
+        return []
 
     def template_parameters(self, piece: Piece) -> dict[str, tuple[int, int] | None]:
         """The names of a template's parameters with what they are unless it is said."""
@@ -248,7 +300,7 @@ class _Reader:
         try:
             value = self.value(part, piece, known, at)
             return str(int(value)) if isinstance(value, int | float) else None
-        except (_UnknownError, ArithmeticError, RecursionError):
+        except (Unknown, ArithmeticError, RecursionError):
             words = self.spelled(self.words[part[0] : part[1]], piece, known, at, _DEPTH)
         text = re.sub(r"(?<=\w) (?!\w)|(?<!\w) (?=\w)|(?<=\W) (?=\W)", "", " ".join(words or []))
         return text or None
@@ -261,7 +313,7 @@ class _Reader:
         for i, word in enumerate(words):
             if word in known:
                 found.append(known[word])
-            elif not word.isidentifier() or word in _TYPES or (i and words[i - 1] in ("::", ".")):
+            elif not word.isidentifier() or word in TYPES or (i and words[i - 1] in ("::", ".")):
                 found.append(word)
             elif (local := self.local(word, piece, at)) is not None:
                 if not depth:
@@ -270,8 +322,8 @@ class _Reader:
                 value = self.spelled(self.words[start:stop], piece, known, start, depth - 1)
                 if kind != "using":
                     try:
-                        value = [str(int(_plain(self.value((start, stop), piece, known, start))))]
-                    except (_UnknownError, ArithmeticError, RecursionError):
+                        value = [str(int(plain(self.value((start, stop), piece, known, start))))]
+                    except (Unknown, ArithmeticError, RecursionError):
                         value = value and ["(", *value, ")"]
                 if value is None:
                     return None
@@ -292,20 +344,20 @@ class _Reader:
 
     # Constants
 
-    def constant(self, part: tuple[int, int] | None, piece: Piece, known: Mapping[str, str], at: int) -> _Value | None:
+    def constant(self, part: tuple[int, int] | None, piece: Piece, known: Mapping[str, str], at: int) -> Value | None:
         try:
             return self.value(part, piece, known, at) if part else None
-        except (_UnknownError, ArithmeticError, RecursionError):
+        except (Unknown, ArithmeticError, RecursionError):
             return None
 
-    def value(self, part: tuple[int, int], piece: Piece, known: Mapping[str, str], at: int) -> _Value:
+    def value(self, part: tuple[int, int], piece: Piece, known: Mapping[str, str], at: int) -> Value:
         words = self.words[part[0] : part[1]]
-        return _Expression(words, lambda name: self.looked_up(name, piece, known, at), self.called).whole()
+        return evaluated(words, lambda name: self.looked_up(name, piece, known, at), self.called)
 
-    def looked_up(self, name: str, piece: Piece, known: Mapping[str, str], at: int) -> _Value:
+    def looked_up(self, name: str, piece: Piece, known: Mapping[str, str], at: int) -> Value:
         """A name's value before token `at`: of the template, of the function's own variables, of the file's."""
         if name in known:
-            return _Expression(_split(known[name]), self.nothing, self.called).whole()
+            return evaluated(words_of(known[name]), self.nothing, self.called)
         words = self.words
         for i in range(at - 1, max(piece.start, piece.body), -1):
             if words[i] != name or words[i - 1] in (".", "->"):
@@ -314,9 +366,9 @@ class _Reader:
                 return self.value((i + 2, self.stop(i + 2, at)), piece, known, i)
             if words[i + 1] in ("(", "{") and words[i - 1] in ("dim3", ","):
                 inside = self.split(i + 2, self.partner[i + 1])
-                return _extent([self.value(part, piece, known, i) for part in inside])
+                return extent([self.value(part, piece, known, i) for part in inside])
             if words[i + 1] in ("+=", "-=", "*=", "/=", "++", "--") or words[i - 1] in ("++", "--", "&"):
-                raise _UnknownError
+                raise Unknown
         for other in self.named.get(name, []):
             if other.kind == "variable" and other.words & {"const", "constexpr"}:
                 for i in range(other.start, other.end - 1):
@@ -326,7 +378,7 @@ class _Reader:
                 for i in range(other.body, other.end - 1):
                     if words[i] == name and words[i + 1] == "=":
                         return self.value((i + 2, self.stop(i + 2, other.end)), other, {}, other.start + 1)
-        raise _UnknownError
+        raise Unknown
 
     def stop(self, i: int, end: int) -> int:
         """The end of an expression or a type."""
@@ -335,7 +387,7 @@ class _Reader:
             i = behind if behind > i else self.partner[i] + 1 if self.words[i] in ("(", "[", "{") else i + 1
         return i
 
-    def called(self, name: str, given: Sequence[_Value]) -> _Value:
+    def called(self, name: str, given: Sequence[Value]) -> Value:
         """A function of one `return`."""
         for piece in self.named.get(name, []):
             body = piece.body
@@ -345,165 +397,21 @@ class _Reader:
             if len(names) == len(given):
                 values = dict(zip(names, given, strict=True))
                 end = self.words.index(";", body)
-                return _Expression(self.words[body + 2 : end], lambda x, v=values: _of(v, x), self.called).whole()
-        raise _UnknownError
+                return evaluated(self.words[body + 2 : end], lambda x, v=values: _of(v, x), self.called)
+        raise Unknown
 
     @staticmethod
-    def nothing(_: str) -> _Value:
-        raise _UnknownError
+    def nothing(_: str) -> Value:
+        raise Unknown
 
 
-def _plain(value: _Value) -> float:
-    if isinstance(value, tuple):
-        raise _UnknownError
-    return value
-
-
-def _of(values: Mapping[str, _Value], name: str) -> _Value:
-    if name not in values:
-        raise _UnknownError
-    return values[name]
-
-
-def _split(text: str) -> list[str]:
-    return re.findall(r"\w+|\S", text)
-
-
-def _extent(parts: Sequence[_Value]) -> Extent:
-    numbers = [int(part) for part in parts if isinstance(part, int | float)]
-    if len(numbers) != len(parts) or len(parts) > 3:
-        raise _UnknownError
-    x, y, z = (*numbers, 1, 1, 1)[:3]
-    return x, y, z
-
-
-def _three(value: _Value | None) -> Extent | None:
+def _three(value: Value | None) -> Extent | None:
     if value is None or isinstance(value, tuple):
         return value
     return int(value), 1, 1
 
 
-class _Expression:
-    """Evaluates the tokens of an expression. Names and calls are asked for."""
-
-    def __init__(
-        self, words: Sequence[str], name: Callable[[str], _Value], call: Callable[[str, Sequence[_Value]], _Value]
-    ) -> None:
-        self.words, self.name, self.call, self.i = [*words, ""], name, call, 0
-
-    def whole(self) -> _Value:
-        value = self.choice()
-        if self.words[self.i]:
-            raise _UnknownError
-        return value
-
-    def take(self, word: str) -> None:
-        if self.words[self.i] != word:
-            raise _UnknownError
-        self.i += 1
-
-    def choice(self) -> _Value:
-        value = self.level(0)
-        if self.words[self.i] != "?":
-            return value
-        self.i += 1
-        yes = self.choice()
-        self.take(":")
-        no = self.choice()
-        return yes if value else no
-
-    def level(self, n: int) -> _Value:
-        if n == len(_LEVELS):
-            return self.single()
-        if n == 2:
-            return self.shifted()
-        return self.chain(n)
-
-    def shifted(self) -> _Value:
-        value = self.chain(2)
-        while self.words[self.i : self.i + 2] in (["<", "<"], [">", ">"]):
-            left, self.i = self.words[self.i] == "<", self.i + 2
-            by = int(_plain(self.chain(2)))
-            value = int(_plain(value)) << by if left else int(_plain(value)) >> by
-        return value
-
-    def chain(self, n: int) -> _Value:
-        value = self.level(n + 1) if n != 1 else self.shifted()
-        while (word := self.words[self.i]) in _LEVELS[n] and self.words[self.i + 1] != word:
-            self.i += 1
-            right = self.level(n + 1) if n != 1 else self.shifted()
-            value = _LEVELS[n][word](_plain(value), _plain(right))
-        return value
-
-    def single(self) -> _Value:
-        word = self.words[self.i]
-        self.i += 1
-        if word in ("-", "+"):
-            return _plain(self.single()) * (-1 if word == "-" else 1)
-        if word == "(":
-            if self.words[self.i] in _TYPES and self.words[self.i] not in ("true", "false"):
-                inside = self.words[self.i : self.words.index(")", self.i)]
-                self.i += len(inside) + 1
-                return self.cast(inside, self.single())
-            value = self.choice()
-            self.take(")")
-            return value
-        if word[:1].isdigit() or word[:1] == ".":
-            return _number(word)
-        if word in ("true", "false"):
-            return int(word == "true")
-        if word == "sizeof":
-            self.take("(")
-            kind = self.words[self.i]
-            end = self.words.index(")", self.i)
-            if kind not in _SIZES:
-                raise _UnknownError
-            self.i = end + 1
-            return _SIZES[kind]
-        if word == "static_cast":
-            self.take("<")
-            end = self.words.index(">", self.i)
-            inside, self.i = self.words[self.i : end], end + 1
-            return self.cast(inside, self.single())
-        while self.words[self.i] == "::":
-            word, self.i = self.words[self.i + 1], self.i + 2
-        if not word.isidentifier():
-            raise _UnknownError
-        if self.words[self.i] in ("(", "{"):
-            return self.function(word)
-        return self.name(word)
-
-    def cast(self, kind: Sequence[str], value: _Value) -> _Value:
-        return float(_plain(value)) if {"float", "double"} & set(kind) else int(_plain(value))
-
-    def function(self, word: str) -> _Value:
-        close = {"(": ")", "{": "}"}[self.words[self.i]]
-        self.i += 1
-        given: list[_Value] = []
-        while self.words[self.i] != close:
-            given.append(self.choice())
-            if self.words[self.i] == ",":
-                self.i += 1
-            elif self.words[self.i] != close:
-                raise _UnknownError
-        self.i += 1
-        if word == "dim3":
-            return _extent(given)
-        if word in ("int", "unsigned", "size_t", "uint32_t") and len(given) == 1:
-            return int(_plain(given[0]))
-        if word in ("min", "max") and given:
-            return (min if word == "min" else max)(map(_plain, given))
-        if word in ("ceil", "ceilf") and len(given) == 1:
-            return -int(-_plain(given[0]) // 1)
-        return self.call(word, given)
-
-
-def _number(word: str) -> int | float:
-    text = word.replace("'", "")
-    try:
-        return int(text.rstrip("uUlLzZ"), 0)
-    except ValueError:
-        try:
-            return float(text.rstrip("fFlL"))
-        except ValueError:
-            raise _UnknownError from None
+def _of(values: Mapping[str, Value], name: str) -> Value:
+    if name not in values:
+        raise Unknown
+    return values[name]

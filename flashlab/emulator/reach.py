@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flashlab.emulator.scan import Piece, Tokens, is_word
 
+_OF_THE_SYSTEM = frozenset(f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"size_t"}
+"""Types that sources for a run-time compiler define themselves, and that the host's headers have."""
+
 __all__ = ["hidden", "reached", "rendered"]
 
 _LINES = re.compile(r"^#[ ][^\n]*$|\n", re.MULTILINE)
@@ -51,7 +54,7 @@ def reached(tokens: Tokens, pieces: Sequence[Piece], roots: Iterable[Piece], wor
     by_name: dict[str, list[int]] = {}
     waiting: list[int] = []  # what no word mentions: operators, assertions, directives
     for index, piece in enumerate(pieces):
-        if piece.kind == "directive":
+        if piece.kind == "directive" or (piece.kind == "alias" and _OF_THE_SYSTEM.issuperset(piece.names)):
             continue
         if piece.kind == "assertion" or (piece.kind == "function" and piece.names[0].startswith("operator")):
             if not piece.host:

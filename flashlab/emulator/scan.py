@@ -34,7 +34,7 @@ _CALLED = frozenset(  # words whose parentheses hold no parameters
 _FOR_DEVICE = frozenset(("__global__", "__device__", "constexpr", "consteval"))
 _DATA = frozenset(("__constant__", "__device__", "__managed__"))
 _STEADY = _DATA | frozenset(("const", "constexpr", "constinit", "__shared__", "texture"))
-_TYPES = frozenset("void bool char short int long unsigned signed float double const size_t half half2".split())
+_TYPES = frozenset("void bool char short int long unsigned signed float double const".split())
 _ACCESS = frozenset(("public", "private", "protected"))
 
 

@@ -196,6 +196,10 @@ class Source:
                     words[i] == "__noinline__" and words[i - 1] != "("
                 ):  # g++'s own headers have it in __attribute__(( ))
                     found.append((self.tokens.starts[i], self.tokens.end(i), "__attribute__((noinline))"))
+                elif words[i] == "alignas" and words[i - 1] == "__shared__":  # the standard has it in front only
+                    bracket = self.tokens.partner[i + 1]
+                    found.append((self.tokens.starts[i], self.tokens.end(i), "__attribute__((aligned"))
+                    found.append((self.tokens.starts[bracket], self.tokens.end(bracket), ")))"))
                 i += 1
         return found
 
@@ -203,7 +207,7 @@ class Source:
         """An asm statement as C++. Where it isn't known, a thread that comes there says so."""
         a, b = self.tokens.starts[start], self.tokens.end(end)
         try:
-            return a, b, translated(self.tokens.text[a:b])
+            return a, b, translated(" ".join(self.tokens.words[start : end + 1]))  # without the preprocessor's marks
         except PtxError as error:
             return a, b, f"emu_ptx_refuse({json.dumps(str(error))});"
 

@@ -29,6 +29,7 @@
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __maxnreg__(n)
 #define __builtin_assume(condition) ((void)0)
 #define __CUDACC__ 1
@@ -77,12 +78,12 @@ inline void move(void* to, const void* from) {
   struct NAME##1 { T x; };                                                              \
   struct alignas(2 * sizeof(T)) NAME##2 {                                               \
     T x, y;                                                                             \
-    NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
+    constexpr NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
     MOVES2(NAME##2)                                                                     \
   };                                                                                    \
   struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 {                     \
     T x, y, z, w;                                                                       \
-    NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
+    constexpr NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
     MOVES4(NAME##4)                                                                     \
   };                                                                                    \
   inline NAME##1 make_##NAME##1(T x) { return {x}; }                                    \
@@ -137,9 +138,12 @@ __forceinline__ void* emu_memmove(void* to, const void* from, std::size_t bytes)
 __forceinline__ void* emu_memset(void* to, int value, std::size_t bytes) { return __tsan_memset(to, value, bytes); }
 namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  // also where it is std::memcpy
 #define __cvta_generic_to_shared(pointer) (static_cast<std::size_t>(emu_shared_address(pointer)))
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+inline std::size_t __cvta_generic_to_global(const void* pointer) { return reinterpret_cast<std::size_t>(pointer); }
+inline void cudaGridDependencySynchronize() {}  // launches run one after the other
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
+__forceinline__ void __threadfence() { emu_fence(true); }
+__forceinline__ void __threadfence_block() { emu_fence(false); }
+__forceinline__ void __threadfence_system() { emu_fence(true); }
 inline void __nanosleep(unsigned) {}
 inline long long clock64() { return 0; }
 inline void __trap() { emu_trap(); }
@@ -217,14 +221,28 @@ template <class T> __forceinline__ T atomicXor(T* a, std::common_type_t<T> x) { 
 template <class T> __forceinline__ T atomicInc(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old >= x ? T{0} : old + 1; }); }
 template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old == 0 || old > x ? x : old - 1; }); }
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
+  emu_compare(a);
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
-#define atomicAdd_block atomicAdd
-#define atomicAdd_system atomicAdd
-#define atomicCAS_block atomicCAS
-#define atomicCAS_system atomicCAS
-#define atomicExch_block atomicExch
-#define atomicExch_system atomicExch
+// Vectors of floats are added part by part, each of them atomically (CUDA C++ Programming Guide, atomicAdd).
+inline float2 atomicAdd(float2* a, float2 x) { return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y)}; }
+inline float4 atomicAdd(float4* a, float4 x) {
+  return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y), atomicAdd(&a->z, x.z), atomicAdd(&a->w, x.w)};
+}
+#define EMU_SCOPES(NAME)                                                                                          \
+  template <class... T> __forceinline__ auto NAME##_block(T... x) -> decltype(NAME(x...)) { return NAME(x...); }  \
+  template <class... T> __forceinline__ auto NAME##_system(T... x) -> decltype(NAME(x...)) { return NAME(x...); }
+EMU_SCOPES(atomicAdd)
+EMU_SCOPES(atomicSub)
+EMU_SCOPES(atomicMax)
+EMU_SCOPES(atomicMin)
+EMU_SCOPES(atomicExch)
+EMU_SCOPES(atomicAnd)
+EMU_SCOPES(atomicOr)
+EMU_SCOPES(atomicXor)
+EMU_SCOPES(atomicInc)
+EMU_SCOPES(atomicDec)
+EMU_SCOPES(atomicCAS)
 
 #define memcpy emu_memcpy
 #define memmove emu_memmove

@@ -73,12 +73,14 @@ struct Mbarrier {
   Access made{};
   bool published = false;
   std::vector<Box> loads;
-  std::vector<std::uint32_t> released, completed;  // clocks: of all arrivals so far, and at the end of the last phase
+  Horizon released, completed;  // clocks: of all arrivals so far, and at the end of the last phase
 };
 
 // The accumulators C of products that run one after the other on the same registers.
 struct Accumulators {
   int fragments = 0;
+  bool halves = false;  // sums of 16 bits, two in a register
+  unsigned bytes() const { return (halves ? 8u : 16u) * fragments; }  // of a thread's registers
   std::array<std::array<float*, 32>, 4> at{};  // by warp and lane
   std::vector<float> values;                   // 64 x 8 fragments
   std::array<std::uint64_t, 4> last{};         // the last product that each warp has issued
@@ -86,8 +88,8 @@ struct Accumulators {
 
 struct Product {
   std::uint64_t a = 0, b = 0, shape = 0;  // the descriptors, and all else that must be the same in all lanes
-  int fragments = 0, element = 0;
-  bool add = false, b_columns = false, a_in_registers = false;
+  int fragments = 0, element = 0, b_element = 0, sums = 0;
+  bool add = false, a_columns = false, b_columns = false, negative_a = false, negative_b = false, a_in_registers = false;
   std::vector<std::uint32_t> registers;  // A, if it is in registers: four per thread
   std::shared_ptr<Accumulators> c;
   unsigned warps = 0;                // how many warps have issued it

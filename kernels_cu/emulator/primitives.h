@@ -40,9 +40,13 @@ void emu_fence_async();
 
 // Matrix products of a warpgroup: c (64 x 8 fragments, float32) += A (64 x 32 bytes) · B. Operands in SRAM have
 // descriptors.
-enum EmuElement { EMU_F16 = 1, EMU_BF16 = 2, EMU_E4M3 = 3 };
+enum EmuElement { EMU_F32 = 0, EMU_F16 = 1, EMU_BF16 = 2, EMU_E4M3 = 3, EMU_E5M2 = 4, EMU_S8 = 5, EMU_U8 = 6, EMU_TF32 = 7, EMU_S32 = 8 };
 void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element);
 void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element);
+// The same of any elements, signs (scale_a, scale_b: 1 or -1) and layouts, with `sums` in float32, float16 or int32. A lies in
+// SRAM, or in `registers` (null: it doesn't), which are copies if they are `loose`.
+struct EmuWgmma { int fragments, a, b, sums, add, scale_a, scale_b, a_columns, b_columns, loose; };
+void emu_wgmma(const struct EmuWgmma* what, float* c, unsigned long long a, const unsigned* registers, unsigned long long b);
 void emu_wgmma_fence();
 void emu_wgmma_commit();
 void emu_wgmma_wait(unsigned pending);
@@ -66,6 +70,12 @@ void emu_named_arrive(int id, int threads);
 
 // Checks and counts an atomic on HBM or SRAM. 0: there is no memory there.
 int emu_atomic(void* address, unsigned bytes);
+
+// A compare-and-swap is to come, before emu_atomic: it checks what the thread has read there.
+void emu_compare(const void* address);
+
+// A fence: for threads of all blocks, or of its own.
+void emu_fence(int everywhere);
 
 [[noreturn]] void emu_assert(const char* condition);
 [[noreturn]] void emu_trap();

@@ -188,9 +188,48 @@ void quads_of_warp(Warp& warp, unsigned) {
   warp.block->counters.flops += 4 * 2 * 8 * 8 * 4;
 }
 
+// Element i of a lane's fragment in nvcuda::wmma (mma.h): pairs of neighbours in turn.
+int place_of_pair(int lane, int i, int elements) {
+  const int each = elements > 1 ? 2 : 1;
+  return i / each * 32 * each + lane * each + i % each;
+}
+
+void wmma_of_warp(Warp& warp, unsigned) {
+  const auto shape = warp.lanes[0]->operands.in[0];
+  const int m = shape & 63, n = shape >> 6 & 63, k = shape >> 12 & 63;
+  const bool wide = shape >> 18 & 1;
+  std::vector<double> a(m * k), b(k * n), c(m * n);
+  auto gather = [&](std::vector<double>& to, int which) {
+    const int elements = static_cast<int>(to.size()) / WARP;
+    for (int lane = 0; lane < WARP; ++lane)
+      for (int i = 0; i < elements; ++i)
+        to[place_of_pair(lane, i, elements)] = reinterpret_cast<const double*>(warp.lanes[lane]->operands.in[which])[i];
+  };
+  gather(a, 1), gather(b, 2), gather(c, 3);
+  for (int row = 0; row < m; ++row)
+    for (int i = 0; i < k; ++i)
+      for (int column = 0; column < n; ++column) {
+        const double product = a[row * k + i] * b[i * n + column];
+        double& sum = c[row * n + column];
+        sum = wide ? sum + product : static_cast<float>(sum) + static_cast<float>(product);
+      }
+  const int elements = m * n / WARP;
+  for (int lane = 0; lane < WARP; ++lane)
+    for (int i = 0; i < elements; ++i)
+      reinterpret_cast<double*>(warp.lanes[lane]->operands.in[3])[i] = c[place_of_pair(lane, i, elements)];
+  warp.block->counters.flops += 2ull * m * n * k;
+}
+
 }  // namespace
 
 extern "C" {
+
+void emu_wmma(int m, int n, int k, int wide, double* c, const double* a, const double* b) {
+  auto& in = current_lane().operands.in;
+  in[0] = static_cast<unsigned>(m | n << 6 | k << 12 | (wide != 0) << 18), in[1] = reinterpret_cast<std::uint64_t>(a);
+  in[2] = reinterpret_cast<std::uint64_t>(b), in[3] = reinterpret_cast<std::uint64_t>(c);
+  meet(wmma_of_warp, "mma_sync", ALL_LANES, true, HERE);
+}
 
 void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed) {
   Lane& lane = current_lane();

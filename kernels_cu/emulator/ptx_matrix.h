@@ -24,8 +24,6 @@ void emu_ptx_mbarrier_end(unsigned address);
 // Copies of bytes by the copy engine, without a tensor map: a multiple of 16, from and to multiples of 16.
 void emu_ptx_bulk_load(unsigned to, const void* from, unsigned bytes, unsigned mbarrier);
 void emu_ptx_bulk_store(void* to, unsigned from, unsigned bytes);
-
-[[noreturn]] void emu_ptx_refuse(const char* what);
 }
 
 namespace emu_ptx {
@@ -64,16 +62,35 @@ __forceinline__ float* in_a_row(float* const (&at)[N], const char* what) {
   return at[0];
 }
 
+constexpr int of_wgmma(Element x) {
+  switch (x) {
+    case Element::f16: return EMU_F16;
+    case Element::bf16: return EMU_BF16;
+    case Element::e4m3: return EMU_E4M3;
+    case Element::e5m2: return EMU_E5M2;
+    case Element::s8: return EMU_S8;
+    case Element::u8: return EMU_U8;
+    case Element::tf32: return EMU_TF32;
+    case Element::s32: return EMU_S32;
+    default: return EMU_F32;
+  }
+}
+
 template <int COLUMNS, Element a_type, Element b_type, Element sums, int N, class A>
 __forceinline__ void wgmma(float* const (&c)[N], const A& a, u64 b, bool add, int scale_a, int scale_b, int a_columns, int b_columns) {
-  constexpr bool known = sums == Element::f32 && a_type == b_type && (a_type == Element::f16 || a_type == Element::bf16 || a_type == Element::e4m3);
-  if (!known || scale_a != 1 || scale_b != 1 || a_columns) emu_ptx_refuse("a wgmma of a type, sign or layout that the emulator doesn't know");
-  constexpr int element = a_type == Element::f16 ? EMU_F16 : a_type == Element::bf16 ? EMU_BF16 : EMU_E4M3;
-  float* to = in_a_row(c, "a wgmma whose accumulators don't lie in a row");
-  if constexpr (std::is_array_v<A>)
-    emu_wgmma_rs(to, COLUMNS / 8, reinterpret_cast<const unsigned*>(in_a_row(a, "a wgmma whose registers of A don't lie in a row")), b, add, b_columns, element);
-  else
-    emu_wgmma_ss(to, COLUMNS / 8, a, b, add, b_columns, element);
+  EmuWgmma what = {COLUMNS / 8, of_wgmma(a_type), of_wgmma(b_type), of_wgmma(sums), add, scale_a, scale_b, a_columns, b_columns, 0};
+  float* to = in_a_row(c, "a wgmma whose accumulators don't lie in a row, which the emulator needs");
+  if constexpr (std::is_array_v<A>) {
+    unsigned copies[4];
+    const unsigned* registers = reinterpret_cast<const unsigned*>(a[0]);
+    for (int i = 0; i < 4; ++i) {
+      copies[i] = *reinterpret_cast<const unsigned*>(a[i]);
+      what.loose = what.loose || a[i] != a[0] + i;
+    }
+    emu_wgmma(&what, to, 0, what.loose ? copies : registers, b);
+  } else {
+    emu_wgmma(&what, to, a, nullptr, b);
+  }
 }
 
 }  // namespace emu_ptx

@@ -33,7 +33,8 @@ bool access(Lane& lane, unsigned long long address, unsigned bytes, bool write, 
     lane.warp->log.add(lane, op, Space::sram, shared, bytes, name ? name->name : "SRAM", place);
     return true;
   }
-  Region* region;
+  Region* region = lane.block->launch.find(at, bytes);
+  if (region && region->input && !write) ordered = false;  // nobody writes it
   if (!check_global(lane, at, bytes, write, ordered, place, region)) return false;
   lane.warp->log.add(lane, op, Space::hbm, address, bytes, region->name.c_str(), place);
   return true;

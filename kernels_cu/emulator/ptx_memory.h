@@ -18,6 +18,8 @@ int emu_ptx_is_const(unsigned long long address);
 int emu_ptx_is_param(unsigned long long address);
 // An mbarrier hears when this thread's copies so far have arrived; `counted`: as one of the arrivals that it waits for.
 void emu_ptx_copies_arrive(unsigned mbarrier, int counted);
+// A finding: the thread is in what the emulator doesn't know.
+[[noreturn]] void emu_ptx_refuse(const char* what);
 }
 
 namespace emu_ptx {
@@ -46,7 +48,7 @@ __forceinline__ void load(T (&value)[N], u64 address) {
   for (unsigned at = 0; at < bytes; at += piece) {
     void* to = reinterpret_cast<char*>(value) + at;
     if constexpr (space == Space::fixed) __builtin_memcpy(to, reinterpret_cast<const void*>(address + at), piece);
-    else if constexpr (order != Order::weak && order != Order::volatile_) emu_ptx_load_ordered(to, generic<space>(address) + at, piece);
+    else if constexpr (order != Order::weak) emu_ptx_load_ordered(to, generic<space>(address) + at, piece);
     else if constexpr (space == Space::global) emu_load_global(to, reinterpret_cast<const void*>(address + at), piece);
     else if constexpr (space == Space::shared) emu_load_shared(to, static_cast<u32>(address) + at, piece);
     else emu_ptx_load_generic(to, address + at, piece);
@@ -61,7 +63,7 @@ __forceinline__ void store(u64 address, const T (&value)[N]) {
   for (unsigned at = 0; at < bytes; at += piece) {
     const void* from = reinterpret_cast<const char*>(value) + at;
     if constexpr (space == Space::fixed) __builtin_memcpy(reinterpret_cast<void*>(address + at), from, piece);
-    else if constexpr (order != Order::weak && order != Order::volatile_) emu_ptx_store_ordered(generic<space>(address) + at, from, piece);
+    else if constexpr (order != Order::weak) emu_ptx_store_ordered(generic<space>(address) + at, from, piece);
     else if constexpr (space == Space::global) emu_store_global(reinterpret_cast<void*>(address + at), from, piece);
     else if constexpr (space == Space::shared) emu_store_shared(static_cast<u32>(address) + at, from, piece);
     else emu_ptx_store_generic(address + at, from, piece);
@@ -146,7 +148,7 @@ __forceinline__ f32 reduce_floats(u32 mask, const A& given) {
 // A shared address in another block of the cluster, which has one block: its own.
 template <class A, class R>
 __forceinline__ A mapped(A address, const R& rank) {
-  if (as<u32>(rank) != 0) emu_trap();
+  if (as<u32>(rank) != 0) emu_ptx_refuse("mapa of another block; the emulator's clusters have one");
   return address;
 }
 

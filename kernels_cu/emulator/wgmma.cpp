@@ -21,6 +21,7 @@ namespace {
 
 constexpr int WARPS = 4, ROWS = 64, OPERAND_BYTES = 32;  // of a row of A, or a column of B
 constexpr unsigned POISON_WORD = 0xffffffffu;
+constexpr int A_IN_REGISTERS = 25, LOOSE = 26;  // bits of a product's shape; A's registers may not be where they were
 
 float float_of_e4m3(std::uint8_t x) {
   static const auto values = [] {
@@ -33,44 +34,59 @@ float float_of_e4m3(std::uint8_t x) {
 
 float element(const char* from, int type) {
   std::uint16_t bits;
-  if (type == EMU_E4M3) return float_of_e4m3(static_cast<std::uint8_t>(*from));
-  std::memcpy(&bits, from, 2);
-  return type == EMU_BF16 ? float_of_bf16(bits) : float_of_f16(bits);
+  std::uint32_t word;
+  switch (type) {
+    case EMU_E4M3: return float_of_e4m3(static_cast<std::uint8_t>(*from));
+    case EMU_E5M2: return Float8<5, 2>::value(static_cast<std::uint8_t>(*from));
+    case EMU_S8: return static_cast<std::int8_t>(*from);
+    case EMU_U8: return static_cast<std::uint8_t>(*from);
+    case EMU_TF32: std::memcpy(&word, from, 4); return float_of_bits(word & 0xffffe000u);
+    default: std::memcpy(&bits, from, 2); return type == EMU_BF16 ? float_of_bf16(bits) : float_of_f16(bits);
+  }
 }
 
-int bytes_of(const Product& product) { return product.element == EMU_E4M3 ? 1 : 2; }
+int bytes_of(const Product& product) { return product.element == EMU_TF32 ? 4 : product.element >= EMU_E4M3 ? 1 : 2; }
 int depth_of(const Product& product) { return OPERAND_BYTES / bytes_of(product); }
 
-// Operands in SRAM: the shared addresses of their 16-byte pieces. The descriptor holds address, strides and swizzle.
+// Operands in SRAM: the shared addresses of their 16-byte pieces. The descriptor holds address, strides and swizzle (PTX ISA:
+// matrix descriptor). An atom is 8 rows of `span` bytes, swizzled, or 8 rows of 16 bytes as they are.
 struct Descriptor {
-  unsigned address, leading, stride, offset, swizzle;
+  unsigned address, leading, stride, offset, span;
   explicit Descriptor(std::uint64_t bits)
       : address((bits & 0x3fff) * 16), leading((bits >> 16 & 0x3fff) * 16), stride((bits >> 32 & 0x3fff) * 16),
-        offset(bits >> 49 & 7), swizzle(bits >> 62) {}
+        offset(bits >> 49 & 7), span(bits >> 62 ? 256 >> (bits >> 62) : 0) {}
 
   // Piece i of row `row`, of an operand whose rows lie along the summed dimension.
-  unsigned along(int row, int i) const { return swizzled(address + row / 8 * stride + row % 8 * 128 + i * CHUNK, 128); }
+  unsigned along(int row, int i) const {
+    const unsigned atom = address + row / 8 * stride;
+    return span ? swizzled(atom + row % 8 * span + i * CHUNK, span) : atom + row % 8 * CHUNK + i * leading;
+  }
   // Eight elements from column 8 i of step k, of an operand whose rows lie across it.
   unsigned across(int k, int i) const {
-    return swizzled(address + i / 8 * leading + k / 8 * stride + k % 8 * 128 + i % 8 * CHUNK, 128);
+    if (!span) return address + i * stride + k / 8 * leading + k % 8 * CHUNK;
+    const int pieces = static_cast<int>(span / CHUNK);
+    return swizzled(address + i / pieces * leading + k / 8 * stride + k % 8 * span + i % pieces * CHUNK, span);
   }
+  // Where the atom begins in the pattern of the swizzle.
+  unsigned first_row() const { return span ? address >> 7 & (span / CHUNK - 1) : 0; }
 };
 
-std::vector<unsigned> pieces_along(std::uint64_t bits, int rows) {
+std::vector<unsigned> pieces_of(std::uint64_t bits, int rows, bool columns, int depth) {
   const Descriptor descriptor(bits);
   std::vector<unsigned> pieces;
+  if (columns) {
+    for (int k = 0; k < depth; ++k)
+      for (int i = 0; i < rows / 8; ++i) pieces.push_back(descriptor.across(k, i));
+    return pieces;
+  }
   for (int row = 0; row < rows; ++row)
     for (int i = 0; i < 2; ++i) pieces.push_back(descriptor.along(row, i));
   return pieces;
 }
 
+std::vector<unsigned> pieces_of_a(const Product& product) { return pieces_of(product.a, ROWS, product.a_columns, depth_of(product)); }
 std::vector<unsigned> pieces_of_b(const Product& product) {
-  if (!product.b_columns) return pieces_along(product.b, 8 * product.fragments);
-  const Descriptor descriptor(product.b);
-  std::vector<unsigned> pieces;
-  for (int k = 0; k < depth_of(product); ++k)
-    for (int i = 0; i < product.fragments; ++i) pieces.push_back(descriptor.across(k, i));
-  return pieces;
+  return pieces_of(product.b, 8 * product.fragments, product.b_columns, depth_of(product));
 }
 
 // One operand: its bytes are counted, and looked at as an engine's.
@@ -78,9 +94,7 @@ void check_operand(const Actor& engine, const Product& product, const std::vecto
                    bool first) {
   Block& block = *engine.lane.block;
   const Descriptor given(descriptor);
-  const char* wrong = given.swizzle != 1 ? "names an operand without 128-byte swizzle, which the emulator doesn't know"
-                      : (given.address >> 7 & 7) != given.offset ? "names an operand whose rows don't start on a 1024-byte boundary"
-                                                                  : nullptr;
+  const char* wrong = given.first_row() != given.offset ? "names an operand whose rows don't start where its swizzle's pattern does" : nullptr;
   if (wrong) add_shared(engine.lane, "misaligned", wrong, product.place, given.address, CHUNK);
   for (const unsigned piece : pieces)
     if (!check_shared(engine, piece, false, product.place)) block.abort();
@@ -96,7 +110,7 @@ void check_product(Warpgroup& group, const Product& product, std::uint64_t numbe
   Block& block = *lane.block;
   const Actor engine{lane, product.knows.data(), static_cast<std::uint16_t>(group.agent), static_cast<std::uint32_t>(number + 1),
                      true};
-  if (!product.a_in_registers) check_operand(engine, product, pieces_along(product.a, ROWS), product.a, true);
+  if (!product.a_in_registers) check_operand(engine, product, pieces_of_a(product), product.a, true);
   check_operand(engine, product, pieces_of_b(product), product.b, product.a_in_registers);
   block.counters.flops += 2ull * ROWS * 8 * product.fragments * depth_of(product);
 }
@@ -119,19 +133,21 @@ void add_in_float32(const Operands& x, float* values, int columns, int depth) {
     }
 }
 
-// Of an e4m3; a subnormal one has that of the smallest normal number, 0 less than any.
-std::int16_t exponent_of_e4m3(float x) { return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(-6, std::ilogb(x))); }
+// Of an e4m3 or e5m2; a subnormal one has that of the smallest normal number, 0 less than any.
+std::int16_t exponent_of(float x, int type) {
+  return x == 0 ? -1000 : static_cast<std::int16_t>(std::max(type == EMU_E4M3 ? -6 : -14, std::ilogb(x)));
+}
 
 // Products of e4m3, added as an H200 adds them, to the last bit (found and checked by flashlab/measure/accumulation): each one, and the
 // accumulator, is cut off 13 bits below the largest one's leading bit, which for a product is where its factors' exponents
-// put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain.
-void add_e4m3(const Operands& x, float* values, int columns) {
+// put it. What is left is summed exactly. Of the sum 13 bits behind the leading one remain. (Those of e5m2 are taken to be alike.)
+void add_eights(const Operands& x, float* values, int columns, int a_type, int b_type) {
   static thread_local std::int16_t a_exponent[ROWS][OPERAND_BYTES], b_exponent[OPERAND_BYTES][256];
   float a_nan[ROWS] = {}, b_nan[256] = {};  // 0, or NaN if there is one among the operands
   for (int row = 0; row < ROWS; ++row)
-    for (int k = 0; k < OPERAND_BYTES; ++k) a_exponent[row][k] = exponent_of_e4m3(x.a[row][k]), a_nan[row] += 0 * x.a[row][k];
+    for (int k = 0; k < OPERAND_BYTES; ++k) a_exponent[row][k] = exponent_of(x.a[row][k], a_type), a_nan[row] += 0 * x.a[row][k];
   for (int k = 0; k < OPERAND_BYTES; ++k)
-    for (int n = 0; n < columns; ++n) b_exponent[k][n] = exponent_of_e4m3(x.b[k][n]), b_nan[n] += 0 * x.b[k][n];
+    for (int n = 0; n < columns; ++n) b_exponent[k][n] = exponent_of(x.b[k][n], b_type), b_nan[n] += 0 * x.b[k][n];
 
   constexpr std::int32_t KEPT = 13, BIAS = 127, FIRST = ~0u << (23 - KEPT);
   for (int row = 0; row < ROWS; ++row)
@@ -157,6 +173,16 @@ void add_e4m3(const Operands& x, float* values, int columns) {
     }
 }
 
+// Integers, exact; the accumulators hold their bits.
+void add_integers(const Operands& x, float* values, int columns, int depth) {
+  for (int row = 0; row < ROWS; ++row)
+    for (int n = 0; n < columns; ++n) {
+      std::uint32_t sum = bits_of_float(values[row * columns + n]);
+      for (int k = 0; k < depth; ++k) sum += static_cast<std::uint32_t>(static_cast<std::int32_t>(x.a[row][k] * x.b[k][n]));
+      values[row * columns + n] = float_of_bits(sum);
+    }
+}
+
 void compute(const Sram& sram, const Product& product) {
   const int columns = 8 * product.fragments, depth = depth_of(product), bytes = bytes_of(product), type = product.element;
   const int piece = static_cast<int>(CHUNK) / bytes;  // elements of one
@@ -171,31 +197,39 @@ void compute(const Sram& sram, const Product& product) {
         for (int e = 0; e < each; ++e) a[row][k + e] = element(from + e * bytes, type);
       }
   } else {
-    const auto pieces = pieces_along(product.a, ROWS);
+    const auto pieces = pieces_of_a(product);
     for (int row = 0; row < ROWS; ++row)
-      for (int k = 0; k < depth; ++k)
-        a[row][k] = element(sram.pointer(pieces[2 * row + k / piece]) + k % piece * bytes, type);
+      for (int k = 0; k < depth; ++k) {
+        const unsigned at = product.a_columns ? pieces[k * ROWS / 8 + row / 8] : pieces[2 * row + k / piece];
+        a[row][k] = element(sram.pointer(at) + (product.a_columns ? row % 8 : k % piece) * bytes, type);
+      }
   }
   const auto pieces = pieces_of_b(product);
   for (int column = 0; column < columns; ++column)
     for (int k = 0; k < depth; ++k) {
       const unsigned at = product.b_columns ? pieces[k * product.fragments + column / 8] : pieces[2 * column + k / piece];
-      b[k][column] = element(sram.pointer(at) + (product.b_columns ? column % 8 : k % piece) * bytes, type);
+      b[k][column] = element(sram.pointer(at) + (product.b_columns ? column % 8 : k % piece) * bytes, product.b_element);
     }
+  if (product.negative_a != product.negative_b)
+    for (auto& row : a)
+      for (float& x : row) x = -x;
   float* values = product.c->values.data();
   if (!product.add) std::fill(product.c->values.begin(), product.c->values.end(), 0.f);
-  if (type == EMU_E4M3) add_e4m3(operands, values, columns);
+  if (product.sums == EMU_S32) add_integers(operands, values, columns, depth);
+  else if (bytes == 1) add_eights(operands, values, columns, type, product.b_element);
   else add_in_float32(operands, values, columns, depth);
+  if (product.sums == EMU_F16)
+    for (float& value : product.c->values) value = float_of_f16(f16_of_float(value));
 }
 
-// Calls each(register, its value in `values`) for the accumulators of one thread.
+// Calls each(i, its value or values) for the registers of one thread. Two sums of 16 bits share one.
 template <class Each>
 void for_registers(Accumulators& c, int warp, int lane, Each each) {
-  for (int n = 0; n < c.fragments; ++n)
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * warp + lane / 4 + i / 2 * 8, column = 8 * n + 2 * (lane % 4) + i % 2;
-      each(c.at[warp][lane][4 * n + i], c.values[row * 8 * c.fragments + column]);
-    }
+  const int columns = 8 * c.fragments, step = c.halves ? 2 : 1;
+  for (int i = 0; i < 4 * c.fragments / step; ++i) {
+    const int n = i * step / 4, part = i * step % 4, row = 16 * warp + lane / 4 + part / 2 * 8, column = 8 * n + 2 * (lane % 4) + part % 2;
+    each(c.at[warp][lane] + i, &c.values[row * columns + column]);
+  }
 }
 
 void add_registers(Lane& lane, const char* kind, const char* message, Place place, const Product* product = nullptr) {
@@ -241,11 +275,13 @@ void take_registers(Warp& warp, Accumulators& c, bool add) {
   const int w = warp.number % WARPS;
   for (Lane* lane : warp.lanes) {
     auto* at = reinterpret_cast<float*>(lane->operands.in[0]);
-    check_fence(*lane, at, 16u * c.fragments, "issues a wgmma whose accumulators it wrote after its last wgmma_fence");
+    check_fence(*lane, at, c.bytes(), "issues a wgmma whose accumulators it wrote after its last wgmma_fence");
     c.at[w][lane->lane] = at;
-    for_registers(c, w, lane->lane, [&](float& value, float& kept) {
-      if (add) kept = value;
-      std::memset(&value, POISON, sizeof value);
+    for_registers(c, w, lane->lane, [&](float* at, float* kept) {
+      const std::uint32_t word = bits_of_float(*at);
+      if (add && c.halves) kept[0] = float_of_f16(static_cast<std::uint16_t>(word)), kept[1] = float_of_f16(static_cast<std::uint16_t>(word >> 16));
+      else if (add) *kept = *at;
+      std::memset(at, POISON, sizeof *at);
     });
   }
 }
@@ -258,7 +294,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   const int w = warp.number % WARPS;
   auto& queue = group.queues[w];
   const std::uint64_t shape = first.operands.in[3];
-  const bool a_in_registers = shape >> 12 & 1;
+  const bool a_in_registers = shape >> A_IN_REGISTERS & 1, loose = shape >> LOOSE & 1;
   for (const Lane* lane : warp.lanes) {
     const auto& x = lane->operands;
     if (x.in[2] == first.operands.in[2] && x.in[3] == shape && (a_in_registers || x.in[1] == first.operands.in[1])) continue;
@@ -271,7 +307,9 @@ void issue_of_warp(Warp& warp, unsigned) {
   if (!product.warps) {
     product.shape = shape, product.a = a_in_registers ? 0 : first.operands.in[1], product.b = first.operands.in[2];
     product.fragments = shape & 255, product.add = shape >> 8 & 1, product.b_columns = shape >> 9 & 1;
-    product.element = shape >> 10 & 3, product.a_in_registers = a_in_registers;
+    product.a_columns = shape >> 10 & 1, product.element = shape >> 11 & 15, product.b_element = shape >> 15 & 15;
+    product.sums = shape >> 19 & 15, product.negative_a = shape >> 23 & 1, product.negative_b = shape >> 24 & 1;
+    product.a_in_registers = a_in_registers;
     product.registers.resize(a_in_registers ? 4 * WARPS * WARP : 0);
     product.step = first.step;
     product.place = first.place;
@@ -287,6 +325,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   if (!c) {
     c = product.c && !product.c->at[w][0] ? product.c : std::make_shared<Accumulators>();
     c->fragments = product.fragments;
+    c->halves = product.sums == EMU_F16;
     c->values.resize(ROWS * 8 * product.fragments);
     take_registers(warp, *c, product.add);
     queue.running.push_back(c);
@@ -303,7 +342,7 @@ void issue_of_warp(Warp& warp, unsigned) {
   for (Lane* lane : warp.lanes) {
     if (a_in_registers) {
       const auto* a = reinterpret_cast<const unsigned*>(lane->operands.in[1]);
-      check_fence(*lane, a, 16, "issues a wgmma whose operand in registers it wrote after its last wgmma_fence");
+      if (!loose) check_fence(*lane, a, 16, "issues a wgmma whose operand in registers it wrote after its last wgmma_fence");
       std::copy_n(a, 4, &product.registers[4 * (w * WARP + lane->lane)]);
     }
     const auto* row = block.clocks.of(lane->number);
@@ -374,9 +413,11 @@ void Hopper::finish(Warp& warp) {
     const Product& last = group.products[c->last[w] - group.first];
     for (Lane* lane : warp.lanes) {
       bool written = false;
-      for_registers(*c, w, lane->lane, [&](float& value, const float& result) {
-        written = written || !is_poison(value);
-        value = result;
+      for_registers(*c, w, lane->lane, [&](float* at, const float* results) {
+        written = written || !is_poison(*at);
+        const std::uint32_t pair = f16_of_float(results[0]) | (c->halves ? static_cast<std::uint32_t>(f16_of_float(results[1])) << 16 : 0);
+        if (c->halves) std::memcpy(at, &pair, 4);
+        else std::memcpy(at, results, 4);
       });
       if (written && block.launch.sanitize())
         add_registers(*lane, "wait forgotten", "wrote an accumulator while its wgmma was still running", lane->place, &last);
@@ -414,7 +455,7 @@ void Hopper::check_registers(Lane& lane, const char* address, unsigned bytes, bo
   const int w = lane.warp->number % WARPS;
   for (const auto& c : warpgroups[i].queues[w].running) {
     const auto* at = reinterpret_cast<const char*>(c->at[w][lane.lane]);
-    if (!at || address + bytes <= at || address >= at + 16 * c->fragments) continue;
+    if (!at || address + bytes <= at || address >= at + c->bytes()) continue;
     add_registers(lane, "wait forgotten", write ? "writes an accumulator while its wgmma is still running"
                                                 : "reads an accumulator while its wgmma is still running", place,
                   &warpgroups[i].products[c->last[w] - warpgroups[i].first]);
@@ -425,21 +466,30 @@ void Hopper::check_registers(Lane& lane, const char* address, unsigned bytes, bo
 
 using namespace emulator;
 
-static void issue(float* c, int fragments, std::uint64_t a, std::uint64_t b, int add, int b_columns, int element,
-                  bool a_in_registers, Place place) {
+static void issue(const EmuWgmma& x, float* c, std::uint64_t a, std::uint64_t b, bool a_in_registers, Place place) {
   auto& in = current_lane().operands.in;
   in[0] = reinterpret_cast<std::uint64_t>(c), in[1] = a, in[2] = b;
-  in[3] = static_cast<unsigned>(fragments) | (add != 0) << 8 | (b_columns != 0) << 9 | static_cast<unsigned>(element) << 10 |
-          static_cast<unsigned>(a_in_registers) << 12;
+  const int bits[] = {x.add != 0, x.b_columns != 0, x.a_columns != 0};
+  in[3] = static_cast<std::uint64_t>(x.fragments | bits[0] << 8 | bits[1] << 9 | bits[2] << 10 | x.a << 11 | x.b << 15 | x.sums << 19 |
+                                     (x.scale_a < 0) << 23 | (x.scale_b < 0) << 24 | a_in_registers << A_IN_REGISTERS |
+                                     (x.loose != 0) << LOOSE);
   meet(issue_of_warp, "wgmma", ALL_LANES, true, place);
 }
 
+static EmuWgmma plain(int fragments, int add, int b_columns, int element) {
+  return {fragments, element, element, EMU_F32, add, 1, 1, 0, b_columns, 0};
+}
+
 void emu_wgmma_ss(float* c, int fragments, unsigned long long a, unsigned long long b, int add, int b_columns, int element) {
-  issue(c, fragments, a, b, add, b_columns, element, false, HERE);
+  issue(plain(fragments, add, b_columns, element), c, a, b, false, HERE);
 }
 
 void emu_wgmma_rs(float* c, int fragments, const unsigned* a, unsigned long long b, int add, int b_columns, int element) {
-  issue(c, fragments, reinterpret_cast<std::uint64_t>(a), b, add, b_columns, element, true, HERE);
+  issue(plain(fragments, add, b_columns, element), c, reinterpret_cast<std::uint64_t>(a), b, true, HERE);
+}
+
+void emu_wgmma(const EmuWgmma* what, float* c, unsigned long long a, const unsigned* registers, unsigned long long b) {
+  issue(*what, c, registers ? reinterpret_cast<std::uint64_t>(registers) : a, b, registers != nullptr, HERE);
 }
 
 void emu_wgmma_fence() { meet(fence_of_warp, "wgmma_fence", ALL_LANES, true, HERE); }

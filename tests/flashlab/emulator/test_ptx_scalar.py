@@ -1,6 +1,6 @@
 """Inline PTX of one thread, each instruction against NumPy: integers, bits, floats, conversions, predicates."""
 
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -203,6 +203,28 @@ def test_launches() -> None:
     ]
 
 
+DEDUCED = """
+template <class T, int N = 4, class Out = float> __global__ void k(const T* __restrict__ x, Out* y, int n) {}
+template <class T> void run(const T* x, float* y) { k<<<1, 32>>>(x, y, 3); }
+template <class Out> void written(Out* y) { k<half, 8><<<1, 64>>>(static_cast<const half*>(p), y, 3); }
+void main(void* raw, Unknown other) {
+  float *x = make(), y[4];
+  run(x, y);
+  run((const int*)raw, y);
+  written(reinterpret_cast<double*>(raw));
+  k<<<1, 8>>>(t.data_ptr<short>(), u.data_ptr<char>(), 3);
+  k<<<1, 8>>>(other, y, 3);
+}
+"""
+
+
+def test_arguments_of_templates_that_a_call_tells() -> None:
+    tokens, pieces = split(DEDUCED)
+    assert [launch.instance for _, launch in launches_of(tokens, pieces)] == [
+        "k<float>", "k<int>", "k<half, 8, double>", "k<short, 4, char>"
+    ]  # fmt: skip
+
+
 def test_a_file_is_read_whole() -> None:
     """Our own kernels, unpreprocessed: every function is found, and nothing is left over."""
     import kernels_cu

@@ -132,22 +132,25 @@ def test_what_is_not_plain_cpp(tmp_path: Path) -> None:
     path = tmp_path / "ptx.cu"
     path.write_text("""
 #include <memory>
+typedef unsigned long long uint64_t;
+#define NULL_ (INT_MAX - INT_MAX)
 #define MOVE(TO, FROM) asm volatile("mov.b32 %0, %1;\\n" : "=r"(TO) : "r"(FROM))
 __device__ __noinline__ int twice(int x) { return 2 * x; }
 void host() { asm("hlt"); }
 union Bits { float4 four; float one[4]; };
 __global__ void k(int* x) {
-  int y;
-  MOVE(y, twice(4));
+  __shared__ alignas(alignof(float4)) int y[1];
+  static_assert(alignof(decltype(y)) == 4 && sizeof(uint64_t) == 8);
+  MOVE(*y, twice(4) + NULL_);
   asm("add.s32 %0, %0,\\n\\t"
-      "%1;" : "+r"(y) : "r"(5));
-  *x = y;
+      "%1;" : "+r"(*y) : "r"(5));
+  *x = *y;
   x[1] = 1;
 }
 """)
     run = fl.emulate_file(path, {"x": np.zeros(1, np.int32)}, grid=1, block=1)
     assert run.arrays["x"] == [13]
-    assert [str(finding.line) for finding in run.launched.findings] == ["ptx.cu:13"]  # behind asm of two lines
+    assert [str(finding.line) for finding in run.launched.findings] == ["ptx.cu:16"]  # behind asm of two lines
 
 
 def test_the_survey(published: Path) -> None:

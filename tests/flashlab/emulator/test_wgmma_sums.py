@@ -78,11 +78,11 @@ def test_what_isnt_a_number_stays_none(name: str) -> None:
 
 
 WRONG = {
-    "float32 sums": ("if (type == EMU_E4M3) add_e4m3(operands, values, columns);\n  else ", ""),
+    "float32 sums": ("else if (bytes == 1) add_eights(operands, values, columns, type, product.b_element);\n  ", ""),
     "one bit more": ("KEPT = 13,", "KEPT = 14,"),
     "the accumulator isn't aligned with": ("products_top > c_top ? products_top : c_top;", "products_top;"),
     "the sum isn't cut": ("FIRST = ~0u << (23 - KEPT)", "FIRST = ~0u"),
-    "subnormal operands normalised": ("std::max(-6, std::ilogb(x))", "std::ilogb(x)"),
+    "subnormal operands normalised": ("std::max(type == EMU_E4M3 ? -6 : -14, std::ilogb(x))", "std::ilogb(x)"),
     "0 has an exponent": ("x == 0 ? -1000 :", "x == 0 ? -6 :"),
 }
 
