@@ -164,7 +164,8 @@ class FileKernel:
                 return None
             texts.append(f"{name}={text}")
         options = [f"{name}={value!r}" for name, value in self.options.items()]
-        return f"fl.kernel({', '.join([repr(str(self.file)), repr(self.name), *texts, *options])})"
+        own = [repr(self.name)] if self.name else []
+        return f"fl.kernel({', '.join([repr(str(self.file)), *own, *texts, *options])})"
 
 
 def _outputs(problem: Problem, layout: Layout) -> dict[str, tuple[tuple[int, ...], str]]:
