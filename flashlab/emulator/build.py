@@ -67,7 +67,11 @@ _WATCH = (
     "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
 )
-_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns")
+_WATCH_GCC = (
+    "-fno-store-merging",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-tree-sra",  # a float4 is loaded and stored in one piece
+)
 _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024

@@ -160,7 +160,7 @@ class Source:
     def unit(self, entries: Sequence[str]) -> str:
         """The text for the compiler: the kernels of `entries`, what they reach, and a door to each.
 
-        Raises `UsageError` for an unknown kernel.
+        Raises `UsageError` for an unknown kernel, and `BuildError` for one that launches another.
         """
         roots = [piece for entry in entries for piece in self.named(entry)]
         given = self.asked or entries
@@ -192,9 +192,12 @@ class Source:
                         i += 1
                     i = self.tokens.partner[i] + 1  # the semicolon
                     found.append(self._cpp(start, i))
-                elif (
-                    words[i] == "__noinline__" and words[i - 1] != "("
-                ):  # g++'s own headers have it in __attribute__(( ))
+                elif words[i : i + 3] == ["<", "<", "<"]:
+                    file, line = self.at(i)
+                    raise BuildError(
+                        f"{Path(file).name}:{line}: a kernel that launches another (<<<…>>>) can't run here"
+                    )
+                elif words[i] == "__noinline__" and words[i - 1] != "(":  # (( in g++'s own __attribute__
                     found.append((self.tokens.starts[i], self.tokens.end(i), "__attribute__((noinline))"))
                 elif words[i] == "alignas" and words[i - 1] == "__shared__":  # the standard has it in front only
                     bracket = self.tokens.partner[i + 1]

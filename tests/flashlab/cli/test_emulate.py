@@ -289,7 +289,9 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "typo.cu"
     path.write_text("__global__ void typo(int* x) {\n  *x = 1\n}\n")
     result = run("emulate", path, *ONE, "--arg", "x=int32[1]:out", code=2)
-    assert result.stdout == "" and result.stderr.startswith("flashlab: typo.cu doesn't compile at typo.cu:2, in typo:\n")
+    assert result.stdout == "" and result.stderr.startswith(
+        "flashlab: typo.cu doesn't compile at typo.cu:2, in typo:\n"
+    )
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 

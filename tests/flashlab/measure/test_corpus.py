@@ -50,7 +50,9 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
         ("src/add.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
     ]  # fmt: skip
     add, wrong, typo = row["files"]
-    assert typo["reason"].startswith("typo.cu doesn't compile at typo.cu:1, in k:") and str(checkout) not in typo["reason"]
+    assert (
+        typo["reason"].startswith("typo.cu doesn't compile at typo.cu:1, in k:") and str(checkout) not in typo["reason"]
+    )
     found = {kernel["name"]: kernel for kernel in add["kernels"]}
     assert [(name, kernel["ran"], kernel["right"]) for name, kernel in found.items()] == [
         ("vectorAdd", True, True), ("bad", False, None), ("leaves", False, None), ("fill<7>", True, None), ("last", True, None),
@@ -58,7 +60,10 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     assert "out of bounds" in found["bad"]["reason"] and found["leaves"]["reason"]
     assert wrong["kernels"][0]["ran"] and wrong["kernels"][0]["right"] is False
     data = Corpus.model_validate({"checkouts": [row]})
-    assert "2 of 3 files (66.7 %) build unchanged; 4 of their 6 kernels (66.7 %) run to an end, 1 of them" in KIND.headline(data)
+    assert (
+        "2 of 3 files (66.7 %) build unchanged; 4 of their 6 kernels (66.7 %) run to an end, 1 of them"
+        in KIND.headline(data)
+    )
     assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 3 | 2 | 6 | 4 | 1 |"
 
 
@@ -70,5 +75,5 @@ def test_what_is_no_checkout(tmp_path: Path) -> None:
 def test_the_answers_are_patterns_that_can_be_met() -> None:
     from flashlab.measure.corpus_answers import _ANSWERS  # pyright: ignore[reportPrivateUsage]
 
-    made: list[Any] = [answer for answer in _ANSWERS]
+    made: list[Any] = list(_ANSWERS)
     assert len({(file, name) for file, name, _ in made}) == len(made) > 30
