@@ -343,7 +343,8 @@ def kernels_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(piece.names[0] for piece in found if piece.kernel and not piece.template))
 
 
-def above(path: Path) -> list[Path]:
+@functools.lru_cache(maxsize=256)
+def above(path: Path) -> Sequence[Path]:
     """Where a published file's headers may lie besides: in the folders above it, up to its repository's root."""
     parents = path.resolve().parents
     root = next((i for i, folder in enumerate(parents) if (folder / ".git").exists()), 0)
@@ -360,10 +361,11 @@ def headers_of(path: Path, text: str, folders: Iterable[Path] = ()) -> dict[Path
         folder, source = left.pop()
         for match in _INCLUDE.finditer(source):
             for place in (folder, *beside):
-                header = (place / match[1]).resolve()
-                if header not in found and header.is_file():
-                    found[header] = header.read_text(encoding="utf-8", errors="replace")
-                    left.append((header.parent, found[header]))
+                if os.path.isfile(name := os.path.join(place, match[1])):
+                    header = Path(name).resolve()
+                    if header not in found:
+                        found[header] = header.read_text(encoding="utf-8", errors="replace")
+                        left.append((header.parent, found[header]))
                     break
     return found
 
