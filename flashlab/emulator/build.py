@@ -71,7 +71,12 @@ _WATCH = (
     "-fno-tree-vectorize",
     "-fno-finite-loops",  # one without end stays one
 )
-_WATCH_GCC = ("-fno-store-merging", "-fno-tree-loop-distribute-patterns", "--param=tsan-distinguish-volatile=1")
+_WATCH_GCC = (
+    "-fno-store-merging",
+    "-fno-tree-loop-distribute-patterns",
+    "--param=tsan-distinguish-volatile=1",
+    "-fno-tree-sra",  # a float4 is loaded and stored in one piece
+)
 _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset", "-mllvm", "-tsan-distinguish-volatile")
 _ENDS = {  # what would end the process ends the launch: the runtime says so instead
     **{name: f"emu_{name}" for name in ("abort", "exit", "_exit", "_Exit", "quick_exit")},
@@ -95,17 +100,16 @@ def build(
     memory through the primitives alone run faster without. `includes` are folders of headers, `std` is one of `STANDARDS`.
     Raises `BuildError`, and `Unavailable` without a compiler.
     """
-    text = read(path)
+    text, path = read(path), path.resolve()
     folders = [Path(folder).resolve() for folder in includes]
-    command = _command(path.resolve(), macros, folders, arch=arch, std=std)
+    command = _command(path, macros, folders, arch=arch, std=std)
     digest = _digest(path, text, folders)
     if not entries:
-        entries = [
-            kernel.name for kernel in prepared(path.resolve(), text, command, (), digest).own if not kernel.template
-        ]
+        found = _survey(path, text, command, digest)
+        entries = [kernel.name for kernel in found.kernels if not kernel.template]
     if not entries:
         raise UsageError("file", str(path), "a source with a __global__ function (of a template, name an instance)")
-    return _library(path.resolve(), text, command, watch, tuple(entries), digest)
+    return _library(path, text, command, watch, tuple(entries), digest)
 
 
 def survey(

@@ -160,7 +160,7 @@ class Source:
     def unit(self, entries: Sequence[str]) -> str:
         """The text for the compiler: the kernels of `entries`, what they reach, and a door to each.
 
-        Raises `UsageError` for an unknown kernel.
+        Raises `UsageError` for an unknown kernel, and `BuildError` for one that launches another.
         """
         roots = [piece for entry in entries for piece in self.named(entry)]
         given = self.asked or entries
@@ -192,9 +192,12 @@ class Source:
                         i += 1
                     i = self.tokens.partner[i] + 1  # the semicolon
                     found.append(self._cpp(start, i))
-                elif (
-                    words[i] == "__noinline__" and words[i - 1] != "("
-                ):  # g++'s own headers have it in __attribute__(( ))
+                elif words[i : i + 3] == ["<", "<", "<"]:
+                    file, line = self.at(i)
+                    raise BuildError(
+                        f"{Path(file).name}:{line}: a kernel that launches another (<<<…>>>) can't run here"
+                    )
+                elif words[i] == "__noinline__" and words[i - 1] != "(":  # (( in g++'s own __attribute__
                     found.append((self.tokens.starts[i], self.tokens.end(i), "__attribute__((noinline))"))
                 elif words[i] == "alignas" and words[i - 1] == "__shared__":  # the standard has it in front only
                     bracket = self.tokens.partner[i + 1]
@@ -340,7 +343,8 @@ def kernels_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(piece.names[0] for piece in found if piece.kernel and not piece.template))
 
 
-def above(path: Path) -> list[Path]:
+@functools.lru_cache(maxsize=256)
+def above(path: Path) -> Sequence[Path]:
     """Where a published file's headers may lie besides: in the folders above it, up to its repository's root."""
     parents = path.resolve().parents
     root = next((i for i, folder in enumerate(parents) if (folder / ".git").exists()), 0)
@@ -357,10 +361,11 @@ def headers_of(path: Path, text: str, folders: Iterable[Path] = ()) -> dict[Path
         folder, source = left.pop()
         for match in _INCLUDE.finditer(source):
             for place in (folder, *beside):
-                header = (place / match[1]).resolve()
-                if header not in found and header.is_file():
-                    found[header] = header.read_text(encoding="utf-8", errors="replace")
-                    left.append((header.parent, found[header]))
+                if os.path.isfile(name := os.path.join(place, match[1])):
+                    header = Path(name).resolve()
+                    if header not in found:
+                        found[header] = header.read_text(encoding="utf-8", errors="replace")
+                        left.append((header.parent, found[header]))
                     break
     return found
 

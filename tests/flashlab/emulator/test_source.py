@@ -200,6 +200,7 @@ def test_headers_near_and_far(tmp_path: Path) -> None:
             "float h(float x) { return x; }\n__global__ void k(float* x) { *x = h(1); }",
             "h is host code, which no kernel",
         ),
+        ("__global__ void k(float* x) {\n  k<<<1, 1>>>(x);\n}", "no.cu:2: a kernel that launches another"),
         ("#if 1\n__global__ void k(float* x) {}\n", "no.cu can't be preprocessed:\nno.cu:1: error: unterminated #if"),
     ],
 )
@@ -208,7 +209,7 @@ def test_what_cannot_be_built_says_why(tmp_path: Path, text: str, said: str) -> 
     with pytest.raises(BuildError) as error:
         fl.emulate_file(tmp_path / "no.cu", {"x": X}, grid=1, block=1)
     lines = str(error.value).splitlines()
-    assert said in str(error.value) and lines[0].startswith("no.cu ") and len(lines) < 20
+    assert said in str(error.value) and lines[0].startswith("no.cu") and len(lines) < 20
     assert "kernel.cpp" not in str(error.value) and str(tmp_path) not in str(error.value)
 
 

@@ -133,3 +133,41 @@ def test_pairs_do_the_same_twice(names: tuple[str, str, Any]) -> None:
     a, b, c = (np.random.default_rng(i).permutation(BITS).view(dtype) for i in range(3))
     arguments = {"a": a, "b": b, "c": c, "differences": np.zeros(1, np.uint32), "n": len(a) // 2}
     assert run(f"pairs<{one}, {pair}>", len(a) // 2, arguments)["differences"] == 0
+
+
+VECTORS = """
+#include <cuda_fp16.h>
+union Bits { float4 four; half2 two[4]; float one[4]; };
+struct Pair { int n; float2 both; };
+__device__ Bits doubled(Bits x) { for (float& one : x.one) one *= 2; return x; }
+__global__ void vectors(const float4* x, float4* y, float2* z) {
+  Bits bits, copy;
+  bits.four = x[threadIdx.x];
+  copy = doubled(bits);
+  y[threadIdx.x] = copy.four;
+  float4 sum = x[threadIdx.x];
+  sum.x += sum.y;
+  sum.z = sum.x > 0 ? sum.w : sum.z;
+  y[threadIdx.x + 32] = sum;
+  Pair pair{1, {sum.x, sum.y}}, other = pair;
+  z[threadIdx.x] = other.both;
+}
+"""
+
+
+def test_vectors_are_trivial_and_move_in_one_piece(tmp_path: Path) -> None:
+    """A union may hold a float4, and still every float4 is one access."""
+    (tmp_path / "vectors.cu").write_text(VECTORS)
+    x = np.random.default_rng(0).standard_normal((32, 4)).astype(np.float32)
+    given = {"x": x, "y": fl.Empty((64, 4)), "z": fl.Empty((32, 2))}
+    run = fl.emulate_file(tmp_path / "vectors.cu", given, grid=1, block=32)
+    assert run.passed, run
+    sums = x.copy()
+    sums[:, 0] += x[:, 1]
+    sums[:, 2] = np.where(sums[:, 0] > 0, x[:, 3], x[:, 2])
+    np.testing.assert_array_equal(run.arrays["y"], np.concatenate([2 * x, sums]))
+    np.testing.assert_array_equal(run.arrays["z"], sums[:, :2])
+    moved = {(row.tensor, row.op): (row.instructions, row.bytes) for row in run.launched.moved}
+    assert (
+        moved == {("x", "ld"): (2, 1024), ("y", "st"): (2, 1024), ("z", "st"): (1, 256)} and run.launched.plain == 160
+    )
