@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FILE = "A .cu file"
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
-_ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+))?$")
+_ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+)(?:\((.*)\))?)?$")
 
 
 def register(app: typer.Typer) -> None:
@@ -43,23 +43,48 @@ def emulate(
             "--as", metavar="ALGORITHM", help="Run it in place of this algorithm's own file.", rich_help_panel=_FILE
         ),
     ] = None,
-    kernel: Annotated[str | None, typer.Option(help="Which of its kernels to run.", rich_help_panel=_FILE)] = None,
-    grid: Annotated[str | None, typer.Option(metavar="X,Y,Z", help="Blocks per grid.", rich_help_panel=_FILE)] = None,
-    block: Annotated[
-        str | None, typer.Option(metavar="X,Y,Z", help="Threads per block.", rich_help_panel=_FILE)
+    kernel: Annotated[
+        str | None,
+        typer.Option(help="Which of its kernels to run: k, space::k, or 'k<64, float>'.", rich_help_panel=_FILE),
     ] = None,
-    sram: Annotated[int, typer.Option(help="Dynamic shared memory, bytes per block.", rich_help_panel=_FILE)] = 0,
+    grid: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y,Z", help="Blocks per grid; else as the file launches it.", rich_help_panel=_FILE),
+    ] = None,
+    block: Annotated[
+        str | None, typer.Option(metavar="X,Y,Z", help="Threads per block; likewise.", rich_help_panel=_FILE)
+    ] = None,
+    sram: Annotated[
+        int | None,
+        typer.Option(help="Dynamic shared memory, bytes per block; likewise.", rich_help_panel=_FILE),
+    ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A parameter: a number, float32\\[100,64] (random; with :zeros or :out behind it, zeros or an array "
-            "for the kernel to fill), or x.npy.",
+            help="A parameter: a number, float32\\[100,64] (random; with :zeros, :full(-inf) or :out behind it, "
+            "zeros, a value, or an array for the kernel to fill), or x.npy.",
             rich_help_panel=_FILE,
         ),
     ] = None,
     define: Annotated[
         list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_FILE)
+    ] = None,
+    symbol: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A __constant__ or __device__ variable, said as for --arg.",
+            rich_help_panel=_FILE,
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", "-I", metavar="FOLDER", help="Where headers lie.", rich_help_panel=_FILE),
+    ] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(help="The standard of C++: c++14, c++17 (unless said) or c++20.", rich_help_panel=_FILE),
     ] = None,
     time_limit: Annotated[
         float, typer.Option(help="Seconds after which it is stopped; 0: never.", rich_help_panel=_FILE)
@@ -74,28 +99,37 @@ def emulate(
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
     if target.endswith(".cu") and stands_for is None:
         _refuse_without_meaning(problem, run)
-        sizes = {"--grid": grid, "--block": block}
-        for name, value in sizes.items():
-            if value is None:
-                raise UsageError(name, value, "how many, as in 8 or 8,2")
-        extents = [options.values(name, value, int) for name, value in sizes.items()]
+        given: dict[str, Any] = {
+            "kernel": kernel,
+            "grid": grid and options.values("--grid", grid, int),
+            "block": block and options.values("--block", block, int),
+            "sram": sram,
+            "macros": dict(_pair("--define", each, default="1") for each in define or []),
+            "symbols": _values("--symbol", symbol or []),
+            "includes": include or [],
+            "std": std or "c++17",
+            "device": run.device,
+            "sanitize": sanitize,
+            "time_limit": time_limit,
+        }
         with _compiling():
-            _run_file(
-                target, kernel, extents, sram, arg or [], define or [], run.device, time_limit, out, sanitize, json
-            )
+            _run_file(target, _values("--arg", arg or []), given, out, json)
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
         raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
-    given: dict[str, Any] = {
+    others: dict[str, Any] = {
         "--kernel": kernel,
         "--grid": grid,
         "--block": block,
-        "--sram": sram or None,
+        "--sram": sram,
         "--arg": arg,
         "--define": define,
+        "--symbol": symbol,
+        "--include": include,
+        "--std": std,
         "--out": out,
     }
-    for name, value in given.items():
+    for name, value in others.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
     with _compiling():
@@ -160,29 +194,19 @@ def _run_algorithm(
         raise typer.Exit(1)
 
 
-def _run_file(
-    path: str, kernel: str | None, extents: Sequence[Sequence[int]], sram: int, arg: Iterable[str], define: Iterable[str],
-    device: str, time_limit: float, out: str | None, sanitize: bool, json: bool,
-) -> None:  # fmt: skip
+def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:
     from flashlab.emulator import emulate_file
 
-    arguments: dict[str, Any] = {}
-    for name, text in (_pair("--arg", each) for each in arg):
-        if name in arguments:
-            raise UsageError("--arg", f"{name}={text}", f"{name} once")
-        arguments[name] = _value(name, text)
-    macros = dict(_pair("--define", each, default="1") for each in define)
     with output.busy("emulating"):
-        done = emulate_file(
-            path, arguments, grid=extents[0], block=extents[1], kernel=kernel, sram=sram, macros=macros, device=device,
-            sanitize=sanitize, time_limit=time_limit,
-        )  # fmt: skip
+        done = emulate_file(path, arguments, **given)
     if out is not None:
-        _keep(Path(out), done.arrays)
+        _keep(Path(out), done.symbols | done.arrays)
     if json:
         output.document(done.to_dict())
     else:
         _print(done.launched)
+        for note in done.notes:
+            tables.line(note)
         if done.launched.plain:
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
         _verdict(done.complaints(), "no misuse")
@@ -195,6 +219,16 @@ def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]
     if not name.isidentifier() or not (equals or default):
         raise UsageError(option, text, "NAME=VALUE")
     return name, value if equals else default or ""
+
+
+def _values(option: str, texts: Iterable[str]) -> dict[str, Any]:
+    """What NAME=VALUE says of each name, once."""
+    found: dict[str, Any] = {}
+    for name, text in (_pair(option, each) for each in texts):
+        if name in found:
+            raise UsageError(option, f"{name}={text}", f"{name} once")
+        found[name] = _value(f"{option} {name}", text)
+    return found
 
 
 def _value(name: str, text: str) -> Any:
@@ -216,24 +250,29 @@ def _value(name: str, text: str) -> Any:
         try:
             stored: Any = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise UsageError(f"--arg {name}", text, f"NumPy arrays in a file ({error})") from None
+            raise UsageError(name, text, f"NumPy arrays in a file ({error})") from None
         if file.endswith(".npy"):
             return stored
         if key not in stored.files:
-            raise UsageError(f"--arg {name}", text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
+            raise UsageError(name, text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
         return stored[key]
-    accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros or :out behind it, or a .npy file"
+    accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros, :full(VALUE) or :out behind it, or a .npy file"
     match = _ARRAY.match(text)
-    if not match or match[3] not in (None, "zeros", "out", "random"):
-        raise UsageError(f"--arg {name}", text, accepted)
+    if not match or match[3] not in (None, "zeros", "out", "random", "full"):
+        raise UsageError(name, text, accepted)
     try:
         dtype, shape = numpy_dtype(match[1]), tuple(int(n) for n in re.split("[,x]", match[2]))
     except (TypeError, ValueError):
-        raise UsageError(f"--arg {name}", text, accepted) from None
+        raise UsageError(name, text, accepted) from None
     if match[3] == "out":
         return Empty(shape, match[1])
     if match[3] == "zeros":
         return np.zeros(shape, dtype)
+    if match[3] == "full":
+        try:
+            return np.full(shape, float(match[4]) if dtype.kind not in "iub" else int(match[4])).astype(dtype)
+        except (TypeError, ValueError):
+            raise UsageError(name, text, "a number in :full(…), as in float32[8]:full(-inf)") from None
     random = np.random.default_rng(0)
     if dtype.kind in "iu":
         return random.integers(0, 100, shape).astype(dtype)

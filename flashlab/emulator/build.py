@@ -1,7 +1,7 @@
 """Builds the library of a `.cu` file with the machine's own C++ compiler, and keeps it by content.
 
-The source is compiled as it is; its `// step:` comments become calls. What calls the runtime is found in the machine code, and
-the debug information leads from there to lines.
+`source` makes the text for the compiler. What calls the runtime is found in the machine code, and the debug information leads
+from there to lines.
 """
 
 from __future__ import annotations
@@ -9,31 +9,33 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import kernels_cu
 from flashlab import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
-from flashlab.emulator.ptx import without_ptx
-from flashlab.emulator.source import check, headers_of, kernels_of, said_of
+from flashlab.emulator.source import BuildError, Source, Survey, above, explained, headers_of, prepared, read
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "compiler"]
+__all__ = ["BuildError", "build", "compiler", "survey"]
+
+STANDARDS = {"c++14": "c++17", "c++17": "c++17", "c++20": "c++20"}
+"""What `std` may be, and the standard by which a source is compiled: the emulator itself needs C++17."""
 
 _FLAGS = (
-    "-std=c++17",
     "-O2",
     "-g1",
     "-gdwarf-4",
     "-fPIC",
     "-DEMULATOR",
     "-Wno-unknown-pragmas",
+    "-Wno-narrowing",  # nvcc's front end lets it
     "-ffp-contract=off",
     "-fno-strict-aliasing",  # CUDA code reads an array as another type, and nvcc lets it
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
@@ -70,59 +72,111 @@ _WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
-_MARK = re.compile(r"//\s*step:\s*(\w+)")
-
-
-class BuildError(RuntimeError):
-    """The C++ compiler refused a source; the message is its log."""
 
 
 def build(
-    path: Path, macros: Iterable[str] = (), *, arch: int = 900, entries: Sequence[str] | None = None, watch: bool = True
-) -> Library:
+    path: Path, macros: Iterable[str] = (), *, arch: int = 900, entries: Sequence[str] | None = None, watch: bool = True,
+    includes: Iterable[Path | str] = (), std: str = "c++17",
+) -> Library:  # fmt: skip
     """The library of a `.cu` file, built or from the cache.
 
     `macros` as compiler options, `arch` what `__CUDA_ARCH__` is, `entries` kernels by name (None: all of the file;
     `name<args>` instantiates a template). `watch` has the compiler report plain loads and stores; kernels that touch
-    memory through the primitives alone run faster without. Raises `BuildError`, and `Unavailable` without a compiler.
+    memory through the primitives alone run faster without. `includes` are folders of headers, `std` is one of `STANDARDS`.
+    Raises `BuildError`, and `Unavailable` without a compiler.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("file", str(path), f"a CUDA source ({error})") from None
-    check(path, text)
-    headers = headers_of(path, text)
-    names = tuple(entries) if entries else kernels_of(text)
-    if not names:
+    text = read(path)
+    folders = [Path(folder).resolve() for folder in includes]
+    command = _command(path.resolve(), macros, folders, arch=arch, std=std)
+    digest = _digest(path, text, folders)
+    if not entries:
+        entries = [
+            kernel.name for kernel in prepared(path.resolve(), text, command, (), digest).own if not kernel.template
+        ]
+    if not entries:
         raise UsageError("file", str(path), "a source with a __global__ function (of a template, name an instance)")
-    for name in names:
-        if not any(re.search(rf"\b{name.split('<')[0].strip()}\b", part) for part in (text, *headers.values())):
-            raise unknown("kernel", name, kernels_of(text))
-    own, watching = (_CLANG, _WATCH_CLANG) if "clang" in compiler()[1] else (_GCC, _WATCH_GCC)
-    options = (*_FLAGS, *own, *((*_WATCH, *watching) if watch else ()), f"-D__CUDA_ARCH__={arch}", *macros)
-    ours = _digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir())
-    return _library(path.resolve(), text, options, names, cache.digest(ours, *headers.values()))
+    return _library(path.resolve(), text, command, watch, tuple(entries), digest)
+
+
+def survey(
+    path: Path, macros: Iterable[str] = (), *, arch: int = 900, includes: Iterable[Path | str] = (), std: str = "c++17"
+) -> Survey:
+    """The kernels of a source and their launches, as `build` would see them. Raises as `build` does."""
+    text = read(path)
+    folders = [Path(folder).resolve() for folder in includes]
+    command = _command(path.resolve(), macros, folders, arch=arch, std=std)
+    return _survey(path.resolve(), text, command, _digest(path, text, folders))
 
 
 @functools.lru_cache(maxsize=256)
-def _library(path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...], digest: str) -> Library:
-    key = cache.digest(compiler()[1], digest, str(path), text, *options, "", *entries)
-    folder = cache.entry("emulator", key, lambda work: _make(work, path, text, options, entries))
-    return load(folder, str(path), entries)
+def _survey(path: Path, text: str, command: tuple[str, ...], digest: str) -> Survey:
+    own = cache.digest(*(source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))))
+    key = cache.digest(compiler()[1], digest, own, str(path), text, *command)
+
+    def make(work: Path) -> None:
+        found = prepared(path, text, command, (), digest).survey()
+        (work / "survey.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
+
+    return Survey.read(json.loads((cache.entry("survey", key, make) / "survey.json").read_bytes()))
 
 
-def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: tuple[str, ...]) -> None:
+def _command(path: Path, macros: Iterable[str], folders: Sequence[Path], *, arch: int, std: str) -> tuple[str, ...]:
+    """The compiler with what preprocessing and compiling have in common."""
+    if std not in STANDARDS:
+        raise unknown("std", std, STANDARDS)
+    here = kernels_cu.emulator_dir()
+    beside = [f"-I{here}", f"-I{kernels_cu.include_dir()}", *(f"-I{folder}" for folder in (*folders, path.parent))]
+    beside += [f"-idirafter{folder}" for folder in above(path) if folder not in folders]
+    own = _CLANG if "clang" in compiler()[1] else _GCC
+    defined = ("-DEMULATOR", f"-D__CUDA_ARCH__={arch}", *macros)
+    return (compiler()[0], f"-std={STANDARDS[std]}", *_FLAGS, *own, *defined, f"-iquote{path.parent}", *beside)
+
+
+def _digest(path: Path, text: str, folders: Sequence[Path]) -> str:
+    ours = _digest_of_sources(kernels_cu.emulator_dir(), kernels_cu.include_dir())
+    headers = headers_of(path, text, [*folders, *above(path)])
+    return cache.digest(ours, *(part for name, content in headers.items() for part in (str(name), content)))
+
+
+@functools.lru_cache(maxsize=256)
+def _library(
+    path: Path, text: str, command: tuple[str, ...], watch: bool, entries: tuple[str, ...], digest: str
+) -> Library:
+    key = cache.digest(compiler()[1], digest, str(path), text, *command, str(watch), *entries)
+
+    def make(work: Path) -> None:
+        # only the arguments of a template may hold macros: else what was prepared for the survey serves
+        asked = entries if any("<" in entry for entry in entries) else ()
+        _make(work, prepared(path, text, command, asked, digest), command, watch, entries)
+
+    return load(cache.entry("emulator", key, make), str(path), entries)
+
+
+def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entries: tuple[str, ...]) -> None:
     """Builds the library and the table of its places into a folder."""
     check_tools()
     runtime = _runtime()
-    (work / "kernel.cpp").write_text(_translation_unit(path, text, entries), encoding="utf-8")
-    here = kernels_cu.emulator_dir()
-    includes = [f"-iquote{path.parent}", f"-I{here}", f"-I{kernels_cu.include_dir()}", f"-I{path.parent}"]
-    _compile([*options, *includes, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")], path)
+    (work / "kernel.cpp").write_text(source.unit(entries), encoding="utf-8")
+    watching = (*_WATCH, *(_WATCH_CLANG if "clang" in compiler()[1] else _WATCH_GCC)) if watch else ()
+
+    if log := _compiled([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")]):
+        raise BuildError(explained(source, entries, log))
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
-    link = ["-x", "c", str(work / "sram.c"), "-x", "none", *objects, "-fPIC", "-shared", "-pthread"]
-    _compile([*link, "-o", str(work / "kernel.so")], path)
+    link = [
+        "-x",
+        "c",
+        str(work / "sram.c"),
+        "-x",
+        "none",
+        *objects,
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-Wl,--no-undefined",
+    ]
+    if log := _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")]):
+        raise BuildError(explained(source, entries, log))
     calls = calls_of(work / "kernel.so")
     places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
     statics = _statics(work / "kernel.so", work / "kernel.o")
@@ -134,14 +188,6 @@ def _make(work: Path, path: Path, text: str, options: tuple[str, ...], entries: 
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o", "sram.c"):
         (work / name).unlink()
-
-
-def _translation_unit(path: Path, text: str, entries: tuple[str, ...]) -> str:
-    """The source as it is, its step marks made calls, and behind it a door to each kernel."""
-    marked = _MARK.sub(lambda m: f'emulator::step("{m[1]}"); {m[0]}', without_ptx(text))
-    doors = "".join(f"EMU_DOOR({i}, {entry})\n" for i, entry in enumerate(entries))
-    name = json.dumps(str(path), ensure_ascii=False)
-    return f'#include "cuda.h"\n#line 1 {name}\n{marked}\n#line 1 "doors"\n{doors}'
 
 
 def _sram_source(kernel: Path) -> str:
@@ -192,7 +238,8 @@ def _runtime() -> list[Path]:
         key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, str(source), source.read_bytes())
 
         def make(work: Path) -> None:
-            _compile([*_RUNTIME_FLAGS, str(source), "-o", str(work / name)], source)
+            if log := _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)]):
+                raise BuildError(f"{source.name} of the emulator doesn't compile:\n{log}")
 
         return cache.entry("runtime", key, make) / name
 
@@ -224,8 +271,7 @@ def compiler() -> tuple[str, str]:
     )
 
 
-def _compile(options: Sequence[str], source: Path) -> None:
-    done = subprocess.run([compiler()[0], *options], capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = said_of(source, done.stderr, (kernels_cu.emulator_dir(), kernels_cu.include_dir()))
-        raise BuildError(f"{source.name} doesn't compile:\n{said}")
+def _compiled(command: Sequence[str]) -> str:
+    """Run the compiler; what it says if it fails, and nothing if it doesn't."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    return (done.stderr or f"exit status {done.returncode}") if done.returncode else ""

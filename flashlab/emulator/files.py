@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from flashlab.emulator.build import build
+from flashlab.emulator import scan
+from flashlab.emulator import symbols as device_data
+from flashlab.emulator.build import BuildError, build, survey
+from flashlab.emulator.launches import Launch
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
-from flashlab.emulator.source import kernels_of
+from flashlab.emulator.source import Kernel, Survey
+from flashlab.emulator.symbols import number
 from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
@@ -28,9 +31,6 @@ _NUMBERS: Mapping[tuple[str, int], str] = {
     **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
     **{("f", n): f"f{n}" for n in (4, 8)},
 }
-
-
-_SCALARS = (np.bool_, np.integer, np.floating)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class FileRun:
     """A launch of somebody's kernel: the `arrays` as it left them (NumPy), by parameter's name, and what it did.
 
     `unwritten` gives, for each `Empty` array with gaps, how many of its bytes no thread wrote. It stays empty after a
-    launch that was stopped.
+    launch that was stopped. `symbols` are the `__constant__` and `__device__` variables that the kernel uses, as it left
+    them. `notes` say what was taken from the file's own launches.
 
     >>> _ = Path("half.cu").write_text("__global__ void half(float* y) { y[threadIdx.x] = 0; }")
     >>> run = emulate_file("half.cu", {"y": Empty((64,))}, grid=1, block=32)
@@ -76,6 +77,8 @@ class FileRun:
     arrays: dict[str, Array]
     launched: Launched
     unwritten: dict[str, int]
+    symbols: dict[str, Array] = field(default_factory=dict[str, Array])
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -94,22 +97,32 @@ class FileRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""
-        return {"passed": self.passed, "launch": self.launched.to_dict(), "unwritten": self.unwritten}
+        return {
+            "passed": self.passed, "launch": self.launched.to_dict(), "unwritten": self.unwritten, "notes": self.notes,
+        }  # fmt: skip
 
 
 def emulate_file(
-    path: Path | str, arguments: Mapping[str, Any], *, grid: int | Sequence[int], block: int | Sequence[int],
-    kernel: str | None = None, sram: int = 0, macros: Mapping[str, object] | None = None,
-    device: Device | str = "h100", sanitize: bool = True, workers: int | None = None, time_limit: float = 60,
+    path: Path | str, arguments: Mapping[str, Any], *, grid: int | Sequence[int] | None = None,
+    block: int | Sequence[int] | None = None, kernel: str | None = None, sram: int | None = None,
+    macros: Mapping[str, object] | None = None, includes: Sequence[Path | str] = (), std: str = "c++17",
+    symbols: Mapping[str, Any] | None = None, device: Device | str = "h100", sanitize: bool = True,
+    workers: int | None = None, time_limit: float = 60,
 ) -> FileRun:  # fmt: skip
     """Run one kernel of a `.cu` file on the CPU, and check every access.
 
+    The file may be as it was published: what the kernel doesn't use, as host code, is left out, and a header that isn't
+    found counts as empty.
+
     `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
     may not write through a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block`
-    (threads per block) are one to three numbers each. `kernel` may be left out if the file has only one;
-    `name<float, 4>` instantiates a template. `sram` is the dynamic shared memory in bytes per block, and `macros` are
-    defined for the compiler. `workers` is how many CPU threads share the blocks (default: one per core). A kernel that
-    still runs after `time_limit` seconds (0: no limit) is stopped, which is a finding.
+    (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in bytes per block; what is left
+    out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
+    out if the file has only one; `space::name` is one in a namespace, `name<float, 4>` instantiates a template. `macros` are
+    defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
+    `__constant__` and `__device__` variables by name; the others begin as the source has them. `workers` is how many CPU
+    threads share the blocks (default: one per core). A kernel that still runs after `time_limit` seconds (0: no limit) is
+    stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 
@@ -121,26 +134,25 @@ def emulate_file(
     """
     path = Path(path)
     where = Device.named(device)
-    text = _source(path)
-    name = kernel or _only(kernels_of(text), path)
-    blocks, threads = _extent("grid", grid, _MOST_BLOCKS), _extent("block", block, _MOST_BLOCK)
-    if (n := int(np.prod(threads))) > _MOST_THREADS:
-        raise UsageError("block", block, f"at most {_MOST_THREADS:,} threads, these are {n:,}")
-    if type(sram) is not int or sram < 0:
-        raise UsageError("sram", sram, "a number of bytes of at least 0")
-    if not 0 <= time_limit < float("inf"):
-        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
-    if sram > where.sram_per_block:
-        raise UsageError("sram", sram, f"at most {where.sram_per_block:,}, which is what {where.name} has per block")
+    _check_limits(grid, block, sram, time_limit, where)
     major, minor = where.compute_capability
-    defined = [_macro(key, value) for key, value in (macros or {}).items()]
-    library = build(path, defined, arch=100 * major + 10 * minor, entries=[name])
+    options: dict[str, Any] = {
+        "macros": [_macro(key, value) for key, value in (macros or {}).items()],
+        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in includes], "std": std,
+    }  # fmt: skip
+    found = survey(path, **options)
+    chosen, entry = _chosen(found, kernel, path)
+    blocks, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
+    _check_limits(blocks, threads, dynamic, time_limit, where)
+    library = _built(path, entry, chosen, found, options)
     arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
     arena = Arena()
-    given = _given(library, name, parameters_of(text, name), arguments, arena)
+    given = _given(library, entry, chosen.parameters, arguments, arena)
+    device_data.reset(library, {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()})
     launched = library.launch(
-        name, blocks, threads, given, arena, sram=sram, sanitize=sanitize, workers=workers, time_limit=time_limit
-    )
+        entry, _three(blocks), _three(threads), given, arena,
+        sram=dynamic, sanitize=sanitize, workers=workers, time_limit=time_limit,
+    )  # fmt: skip
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
@@ -150,16 +162,118 @@ def emulate_file(
         judged = isinstance(value, Empty) and sanitize and not launched.stopped
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
-    return FileRun(left, launched, unwritten)
+    return FileRun(left, launched, unwritten, device_data.get(library), notes)
 
 
-def _source(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError("file", str(path), f"a CUDA source that can be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageError("file", str(path), "a CUDA source: this file isn't UTF-8 text") from None
+def _check_limits(grid: Any, block: Any, sram: Any, time_limit: float, device: Device) -> None:
+    """Raise `UsageError` for a launch that no device takes, or not this one. What is None isn't known yet."""
+    if grid is not None:
+        _extent("grid", grid, _MOST_BLOCKS)
+    if block is not None and (n := int(np.prod(_extent("block", block, _MOST_BLOCK)))) > _MOST_THREADS:
+        raise UsageError("block", block, f"at most {_MOST_THREADS:,} threads, these are {n:,}")
+    if sram is not None and (type(sram) is not int or sram < 0):
+        raise UsageError("sram", sram, "a number of bytes of at least 0")
+    if not 0 <= time_limit < float("inf"):
+        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
+    if sram is not None and sram > device.sram_per_block:
+        raise UsageError("sram", sram, f"at most {device.sram_per_block:,}, which is what {device.name} has per block")
+
+
+def _folder(folder: Path | str) -> Path:
+    if not Path(folder).is_dir():
+        raise UsageError("includes", str(folder), "a folder that is there")
+    return Path(folder)
+
+
+def _chosen(found: Survey, kernel: str | None, path: Path) -> tuple[Kernel, str]:
+    """The kernel that is meant, and the name of its instance."""
+    if kernel is None:
+        names = list(dict.fromkeys(each.name for each in found.kernels))
+        if not names:
+            raise UsageError("file", str(path), "a source with kernels: it has no __global__ function")
+        if len(names) > 1:
+            plain = ", ".join(dict.fromkeys(each.name for each in found.kernels if not each.template))
+            templates = ", ".join(
+                f"{each.name}<…>" + _instances(found, each.name, "") for each in found.kernels if each.template
+            )
+            told = ", ".join(filter(None, (plain, templates)))
+            raise UsageError("kernel", None, f"the name of one of {path.name}'s: {told}")
+        kernel = names[0]
+    one = found.kernel(kernel)
+    if not one.template or "<" in kernel:
+        return one, one.name + kernel[kernel.index("<") :] if "<" in kernel else one.name
+    instances = found.instances(one.name)
+    if len(instances) != 1:
+        told = _instances(found, one.name, f": name an instance, as {one.name}<float, 4>")
+        raise UsageError("kernel", kernel, f"a kernel; this is a template{told}")
+    return one, instances[0]
+
+
+def _instances(found: Survey, name: str, otherwise: str) -> str:
+    instances = found.instances(name)
+    return f" (this template's instances in the file: {', '.join(instances)})" if instances else otherwise
+
+
+def _shape(
+    found: Survey, kernel: Kernel, entry: str, grid: Any, block: Any, sram: int | None
+) -> tuple[Any, Any, int, tuple[str, ...]]:
+    """Grid, block and dynamic SRAM: as given, or as the file's launches have them, and a line that says so."""
+    known_launches = [x for x in found.of(kernel.name) if x.grid or x.block or x.sram is not None]
+    launched = [x for x in known_launches if x.instance == entry] or known_launches
+    taken: list[str] = []
+
+    def known(name: str, given: Any) -> Any:
+        if given is not None:
+            return given
+        values = dict.fromkeys(getattr(x, name) for x in launched)
+        if len(values) == 1 and (value := next(iter(values))) is not None:
+            taken.append(f"{name} {_spelled(value)}")
+            return value
+        unit = {"grid": "blocks per grid", "block": "threads per block", "sram": "bytes per block"}[name]
+        raise UsageError(name, None, f"{unit}{_why(values, launched, kernel)}")
+
+    whole = known("grid", grid), known("block", block)
+    needs_sram = sram is None and any(x.sram != 0 for x in launched)
+    dynamic = known("sram", sram) if needs_sram else sram or 0
+    places = ", ".join(dict.fromkeys(f"{Path(x.file).name}:{x.line}" for x in launched))
+    notes = (f"{', '.join(taken)}: as launched at {places}",) if taken else ()
+    return *whole, dynamic, notes
+
+
+def _spelled(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    x, y, z = cast("tuple[int, int, int]", value)
+    return ",".join(map(str, (x, y, z) if z > 1 else (x, y) if y > 1 else (x,)))
+
+
+def _why(values: Mapping[Any, None], launched: Sequence[Launch], kernel: Kernel) -> str:
+    if not launched:
+        return f", as in 8 or 8,2: the file has no launch of {kernel.name} with constants"
+    places = ", ".join(dict.fromkeys(f"{Path(x.file).name}:{x.line}" for x in launched))
+    if len(values) > 1 and None not in values:
+        return f": the file launches {kernel.name} with {' and '.join(map(_spelled, values))} ({places})"
+    return f", as in 8 or 8,2: at {places} it hangs on more than constants"
+
+
+def _three(extent: int | Sequence[int]) -> Sequence[int]:
+    return extent if isinstance(extent, Sequence) else (extent,)
+
+
+_refused: set[tuple[Path, str, str]] = set()
+
+
+def _built(path: Path, entry: str, kernel: Kernel, found: Survey, options: Mapping[str, Any]) -> Library:
+    """The library of a kernel. All kernels of a file that are no templates share one, if they build together."""
+    names = [each.name for each in found.kernels if not each.template]
+    together = [name for name in names if names.count(name) == 1]
+    key = path.resolve(), path.read_text(encoding="utf-8-sig"), repr(options)
+    if len(together) > 1 and entry in together and key not in _refused:
+        try:
+            return build(path, entries=together, **options)
+        except (BuildError, UsageError):  # of another kernel, perhaps
+            _refused.add(key)
+    return build(path, entries=[entry], **options)
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:
@@ -168,25 +282,17 @@ def parameters_of(text: str, kernel: str) -> list[str]:
     >>> parameters_of("__global__ void scale(float* __restrict__ x, const float factor, int n) {}", "scale")
     ['x', 'factor', 'n']
     """
-    bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-    found = re.search(rf"__global__[^;{{]*?\b{re.escape(kernel.split('<')[0])}\s*\(([^)]*)\)\s*{{", bare)
-    if not found:
-        return []
-    plain = re.sub(r"<[^<>]*>|\[[^]]*\]", "", found[1])  # commas in a type, the extent of an array
-    return [words[-1] for part in plain.split(",") if (words := re.findall(r"\w+", part.split("=")[0]))]
+    tokens = scan.Tokens.of(text)
+    for piece in scan.pieces_of(tokens):
+        if piece.kernel and kernel.partition("<")[0] in (piece.name, piece.names[0]):
+            return scan.parameters(tokens, piece)
+    return []
 
 
 def _macro(name: str, value: object) -> str:
     if not name.isidentifier():
         raise UsageError("macros", name, "a name that C allows for a macro")
     return f"-D{name}={int(value) if isinstance(value, bool) else value}"
-
-
-def _only(kernels: Sequence[str], path: Path) -> str:
-    if len(kernels) != 1:
-        names = ", ".join(kernels) or "no __global__ function that isn't a template"
-        raise UsageError("kernel", None, f"the name of one of {path.name}'s: {names} (a template as name<float, 4>)")
-    return kernels[0]
 
 
 def _extent(name: str, given: int | Sequence[int], most: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -207,7 +313,8 @@ def _given(
     """The parameters' bytes, in order. Arrays are copied into the arena, and their parameter holds the pointer."""
     wanted = library.parameters(kernel)
     if len(names) != len(wanted):
-        names = [f"arg{i}" for i in range(len(wanted))]
+        names = [""] * len(wanted)
+    names = [name or f"arg{i}" for i, name in enumerate(names)]
     for name in arguments:
         if name not in names:
             raise unknown("argument", name, names)
@@ -242,7 +349,7 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
         if len(given) != wanted.size:
             raise UsageError(name, f"{len(given)} bytes", f"{wanted.size}, the size of the parameter")
         return given
-    return _number(name, value, wanted.kind, np.dtype(_NUMBERS[wanted.kind, wanted.size]))
+    return number(name, value, wanted.kind, np.dtype(_NUMBERS[wanted.kind, wanted.size]))
 
 
 def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
@@ -265,22 +372,3 @@ def _check_elements(name: str, dtype: np.dtype[Any], wanted: Parameter) -> None:
         raise UsageError(
             name, f"array of {dtype}", f"{wish}, as the kernel has it (.astype changes, .view reinterprets)"
         )
-
-
-def _number(name: str, value: Any, letter: str, kind: np.dtype[Any]) -> bytes:
-    """The bytes of a number, as a parameter of that dtype holds it."""
-    plain: object = value.item() if isinstance(cast("object", value), _SCALARS) else value
-    if not isinstance(plain, int | float):
-        raise UsageError(name, value, "a number")
-    accepted = f"a number that a parameter of {kind.itemsize} bytes can hold"
-    if letter in "iu":
-        if not isinstance(plain, int) and not plain.is_integer():
-            raise UsageError(name, str(value), "a whole number")
-        if not np.iinfo(kind).min <= plain <= np.iinfo(kind).max:
-            raise UsageError(name, str(value), accepted)
-        return np.array(int(plain), kind).tobytes()
-    try:
-        with np.errstate(over="raise"):
-            return np.float64(plain).astype(kind).tobytes()
-    except (OverflowError, FloatingPointError):
-        raise UsageError(name, str(value), accepted) from None

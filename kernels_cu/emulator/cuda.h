@@ -16,36 +16,30 @@
 #include <type_traits>
 #include <utility>
 
+#include "driver_types.h"
 #include "primitives.h"
 
-// Keywords. SRAM is thread-local, because a block runs on one thread of the operating system, and that runs one block
-// at a time.
-#define __host__
-#define __device__
-#define __constant__
-#define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
-#if defined(__clang__)
-#define __shared__ thread_local
-#else
-#define __shared__ __constinit thread_local  // g++ would guard arrays of classes against a second initialisation
+// The source is split into its declarations between the preprocessor and the compiler. Until then the keywords stay words.
+#ifndef EMU_SCAN
+#include "keywords.h"
 #endif
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __maxnreg__(n)
-#define __managed__
 #define __builtin_assume(condition) ((void)0)
 #define __CUDACC__ 1
+#define __NVCC__ 1
+#define __CUDACC_VER_MAJOR__ 12
+#define __CUDACC_VER_MINOR__ 8
+#define CUDA_VERSION 12080
+#define CUDART_VERSION 12080
 
-// Built-in variables.
-#define threadIdx emu_thread_index()
-#define blockIdx emu_block_index()
-#define blockDim dim3(emu_block_dim())
-#define gridDim dim3(emu_grid_dim())
+// The built-in variables are in keywords.h.
 constexpr int warpSize = 32;
 
 using uchar = unsigned char;
@@ -84,12 +78,12 @@ inline void move(void* to, const void* from) {
   struct NAME##1 { T x; };                                                              \
   struct alignas(2 * sizeof(T)) NAME##2 {                                               \
     T x, y;                                                                             \
-    NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
+    constexpr NAME##2(T x, T y = {}) : x(x), y(y) {}                                                 \
     MOVES2(NAME##2)                                                                     \
   };                                                                                    \
   struct alignas(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 {                     \
     T x, y, z, w;                                                                       \
-    NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
+    constexpr NAME##4(T x, T y = {}, T z = {}, T w = {}) : x(x), y(y), z(z), w(w) {}                           \
     MOVES4(NAME##4)                                                                     \
   };                                                                                    \
   inline NAME##1 make_##NAME##1(T x) { return {x}; }                                    \
@@ -144,6 +138,9 @@ __forceinline__ void* emu_memmove(void* to, const void* from, std::size_t bytes)
 __forceinline__ void* emu_memset(void* to, int value, std::size_t bytes) { return __tsan_memset(to, value, bytes); }
 namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  // also where it is std::memcpy
 #define __cvta_generic_to_shared(pointer) (static_cast<std::size_t>(emu_shared_address(pointer)))
+inline std::size_t __cvta_generic_to_global(const void* pointer) { return reinterpret_cast<std::size_t>(pointer); }
+inline void cudaGridDependencySynchronize() {}  // launches run one after the other
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
@@ -226,12 +223,25 @@ template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { 
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
-#define atomicAdd_block atomicAdd
-#define atomicAdd_system atomicAdd
-#define atomicCAS_block atomicCAS
-#define atomicCAS_system atomicCAS
-#define atomicExch_block atomicExch
-#define atomicExch_system atomicExch
+// Vectors of floats are added part by part, each of them atomically (CUDA C++ Programming Guide, atomicAdd).
+inline float2 atomicAdd(float2* a, float2 x) { return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y)}; }
+inline float4 atomicAdd(float4* a, float4 x) {
+  return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y), atomicAdd(&a->z, x.z), atomicAdd(&a->w, x.w)};
+}
+#define EMU_SCOPES(NAME)                                                                                          \
+  template <class... T> __forceinline__ auto NAME##_block(T... x) -> decltype(NAME(x...)) { return NAME(x...); }  \
+  template <class... T> __forceinline__ auto NAME##_system(T... x) -> decltype(NAME(x...)) { return NAME(x...); }
+EMU_SCOPES(atomicAdd)
+EMU_SCOPES(atomicSub)
+EMU_SCOPES(atomicMax)
+EMU_SCOPES(atomicMin)
+EMU_SCOPES(atomicExch)
+EMU_SCOPES(atomicAnd)
+EMU_SCOPES(atomicOr)
+EMU_SCOPES(atomicXor)
+EMU_SCOPES(atomicInc)
+EMU_SCOPES(atomicDec)
+EMU_SCOPES(atomicCAS)
 
 #define memcpy emu_memcpy
 #define memmove emu_memmove
@@ -239,13 +249,7 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
 #undef assert
 #define assert(condition) ((condition) ? void() : emu_assert(#condition))
 
-// A door to a kernel, for the end of its source. Arguments are first copied to the lane's own stack, because reading
-// them is no access by the kernel.
-#define EMU_DOOR(I, ...)                                                                                          \
-  extern "C" void emu_entry_##I(void**) { emulator::call(__VA_ARGS__); }                                          \
-  extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
-    return emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
-  }
+// What the doors of keywords.h call.
 namespace emulator {
 template <class T>
 struct Argument {

@@ -8,6 +8,8 @@ using __half2 = emulator::SmallPair<emulator::F16>;
 using __half_raw = emulator::RawFloat<emulator::F16>;
 using half = __half;
 using half2 = __half2;
+using nv_half = __half;
+using nv_half2 = __half2;
 EMU_SMALL_NAMES(half, half2, half)
 inline half2 make_half2(half x, half y) { return {x, y}; }
 

@@ -177,6 +177,25 @@ struct alignas(4) SmallPair {
 
 }  // namespace emulator
 
+// The functions by their qualified names, as ::hexp: friends are found by their arguments only.
+#define EMU_QUALIFIED(NAME) \
+  template <class Format> emulator::SmallFloat<Format> NAME(emulator::SmallFloat<Format> x) { return NAME(x); }
+EMU_QUALIFIED(hexp)
+EMU_QUALIFIED(hexp2)
+EMU_QUALIFIED(hlog)
+EMU_QUALIFIED(hlog2)
+EMU_QUALIFIED(hsqrt)
+EMU_QUALIFIED(hrsqrt)
+EMU_QUALIFIED(hrcp)
+EMU_QUALIFIED(hsin)
+EMU_QUALIFIED(hcos)
+EMU_QUALIFIED(htanh)
+EMU_QUALIFIED(hfloor)
+EMU_QUALIFIED(hceil)
+EMU_QUALIFIED(htrunc)
+EMU_QUALIFIED(hrint)
+#undef EMU_QUALIFIED
+
 // The functions with the type in their names: NAME is `half` or `bfloat16`.
 #define EMU_SMALL_NAMES(ONE, PAIR, NAME)                                                                    \
   inline ONE __float2##NAME(float x) { return x; }                                                          \

@@ -155,7 +155,7 @@ def test_a_file_as_json(source: str, tmp_path: Path) -> None:
         128,
     ]
     found = document("emulate", source, *words, code=1)
-    assert set(found) == {"schema", "passed", "launch", "unwritten"}
+    assert set(found) == {"schema", "passed", "launch", "unwritten", "notes"} and found["notes"] == []
     assert not found["passed"]
     (finding,) = found["launch"]["findings"]
     assert finding["kind"] == "out of bounds" and finding["step"] == "copy" and finding["tensor"] == "x"
@@ -249,7 +249,7 @@ def test_what_is_not_written_fails(source: str) -> None:
         ("--kernel put --arg out=float32[1]", "out = 'array of float32': expected int32"),
         ("--kernel put --arg out=int32[a]", "--arg out = 'int32[a]'"),
         ("--kernel put --arg out=int32[,]", "--arg out = 'int32[,]'"),
-        ("--kernel put --arg out=int32[1]:ones", "with :zeros or :out behind it"),
+        ("--kernel put --arg out=int32[1]:ones", "with :zeros, :full(VALUE) or :out behind it"),
         ("--kernel put --arg out=nowhere.npy", "--arg out = 'nowhere.npy': expected NumPy arrays in a file"),
         ("--kernel put --arg out=3", "out = 3: expected an array"),
         ("--kernel put --arg out=int32[1] --define 3X", "--define = '3X'"),
@@ -289,7 +289,7 @@ def test_what_does_not_compile(tmp_path: Path) -> None:
     path = tmp_path / "typo.cu"
     path.write_text("__global__ void typo(int* x) {\n  *x = 1\n}\n")
     result = run("emulate", path, *ONE, "--arg", "x=int32[1]:out", code=2)
-    assert result.stdout == "" and result.stderr.startswith("flashlab: typo.cu doesn't compile:\n")
+    assert result.stdout == "" and result.stderr.startswith("flashlab: typo.cu doesn't compile at typo.cu:2, in typo:\n")
     assert "\ntypo.cu:2:" in result.stderr and "Traceback" not in result.stderr
 
 
@@ -342,3 +342,27 @@ def test_a_cache_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == expected
     why = f"can't keep compiled kernels in {tmp_path} (File exists)"
     assert done.stderr == f"flashlab: {why}: set FLASHLAB_CACHE to a folder that can be written\n"
+
+
+# A published file
+
+PUBLISHED = """
+#include "library.h"
+__constant__ float factor[1];
+__global__ void scale(const float* x, float* y) { y[threadIdx.x] = FACTOR * factor[0] * x[threadIdx.x]; }
+int main() { scale<<<1, 8>>>(nullptr, nullptr); }
+"""
+
+
+def test_a_published_file(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "library.h").write_text("#define FACTOR 2\n")
+    path, out = tmp_path / "published.cu", tmp_path / "out.npz"
+    path.write_text(PUBLISHED)
+    words = ["--arg", "x=float32[8]:full(3)", "--arg", "y=float32[8]:out", "--symbol", "factor=float32[1]:full(-inf)"]
+    text = run("emulate", path, *words, "-I", tmp_path / "given", "--std", "c++20", "--out", out).stdout
+    assert "grid 1, block 8: as launched at published.cu:5" in text and text.splitlines()[-1] == "passed: no misuse"
+    kept = np.load(out)
+    assert (kept["y"] == -np.inf).all() and (kept["x"] == 3).all() and kept["factor"] == [-np.inf]
+    assert "--symbol factor = 'float32[1]:full()'" in one_line("emulate", path, "--symbol", "factor=float32[1]:full()")
+    assert "--std = 'c++20'" in one_line("emulate", "flash2", "--std", "c++20")

@@ -75,11 +75,11 @@ def run(path: Path, cache: Path, **options: Any) -> None:
 def test_built_once_and_again_when_the_source_changes(tmp_path: Path, compiler: Path) -> None:
     cache, path, cxx = fresh_cache(tmp_path), source(tmp_path), str(tmp_path / "cxx")
     run(path, cache, CXX=cxx)
-    assert len(compiled(compiler)) == 2  # the kernel, and the link
+    assert len(compiled(compiler)) == 3  # the preprocessor, the kernel, and the link
     run(path, cache, CXX=cxx)
     assert compiled(compiler) == []
     run(source(tmp_path, value=5), cache, CXX=cxx, value=5)
-    assert len(compiled(compiler)) == 2
+    assert len(compiled(compiler)) == 3
 
 
 @NEEDS_COMPILER
@@ -145,7 +145,7 @@ def test_a_damaged_library_is_built_anew(tmp_path: Path, compiler: Path, name: s
     os.truncate(kept / name, 100)
     compiled(compiler)
     run(path, cache, CXX=cxx)
-    assert len(compiled(compiler)) == 2
+    assert len(compiled(compiler)) == 3
     run(path, cache, CXX=cxx)
     assert compiled(compiler) == [] and list((cache / "emulator").iterdir()) == [kept]
 

@@ -67,21 +67,11 @@ def source(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "where", "said"),
-    [
-        ("__global__ void k() {}\n/* <<<\n>>> */ void f() { k<<<1, 32>>>(); }", ":3", "grid and block"),
-        ("__global__ void k() {}\n\nint main() { return 0; }", ":3", "without a main"),
-        ("\n#include <thrust/sort.h>\n__global__ void k() {}", ":2", "thrust/sort.h"),
-    ],
-)
-def test_what_a_source_may_not_have_gets_one_line(tmp_path: Path, text: str, where: str, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        fl.emulate_file(source(tmp_path, text), {}, grid=1, block=32)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert f"mine (1).cu{where}'" in message
-    assert said in message
+def test_ptx_that_is_not_known_is_told_by_the_thread_that_comes_there(tmp_path: Path) -> None:
+    text = '// asm\n__global__ void k(int n) {\n  if (n) asm volatile("no.such.instruction %0;" :: "r"(1));\n}'
+    assert fl.emulate_file(source(tmp_path, text), {"n": 0}, grid=1, block=32).passed
+    (finding,) = fl.emulate_file(source(tmp_path, text), {"n": 1}, grid=1, block=1).launched.findings
+    assert str(finding.line) == "mine (1).cu:3" and "PTX" in str(finding) and "no.such.instruction" in str(finding)
 
 
 def test_strings_and_hidden_code_may_have_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

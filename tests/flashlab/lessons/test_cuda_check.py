@@ -52,7 +52,8 @@ def test_a_compile_error_names_line_and_reason(judged: Judge):
 
 @compiler
 def test_inline_ptx_is_told(judged: Judge):
-    assert judged(LINE, '    asm("trap;");\n').kind == "usage"
+    verdict = judged(LINE, '    asm("no.such.instruction;");\n')
+    assert verdict.kind == "misuse" and "no.such.instruction" in verdict.message
 
 
 @compiler

@@ -1,0 +1,37 @@
+// The keywords of CUDA C++, its built-in variables, and the doors to kernels.
+#pragma once
+
+// Keywords. SRAM is thread-local, because a block runs on one thread of the operating system, and that runs one block
+// at a time.
+#define __host__
+#define __device__
+#define __constant__
+#define __managed__
+#define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
+#if defined(__clang__)
+#define __shared__ thread_local
+#else
+#define __shared__ __constinit thread_local  // g++ would guard arrays of classes against a second initialisation
+#endif
+
+// Built-in variables.
+#define threadIdx emu_thread_index()
+#define blockIdx emu_block_index()
+#define blockDim ::dim3(emu_block_dim())
+#define gridDim ::dim3(emu_grid_dim())
+
+// A door to a kernel, for the end of its source. Arguments are first copied to the lane's own stack, because reading
+// them is no access by the kernel.
+#define EMU_DOOR(I, ...)                                                                                          \
+  extern "C" void emu_entry_##I(void**) { ::emulator::call(__VA_ARGS__); }                                        \
+  extern "C" int emu_parameters_##I(char* letters, unsigned* sizes, int most) {                                   \
+    return ::emulator::describe(__VA_ARGS__, letters, sizes, most);                                                 \
+  }
+
+// A door to a variable in a GPU's memory: its name, where it lies, its size, and its type as a parameter's.
+#define EMU_SYMBOL(I, NAME)                                                                                       \
+  extern "C" const char* emu_symbol_##I(const volatile void** at, unsigned long* bytes, char* letters, unsigned* size) { \
+    *at = &NAME, *bytes = sizeof(NAME);                                                                           \
+    ::emulator::describe_one<std::remove_all_extents_t<decltype(NAME)>*>(letters, size);                            \
+    return #NAME;                                                                                                 \
+  }

@@ -1,0 +1,74 @@
+"""The corpus: what becomes of published files, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashlab.measure import corpus
+from flashlab.measure.corpus import KIND, Corpus
+from simulator.errors import UsageError
+
+FILES = {
+    "src/add.cu": """
+__global__ void vectorAdd(const float* a, const float* b, float* c, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) c[i] = a[i] + b[i];
+}
+__global__ void bad(float* x) { x[1 << 29] = 1; }
+__global__ void leaves() { exit(3); }
+template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }
+__global__ void last(float* x) { *x = 1; }
+int main() { fill<7><<<1, 32>>>(nullptr); }
+""",
+    "src/wrong.cu": "__global__ void vectorAdd(float* a, float* b, float* c, int n) { c[threadIdx.x] = 0; }",
+    "typo.cu": "__global__ void k(int* x) { *x = nothing; }",
+    "host.cu": "int main() { return 0; }",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "owner__name"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "All"]):
+        who = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", str(folder), *who, *command], check=True)
+    return folder
+
+
+@pytest.mark.compiler
+def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
+    row = corpus.measured(checkout)
+    assert row["repository"] == "owner/name" and len(row["commit"]) == 40
+    assert [(file["path"], file["built"]) for file in row["files"]] == [
+        ("src/add.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
+    ]  # fmt: skip
+    add, wrong, typo = row["files"]
+    assert typo["reason"].startswith("typo.cu doesn't compile at typo.cu:1, in k:") and str(checkout) not in typo["reason"]
+    found = {kernel["name"]: kernel for kernel in add["kernels"]}
+    assert [(name, kernel["ran"], kernel["right"]) for name, kernel in found.items()] == [
+        ("vectorAdd", True, True), ("bad", False, None), ("leaves", False, None), ("fill<7>", True, None), ("last", True, None),
+    ]  # fmt: skip
+    assert "out of bounds" in found["bad"]["reason"] and found["leaves"]["reason"]
+    assert wrong["kernels"][0]["ran"] and wrong["kernels"][0]["right"] is False
+    data = Corpus.model_validate({"checkouts": [row]})
+    assert "2 of 3 files (66.7 %) build unchanged; 4 of their 6 kernels (66.7 %) run to an end, 1 of them" in KIND.headline(data)
+    assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 3 | 2 | 6 | 4 | 1 |"
+
+
+def test_what_is_no_checkout(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a folder that git knows"):
+        corpus.measured(tmp_path)
+
+
+def test_the_answers_are_patterns_that_can_be_met() -> None:
+    from flashlab.measure.corpus_answers import _ANSWERS  # pyright: ignore[reportPrivateUsage]
+
+    made: list[Any] = [answer for answer in _ANSWERS]
+    assert len({(file, name) for file, name, _ in made}) == len(made) > 30
