@@ -157,7 +157,7 @@ class _Operands:
             elif x.type == "immediate":
                 cpp += f"const auto emu_{x.index} = ({x.expression}); "
             elif not x.output:
-                cpp += f"const {kind} emu_{x.index} = emu_ptx::in<{kind}>({x.expression}); "
+                cpp += f"{kind} emu_{x.index} = emu_ptx::in<{kind}>({x.expression}); "
             else:
                 tied = next((y for y in self.list if y.from_operand == x.index), None)
                 value = x.expression if x.read else tied.expression if tied else None
