@@ -159,12 +159,10 @@ class _Operands:
             elif not x.output:
                 cpp += f"{kind} emu_{x.index} = emu_ptx::in<{kind}>({x.expression}); "
             else:
-                tied = next((y for y in self.list if y.from_operand == x.index), None)
-                value = x.expression if x.read else tied.expression if tied else None
-                value = f"emu_lvalue_{x.index}" if x.read else value
-                cpp += f"{kind} emu_{x.index} = " + (
-                    f"emu_ptx::in<{kind}>({value}); " if value else f"emu_ptx::poison<{kind}>(); "
-                )
+                tied = next((y.expression for y in self.list if y.from_operand == x.index), None)
+                value = f"emu_lvalue_{x.index}" if x.read else tied
+                given = f"emu_ptx::in<{kind}>({value})" if value else f"emu_ptx::poison<{kind}>()"
+                cpp += f"{kind} emu_{x.index} = {given}; "
         return cpp
 
     def after(self, taken: set[str]) -> str:
