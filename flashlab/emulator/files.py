@@ -16,6 +16,7 @@ from flashlab.emulator.launches import Launch
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import Kernel, Survey
 from flashlab.emulator.symbols import number
+from flashlab.emulator.textures import TEXTURE, Texture
 from flashlab.emulator.unset import unset_local
 from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
@@ -117,8 +118,9 @@ def emulate_file(
     found counts as empty.
 
     `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
-    may not write through a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block`
-    (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in bytes per block; what is left
+    may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
+    `grid` (blocks) and `block` (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in
+    bytes per block; what is left
     out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
     out if the file has only one; `space::name` is one in a namespace, `name<float, 4>` instantiates a template. `macros` are
     defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
@@ -159,6 +161,8 @@ def emulate_file(
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
+        if isinstance(arguments[key], Texture):  # only read
+            continue
         value = cast("Array | Empty", arguments[key])
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
@@ -363,6 +367,8 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
         else:
             raise UsageError(name, value, "an array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
+    if isinstance(value, Texture) and wanted == TEXTURE:
+        return value.placed(arena, name)
     if wanted.kind == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):
             raise UsageError(name, value, f"a struct's {wanted.size} bytes: bytes, or a structured NumPy scalar")
