@@ -297,7 +297,7 @@ class KernelTarget(CallableTarget):
 
 def _line(run: FileRun) -> tuple[str, int] | None:
     """The file and line of the first finding."""
-    lines = [finding.line for finding in run.launched.findings if finding.line is not None]
+    lines = [where for finding in run.launched.findings if (where := finding.at or finding.line) is not None]
     return (lines[0].file, lines[0].number) if lines else None
 
 

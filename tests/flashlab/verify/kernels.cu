@@ -4,6 +4,10 @@
 
 constexpr int RIGHT = 0, TOP_LEFT = 1, PAST_THE_END = 2, RACE = 3, LAZY = 4;
 
+__device__ float element(const float* x, int i) {
+  return x[i];
+}
+
 // A thread per query. out (batch, heads, len_q, head_dim), head_dim of up to 64.
 template <int MISTAKE>
 __global__ void rows(const float* Q, const float* K, const float* V, float* out, float* lse, int num_heads,
@@ -22,7 +26,7 @@ __global__ void rows(const float* Q, const float* K, const float* V, float* out,
   for (int j = 0; j <= last && j < seqlen_k; ++j) {
     float s = 0;
     for (int x = 0; x < head_dim; ++x) s += q[x] * k[j * head_dim + x];
-    if (MISTAKE == PAST_THE_END) s += 0 * q[head_dim];
+    if (MISTAKE == PAST_THE_END) s += 0 * element(q, head_dim);
     s *= softmax_scale;
     if (MISTAKE == RACE) {  // no barrier
       row[threadIdx.x] = s;

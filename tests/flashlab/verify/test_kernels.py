@@ -126,14 +126,14 @@ def test_arguments_of_other_names_and_layouts() -> None:
 @pytest.mark.parametrize(
     ("mistake", "said", "line"),
     [
-        (2, "out of bounds: thread 8 of block (0, 11, 0) reads 4 bytes: 4 bytes past the end of Q", "q[head_dim]"),
+        (2, "out of bounds: thread 8 of block (0, 11, 0) reads 4 bytes: 4 bytes past the end of Q", "return x[i]"),
         (3, "race", "row[threadIdx.x"),
         (4, "out: 24,192 bytes were never written", "template <int MISTAKE>"),
     ],
     ids=["out-of-bounds", "race", "unwritten"],
 )
 def test_findings_are_failed_checks_with_their_lines(mistake: int, said: str, line: str) -> None:
-    """What was never written has no line: the kernel's own stands for it."""
+    """The line is the innermost. What was never written has none: the kernel's own stands for it."""
     report = verify(rows(mistake), checks=["batch"], examples=0)
     (row,) = report.failed
     assert said in row.detail and (row.place is None) == (mistake == 4)
