@@ -24,7 +24,7 @@ if not hasattr(simulator, "CATALOGUE"):
 # Not lazy: a later import of the package flashlab.player (or flashlab.verify) would bind its name over the function's.
 import simulator.dtypes
 from flashlab.player import Player, player
-from flashlab.verify import Adapter, Domain, Report, verify
+from flashlab.verify import Adapter, Domain, FileKernel, Report, kernel, verify
 from simulator import (
     CATALOGUE,
     DEVICES,
@@ -132,9 +132,9 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
-    "Emulation", "EmulationError", "Empty", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
+    "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
     "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
-    "emulate", "emulate_file", "load_inputs", "naive", "naive_loop", "plan", "player", "predict", "program", "progress",
+    "emulate", "emulate_file", "kernel", "load_inputs", "naive", "naive_loop", "plan", "player", "predict", "program", "progress",
     "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

@@ -30,6 +30,13 @@ class UsageError(ValueError):
         self.argument, self.value, self.accepted = argument, value, accepted
         super().__init__(f"{argument} = {_shown(value)}: expected {accepted}")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # an exception is pickled by its message alone otherwise
+        return _remade, (type(self), *self.args), self.__dict__
+
+
+def _remade(kind: type[UsageError], *args: str) -> UsageError:
+    return kind.__new__(kind, *args)
+
 
 class SramOverflow(UsageError):
     """A block needs more shared memory than the device gives to one block. `needed` and `limit` are bytes.

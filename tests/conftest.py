@@ -109,7 +109,11 @@ LEFT_OUT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests are left out unless somebody asks for them: by a marker, or by the name of a test."""
+    """Long tests are left out unless somebody asks for them: by a marker, or by the name of a test.
+
+    Groups go first. One worker has a whole group, and the others would wait for it at the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if config.option.markexpr or any("::" in word for word in config.args):
         return
     long = [item for item in items if item.get_closest_marker("long")]

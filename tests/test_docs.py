@@ -3,8 +3,8 @@
 On a page, blocks run in order and share one namespace and one folder. What is fenced as
 
 - `python` runs: as a doctest where it has prompts, else as it stands;
-- `console` has lines `$ flashlab …` and what they print, where `...` stands for anything; with `console fails` they must exit
-  with status 1;
+- `console` has lines `$ flashlab …` or `$ pytest …` and what they print, where `...` stands for anything; with `console fails`
+  they must exit with status 1;
 - what has `gpu` or `compiler` behind the language needs one; any other language is not run.
 
 A block below `<!-- file: NAME -->` is also that file.
@@ -33,6 +33,7 @@ import flashlab
 import kernels_cu
 import simulator
 from docs._site import emulator, readme
+from docs._site.blocks import replaced
 from flashlab.measure import results
 from tests.conftest import NEEDS
 
@@ -49,7 +50,7 @@ MODULES = sorted(
     for module in [package.__spec__, *pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     if not module.name.endswith("__main__")
 )
-COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated"}
+COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
 
 
@@ -108,9 +109,12 @@ def run_console(code: Code, page: Path) -> None:
             more, _, wanted = wanted.partition("\n")
             command = command[:-1] + more
         name, *words = shlex.split(command)
-        assert name == "flashlab", f"{page.name}:{code.line}: a console block runs flashlab only"
+        assert name in ("flashlab", "pytest"), f"{page.name}:{code.line}: a console block runs flashlab or pytest"
         terminal = {"PYTHONPATH": str(ROOT), "COLUMNS": "120", "NO_COLOR": "1", "PYTHONUTF8": "1"}
-        words = [sys.executable, "-m", "flashlab", *words]
+        if name == "pytest":  # our plugin, installed or not, and no other
+            terminal |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            words = ["-p", "_flashlab_pytest", *words]
+        words = [sys.executable, "-m", name, *words]
         done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=120, env={**os.environ, **terminal})
         printed = done.stdout + done.stderr
         assert done.returncode == ("fails" in code.language.split()), f"$ {command}\n{printed}"
@@ -186,9 +190,9 @@ def test_a_long_line_is_found():
 
 def test_readme_says_what_catalogue_and_results_say():
     text = readme.PAGE.read_text(encoding="utf-8")
-    assert readme.page_with(text, dict(readme.drawn())) == text, "run python -m docs._site.readme"
+    assert replaced(text, "readme", dict(readme.drawn())) == text, "run python -m docs._site.readme"
     with pytest.raises(ValueError, match="no block 'speed'"):
-        readme.page_with(text.replace("<!-- speed: end -->", ""), dict(readme.drawn()))
+        replaced(text.replace("<!-- speed: end -->", ""), "readme", dict(readme.drawn()))
 
 
 def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
@@ -221,8 +225,8 @@ def test_readme_is_short():
 def test_the_emulators_times_are_those_measured():
     text = emulator.PAGE.read_text(encoding="utf-8")
     assert emulator.block()
-    assert text == emulator.page_with(text, emulator.block()), "run python -m docs._site.emulator"
-    assert text != emulator.page_with(text, emulator.block().replace("0.", "9."))
+    assert text == replaced(text, "emulator", {"times": emulator.block()}), "run python -m docs._site.emulator"
+    assert text != replaced(text, "emulator", {"times": emulator.block().replace("0.", "9.")})
 
 
 def test_flash3_is_as_fast_as_the_readme_says():

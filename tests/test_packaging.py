@@ -20,6 +20,8 @@ import flashlab
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flashlab", "simulator", "kernels_cu")
+PLUGIN = "_flashlab_pytest.py"
+"""pytest's plugin: outside of the packages, since pytest imports it at each start."""
 pytestmark = pytest.mark.xdist_group("packaging")  # builds and environments are made once
 
 
@@ -73,14 +75,14 @@ def checkout() -> set[str]:
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    }
+    } | {PLUGIN}
 
 
-def test_wheel_carries_exactly_the_three_packages(archives: dict[str, Path]):
+def test_wheel_carries_exactly_the_packages_and_the_plugin(archives: dict[str, Path]):
     with zipfile.ZipFile(archives["wheel"]) as wheel:
         names = set(wheel.namelist())
     info = f"flashlab_attention-{flashlab.__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, PLUGIN, info}
     assert {name for name in names if not name.startswith(info)} == checkout()
     assert f"{info}/licenses/LICENSE" in names
 
@@ -88,7 +90,7 @@ def test_wheel_carries_exactly_the_three_packages(archives: dict[str, Path]):
 def test_sdist_carries_the_same(archives: dict[str, Path]):
     with tarfile.open(archives["sdist"]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
-    assert {name for name in names if name.split("/")[0] in PACKAGES} == checkout()
+    assert {name for name in names if name.split("/")[0] in (*PACKAGES, PLUGIN)} == checkout()
     assert {name for name in names if "/" not in name} == {
         "CHANGELOG.md",
         "CITATION.cff",
@@ -98,6 +100,7 @@ def test_sdist_carries_the_same(archives: dict[str, Path]):
         "hatch_build.py",
         "pyproject.toml",
         ".gitignore",
+        PLUGIN,
     }
 
 
@@ -148,6 +151,12 @@ def test_installed_commands_work(python: Path, tmp_path: Path):
     assert counts["hbm"]["read"] > 0
     run(flashlab_command, "compare", "--sample", "--out", "pictures", cwd=tmp_path)
     assert list((tmp_path / "pictures").iterdir())
+
+
+def test_installed_plugin_is_found_by_pytest(python: Path, tmp_path: Path):
+    assert "verify_attention" in run(python, "-m", "pytest", "--fixtures", cwd=tmp_path)
+    code = "import sys, _flashlab_pytest; print('flashlab' in sys.modules, 'numpy' in sys.modules)"
+    assert run(python, "-c", code, cwd=tmp_path).split() == ["False", "False"]
 
 
 def test_foreign_simulator_in_the_way(tmp_path: Path):

@@ -37,17 +37,7 @@ LARGE: tuple[dict[str, Any], ...] = (
     {"batch": 1, "heads": 16, "len_q": 1_000_000, "head_dim": 64},
     {"batch": 1, "heads": 16, "len_q": 4096, "len_kv": 65_536, "head_dim": 256, "window": (4095, 0)},
 )
-ALGORITHMS = (
-    "standard",
-    "online_softmax",
-    "flash1",
-    "flash2",
-    "flash3_1",
-    "flash3_2",
-    "flash3_3",
-    "flash3",
-    "flash3_fp8",
-)
+ALGORITHMS = tuple(name for name, row in fl.CATALOGUE.items() if row.operation.name == "attention")
 DEVICES = ("h100", "h200", "a100", "t4", "4090")
 COMMANDS = (
     "compare", "compare --sample", "count flash2", "count flash3 --len-q 4096 --heads 16", "count flash1 --tile 32x32 --lse",

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs._site.blocks import replaced
 from flashlab.files import replace_file
 from flashlab.measure import emulator_speed, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "emulator.md"
-BEGIN = "<!-- times: begin (written by docs/_site/emulator.py) -->\n"
-END = "<!-- times: end -->"
-
-
-def page_with(text: str, block: str) -> str:
-    """The page with the table in its place."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + block + END + rest.partition(END)[2]
 
 
 def block() -> str:
@@ -26,4 +19,4 @@ def block() -> str:
 
 
 if __name__ == "__main__":
-    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), block()))
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "emulator", {"times": block()}))

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 import kernels_cu
 from docs._site import flash3_binds as climb_binds
 from docs._site import kinds
+from docs._site.blocks import replaced
 from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
 from flashlab.files import replace_file
@@ -282,18 +283,6 @@ def source(of: results.Result) -> str:
     return f"\n{prose(said)}"
 
 
-def page_with(text: str, blocks: Mapping[str, str]) -> str:
-    """The page with its blocks replaced."""
-    for name, block in blocks.items():
-        begin, end = f"<!-- {name}: begin (written by docs/_site/flash3.py) -->\n", f"<!-- {name}: end -->"
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not begun or not ended:
-            raise ValueError(f"{PAGE.name} has no block {name!r}")
-        text = before + begin + block + end + after
-    return text
-
-
 # -- the picture ----------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +320,8 @@ DRAWN = {"flash3_ladder.svg": ladder_picture, "flash3_units.svg": lambda: climb_
 """What draws the page's pictures, by their files."""
 
 if __name__ == "__main__":
-    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), {name: draw() for name, draw in BLOCKS.items()}))
+    replace_file(
+        PAGE, replaced(PAGE.read_text(encoding="utf-8"), "flash3", {name: draw() for name, draw in BLOCKS.items()})
+    )
     for name, draw in DRAWN.items():
         replace_file(PICTURES / name, draw())

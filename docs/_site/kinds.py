@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from docs._site.blocks import replaced
 from flashlab.files import replace_file
 from flashlab.measure import results
 
@@ -16,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / results.FOLDER
 SCHEMAS = RESULTS / "schema"
 PAGE = RESULTS / "README.md"
-BEGIN, END = "<!-- kinds: begin (written by docs/_site/kinds.py) -->\n", "<!-- kinds: end -->"
 
 KINDS = results.kinds(*results.ROOMS, "tests.flashlab.emulator")
 """The kinds by name, in the order of their titles: the library's, and that of the zoo of kernels in the tests."""
@@ -45,12 +45,6 @@ def table() -> str:
     return results.markdown_table(("kind", "written by", "what it holds"), rows) + "\n"
 
 
-def page_with(text: str, block: str) -> str:
-    """The page with the table in its place."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + block + END + rest.partition(END)[2]
-
-
 def main() -> None:
     SCHEMAS.mkdir(exist_ok=True)
     for path in SCHEMAS.glob("*.json"):
@@ -58,7 +52,7 @@ def main() -> None:
             path.unlink()
     for name, text in schemas().items():
         replace_file(SCHEMAS / name, text)
-    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), table()))
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "kinds", {"kinds": table()}))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,18 @@ from __future__ import annotations
 import functools
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import kernels_cu
+from docs._site.blocks import replaced
 from flashlab.files import replace_file
 from flashlab.measure import results
 from simulator.catalogue import CATALOGUE, Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
-BEGIN, END = "<!-- {}: begin (written by docs/_site/readme.py) -->\n", "<!-- {}: end -->"
 
 LESSONS = {
     "standard": "01_standard_attention",
@@ -190,22 +190,10 @@ def table(header: list[str], rows: list[list[str]], rule: str) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def page_with(text: str, blocks: Mapping[str, str]) -> str:
-    """The page with its blocks replaced."""
-    for name, block in blocks.items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, begun, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not begun or not ended:
-            raise ValueError(f"{PAGE.name} has no block {name!r}")
-        text = before + begin + block + end + after
-    return text
-
-
 def drawn() -> Iterator[tuple[str, str]]:
     for name, draw in BLOCKS.items():
         yield name, draw()
 
 
 if __name__ == "__main__":
-    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8"), dict(drawn())))
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "readme", dict(drawn())))

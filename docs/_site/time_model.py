@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import flashlab as fl
+from docs._site.blocks import replaced
 from flashlab.files import replace_file
 from flashlab.measure import blind, results
 from flashlab.views.plots import save
@@ -18,7 +19,6 @@ from simulator.time import rates
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "time.md"
-BEGIN, END = "<!-- {}: begin (written by docs/_site/time_model.py) -->\n", "<!-- {}: end -->"
 
 
 def errors() -> str:
@@ -158,17 +158,11 @@ BLOCKS = {"errors": errors, "blind": blind_tables, "constants": constants}
 """What of docs/time.md is drawn from data."""
 
 
-def page_with(text: str) -> str:
-    """The page with the tables in their places."""
-    for name, block in BLOCKS.items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, _, rest = text.partition(begin)
-        text = before + begin + block() + end + rest.partition(end)[2]
-    return text
-
-
 if __name__ == "__main__":
     save(picture(), PICTURES / "time_errors.png")
     shown = blind.Cell("flash3", "bfloat16", 128, False, 4096)
     save(fl.timeline(shown.algorithm, shown.problem, device=blind.DEVICE).plot(), PICTURES / "time_flash3.png")
-    replace_file(PAGE, page_with(PAGE.read_text(encoding="utf-8")))
+    replace_file(
+        PAGE,
+        replaced(PAGE.read_text(encoding="utf-8"), "time_model", {name: block() for name, block in BLOCKS.items()}),
+    )

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import cache, capture, checks, counts, emulate, info, time
+from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -86,6 +86,7 @@ checks.register(app)
 emulate.register(app)
 time.register(app)
 capture.register(app)
+diff.register(app)
 info.register(app)
 cache.register(app)
 

@@ -114,6 +114,12 @@ class OutsiderOptions:
     contiguous: Annotated[
         bool, typer.Option("--contiguous", help="Contiguous and aligned arrays only.", rich_help_panel=_DOMAIN)
     ] = False
+    pairs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="At most N (query, key) pairs; default 32,768 for a .cu file.", rich_help_panel=_DOMAIN
+        ),
+    ] = None
 
     def adapter(self, fn: Any, name: str) -> Any:
         """The adapter of a function. Raises `UsageError` that names the options."""
@@ -152,7 +158,9 @@ class OutsiderOptions:
     def _domain(self) -> Any:
         import flashlab as fl
 
-        with options.spelled(head_dim="--head-dims", len_q="--queries", groups="--groups", multiple="--multiple"):
+        with options.spelled(
+            head_dim="--head-dims", len_q="--queries", groups="--groups", multiple="--multiple", pairs="--pairs"
+        ):
             return fl.Domain(
                 head_dim=options.values("--head-dims", self.head_dims, int) or None,
                 len_q=options.values("--queries", self.queries, int) or None,
@@ -161,17 +169,77 @@ class OutsiderOptions:
                 same_lengths=self.same_lengths,
                 empty=False if self.no_empty else None,
                 layouts="plain" if self.contiguous else None,
+                pairs=self.pairs,
             )
+
+
+_KERNEL = "A kernel of a .cu file. Sizes are expressions of a problem's fields"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How a kernel of a `.cu` file is launched."""
+
+    grid: Annotated[
+        str | None, typer.Option(metavar="X,Y,Z", help="Blocks: cdiv(len_q,64),heads.", rich_help_panel=_KERNEL)
+    ] = None
+    block: Annotated[str | None, typer.Option(metavar="X,Y,Z", help="Threads.", rich_help_panel=_KERNEL)] = None
+    sram: Annotated[
+        str | None, typer.Option(help="Dynamic shared memory in bytes: 8*head_dim.", rich_help_panel=_KERNEL)
+    ] = None
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A parameter: q, k, v, out, lse, an expression, or an array as in float32\\[heads,len_q]:full(-inf). "
+            "Usual names need none.",
+            rich_help_panel=_KERNEL,
+        ),
+    ] = None
+    define: Annotated[
+        list[str] | None, typer.Option("--define", "-D", metavar="NAME=VALUE", help="A macro.", rich_help_panel=_KERNEL)
+    ] = None
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", "-I", metavar="FOLDER", help="Where headers lie.", rich_help_panel=_KERNEL),
+    ] = None
+    std: Annotated[
+        str | None,
+        typer.Option(help="The standard of C++: c++14, c++17 (unless said) or c++20.", rich_help_panel=_KERNEL),
+    ] = None
+
+    def kernel(self, target: str, device: str | None) -> Any:
+        """The kernel that a target names. Raises `UsageError` that names the options."""
+        from flashlab.verify import kernel_named
+
+        launch: dict[str, Any] = {
+            "grid": self.grid,
+            "block": self.block,
+            "sram": self.sram,
+            "arguments": dict(options.named("--arg", text) for text in self.arg or []),
+            "macros": dict(options.named("--define", text, "1") for text in self.define or []),
+            "includes": self.include,
+            "std": self.std,
+            "device": device,
+        }
+        return kernel_named(target, {name: value for name, value in launch.items() if value})
+
+    def refuse(self) -> None:
+        """Raise `UsageError` for options that only a `.cu` file can have."""
+        for each in fields(self):
+            if (value := getattr(self, each.name)) is not None:
+                raise UsageError(options.spelling(each.name), value, "nothing: only a kernel of a .cu file is launched")
 
 
 def verify(
     save: SaveOptions,
     outsider: OutsiderOptions,
+    launch: LaunchOptions,
     target: Annotated[
         str,
         typer.Argument(
             help="An algorithm, a tile program (my_file.py:my_program), another library's kernel by its name here "
-            "(such as sdpa), or any package:function."
+            "(such as sdpa), any package:function, or a kernel of a CUDA source (flash.cu:forward), on the emulator."
         ),
     ] = "flash2",
     backend: Annotated[str, typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.")] = "simulator",
@@ -194,20 +262,25 @@ def verify(
 ) -> None:
     """Check the numbers, hard: edges, probes and random problems against naive attention in float64."""
     import flashlab as fl
+    from flashlab.verify import is_kernel
     from flashlab.verify.formats import FORMATS
 
     if format != "text" and format not in FORMATS:
         raise unknown("--format", format, ["text", *FORMATS])
-    found = options.target(target)
-    if not isinstance(found, str | fl.Program | fl.Adapter):
-        found = outsider.adapter(found, target)
+    if is_kernel(target):
+        found, device = outsider.adapter(launch.kernel(target, device), target.rpartition("/")[2]), None
     else:
-        outsider.refuse()
+        launch.refuse()
+        found = options.target(target)
+        if not isinstance(found, str | fl.Program | fl.Adapter):
+            found = outsider.adapter(found, target)
+        else:
+            outsider.refuse()
     names: Any = {
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
     }
-    with output.busy("checks") as tick:
+    with output.busy("checks") as tick, options.compiling():
         report = fl.verify(
             found, backend, full=full, seed=seed, **names, examples=examples, device=device, tile=options.tile(tile),
             framework=outsider.framework, on_row=tick,

@@ -186,19 +186,20 @@ def _run_algorithm(
     else:
         for launched in done.launches:
             _print(launched)
+            _note(launched)
         tables.line(f"largest difference from naive attention in float64: {error:.2g}")
         _verdict(
             done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
         )
     if not done.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
 
 
 def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:
-    from flashlab.emulator import emulate_file
+    from flashlab.emulator.apart import emulate_apart
 
     with output.busy("emulating"):
-        done = emulate_file(path, arguments, **given)
+        done = emulate_apart(path, arguments, **given)
     if out is not None:
         _keep(Path(out), done.symbols | done.arrays)
     if json:
@@ -209,9 +210,10 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
             tables.line(note)
         if done.launched.plain:
             tables.line("Loads and stores are as the host compiler made them: nvcc may merge, hoist or split others.")
+        _note(done.launched)
         _verdict(done.complaints(), "no misuse")
     if not done.passed:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if done.launched.unfinished else 1)
 
 
 def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]:
@@ -308,6 +310,11 @@ def _print(launched: Launched) -> None:
     ]
     columns = ("step", "tensor", "", "warp instructions", "bytes", "sectors", "wavefronts", "conflicts")
     tables.table(launched.kernel, columns, rows, left=3)
+
+
+def _note(launched: Launched) -> None:
+    for note in launched.notes:
+        tables.line(f"note: {note}")
 
 
 def _verdict(complaints: Sequence[str], praise: str) -> None:

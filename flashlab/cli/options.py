@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 
 import typer
 
+from flashlab.cli import output
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.problem import FIELDS, MASKS, Masks, Problem
@@ -225,6 +226,30 @@ def algorithm(text: str) -> str | Program:
     if not isinstance(found, str | Program):
         raise UsageError("algorithm", text, "a tile program, as @flashlab.program makes them")
     return found
+
+
+def named(option: str, text: str, default: str | None = None) -> tuple[str, str]:
+    """A name and the text of its value.
+
+    >>> named("--arg", "n=100"), named("--define", "FAST", default="1")
+    (('n', '100'), ('FAST', '1'))
+    """
+    name, equals, value = text.partition("=")
+    if not name.isidentifier() or not (equals or default):
+        raise UsageError(option, text, "NAME=VALUE")
+    return name, value if equals else default or ""
+
+
+@contextmanager
+def compiling() -> Generator[None]:
+    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
+    from flashlab.emulator import BuildError
+
+    try:
+        yield
+    except BuildError as error:
+        output.remark(f"flashlab: {error}")
+        raise typer.Exit(2) from None
 
 
 @contextmanager

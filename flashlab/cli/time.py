@@ -63,8 +63,9 @@ def time(
 
 
 def _print(found: Any) -> None:
-    flops = 4 * sum(len(found.problem.visible_keys(i)) for i in range(found.problem.len_q)) * found.problem.head_dim
-    rate = flops * found.problem.batch * found.problem.heads / found.seconds / 1e12
+    p = found.problem
+    flops = 2 * sum(len(p.visible_keys(i)) for i in range(p.len_q)) * (p.head_dim + p.head_dim_v)
+    rate = flops * p.batch * p.heads / found.seconds / 1e12
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
     columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks per SM")
     rows = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from flashlab import cache
 from flashlab.emulator.library import Library, load
 from flashlab.emulator.places import calls_of, check_tools, lines_of, run
 from flashlab.emulator.source import BuildError, Source, Survey, above, explained, headers_of, prepared, read
+from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
 __all__ = ["BuildError", "build", "compiler", "survey"]
@@ -41,12 +43,14 @@ _FLAGS = (
     "-fstack-clash-protection",  # a stack that overflows meets its guard page
     "-fwrapv",  # integers wrap, as on a GPU: an index that overflows leads where it would lead there
     "-fno-delete-null-pointer-checks",  # what goes through a null pointer is to be seen, not removed
+    "-fno-semantic-interposition",  # a library may take its own functions for its own, and have them inlined
     "-fno-optimize-sibling-calls",  # a call must stay where its line is: places in the code lead back to the source
 )
 _GCC = (
     "-fno-crossjumping",
     "-fno-code-hoisting",
     "-fno-ipa-icf",  # likewise
+    "-Wmaybe-uninitialized",
     "-fno-gnu-unique",  # the shared memory of a template is each library's own, also where another has the same template
     "-fno-extern-tls-init",  # shared memory needs no initialisation at its first use; a template's would crash
 )
@@ -70,9 +74,16 @@ _WATCH = (
 _WATCH_GCC = (
     "-fno-store-merging",
     "-fno-tree-loop-distribute-patterns",
+    "--param=tsan-distinguish-volatile=1",
     "-fno-tree-sra",  # a float4 is loaded and stored in one piece
 )
-_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset")
+_WATCH_CLANG = ("-fno-slp-vectorize", "-fno-builtin-memset", "-mllvm", "-tsan-distinguish-volatile")
+_ENDS = {  # what would end the process ends the launch: the runtime says so instead
+    **{name: f"emu_{name}" for name in ("abort", "exit", "_exit", "_Exit", "quick_exit")},
+    "_ZSt9terminatev": "emu_terminate",
+    "__cxa_allocate_exception": "emu_throw",
+    "__cxa_rethrow": "emu_rethrow",
+}
 _RUNTIME_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-c")
 _MOST_SRAM = 227 * 1024
 _MOST_STATIC = 48 * 1024  # of a __shared__ array of known size, as ptxas has it
@@ -132,7 +143,16 @@ def _command(path: Path, macros: Iterable[str], folders: Sequence[Path], *, arch
     beside += [f"-idirafter{folder}" for folder in above(path) if folder not in folders]
     own = _CLANG if "clang" in compiler()[1] else _GCC
     defined = ("-DEMULATOR", f"-D__CUDA_ARCH__={arch}", *macros)
-    return (compiler()[0], f"-std={STANDARDS[std]}", *_FLAGS, *own, *defined, f"-iquote{path.parent}", *beside)
+    return (
+        compiler()[0],
+        f"-std={STANDARDS[std]}",
+        *_FLAGS,
+        *own,
+        *_fills(),
+        *defined,
+        f"-iquote{path.parent}",
+        *beside,
+    )
 
 
 def _digest(path: Path, text: str, folders: Sequence[Path]) -> str:
@@ -159,11 +179,14 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
     """Builds the library and the table of its places into a folder."""
     check_tools()
     runtime = _runtime()
-    (work / "kernel.cpp").write_text(source.unit(entries), encoding="utf-8")
+    unit = source.unit(entries)
+    (work / "kernel.cpp").write_text(unrolled(unit) if UNROLLED[0] in command else unit, encoding="utf-8")
     watching = (*_WATCH, *(_WATCH_CLANG if "clang" in compiler()[1] else _WATCH_GCC)) if watch else ()
 
-    if log := _compiled([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")]):
-        raise BuildError(explained(source, entries, log))
+    done = _compiled([*command, *watching, "-c", str(work / "kernel.cpp"), "-o", str(work / "kernel.o")])
+    if done.returncode:
+        raise BuildError(explained(source, entries, done.stderr))
+    run(["objcopy", *(f"--redefine-sym={name}={ours}" for name, ours in _ENDS.items()), str(work / "kernel.o")])
     (work / "sram.c").write_text(_sram_source(work / "kernel.o"), encoding="utf-8")
     objects = [str(work / "kernel.o"), *map(str, runtime)]
     link = [
@@ -178,8 +201,9 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         "-pthread",
         "-Wl,--no-undefined",
     ]
-    if log := _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")]):
-        raise BuildError(explained(source, entries, log))
+    linked = _compiled([compiler()[0], *link, "-o", str(work / "kernel.so")])
+    if linked.returncode:
+        raise BuildError(explained(source, entries, linked.stderr))
     calls = calls_of(work / "kernel.so")
     places = list(zip(calls, lines_of(work / "kernel.so", calls), strict=True))
     statics = _statics(work / "kernel.so", work / "kernel.o")
@@ -187,7 +211,7 @@ def _make(work: Path, source: Source, command: Sequence[str], watch: bool, entri
         if nbytes > _MOST_STATIC:
             accepted = f"at most {_MOST_STATIC:,} bytes: more shared memory must be dynamic (extern __shared__)"
             raise UsageError(f"__shared__ {name}", f"{nbytes:,} bytes", accepted)
-    sites = {"places": places, "statics": statics}
+    sites = {"places": places, "statics": statics, "unset": warnings_of(done.stderr) if _fills() else None}
     (work / "sites.json").write_text(json.dumps(sites), encoding="utf-8")
     for name in ("kernel.cpp", "kernel.o", "sram.c"):
         (work / name).unlink()
@@ -238,11 +262,12 @@ def _runtime() -> list[Path]:
 
     def object_of(source: Path) -> Path:
         name = f"{source.stem}.o"
-        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, str(source), source.read_bytes())
+        key = cache.digest(compiler()[1], *_RUNTIME_FLAGS, *headers, source.read_bytes())
 
         def make(work: Path) -> None:
-            if log := _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)]):
-                raise BuildError(f"{source.name} of the emulator doesn't compile:\n{log}")
+            done = _compiled([compiler()[0], *_RUNTIME_FLAGS, str(source), "-o", str(work / name)])
+            if done.returncode:
+                raise BuildError(f"{source.name} of the emulator doesn't compile:\n{done.stderr}")
 
         return cache.entry("runtime", key, make) / name
 
@@ -262,6 +287,12 @@ def _digest_of(stamps: tuple[tuple[str, int, int], ...]) -> str:
     return cache.digest(*(part for name, *_ in stamps for part in (name, Path(name).read_bytes())))
 
 
+def _fills() -> tuple[str, ...]:
+    """The option that fills local variables with a pattern: g++ has it from version 12 on."""
+    version = re.search(r"\) (\d+)\.", compiler()[1])
+    return (PATTERN,) if "clang" in compiler()[1] or (version and int(version[1]) >= 12) else ()
+
+
 @functools.cache
 def compiler() -> tuple[str, str]:
     """The path of the C++ compiler, and what it says of its version. Raises `Unavailable` without one."""
@@ -274,7 +305,8 @@ def compiler() -> tuple[str, str]:
     )
 
 
-def _compiled(command: Sequence[str]) -> str:
-    """Run the compiler; what it says if it fails, and nothing if it doesn't."""
+def _compiled(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run the compiler; what it says, if only of how it ended."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
-    return (done.stderr or f"exit status {done.returncode}") if done.returncode else ""
+    done.stderr = done.stderr or f"exit status {done.returncode}"
+    return done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,8 @@ from flashlab.emulator.launches import Launch
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import Kernel, Survey
 from flashlab.emulator.symbols import number
+from flashlab.emulator.textures import TEXTURE, Texture
+from flashlab.emulator.unset import unset_local
 from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
@@ -93,7 +95,8 @@ class FileRun:
     def __repr__(self) -> str:
         found = self.complaints()
         verdict = f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "passed"
-        return "\n".join([f"{self.launched.kernel}: {verdict}", *found])
+        notes = [f"note: {x}" for x in self.launched.notes]
+        return "\n".join([f"{self.launched.kernel}: {verdict}", *found, *notes])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, without the arrays."""
@@ -115,8 +118,9 @@ def emulate_file(
     found counts as empty.
 
     `arguments` maps the parameters' names to numbers, arrays of NumPy, CuPy, torch or JAX (which are copied; the kernel
-    may not write through a pointer to const), and `Empty` for arrays that the kernel fills. `grid` (blocks) and `block`
-    (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in bytes per block; what is left
+    may not write through a pointer to const), `Empty` for arrays that the kernel fills, and `Texture` for texture objects.
+    `grid` (blocks) and `block` (threads per block) are one to three numbers each, `sram` is the dynamic shared memory in
+    bytes per block; what is left
     out is that of the file's own launches of the kernel, where they say it in constants (`notes` tell). `kernel` may be left
     out if the file has only one; `space::name` is one in a namespace, `name<float, 4>` instantiates a template. `macros` are
     defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
@@ -148,7 +152,8 @@ def emulate_file(
     arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
     arena = Arena()
     given = _given(library, entry, chosen.parameters, arguments, arena)
-    device_data.reset(library, {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()})
+    values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
+    device_data.reset(library, values)
     launched = library.launch(
         entry, _three(blocks), _three(threads), given, arena,
         sram=dynamic, sanitize=sanitize, workers=workers, time_limit=time_limit,
@@ -156,13 +161,33 @@ def emulate_file(
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
+        if isinstance(arguments[key], Texture):  # only read
+            continue
         value = cast("Array | Empty", arguments[key])
         dtype = numpy_dtype(value.dtype) if isinstance(value, Empty) else value.dtype
         left[key] = buffer.data.copy().view(dtype).reshape(value.shape)
         judged = isinstance(value, Empty) and sanitize and not launched.stopped
         if judged and (missing := int((buffer.written == 0).sum())):
             unwritten[key] = missing
-    return FileRun(left, launched, unwritten, device_data.get(library), notes)
+    data = device_data.get(library)
+
+    def repeat(library: Library, watched: tuple[str, int] | None) -> tuple[Launched, Arena]:
+        fresh = Arena()
+        device_data.reset(library, values)
+        again = _given(library, entry, chosen.parameters, arguments, fresh)
+        done = library.launch(
+            entry, _three(blocks), _three(threads), again, fresh,
+            sram=dynamic, sanitize=False, workers=1, time_limit=time_limit, watched=watched,
+        )  # fmt: skip
+        return done, fresh
+
+    def rebuilt(more: Sequence[str]) -> Library:
+        changed: dict[str, Any] = options | {"macros": [*options["macros"], *more]}
+        return build(path, entries=[entry], **changed)
+
+    if sanitize and not launched.findings:
+        launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeat))
+    return FileRun(left, launched, unwritten, data, notes)
 
 
 def _check_limits(grid: Any, block: Any, sram: Any, time_limit: float, device: Device) -> None:
@@ -342,6 +367,8 @@ def _bytes(arena: Arena, name: str, value: Any, wanted: Parameter) -> bytes:
         else:
             raise UsageError(name, value, "an array: the parameter is a pointer")
         return np.uint64(arena.pointer(name)).tobytes()
+    if isinstance(value, Texture) and wanted == TEXTURE:
+        return value.placed(arena, name)
     if wanted.kind == "s":
         if not isinstance(value, bytes | np.generic | np.ndarray):
             raise UsageError(name, value, f"a struct's {wanted.size} bytes: bytes, or a structured NumPy scalar")

@@ -215,7 +215,7 @@ class _Reader:
         """A template's parameters: as given in a list, as the arguments of the call tell, or as they are unless said."""
         listed = [self.argument(part, caller, known, at) for part in self.split(*given)]
         bound = {name: x for name, x in zip(self.template_parameters(piece), listed, strict=False) if x is not None}
-        if self.words[call : call + 1] == ["("]:
+        if self.words[call : call + 1] == ["("] and piece.opening >= 0:  # of a class, it would be a constructor's
             bound = self.deduced(piece, call, caller, known, at) | bound
         return self.standard(piece) | bound
 

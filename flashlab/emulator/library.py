@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import kernels_cu
 from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "load"]
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "load"]
 
 
 class Line(NamedTuple):
@@ -30,14 +31,28 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number}"
 
 
+_OF_ALL = ("crash", "memory")
+"""Kinds of findings that have neither a line nor a thread."""
+
+
+class Unset(NamedTuple):
+    """A compiler's warning of a local variable: its name, the line that uses it, in which functions; and whether it is sure."""
+
+    name: str
+    line: Line
+    functions: str
+    sure: bool
+
+
 @dataclass(frozen=True)
 class Finding:
     """A misuse of the machine: what kind, where in the source, by which thread, to which bytes.
 
-    `line` is the kernel's own line, `via` the lines of inlined headers that it went through, innermost first. The
-    fields `other_…` describe the second party: the earlier access of a race, the copy that nobody waited for. `offset`
-    counts bytes from the start of the array; `index` says which element that is, where the array's shape is known.
-    `times` is how often it happened.
+    `at` is the line that did it, and `line` the kernel's own, which is another if it called a function. `via` has all
+    lines between, innermost first, also those of flashlab's own primitives, which `at` leaves out. The fields `other_…`
+    describe the second party: the earlier access of a race, the copy that nobody waited for. `offset` counts bytes from
+    the start of the array; `index` says which element that is, where the array's shape is known. `times` is how often
+    it happened.
     """
 
     kind: str
@@ -56,16 +71,21 @@ class Finding:
     other_line: Line | None = None
     other_block: tuple[int, int, int] | None = None
     other_thread: tuple[int, int, int] | None = None
+    at: Line | None = None
+    other_at: Line | None = None
 
     def __str__(self) -> str:
-        where = f"{self.line or '?'}" + (f", step {self.step}" if self.step else "")
+        if self.kind in _OF_ALL:
+            return f"{self.kind}: {self.message}"
+        where = _where(self.at, self.line) + (f", step {self.step}" if self.step else "")
         element = self.index or f", byte {self.offset:,}"
         what = f" ({self.tensor}{element} in {self.space.upper()})" if self.tensor else ""
         who = f"thread {_point(self.thread)} of block {_point(self.block)}"
         other = ""
         if self.other_thread is not None and self.other_block is not None:
             block = "" if self.other_block == self.block else f" of block {_point(self.other_block)}"
-            other = f"; the other: thread {_point(self.other_thread)}{block} at {self.other_line or '?'}"
+            there = _where(self.other_at, self.other_line)
+            other = f"; the other: thread {_point(self.other_thread)}{block} at {there}"
         times = f" ({self.times:,} times)" if self.times > 1 else ""
         return f"{where}: {self.kind}: {who} {self.message}{what}{other}{times}"
 
@@ -112,10 +132,11 @@ _DIRECTIONS = {
 class Launched:
     """What one launch did.
 
-    `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `plain` is
-    how many accesses came through the compiler's instrumentation rather than through the primitives. `flops` and `exp`
-    count floating-point operations and exponentials. `stopped` says that a finding ended the launch; how far its other
-    blocks had come by then is an accident.
+    `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `notes` are in
+    their form, but no misuse: stores of one value by several threads ("same value"), reads that a compare-and-swap checks
+    ("checked guess"). `plain` is how many accesses came through the compiler's instrumentation rather than through the
+    primitives. `flops` and `exp` count floating-point operations and exponentials. `stopped` says that a finding ended the
+    launch; how far its other blocks had come by then is an accident.
     """
 
     kernel: str
@@ -126,6 +147,7 @@ class Launched:
     flops: int
     exp: int
     stopped: bool = False
+    notes: tuple[Finding, ...] = ()
 
     def total(self, what: str, quantity: str = "bytes") -> int:
         """The sum of a quantity (a field of `Moved`) over a level and direction, as in `total("hbm.read")`."""
@@ -155,8 +177,15 @@ class Launched:
             "plain": self.plain,
             "flops": self.flops,
             "exp": self.exp,
+            "notes": [asdict(x) | {"text": str(x)} for x in self.notes],
             "stopped": self.stopped,
+            "unfinished": self.unfinished,
         }
+
+    @property
+    def unfinished(self) -> bool:
+        """Did it only run out of time? Then nobody knows what it would have come to."""
+        return bool(self.findings) and all(x.kind == "time limit" for x in self.findings)
 
     @property
     def ledger(self) -> dict[tuple[str, str, str], int]:
@@ -255,6 +284,7 @@ class _Launch(ctypes.Structure):
         ("workers", ctypes.c_int),
         ("sanitize", ctypes.c_int),
         ("time_limit", ctypes.c_double),
+        ("watched", ctypes.c_void_p),
     )
 
 
@@ -279,6 +309,8 @@ class Library:
     places: Mapping[int, tuple[Line, ...]]
     source: str
     _dll: Any = field(repr=False, default=None)
+    unset: tuple[Unset, ...] | None = None
+    """What the compiler warned of: local variables that may be read before they are set. None if it can't fill them."""
 
     def parameters(self, entry: str) -> list[Parameter]:
         """The parameters of a kernel, in order."""
@@ -290,12 +322,14 @@ class Library:
     def launch(
         self, entry: str, grid: Sequence[int], block: Sequence[int], arguments: Sequence[bytes], arena: Arena, *,
         sram: int = 0, sanitize: bool = True, workers: int | None = None, time_limit: float = 0,
+        watched: tuple[str, int] | None = None,
     ) -> Launched:  # fmt: skip
         """Run one kernel over a grid.
 
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
         dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
-        stopped, which is a finding. Raises `UsageError` for a kernel that the library lacks.
+        stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
+        stores to it is a finding of the kind "stored". Raises `UsageError` for a kernel that the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
@@ -310,6 +344,7 @@ class Library:
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
+            arena.pointer(watched[0]) + watched[1] if watched else None,
         )  # fmt: skip
         answer = self._dll.emu_launch(ctypes.byref(request))
         report = json.loads(ctypes.string_at(answer))
@@ -331,6 +366,7 @@ class Library:
             flops=report["flops"],
             exp=report["exp"],
             stopped=bool(report["stopped"]),
+            notes=tuple(self._finding(x, arena) for x in report["notes"]),
         )
 
     def _finding(self, x: dict[str, Any], arena: Arena) -> Finding:
@@ -341,7 +377,10 @@ class Library:
                 x[key] = tuple(x[key])
         known = arena.buffers.get(x["tensor"]) if x["space"] == "hbm" else None
         index = known.index(x["offset"]) if known and 0 <= x["offset"] else ""  # also just past the end, as [1000]
-        return Finding(**x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other))
+        return Finding(
+            **x, index=index, line=self._own(chain), via=chain[:-1], other_line=self._own(other), at=self._innermost(chain),
+            other_at=self._innermost(other),
+        )  # fmt: skip
 
     def _chain(self, place: int) -> tuple[Line, ...]:
         """The lines of a place, innermost first. A place that is no call (a fault's) is looked up when it is needed."""
@@ -353,6 +392,11 @@ class Library:
         """The kernel's own line for a place: the outermost line of its file, into which headers were inlined."""
         mine = [line for line in chain if line.file == self.source]
         return mine[-1] if mine else chain[-1] if chain else None
+
+    def _innermost(self, chain: tuple[Line, ...]) -> Line | None:
+        """The line that did it: the innermost that isn't in the headers of primitives, which are to a kernel what CUDA is."""
+        ours = f"{kernels_cu.include_dir()}{os.sep}"
+        return next((line for line in chain if not line.file.startswith(ours)), self._own(chain))
 
 
 def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:
@@ -371,6 +415,10 @@ def _in_order(moved: Sequence[Moved]) -> list[Moved]:
 
 def _three(extent: Sequence[int]) -> Any:
     return (ctypes.c_uint * 3)(*extent, *[1] * (3 - len(extent)))
+
+
+def _where(at: Line | None, line: Line | None) -> str:
+    return f"{at or line or '?'}" + (f", called at {line}" if at not in (None, line) else "")
 
 
 def _point(p: tuple[int, int, int]) -> str:
@@ -394,4 +442,6 @@ def load(folder: Path, source: str, entries: tuple[str, ...]) -> Library:
         (ctypes.c_uint32 * m)(*[s[2] for s in statics]),
         m,
     )
-    return Library(folder / "kernel.so", entries, chains, source, dll)
+    said = sites["unset"]
+    unset = None if said is None else tuple(Unset(name, Line(*line), *rest) for name, line, *rest in said)
+    return Library(folder / "kernel.so", entries, chains, source, dll, unset)

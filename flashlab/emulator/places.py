@@ -13,7 +13,7 @@ from simulator.errors import Unavailable
 
 __all__ = ["calls_of", "check_tools", "lines_of", "run"]
 
-_TOOLS = ("addr2line", "c++filt", "nm", "objdump", "readelf")
+_TOOLS = ("addr2line", "c++filt", "nm", "objcopy", "objdump", "readelf")
 _CALL = re.compile(r"^\s*([0-9a-f]+):\s+\S*(?:call|bl)\S*\s+.*<(?:emu_|__tsan_)")
 _DISCRIMINATOR = re.compile(r" \(discriminator \d+\)$")
 _ADDRESS = re.compile(r"^\s*([0-9a-f]+):")

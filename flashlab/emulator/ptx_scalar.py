@@ -177,6 +177,8 @@ def _plain(name: str, count: int, *kinds: str) -> Callable[[Instruction, Scope],
 
 def _dot(instruction: Instruction, scope: Scope) -> str:
     half = instruction.take("lo", "hi")
+    if (instruction.parts[0] == "dp2a") != bool(half):
+        instruction.refuse()
     a, b = instruction.types(2, ("u32", "s32"))
     instruction.done(4)
     name = f"{instruction.parts[0]}{f'_{half}' if half else ''}"

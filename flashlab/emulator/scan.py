@@ -34,7 +34,8 @@ _CALLED = frozenset(  # words whose parentheses hold no parameters
 _FOR_DEVICE = frozenset(("__global__", "__device__", "constexpr", "consteval"))
 _DATA = frozenset(("__constant__", "__device__", "__managed__"))
 _STEADY = _DATA | frozenset(("const", "constexpr", "constinit", "__shared__", "texture"))
-_TYPES = frozenset("void bool char short int long unsigned signed float double const".split())
+_TYPES = frozenset("void bool char short int long unsigned signed float double const volatile struct size_t".split())
+"""Words that are no parameter's name."""
 _ACCESS = frozenset(("public", "private", "protected"))
 
 
@@ -389,14 +390,15 @@ class _Splitter:
 
 def parameters(tokens: Tokens, piece: Piece) -> list[str]:
     """The names of a function's parameters, empty where one has none."""
-    words, names, last, i = tokens.words, list[str](), "", piece.opening + 1
+    words, names, i = tokens.words, list[str](), piece.opening + 1
+    last, alone = "", True  # a word that stands alone is a type: a name has one before it
     close = tokens.partner[piece.opening]
-    splitter, depth = _Splitter(tokens), 0
+    splitter = _Splitter(tokens)
     while i < close:
         word = words[i]
         if word == ",":
-            names.append("" if last in _TYPES else last)
-            last = ""
+            names.append("" if alone or last in _TYPES else last)
+            last, alone = "", True
         elif word == "=":
             while i < close and words[i] != ",":
                 i = (
@@ -412,13 +414,14 @@ def parameters(tokens: Tokens, piece: Piece) -> list[str]:
             continue
         elif word in _OPENING:
             if word == "(" and words[i + 1] in ("&", "*"):
-                last = words[tokens.partner[i] - 1]
+                last, alone = words[tokens.partner[i] - 1], False
             i = tokens.partner[i]
-        elif is_word(word) and not (depth and last):
+        elif is_word(word):
+            alone = last in ("", "const", "volatile", "struct")
             last = word
         i += 1
     if (last and last != "void") or names:
-        names.append("" if last in _TYPES else last)
+        names.append("" if alone or last in _TYPES else last)
     return names
 
 

@@ -131,7 +131,7 @@ def judge(
 def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, result: Mapping[str, Any]) -> Verdict:
     found = [_with_its_line(text, source, line) for _, text, line in result["findings"]]
     if found:
-        kinds = {"deadlock": "hang", "out of bounds": "out of bounds"}
+        kinds = {"deadlock": "hang", "time limit": "hang", "out of bounds": "out of bounds"}
         kind = kinds.get(result["findings"][0][0], "misuse")
         return Verdict(exercise.name, kind, found[0], findings=tuple(found[1:]), problem=launch.said)
     moved = result["moved"]

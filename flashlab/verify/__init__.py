@@ -14,13 +14,14 @@ from flashlab.verify.adapter import imported as load
 from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.domain import Domain
+from flashlab.verify.kernels import FileKernel, is_kernel, kernel, kernel_named
 from flashlab.verify.mistakes import likely
 from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from simulator.catalogue import Algorithm
-from simulator.errors import UsageError, unknown
+from simulator.errors import Said, UsageError, unknown
 from simulator.problem import ITEMSIZE
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ __all__ = [
     "Case",
     "Domain",
     "Failing",
+    "FileKernel",
     "Report",
     "Row",
+    "kernel",
     "load",
     "run_case",
     "verify",
@@ -49,17 +52,18 @@ SEARCH = "search"
 def verify(
     target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
     checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
+    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
     `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
-    "package:function", an `Adapter` or a callable. Algorithms run on `backend` ("simulator", "gpu" or "emulator") with
-    this `device` and `tile`. `full` adds long and wide problems, and on a GPU problems of over 2^31 elements. `checks`
-    names some of `CHECKS` and "search" (None: all). `dtypes` are the storage dtypes (None: all but float8_e4m3fn, and
-    only that for `flash3_fp8`). `examples` is how many random problems Hypothesis draws (0: none, and a failing problem
-    isn't shrunk). `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by default) is given.
-    `on_row` is called with every row as soon as it is done.
+    "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
+    emulator, and `launch` says how: the keywords of `fl.kernel`. Algorithms run on `backend` ("simulator", "gpu" or
+    "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU problems of over 2^31
+    elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage dtypes (None: all but
+    float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems Hypothesis draws (0: none,
+    and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by
+    default) is given. `on_row` is called with every row as soon as it is done.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.CHECKS`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -80,6 +84,12 @@ def verify(
     for name in chosen:
         if name != SEARCH and name not in CHECKS:
             raise unknown("checks", name, [*CHECKS, SEARCH])
+    if isinstance(target, str) and is_kernel(target):
+        target = kernel_named(target, {**launch, **({"device": device} if device else {})})
+    elif launch:
+        raise UsageError(
+            ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
+        )
     wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
     if examples is not None and examples < 0:
         raise UsageError("examples", examples, "an integer of at least 0")
@@ -87,7 +97,7 @@ def verify(
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
     first: tuple[str, Trial] | None = None
-    count = examples if examples is not None else (2000 if full else 300)
+    count = examples if examples is not None else (2000 if full else wanted.examples)
 
     def done(row: Row) -> None:
         rows.append(row)
@@ -131,6 +141,8 @@ def _checked_dtypes(
 ) -> tuple[str, ...]:
     """The dtypes to check in: those asked for, or else the default. Raises `UsageError` for one that isn't accepted."""
     if dtypes is None:
+        if not default:  # a kernel's pointers have one, and a wrong one would be misread
+            raise UsageError("dtypes", None, 'the kernel\'s, as in ["float16"] or Domain(dtype="float16")')
         return default
     found = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     for dtype in found:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import simulator
 from flashlab.verify.cases import LAYOUTS
@@ -92,6 +92,19 @@ class Adapter:
 class Refused(Exception):
     """The target does not do this problem, and says so."""
 
+    @classmethod
+    def by(cls, error: NotImplementedError) -> Self:
+        """What a function says of it."""
+        return cls(f"NotImplementedError: {' '.join(str(error).split()) or 'no message'}")
+
+
+class Failure(Exception):
+    """A check that did not hold. The message says where and by how much; `place` is the (file, line) if it has one."""
+
+    def __init__(self, message: str, place: tuple[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
 
 TileShape = tuple[int, int] | None
 
@@ -101,7 +114,8 @@ class Target:
 
     `dtypes` are those that it is checked in unless others are asked for. `bitwise`: must its result be the same, bit by
     bit, in another batch? `takes_out`: can it write into an array of the caller's? A random search draws from
-    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`. All problems are shaped by `domain`.
+    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`; it tries `examples`. `watched`: does it
+    run where every access is seen, so that guard bands would add nothing? All problems are shaped by `domain`.
     """
 
     name: str
@@ -117,6 +131,8 @@ class Target:
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     scales: tuple[float | None, ...] = (None, 0.3, -0.2, 0.0)
     longest: int = 300
+    examples: int = 300
+    watched: bool = False
     domain: Domain = Domain()
 
     def refuses(self, problem: Problem) -> str | None:
@@ -178,7 +194,7 @@ class SimulatorTarget(Target):
         return run.out, run.lse
 
     def source(self) -> str | None:
-        return _source_of(self.algorithm)
+        return named(self.algorithm)
 
     def options(self) -> dict[str, Any]:
         return _given(device=None if self.device == "h100" else self.device, tile=self.tile and tuple(self.tile))
@@ -304,13 +320,13 @@ class CallableTarget(Target):
         try:
             result: Any = self.adapter.fn(q, k, v, **self.told(problem))
         except NotImplementedError as refusal:
-            raise Refused(f"NotImplementedError: {' '.join(str(refusal).split()) or 'no message'}") from None
+            raise Refused.by(refusal) from None
         got: list[Any] = [*result] if type(result) in (tuple, list) else [result]
         if self.lse and len(got) < 2:
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
         return (got[0].swapaxes(1, 2) if swap else got[0]), (got[1] if self.lse else None)
 
-    def argument_error(self, problem: Problem, error: BaseException) -> UsageError | None:
+    def argument_error(self, problem: Problem, error: BaseException) -> Exception | None:
         """The error for a function that refuses its arguments, or None for an error of another kind."""
         innermost = error.__traceback__
         while innermost and innermost.tb_next:
@@ -326,9 +342,11 @@ class CallableTarget(Target):
             return None
         said = " ".join(str(error).split())[:150]
         took = ", ".join(["q", "k", "v", *self.told(problem)])
-        named = "names={...} of fl.Adapter, or --arg-names, renames keywords"
+        renamed = "names={...} of fl.Adapter, or --arg-names, renames keywords"
         return UsageError(
-            "target", Said(self.name), f"a function that takes ({took}) in {self.frame.name}'s arrays ({said}); {named}"
+            "target",
+            Said(self.name),
+            f"a function that takes ({took}) in {self.frame.name}'s arrays ({said}); {renamed}",
         )
 
     def place(self) -> tuple[str, int] | None:
@@ -338,7 +356,7 @@ class CallableTarget(Target):
     def source(self) -> str | None:
         if self.adapter.name in _outsiders():
             return repr(self.adapter.name)
-        given = _source_of(self.adapter.fn)
+        given = named(self.adapter.fn)
         return given and f"fl.Adapter({given}, {self.adapter.framework!r}{self._conventions()})"
 
     def _conventions(self) -> str:
@@ -362,7 +380,7 @@ def target_of(
     if backend not in backends:
         raise unknown("backend", backend, backends)
     if isinstance(target, Adapter):
-        return CallableTarget(target)
+        return _adapted(target)
     if isinstance(target, str):
         if target in _outsiders():
             from flashlab.verify.outsiders import outsider
@@ -371,7 +389,7 @@ def target_of(
         if ":" in target:
             return CallableTarget(Adapter(imported(target), framework or "numpy", name=target))
     elif not isinstance(target, simulator.Program):
-        return CallableTarget(Adapter(target, framework or "numpy"))
+        return _adapted(Adapter(target, framework or "numpy"))
     if backend == "simulator":
         return SimulatorTarget(_known(target), device or "h100", tile)
     if not isinstance(target, str):
@@ -380,6 +398,12 @@ def target_of(
         )
     _known(target)
     return AttentionTarget(target, backend, framework or ("cupy" if backend == "gpu" else "numpy"), device, tile)
+
+
+def _adapted(adapter: Adapter) -> Target:
+    from flashlab.verify.kernels import FileKernel, KernelTarget  # it imports this module
+
+    return KernelTarget(adapter, adapter.fn) if isinstance(adapter.fn, FileKernel) else CallableTarget(adapter)
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -428,7 +452,7 @@ def imported(name: str) -> Callable[..., Any]:
     return found
 
 
-def _source_of(thing: Any) -> str | None:
+def named(thing: Any) -> str | None:
     """Python that names something: a string, or what `load` imports."""
     if isinstance(thing, str):
         return repr(thing)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashlab.verify.adapter import CallableTarget, Refused, Target
+from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
 from flashlab.verify.cases import Case, describe, make_inputs
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
@@ -25,10 +25,6 @@ ORACLES_AGREE = 1e-12
 sums."""
 DENSE_LIMIT = 1 << 17
 """The most (query, key) pairs, over batch and heads, for which the loop over queries is run as a second oracle."""
-
-
-class Failure(Exception):
-    """A check that did not hold; the message says where and by how much."""
 
 
 class Result(NamedTuple):
@@ -70,12 +66,14 @@ class Bench:
         return self.target.refuses(problem) is None
 
     def probe(self) -> None:
-        """Call an outsider's function once. Raises `UsageError` if it refuses its arguments, whatever they hold."""
-        target = self.target
-        if not isinstance(target, CallableTarget):
-            return
+        """Call an outsider's function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""
+        if isinstance(self.target, CallableTarget):
+            for dtype in self.dtypes:
+                self._probe(self.target, dtype)
+
+    def _probe(self, target: CallableTarget, dtype: str) -> None:
         for causal in (False, True):
-            p = target.domain.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=self.dtypes[0], causal=causal))
+            p = target.domain.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=dtype, causal=causal))
             if not target.refuses(p):
                 break
         else:
@@ -160,7 +158,7 @@ class Bench:
                 raise Refused(reason)
             row = replace(row, worst=trial.body())
         except Failure as failure:
-            row = replace(row, status="failed", detail=str(failure))
+            row = replace(row, status="failed", detail=str(failure), place=failure.place)
         except Refused as reason:
             row = replace(row, status="not run", detail=str(reason))
         except Unavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -28,7 +29,8 @@ class Domain:
     `empty`: may a length be 0? If not said, it may where lengths are multiples of 1. `causal`: True if every problem is
     causal, False if none is. `masks` names what it takes of causal, window and scale (None: what the function has a
     keyword for). `layouts` are those in `flashlab.verify.LAYOUTS` in which it takes arrays: "plain" if they must be
-    contiguous. Raises `UsageError` for values that no problem can have.
+    contiguous. `pairs` is the most (query, key) pairs, over batch and heads, for a kernel that is slow. Raises
+    `UsageError` for values that no problem can have.
 
     >>> import flashlab as fl
     >>> domain = fl.Domain(dtype="bfloat16", head_dim=128, multiple=64, groups=1)
@@ -48,9 +50,12 @@ class Domain:
     causal: bool | None = None
     masks: str | Collection[str] | None = None
     layouts: str | Collection[str] | None = None
+    pairs: int | None = None
 
     def __post_init__(self) -> None:
         integer("multiple", self.multiple, 1)
+        if self.pairs is not None:
+            integer("pairs", self.pairs, 1)
         sizes: dict[str, Callable[[Any], Any]] = {
             name: FIELDS[name].checked for name in ("dtype", "head_dim", "batch", "len_q", "len_kv")
         }
@@ -100,6 +105,8 @@ class Domain:
         if self.same_lengths and len_q != len_kv:
             longer, shorter = max(p.len_q, p.len_kv), min(p.len_q, p.len_kv)
             len_q = len_kv = self._length("len_q", longer if longer <= LONG else max(shorter, LONG))
+        if self.pairs is not None:
+            len_q, len_kv = self._within(self.pairs // (changes["batch"] * heads), len_q, len_kv)
         changes |= {"len_q": len_q, "len_kv": len_kv}
         differ = {name: value for name, value in changes.items() if value != getattr(p, name)}
         for first, follows in (("len_q", "len_kv"), ("heads", "kv_heads")):
@@ -115,6 +122,27 @@ class Domain:
         if n == 0:
             return 0 if empty else self.multiple
         return max(1, (2 * n + self.multiple) // (2 * self.multiple)) * self.multiple
+
+    def _within(self, most: int, len_q: int, len_kv: int) -> tuple[int, int]:
+        """Lengths whose product is at most this: the longer one gives way, then both. As short as they may be, if none is."""
+        if len_q * len_kv <= most:
+            return len_q, len_kv
+        side = math.isqrt(most)
+        if self.same_lengths or min(len_q, len_kv) > side:
+            longest = {"len_q": side, "len_kv": side}
+        else:
+            short, long = ("len_q", "len_kv") if len_q < len_kv else ("len_kv", "len_q")
+            longest = {short: side, long: most // min(len_q, len_kv)}
+        return self._at_most("len_q", min(len_q, longest["len_q"])), self._at_most(
+            "len_kv", min(len_kv, longest["len_kv"])
+        )
+
+    def _at_most(self, name: str, n: int) -> int:
+        """The greatest length of up to n, or else the least one that there is."""
+        values = getattr(self, name)
+        if values is None:
+            return max(n // self.multiple, 1) * self.multiple
+        return max((value for value in values if value <= n), default=min(values))
 
     def fit_case(self, case: Case) -> Case:
         """The nearest case that lies in this domain."""

@@ -14,11 +14,11 @@ ANNOTATIONS = 10
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def _where(report: Report) -> tuple[str, int] | None:
-    """The file and line of what was verified. The file is relative to the working directory if it lies below."""
-    if report.place is None:
+def _where(place: tuple[str, int] | None) -> tuple[str, int] | None:
+    """A file and line, the file relative to the working directory if it lies below."""
+    if place is None:
         return None
-    file, line = report.place
+    file, line = place
     path = Path(file).resolve()
     inside = path.is_relative_to(Path.cwd())
     return (path.relative_to(Path.cwd()) if inside else path).as_posix(), line
@@ -32,11 +32,10 @@ def _said(report: Report, row: Row) -> str:
 
 def github(report: Report) -> str:
     """Commands of a GitHub workflow, one per line: an error per failed row, or one for a verdict that isn't "passed"."""
-    place = _where(report)
-    at = f"file={_property(place[0])},line={place[1]}," if place else ""
-    found = report.failed
+    at, found = _at(report.place), report.failed
     lines = [
-        f"::error {at}title={_property(f'flashlab verify: {row.check}')}::{_data(_said(report, row))}"
+        f"::error {_at(row.place or report.place)}title={_property(f'flashlab verify: {row.check}')}"
+        f"::{_data(_said(report, row))}"
         for row in found[: ANNOTATIONS - (len(found) > ANNOTATIONS)]
     ]
     if len(found) > ANNOTATIONS:
@@ -46,6 +45,11 @@ def github(report: Report) -> str:
     if not found:
         lines.append(f"::{kind} {at}title=flashlab verify::{_data(report.headline)}")
     return "\n".join(lines) + "\n"
+
+
+def _at(place: tuple[str, int] | None) -> str:
+    where = _where(place)
+    return f"file={_property(where[0])},line={where[1]}," if where else ""
 
 
 def _data(text: str) -> str:
@@ -61,14 +65,14 @@ def sarif(report: Report) -> str:
     from flashlab import __version__  # only where a document is made: the package imports this one
     from flashlab.verify.probes import CHECKS
 
-    place = _where(report)
     names = [*dict.fromkeys(row.check for row in report.rows)]
     results: list[dict[str, Any]] = [
-        _result(row.check, names.index(row.check), _said(report, row), place) for row in report.failed
+        _result(row.check, names.index(row.check), _said(report, row), row.place or report.place)
+        for row in report.failed
     ]
     if not report.passed and not results:
         names.append("verdict")
-        results.append(_result("verdict", len(names) - 1, report.headline, place))
+        results.append(_result("verdict", len(names) - 1, report.headline, report.place))
     rules = [{"id": name, "shortDescription": {"text": _about(CHECKS.get(name), name)}} for name in names]
     driver = {"name": "flashlab verify", "version": __version__, "rules": rules}
     run: dict[str, Any] = {
@@ -88,8 +92,8 @@ def _about(check: Callable[..., Any] | None, name: str) -> str:
 
 def _result(rule: str, index: int, text: str, place: tuple[str, int] | None) -> dict[str, Any]:
     found: dict[str, Any] = {"ruleId": rule, "ruleIndex": index, "level": "error", "message": {"text": text}}
-    if place is not None:
-        file, line = place
+    if (where := _where(place)) is not None:
+        file, line = where
         uri = file if not Path(file).is_absolute() else Path(file).as_uri()
         found["locations"] = [
             {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": line}}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any, Literal
 
 from simulator.problem import FIELDS, MASKS
@@ -17,12 +18,18 @@ FEW = 3
 SHOWN = 10
 """The most failures that are printed one by one. `Report.rows` has them all."""
 
+COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
+"""The figures of each check, in tables."""
+
 Status = Literal["passed", "failed", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none)."""
+    """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none).
+
+    `place` is the (file, line) of what failed, where a line of the kernel's is to blame.
+    """
 
     check: str
     case: str
@@ -32,6 +39,7 @@ class Row:
     worst: float | None = None
     detail: str = ""
     seconds: float = 0.0
+    place: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +88,18 @@ class Report:
         """The report in fewer than 20 lines: the verdict, what failed, what was not run, the smallest failing case."""
         return "\n".join(self._lines()) + (f"\n\n{self._program()}" if self.failing else "")
 
-    def _repr_markdown_(self) -> str:
-        """What a notebook's cell shows."""
-        first, *rest = self._lines()
-        shown = [f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
-        return "\n".join(shown) + (f"\n\n```python\n{self._program()}\n```" if self.failing else "")
+    def _repr_html_(self) -> str:
+        """What a notebook's cell shows: the same lines, and the table by check where one opens it."""
+        first, *rest = (escape(line.strip()) for line in self._lines())
+        heads = "".join(f"<th>{name}</th>" for name in ("check", *COLUMNS))
+        rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in self._summary())
+        shown = [f"<p><b>{'✔' if self.passed else '✘'} {first}</b></p>"]
+        if rest:
+            shown.append(f"<ul>{''.join(f'<li>{line}</li>' for line in rest)}</ul>")
+        shown.append(f"<details><summary>by check</summary><table><tr>{heads}</tr>{rows}</table></details>")
+        if self.failing:
+            shown.append(f"<pre>{escape(self._program())}</pre>")
+        return "\n".join(shown)
 
     def _lines(self) -> list[str]:
         lines = [self.headline]
@@ -173,7 +188,7 @@ class Report:
     def to_markdown(self) -> str:
         """Markdown: a table by check, then what failed, what was not run, and the smallest failing case."""
         lines = [f"## {self.headline}", "", f"Rule: {self.rule}.", ""]
-        lines += ["| check | passed | failed | not run | worst, x the rule |", "| --- | ---: | ---: | ---: | ---: |"]
+        lines += [f"| check | {' | '.join(COLUMNS)} |", "| --- | ---: | ---: | ---: | ---: |"]
         lines += [f"| {' | '.join(cells)} |" for cells in self._summary()]
         for title, status in (("Failed", "failed"), ("Not run", "not run")):
             if found := [row for row in self.rows if row.status == status]:
@@ -194,7 +209,7 @@ class Report:
         console.print(self.headline, markup=False, soft_wrap=True)
         table = Table()
         table.add_column("check")
-        for name in ("passed", "failed", "not run", "worst, x the rule"):
+        for name in COLUMNS:
             table.add_column(name, justify="right")
         for cells in self._summary():
             table.add_row(*cells, style="red" if cells[2] != "0" else None)

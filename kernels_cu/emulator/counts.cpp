@@ -190,9 +190,11 @@ void Ledger::account(const WarpInstruction& x) {
 
 void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place,
                   std::uint64_t partner) {
-  const unsigned site = 2 * site_of(place) + (space == Space::sram);
-  if (open.size() <= site) open.resize(2 * sites() + 2);
-  if (lane.occurrences.size() <= site) lane.occurrences.resize(2 * sites() + 2);
+  // a line may load in some lanes only, and store in all: y[i] = i < n ? x[i] : 0
+  const bool loads = op == Op::ld || op == Op::ldgsts || op == Op::ldsm;
+  const unsigned site = 4 * site_of(place) + 2 * (space == Space::sram) + loads;
+  if (open.size() <= site) open.resize(4 * sites() + 4);
+  if (lane.occurrences.size() <= site) lane.occurrences.resize(4 * sites() + 4);
   auto& seen = lane.occurrences[site];
   if (seen >> 32 != lane.interval) seen = std::uint64_t{lane.interval} << 32;
   const auto occurrence = static_cast<std::uint32_t>(seen++);

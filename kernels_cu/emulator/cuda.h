@@ -147,9 +147,9 @@ namespace std { using ::emu_memcpy; using ::emu_memmove; using ::emu_memset; }  
 inline std::size_t __cvta_generic_to_global(const void* pointer) { return reinterpret_cast<std::size_t>(pointer); }
 inline void cudaGridDependencySynchronize() {}  // launches run one after the other
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
-inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+__forceinline__ void __threadfence() { emu_fence(true); }
+__forceinline__ void __threadfence_block() { emu_fence(false); }
+__forceinline__ void __threadfence_system() { emu_fence(true); }
 inline void __nanosleep(unsigned) {}
 inline long long clock64() { return 0; }
 inline void __trap() { emu_trap(); }
@@ -227,6 +227,7 @@ template <class T> __forceinline__ T atomicXor(T* a, std::common_type_t<T> x) { 
 template <class T> __forceinline__ T atomicInc(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old >= x ? T{0} : old + 1; }); }
 template <class T> __forceinline__ T atomicDec(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return old == 0 || old > x ? x : old - 1; }); }
 template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compare, std::common_type_t<T> x) {
+  emu_compare(a);
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
 // Vectors of floats are added part by part, each of them atomically (CUDA C++ Programming Guide, atomicAdd).

@@ -73,7 +73,7 @@ struct Mbarrier {
   Access made{};
   bool published = false;
   std::vector<Box> loads;
-  std::vector<std::uint32_t> released, completed;  // clocks: of all arrivals so far, and at the end of the last phase
+  Horizon released, completed;  // clocks: of all arrivals so far, and at the end of the last phase
 };
 
 // The accumulators C of products that run one after the other on the same registers.

@@ -14,7 +14,7 @@ namespace emulator {
 namespace {
 
 // The compiler's code makes the access when this returns, so what must not happen ends the block.
-void access(const void* address, unsigned bytes, bool write, Place place) {
+void access(const void* address, unsigned bytes, bool write, Place place, bool is_volatile = false) {
   if (!current) return;
   Lane& lane = current_lane();
   Block& block = *lane.block;
@@ -24,9 +24,14 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
     return;
   }
   block.poll(lane, place);
+  is_volatile && !write ? block.spin(lane, address, place) : void(lane.spins = 0);
   unsigned shared;
-  if (block.sram.shared_address(address, shared)) {
-    if (!check_shared(lane, shared, bytes, write, false, place)) block.abort();
+  const bool in_sram = block.sram.shared_address(address, shared);
+  if (!is_volatile && !write) lane.reads[lane.read_count++ % lane.reads.size()] = {address, place};
+  if (is_volatile) write ? lane.hand_on(address, in_sram) : lane.heard.add(address);
+  const Way way = is_volatile ? Way::is_volatile : Way::plain;
+  if (in_sram) {
+    if (!check_shared(lane, shared, bytes, write, way, place)) block.abort();
     const auto* name = block.sram.name_of(shared);
     lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::sram, shared, bytes, name ? name->name : "SRAM", place);
     ++block.ledger.plain;
@@ -34,7 +39,7 @@ void access(const void* address, unsigned bytes, bool write, Place place) {
   }
   if (inside_image(address)) return;  // __constant__ and __device__ variables
   Region* region;
-  if (!check_global(lane, address, bytes, write, false, place, region)) block.abort();
+  if (!check_global(lane, address, bytes, write, way, place, region)) block.abort();
   lane.warp->log.add(lane, write ? Op::st : Op::ld, Space::hbm, reinterpret_cast<std::uint64_t>(address), bytes,
                      region->name.c_str(), place);
   ++block.ledger.plain;
@@ -76,10 +81,10 @@ extern "C" {
   void __tsan_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }                   \
   void __tsan_unaligned_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }         \
   void __tsan_unaligned_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }         \
-  void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }          \
-  void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }          \
-  void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); } \
-  void __tsan_unaligned_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }
+  void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); }          \
+  void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE, true); }          \
+  void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); } \
+  void __tsan_unaligned_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE, true); }
 EMU_ACCESS(1)
 EMU_ACCESS(2)
 EMU_ACCESS(4)

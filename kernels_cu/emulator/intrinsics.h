@@ -160,3 +160,4 @@ inline long long __double_as_longlong(double x) { return emu_bits<long long>(x);
 inline double __longlong_as_double(long long x) { return emu_bits<double>(x); }
 
 #include "simd_words.h"
+#include "textures.h"

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -17,6 +18,9 @@
 namespace emulator {
 
 namespace {
+
+// How many lanes may be resident: each has two mappings of memory, of which Linux gives a process 65,530.
+constexpr std::uint64_t MOST_LANES = 24 * 1024;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -92,7 +96,7 @@ struct Writer {
 
 const char* const OPS[] = {"ld", "st", "ldgsts", "red", "atom", "ldsm", "stsm", "gmma", "tma_ld", "tma_st"};
 
-std::string report(const Findings& findings, const Ledger& ledger, const Counters& counters, bool stopped) {
+std::string report(const Findings& findings, const Findings& notes, const Ledger& ledger, const Counters& counters, bool stopped) {
   Writer out;
   out.text = "{";
   out.field("stopped", static_cast<std::uint64_t>(stopped));
@@ -100,7 +104,7 @@ std::string report(const Findings& findings, const Ledger& ledger, const Counter
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
   out.field("exp", counters.exp);
-  out.list("findings", findings.list, [&](const Finding& finding) {
+  const auto one = [&](const Finding& finding) {
     out.field("kind", finding.kind);
     out.field("message", finding.message);
     out.place("place", finding.place);
@@ -116,7 +120,9 @@ std::string report(const Findings& findings, const Ledger& ledger, const Counter
     out.place("other_place", finding.other);
     out.field("other_block", finding.other_block);
     out.field("other_thread", finding.other_thread);
-  });
+  };
+  out.list("findings", findings.list, one);
+  out.list("notes", notes.list, one);
   out.list("moved", ledger.rows, [&](const auto& row) {
     const auto& [step, tensor, space, op] = row.first;
     out.field("step", step);
@@ -187,7 +193,7 @@ extern "C" {
 
 char* emu_launch(const EmuLaunch* given) {
   Launch launch(*given);
-  Findings findings;
+  Findings findings, notes, guesses;
   Ledger ledger;
   Counters counters;
   std::mutex results;
@@ -195,12 +201,13 @@ char* emu_launch(const EmuLaunch* given) {
   auto sm = [&] {
     const SignalStack signals;
     Block block(launch);
+    if (!block.has_stacks()) return void(launch.cramped = true);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
       block.run(number);
       if (block.aborted) launch.stop = true;
     }
     const std::lock_guard lock(results);
-    findings.merge(block.findings);
+    findings.merge(block.findings), notes.merge(block.notes), guesses.merge(block.guesses);
     for (const auto& [key, moved] : block.ledger.rows)
       ledger.add(std::get<0>(key), std::get<1>(key), std::get<2>(key), std::get<3>(key), moved);
     ledger.plain += block.ledger.plain;
@@ -208,11 +215,48 @@ char* emu_launch(const EmuLaunch* given) {
     counters.exp += block.counters.exp;
   };
   const auto workers = std::min<std::uint64_t>(std::max(1, given->workers), launch.blocks);
-  std::vector<std::thread> threads;
-  for (std::uint64_t i = 0; i < workers; ++i) threads.emplace_back(sm);  // each with SRAM of its own
-  for (auto& thread : threads) thread.join();
+  const std::uint64_t most = std::max(workers, MOST_LANES / (std::uint64_t{given->block[0]} * given->block[1] * given->block[2]));
+  std::deque<std::thread> threads;
+  std::mutex starting;
+  std::uint64_t joined = 0;
+  launch.begin_another = [&] {
+    const std::lock_guard lock(starting);
+    // one at a time: the last must have begun its block before the next is asked for
+    if (launch.next < launch.blocks && threads.size() - joined < most && launch.idle >= launch.resident) {
+      ++launch.resident;
+      threads.emplace_back([&] { --launch.resident, sm(); });
+    }
+  };
+  for (std::uint64_t i = 0; i < workers; ++i) {
+    const std::lock_guard lock(starting);
+    threads.emplace_back(sm);  // each with SRAM of its own
+  }
+  for (;; ++joined) {  // those that end may still begin others
+    std::thread* thread = nullptr;
+    {
+      const std::lock_guard lock(starting);
+      if (joined < threads.size()) thread = &threads[joined];
+    }
+    if (!thread) break;
+    thread->join();
+  }
   std::fflush(stdout);  // what kernels printed
-  return strdup(report(findings, ledger, counters, launch.stop).c_str());
+  if (launch.cramped && !launch.stop && launch.next < launch.blocks) {
+    Finding finding;
+    finding.kind = "memory";
+    finding.message = "has no memory for the stacks of a block's threads: less than it takes is free, or allowed";
+    findings.add(std::move(finding));
+    launch.stop = true;
+  }
+  for (Finding finding : guesses.list) {
+    const bool checked = launch.checked.count(finding.guess) > 0;
+    if (checked) finding.kind = "checked guess", finding.message += "; a compare-and-swap checks what was read";
+    Findings one;
+    finding.guess = nullptr;
+    one.add(std::move(finding));
+    (checked ? notes : findings).merge(one);
+  }
+  return strdup(report(findings, notes, ledger, counters, launch.stop).c_str());
 }
 
 void emu_free(char* text) { std::free(text); }

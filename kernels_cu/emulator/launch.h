@@ -3,6 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,7 @@ struct EmuLaunch {
   int workers;   // threads of the operating system
   int sanitize;  // 1: look for misuse; 0: only count
   double time_limit;  // seconds
+  const void* watched;  // a byte in HBM of which each store is to be reported, or null
 };
 
 // Runs a launch. The answer is a JSON document. The caller frees it with emu_free.
@@ -50,6 +54,14 @@ struct Launch {
   double deadline;  // on the monotonic clock
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
+  std::atomic<bool> cramped{false};  // was there no memory for another block?
+  Handed handed;
+  std::atomic<bool> fences{false};  // has any thread made one?
+  std::atomic<int> resident{0}, idle{0};  // blocks that have begun and not ended; those of them that only wait
+  std::function<void()> begin_another;    // block, beside those that are resident, for they may wait for it
+
+  std::mutex busy;
+  std::set<Place> checked;  // plain reads of what a compare-and-swap by the same thread checked next
 
   explicit Launch(const EmuLaunch& given);
   bool sanitize() const { return given.sanitize; }

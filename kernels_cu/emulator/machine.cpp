@@ -83,7 +83,9 @@ Block::Block(Launch& launch) : launch(launch) {
     lanes.push_back(std::move(lane));
   }
   stack_bytes_ = threads * STACK_BYTES;
-  stacks_ = static_cast<char*>(mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0));
+  void* stacks = mmap(nullptr, stack_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON | MAP_NORESERVE, -1, 0);
+  if (stacks == MAP_FAILED) return;
+  stacks_ = static_cast<char*>(stacks);
   for (auto& lane : lanes) {
     char* stack = stacks_ + lane->number * STACK_BYTES;
     mprotect(stack, GUARD_BYTES, PROT_NONE);  // an overflow stops here
@@ -92,14 +94,18 @@ Block::Block(Launch& launch) : launch(launch) {
   sram.lay_out(launch.given.dynamic_sram);
 }
 
-Block::~Block() { munmap(stacks_, stack_bytes_); }
+Block::~Block() {
+  if (stacks_) munmap(stacks_, stack_bytes_);
+}
 
 void Block::run(std::uint64_t index) {
   number = index;
+  ++launch.resident;
   aborted = false;
   exited = 0;
   live = static_cast<int>(lanes.size());
   clocks.reset(live);
+  handed.clear();
   sram.clear();
   for (auto& barrier : barriers) barrier = {};
   hopper = std::make_unique<Hopper>(*this);
@@ -111,6 +117,9 @@ void Block::run(std::uint64_t index) {
     lane->step = "";
     lane->wait = Wait::nothing;
     lane->group = 0;
+    lane->spins = 0;
+    lane->heard = {};
+    lane->reads = {};
     lane->copies.clear();
     lane->counters = &counters;
     ++lane->interval;
@@ -123,6 +132,9 @@ void Block::run(std::uint64_t index) {
   else
     faulted();
   landing = nullptr;
+  settle();
+  --launch.resident;
+  if (idle) idle = false, --launch.idle;
   if (!live) hopper->end();
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
@@ -158,7 +170,18 @@ void Block::faulted() {
   findings.add(std::move(found));
 }
 
-void Block::yield() { emu_switch(&running->stack_pointer, scheduler); }
+// If memory hasn't changed, both stored the same value.
+void Block::settle() {
+  if (undecided.empty()) return;
+  for (auto& [finding, at, before] : undecided) {
+    const bool same = std::memcmp(at, before, finding.bytes) == 0;
+    if (same) finding.kind = "same value", finding.message = "writes what another thread wrote, too: the same value";
+    (same ? notes : findings).add(std::move(finding));
+  }
+  undecided.clear();
+}
+
+void Block::yield() { settle(), emu_switch(&running->stack_pointer, scheduler); }
 
 void Block::wake(Lane& lane) {
   lane.wait = Wait::nothing;
@@ -170,21 +193,6 @@ void Block::abort() {
   aborted = true;
   yield();
   __builtin_unreachable();
-}
-
-void Block::poll(Lane& lane, Place place) {
-  constexpr std::uint32_t PATIENCE = 1024;
-  if (++lane.since_switch % PATIENCE) return;
-  if (launch.late()) too_late(lane, place), yield();
-  wake(lane);
-  yield();
-}
-
-void Block::too_late(const Lane& lane, Place place) {
-  aborted = true;
-  Finding found = finding("deadlock", place, lane);
-  found.message = "still loops here at the time limit: does it wait for what nobody writes?";
-  findings.add(std::move(found));
 }
 
 void Block::finished(Lane& lane) {
@@ -274,7 +282,7 @@ void meet(Collective work, const char* what, unsigned mask, bool aligned, Place 
 }
 
 void sync_of_warp(Warp& warp, unsigned mask) {
-  std::vector<std::uint32_t> seen;
+  Horizon seen;
   Clocks& clocks = warp.block->clocks;
   for (const Lane* lane : warp.lanes)
     if (lane && mask >> lane->lane & 1) clocks.release(lane->number, seen);
@@ -330,6 +338,7 @@ void wait_barrier(int id, int threads, Place place) {
   Block& block = *lane.block;
   NamedBarrier& barrier = block.barriers[id];
   join(lane, barrier, threads, place);
+  lane.take_over(true);
   lane.wait = Wait::barrier;
   lane.place = place;
   lane.what = "a barrier";
@@ -452,7 +461,7 @@ bool earlier(const Finding& a, const Finding& b) {
 
 void Findings::add(Finding finding) {
   for (auto& known : list)
-    if (known.kind == finding.kind && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
+    if (known.kind == finding.kind && known.guess == finding.guess && site_of(known.place) == site_of(finding.place) && known.tensor == finding.tensor) {
       finding.times += known.times;
       if (earlier(finding, known)) std::swap(known, finding);  // the first block's, whichever ran first
       known.times = std::max(known.times, finding.times);

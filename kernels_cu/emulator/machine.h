@@ -64,9 +64,23 @@ struct Lane : Thread {
   std::vector<std::uint64_t> occurrences;  // by site: interval << 32 | how often the site came in it
   std::vector<Copy> copies;                // by copy_async, not yet waited for, oldest first
   unsigned group = 0;                      // the group of the next copies
-  std::uint32_t since_switch = 0;
+  std::uint32_t polls = 0;                 // how often it passed a place where it may be in a loop
+
+  struct Read { const void* address = nullptr; Place place{}; };
+  std::array<Read, 4> reads{};  // its latest plain ones, which a compare-and-swap may check
+  unsigned read_count = 0;
+
+  // A loop that waits for others reads one place again and again, by atomics or volatile, and touches nothing else.
+  const void* spins_on = nullptr;
+  std::uint32_t spins = 0, spun_at = 0;  // how often in a row, and `polls` at the last time
+
+  Heard heard;
+  void fence(bool everywhere);                        // for all blocks, or its own only
+  void take_over(bool everywhere);                    // what was handed on where it has read
+  void hand_on(const void* address, bool shared);     // an atomic or volatile store: what it had ready by a fence
 
   bool in(unsigned mask) const { return mask >> lane & 1; }
+  bool spinning() const;
 };
 
 struct Warp {
@@ -84,7 +98,7 @@ struct NamedBarrier {
   int arrived = 0;  // how many threads came and didn't wait
   std::vector<Lane*> waiting;
   Place place{};                    // where the first thread came to it
-  std::vector<std::uint32_t> seen;  // what the threads that didn't wait had seen (Clocks)
+  Horizon seen;                     // what the threads that didn't wait had seen (Clocks)
 };
 
 // One "SM": what a block needs, on a thread of the operating system. Blocks use it one after the other.
@@ -102,19 +116,31 @@ struct Block {
   Lane* running = nullptr;
   void* scheduler = nullptr;  // the stack pointer of run()
   int live = 0, exited = 0;
+  bool has_stacks() const { return stacks_ != nullptr; }
   bool aborted = false;
+  bool idle = false;  // it waited, when last asked
 
   Sram sram;
   std::array<NamedBarrier, NAMED_BARRIERS> barriers;
   Clocks clocks;
+  Handed handed;  // within this block
   std::unique_ptr<Hopper> hopper;  // mbarriers, copies of boxes, products of warpgroups
   Counters counters;
   Ledger ledger;
-  Findings findings;
+  Findings findings, notes;  // notes: what looks like a misuse, and is harmless
+  Findings guesses;          // findings or notes: the launch's end tells
+  struct Undecided {
+    Finding finding;
+    const char* at;
+    char before[CHUNK];
+  };
+  std::vector<Undecided> undecided;  // stores that have yet to happen, where another thread has stored
+  void settle();                     // they have happened
 
   void yield();  // the running lane waits; returns when it may go on
   void wake(Lane& lane);
-  void poll(Lane& lane, Place place);  // an access in what may be a spin loop: lets other lanes run now and then
+  void poll(Lane& lane, Place place);  // what may be in a loop without end: lets other lanes run now and then
+  void spin(Lane& lane, const void* address, Place place);  // an atomic or volatile access: it may be what a loop waits for
   [[noreturn]] void abort();           // the running lane found a misuse after which the block can't go on
   void finished(Lane& lane);
   void check_barrier(int id);
@@ -128,6 +154,7 @@ struct Block {
   void schedule();  // runs lanes until all have ended, or none can go on
   void faulted();
   void too_late(const Lane& lane, Place place);
+  bool waits() const;  // does each of its lanes wait, or spin?
 
   char* stacks_ = nullptr;
   std::size_t stack_bytes_ = 0;

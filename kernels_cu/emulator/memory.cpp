@@ -16,6 +16,8 @@ void Clocks::reset(int count) {
   threads = width = capacity = count;
   floor = 0;
   seen.assign(static_cast<std::size_t>(count) * count, 0);
+  orders.assign(count, {});
+  ordered = false;
   for (int t = 0; t < count; ++t) of(t)[t] = 1;
 }
 
@@ -49,15 +51,21 @@ void Clocks::join_all() {
     for (int t = 0; t < threads; ++t) most = std::max(most, of(t)[column]);
     for (int t = 0; t < threads; ++t) of(t)[column] = most;
   }
+  if (!ordered) return;
+  Order all;
+  for (const Order& one : orders) all.join(one);
+  orders.assign(threads, all);
 }
 
-void Clocks::release(int thread, std::vector<std::uint32_t>& into) {
+void Clocks::release(int thread, Horizon& into) {
   into.resize(width);
+  if (ordered) into.order.join(order(thread));
   for (int t = 0; t < width; ++t) into[t] = std::max(into[t], of(thread)[t]);
   ++of(thread)[thread];
 }
 
-void Clocks::acquire(int thread, const std::vector<std::uint32_t>& from) {
+void Clocks::acquire(int thread, const Horizon& from) {
+  if (from.order.any()) order(thread).join(from.order);
   const int known = static_cast<int>(from.size());  // there may be more agents since
   for (int t = 0; t < known; ++t) of(thread)[t] = std::max(of(thread)[t], from[t]);
 }
@@ -131,19 +139,21 @@ std::string count_of(std::int64_t n, const char* noun) { return std::to_string(n
 
 }  // namespace
 
-void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
-                unsigned bytes, const Access* other) {
+namespace {
+
+Finding global_finding(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
+                       unsigned bytes, const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   finding.message = std::move(message);
   finding.space = "hbm";
   finding.bytes = static_cast<int>(bytes);
   if (region) finding.tensor = region->name, finding.offset = static_cast<const char*>(address) - region->base;
   if (other) lane.block->tell_other(finding, *other);
-  lane.block->findings.add(std::move(finding));
+  return finding;
 }
 
-void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
-                const Access* other) {
+Finding shared_finding(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
+                       const Access* other) {
   Finding finding = lane.block->finding(kind, place, lane);
   const Sram& sram = lane.block->sram;
   finding.message = std::move(message);
@@ -154,7 +164,35 @@ void add_shared(Lane& lane, const char* kind, std::string message, Place place, 
   finding.tensor = name ? name->name : "SRAM";
   finding.offset = static_cast<std::int64_t>(address) - (name ? name->begin : sram.dynamic_begin);
   if (other) lane.block->tell_other(finding, *other);
-  lane.block->findings.add(std::move(finding));
+  return finding;
+}
+
+// A race, unless it turns out to be harmless: two stores of one value (Block::settle), or a read that only guesses what a
+// compare-and-swap then checks (Launch::guesses).
+void found_race(Lane& lane, Finding finding, const Access& mine, const Access& other, Way way, const char* at) {
+  Block& block = *lane.block;
+  const bool guess = !mine.write && !mine.atomic && other.atomic, guessed = mine.atomic && !other.write && !other.atomic;
+  if (way == Way::plain && mine.write && other.write && !other.atomic) {
+    block.undecided.push_back({std::move(finding), at, {}});
+    std::memcpy(block.undecided.back().before, at, block.undecided.back().finding.bytes);
+  } else if (guess || guessed) {
+    finding.guess = guess ? mine.place : other.place;
+    block.guesses.add(std::move(finding));
+  } else {
+    block.findings.add(std::move(finding));
+  }
+}
+
+}  // namespace
+
+void add_global(Lane& lane, const char* kind, std::string message, Place place, const Region* region, const void* address,
+                unsigned bytes, const Access* other) {
+  lane.block->findings.add(global_finding(lane, kind, std::move(message), place, region, address, bytes, other));
+}
+
+void add_shared(Lane& lane, const char* kind, std::string message, Place place, unsigned address, unsigned bytes,
+                const Access* other) {
+  lane.block->findings.add(shared_finding(lane, kind, std::move(message), place, address, bytes, other));
 }
 
 namespace {
@@ -166,13 +204,15 @@ enum class Conflict { none, race, proxy };
 // by a barrier of this one.
 Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool shared, Access& other) {
   const Clocks& clocks = actor.lane.block->clocks;
+  const View& view = clocks.orders[actor.lane.number].knows;
   Conflict conflict = Conflict::none;
   std::uint32_t reader = mine.block;  // a block that read it, too
   bool two_readers = false;           // are enough to race with
   for (std::size_t i = 0; i < accesses.size();) {
     Access& past = accesses[i];
     const bool here = past.block == mine.block;
-    const bool ordered = here && ((past.thread == mine.thread && !actor.engine) || clocks.happened_before(past, actor.knows));
+    const bool ordered = here ? (past.thread == mine.thread && !actor.engine) || clocks.happened_before(past, actor.knows)
+                              : view && knows(view, past);
     if (conflict == Conflict::none && past.bytes & mine.bytes && (past.write || mine.write) && !(past.atomic && mine.atomic)) {
       if (!ordered) conflict = Conflict::race;
       else if (actor.engine && past.write && !clocks.fenced(past, actor.knows)) conflict = Conflict::proxy;
@@ -222,6 +262,13 @@ Actor actor_of(Lane& lane) {
   return {lane, clocks.of(lane.number), static_cast<std::uint16_t>(lane.number), clocks.now(lane.number), false};
 }
 
+// A volatile store that hands nothing on is like any other: nobody who reads it knows what came before it.
+bool strong(const Lane& lane, bool write, Way way) {
+  if (way != Way::is_volatile) return way == Way::atomic;
+  const Order& order = lane.block->clocks.order(lane.number);
+  return !write || order.ready || order.ready_here;
+}
+
 Access access_of(const Actor& actor, bool write, bool atomic, Place place) {
   return {static_cast<std::uint32_t>(actor.lane.block->number), actor.clock, actor.thread, 0, write, atomic,
           static_cast<std::uint16_t>(actor.lane.number), place};
@@ -232,8 +279,8 @@ std::string proxy_of(const Access& mine) {
 }
 
 // Before a copy arrives, and afterwards, its destination belongs to the thread that issued it.
-bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
-  Access mine = access_of(actor, write, atomic, place), other{};
+bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool write, Way way, Place place) {
+  Access mine = access_of(actor, write, strong(actor.lane, write, way), place), other{};
   bool race = false;
   for_chunks(address, bytes, [&](std::uint64_t chunk, std::uint16_t mask) {
     mine.bytes = mask;
@@ -242,14 +289,15 @@ bool race_shared(const Actor& actor, unsigned address, unsigned bytes, bool writ
     race = true;
     if (conflict == Conflict::proxy)
       return add_shared(actor.lane, "proxy fence forgotten", proxy_of(mine), place, address, bytes, &other);
-    add_shared(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+    Finding found = shared_finding(actor.lane, "race", std::string(race_of(mine, other)) + ", with no barrier between", place, address, bytes, &other);
+    found_race(actor.lane, std::move(found), mine, other, way, actor.lane.block->sram.pointer(address));
   });
   return race;
 }
 
-void race_global(const Actor& actor, Region& region, const void* address, unsigned bytes, bool write, bool atomic, Place place) {
+void race_global(const Actor& actor, Region& region, const void* address, unsigned bytes, bool write, Way way, Place place) {
   Lane& lane = actor.lane;
-  Access mine = access_of(actor, write, atomic, place), other{};
+  Access mine = access_of(actor, write, strong(lane, write, way), place), other{};
   for_chunks(static_cast<const char*>(address) - region.base, bytes, [&](std::uint64_t index, std::uint16_t mask) {
     mine.bytes = mask;
     auto& chunk = region.chunks[index];
@@ -260,9 +308,10 @@ void race_global(const Actor& actor, Region& region, const void* address, unsign
     if (conflict == Conflict::proxy)
       return add_global(lane, "proxy fence forgotten", proxy_of(mine), place, &region, address, bytes, &other);
     const bool here = other.block == mine.block;
-    add_global(lane, here ? "race" : "race between blocks",
-               std::string(race_of(mine, other)) + (here ? ", with no barrier between" : " in another block"), place,
-               &region, address, bytes, &other);
+    Finding found = global_finding(lane, here ? "race" : "race between blocks",
+                                   std::string(race_of(mine, other)) + (here ? ", with no barrier between" : " in another block"),
+                                   place, &region, address, bytes, &other);
+    found_race(lane, std::move(found), mine, other, way, static_cast<const char*>(address));
   });
 }
 
@@ -276,8 +325,9 @@ bool any(const unsigned char* state, unsigned bytes, State wanted) {
 
 namespace {
 
-bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region) {
   Lane& lane = actor.lane;
+  const bool atomic = way == Way::atomic;
   Launch& launch = lane.block->launch;
   region = launch.find(address, bytes);
   if (!region) {
@@ -292,6 +342,9 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
                place, near, address, bytes);
     return false;
   }
+  const auto* watched = static_cast<const char*>(launch.given.watched);
+  if (watched && write && watched - static_cast<const char*>(address) < bytes && watched >= address)
+    add_global(lane, "stored", "stores here", place, region, address, bytes);
   if (!launch.sanitize()) return true;
   if (!actor.engine && reinterpret_cast<std::uintptr_t>(address) % bytes && (bytes & (bytes - 1)) == 0) {
     add_global(lane, "misaligned", misaligned(bytes, write), place, region, address, bytes);
@@ -301,7 +354,7 @@ bool reach_global(const Actor& actor, const void* address, unsigned bytes, bool 
   if (region->input) {
     if (write || atomic) add_global(lane, "input written", "writes an input", place, region, address, bytes);
   } else {
-    race_global(actor, *region, address, bytes, write, atomic, place);
+    race_global(actor, *region, address, bytes, write, way, place);
   }
   if ((!write || atomic) && any(state, bytes, UNWRITTEN))
     add_global(lane, "uninitialised", "reads what nobody wrote", place, region, address, bytes);
@@ -325,12 +378,13 @@ bool find_owner(Lane& lane, unsigned address, unsigned bytes, bool write, Place 
 
 }  // namespace
 
-bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
-  return reach_global(actor_of(lane), address, bytes, write, atomic, place, region);
+bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region) {
+  lane.block->settle();
+  return reach_global(actor_of(lane), address, bytes, write, way, place, region);
 }
 
 bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region) {
-  return reach_global(actor, address, bytes, write, false, place, region);
+  return reach_global(actor, address, bytes, write, Way::primitive, place, region);
 }
 
 bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
@@ -338,7 +392,7 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
   Sram& sram = lane.block->sram;
   if (!sram.holds(chunk, CHUNK)) return check_shared(lane, chunk, CHUNK, write, false, place);
   if (!lane.block->launch.sanitize()) return true;
-  if (find_owner(lane, chunk, CHUNK, write, place) || race_shared(actor, chunk, CHUNK, write, false, place)) return true;
+  if (find_owner(lane, chunk, CHUNK, write, place) || race_shared(actor, chunk, CHUNK, write, Way::primitive, place)) return true;
   const unsigned char* state = &sram.state[chunk];
   if (any(state, CHUNK, PENDING))
     add_shared(lane, "wait forgotten", "has an engine touch where a thread's copy is still on its way", place, chunk, CHUNK);
@@ -347,8 +401,10 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
   return true;
 }
 
-bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way way, Place place) {
   Sram& sram = lane.block->sram;
+  const bool atomic = way == Way::atomic;
+  lane.block->settle();
   if (!sram.holds(address, bytes) || (address < sram.dynamic_begin && !sram.name_of(address))) {
     std::string where = "there is no SRAM at address " + std::to_string(address);
     if (const auto* name = sram.before(address))
@@ -366,7 +422,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
   }
   unsigned char* state = &sram.state[address];
   if (!find_owner(lane, address, bytes, write, place)) {
-    const bool race = race_shared(actor_of(lane), address, bytes, write, atomic, place);
+    const bool race = race_shared(actor_of(lane), address, bytes, write, way, place);
     if (race) {  // said already; what the bytes hold follows from it
     } else if (any(state, bytes, PENDING)) {
       Access other{};
@@ -394,7 +450,7 @@ bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool
 void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place) {
   Sram& sram = lane.block->sram;
   if (lane.block->launch.sanitize()) {
-    if (!race_shared(actor_of(lane), to, bytes, true, false, place) && any(&sram.state[to], bytes, PENDING))
+    if (!race_shared(actor_of(lane), to, bytes, true, Way::primitive, place) && any(&sram.state[to], bytes, PENDING))
       add_shared(lane, "wait forgotten", "starts a copy to where another is still on its way", place, to, bytes);
     std::memset(&sram.state[to], PENDING, bytes);
     std::memset(sram.pointer(to), POISON, bytes);
@@ -412,7 +468,7 @@ void finish_copies(Lane& lane, unsigned pending) {
     if (!lane.block->launch.sanitize()) continue;
     std::memset(&sram.state[copy.to], WRITTEN, copy.bytes);
     const char* step = std::exchange(lane.step, copy.step);
-    race_shared(actor_of(lane), copy.to, copy.bytes, true, false, copy.place);
+    race_shared(actor_of(lane), copy.to, copy.bytes, true, Way::primitive, copy.place);
     lane.step = step;
   }
   lane.copies.erase(lane.copies.begin(), lane.copies.begin() + static_cast<std::ptrdiff_t>(done));

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "order.h"
 #include "report.h"
 
 namespace emulator {
@@ -32,7 +33,7 @@ struct Access {
   std::uint32_t block, clock;
   std::uint16_t thread;  // the number of a thread or of an agent (Clocks)
   std::uint16_t bytes;   // a bit for each byte of the chunk
-  bool write, atomic;
+  bool write, atomic;    // `atomic`: or volatile; it races with no other such access
   std::uint16_t issuer;  // the thread that made it, or that had an agent make it
   Place place;
 };
@@ -48,6 +49,8 @@ struct Clocks {
   int threads = 0, width = 0, capacity = 0;  // columns: threads | their fences | agents
   std::uint32_t floor = 0;
   std::vector<std::uint32_t> seen;  // threads x capacity
+  std::vector<Order> orders;        // by thread
+  bool ordered = false;             // is there any order that isn't empty?
 
   void reset(int threads);
   int add_agent();
@@ -63,8 +66,9 @@ struct Clocks {
   }
   void fence(int thread);  // from here on, engines see what this thread has seen
   void join_all();
-  void release(int thread, std::vector<std::uint32_t>& into);  // threads that acquire `into` see what this thread did
-  void acquire(int thread, const std::vector<std::uint32_t>& from);
+  Order& order(int thread) { return orders[thread]; }
+  void release(int thread, Horizon& into);  // threads that acquire `into` see what this thread did
+  void acquire(int thread, const Horizon& from);
 };
 
 // An array in HBM. Inputs may not be written. In other arrays, races between blocks are detected as well.
@@ -137,8 +141,15 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place);
 bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region);
 
 // Checks of one lane's access to 1 to 16 bytes. They add findings. False: there is no memory there.
-bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region);
-bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place);
+enum class Way { plain, primitive, is_volatile, atomic };
+bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region);
+bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way way, Place place);
+inline bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {
+  return check_global(lane, address, bytes, write, atomic ? Way::atomic : Way::primitive, place, region);
+}
+inline bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, bool atomic, Place place) {
+  return check_shared(lane, address, bytes, write, atomic ? Way::atomic : Way::primitive, place);
+}
 void begin_copy(Lane& lane, unsigned to, const void* from, unsigned bytes, unsigned kept, Place place);
 void finish_copies(Lane& lane, unsigned pending);
 void leave_copies(Lane& lane);  // at the thread's end

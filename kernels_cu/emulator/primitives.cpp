@@ -92,8 +92,12 @@ void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
 int emu_atomic(void* address, unsigned bytes) {
   Lane& lane = current_lane();
   lane.block->poll(lane, HERE);
+  lane.block->spin(lane, address, HERE);
+  lane.heard.add(address);
   unsigned shared;
-  if (lane.block->sram.shared_address(address, shared)) {
+  const bool in_sram = lane.block->sram.shared_address(address, shared);
+  lane.hand_on(address, in_sram);
+  if (in_sram) {
     if (!check_shared(lane, shared, bytes, true, true, HERE)) return 0;
     count_shared(lane, Op::atom, shared, bytes, HERE);
     return 1;
@@ -105,6 +109,18 @@ int emu_atomic(void* address, unsigned bytes) {
   return 1;
 }
 
+void emu_compare(const void* address) {
+  Lane& lane = current_lane();
+  for (unsigned i = 0, n = lane.reads.size(); i < n; ++i) {
+    auto& read = lane.reads[(lane.read_count - 1 - i) % n];
+    if (read.address != address) continue;
+    Launch& launch = lane.block->launch;
+    const std::lock_guard lock(launch.busy);
+    launch.checked.insert(read.place);
+    return void(lane.reads = {});
+  }
+}
+
 [[noreturn]] static void give_up(const char* kind, std::string message, Place place) {
   Lane& lane = current_lane();
   Finding finding = lane.block->finding(kind, place, lane);
@@ -114,6 +130,21 @@ int emu_atomic(void* address, unsigned bytes) {
 }
 void emu_assert(const char* condition) { give_up("assert", std::string("assert(") + condition + ") failed", HERE); }
 void emu_trap() { give_up("trap", "calls __trap()", HERE); }
+
+// What would end the process, as the kernel's object calls it after build.py has renamed it. Outside a kernel (an object
+// that is made when the library is loaded) it does what it always does.
+#define EMU_END(NAME, SAYS) \
+  void emu_##NAME() { current ? give_up("exit", SAYS ", which would end the whole process", HERE) : std::abort(); }
+extern "C" {
+EMU_END(abort, "calls abort()")
+EMU_END(exit, "calls exit()")
+EMU_END(_exit, "calls _exit()")
+EMU_END(_Exit, "calls _Exit()")
+EMU_END(quick_exit, "calls quick_exit()")
+EMU_END(terminate, "calls std::terminate()")
+EMU_END(throw, "throws an exception")
+EMU_END(rethrow, "throws an exception")
+}
 
 // The running thread
 
@@ -294,7 +325,9 @@ unsigned emu_active_mask() {
   return static_cast<unsigned>(lane.operands.out[0]);
 }
 
-void emu_syncwarp(unsigned mask) { meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
+void emu_fence(int everywhere) { current_lane().fence(everywhere); }
+
+void emu_syncwarp(unsigned mask) { current_lane().take_over(true), meet(sync_of_warp, "__syncwarp", mask, false, HERE); }
 
 void emu_syncthreads() { wait_barrier(0, 0, HERE); }
 

@@ -71,6 +71,12 @@ void emu_named_arrive(int id, int threads);
 // Checks and counts an atomic on HBM or SRAM. 0: there is no memory there.
 int emu_atomic(void* address, unsigned bytes);
 
+// A compare-and-swap is to come, before emu_atomic: it checks what the thread has read there.
+void emu_compare(const void* address);
+
+// A fence: for threads of all blocks, or of its own.
+void emu_fence(int everywhere);
+
 [[noreturn]] void emu_assert(const char* condition);
 [[noreturn]] void emu_trap();
 

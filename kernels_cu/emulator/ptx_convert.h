@@ -18,21 +18,35 @@ struct ue8m0x2 { u16 bits; };
 template <class T> constexpr bool is_eights = false;
 template <class F> inline constexpr bool is_eights<Eights<F>> = true;
 
-// e2m1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and a sign.
-__forceinline__ float value_of_e2m1(u32 bits) {
-  constexpr float VALUES[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  return bits & 8 ? -VALUES[bits & 7] : VALUES[bits & 7];
-}
-__forceinline__ u32 bits_of_e2m1(float x) {
-  if (std::isnan(x)) return 7;
-  const float size = std::fabs(x);
-  u32 best = 0;
-  for (u32 i = 1; i < 8; ++i) {
-    const float before = std::fabs(size - value_of_e2m1(best)), now = std::fabs(size - value_of_e2m1(i));
-    if (now < before || (now == before && i % 2 == 0)) best = i;
+// Floats of 4 and 6 bits, which have no infinities and no NaN: a sign, EXPONENT bits and MANTISSA bits.
+template <int EXPONENT, int MANTISSA>
+struct Mini {
+  static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA), BIAS = (1u << (EXPONENT - 1)) - 1;
+  static float value(u32 bits) {
+    const u32 exponent = (bits & (SIGN - 1)) >> MANTISSA, mantissa = bits & ((1u << MANTISSA) - 1);
+    const float size = exponent ? std::ldexp(static_cast<float>(mantissa | 1u << MANTISSA), static_cast<int>(exponent) - static_cast<int>(BIAS) - MANTISSA)
+                                : std::ldexp(static_cast<float>(mantissa), 1 - static_cast<int>(BIAS) - MANTISSA);
+    return bits & SIGN ? -size : size;
   }
-  return best | (std::signbit(x) ? 8u : 0u);
-}
+  // The nearest, of two the even one.
+  static u32 bits(float x) {
+    if (std::isnan(x)) return SIGN - 1;
+    const float size = std::fabs(x);
+    u32 best = 0;
+    for (u32 i = 1; i < SIGN; ++i) {
+      const float before = std::fabs(size - value(best)), now = std::fabs(size - value(i));
+      if (now < before || (now == before && i % 2 == 0)) best = i;
+    }
+    return best | (std::signbit(x) ? SIGN : 0u);
+  }
+};
+using E2m1 = Mini<2, 1>;
+struct e2m3x2 { u16 bits; };
+struct e3m2x2 { u16 bits; };
+template <class T> struct SixBits;
+template <> struct SixBits<e2m3x2> { using type = Mini<2, 3>; };
+template <> struct SixBits<e3m2x2> { using type = Mini<3, 2>; };
+template <class T> constexpr bool is_six = std::is_same_v<T, e2m3x2> || std::is_same_v<T, e3m2x2>;
 
 // A float as an integral one.
 template <class F>
@@ -124,14 +138,18 @@ __forceinline__ D convert(const A& given) {
     return bf16x2{bf16(eight<S>(s, 0)), bf16(eight<S>(s, 8))};
   } else if constexpr (std::is_same_v<S, e2m1x2>) {
     using One = typename Pair<D>::One;
-    return D{One(value_of_e2m1(s.bits & 15u)), One(value_of_e2m1(s.bits >> 4))};
+    return D{One(E2m1::value(s.bits & 15u)), One(E2m1::value(s.bits >> 4))};
+  } else if constexpr (is_six<S>) {
+    using One = typename Pair<D>::One;
+    using Six = typename SixBits<S>::type;
+    return D{One(Six::value(s.bits & 63u)), One(Six::value(s.bits >> 8 & 63u))};
   } else if constexpr (std::is_same_v<S, ue8m0x2>) {
     auto value = [](u32 bits) { return bits == 255 ? NAN : std::ldexp(1.f, static_cast<int>(bits) - 127); };
     return D{bf16(value(s.bits & 255u)), bf16(value(s.bits >> 8u))};
   } else if constexpr (is_eights<D>) {
     return packed<D, mode>(static_cast<float>(s.y), static_cast<float>(s.x));
   } else if constexpr (std::is_same_v<D, e2m1x2>) {
-    return {static_cast<u8>(bits_of_e2m1(s.x) | bits_of_e2m1(s.y) << 4)};
+    return {static_cast<u8>(E2m1::bits(s.x) | E2m1::bits(s.y) << 4)};
   } else {  // to float16 or bfloat16
     if constexpr (std::is_integral_v<S> || std::is_same_v<S, double>) return small_of<D>(emulator::odd_float(static_cast<double>(s)), mode);
     else return small_of<D>(mode & integral ? integral_of(static_cast<float>(s), mode) : static_cast<float>(s), mode);
@@ -146,7 +164,10 @@ __forceinline__ D convert_pair(const A& first, const B& second) {
     using One = typename Pair<D>::One;
     return D{small_of<One>(low, mode), small_of<One>(high, mode)};
   } else if constexpr (std::is_same_v<D, e2m1x2>) {
-    return {static_cast<u8>(bits_of_e2m1(low) | bits_of_e2m1(high) << 4)};
+    return {static_cast<u8>(E2m1::bits(low) | E2m1::bits(high) << 4)};
+  } else if constexpr (is_six<D>) {
+    using Six = typename SixBits<D>::type;
+    return {static_cast<u16>(Six::bits(high) << 8 | Six::bits(low))};
   } else if constexpr (std::is_same_v<D, ue8m0x2>) {
     auto bits = [](float x) -> u32 {
       if (std::isnan(x)) return 255;

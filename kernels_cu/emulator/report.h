@@ -27,6 +27,7 @@ struct Finding {
   Place other = nullptr;
   uint3 other_block{}, other_thread{};
   bool has_other = false;
+  Place guess = nullptr;  // the read of a race with an atomic: harmless if a compare-and-swap checks what it read
   std::uint64_t times = 1;
 };
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from docs._site import flash3 as climb
+from docs._site.blocks import replaced
 from flashlab.measure import results
 
 TEXT = climb.PAGE.read_text(encoding="utf-8")
@@ -28,13 +29,13 @@ def texts(svg: str) -> list[str]:
 
 
 def test_the_page_is_what_the_data_say():
-    assert climb.page_with(TEXT, blocks()) == TEXT, "run python -m docs._site.flash3"
+    assert replaced(TEXT, "flash3", blocks()) == TEXT, "run python -m docs._site.flash3"
 
 
 def test_every_block_of_the_page_is_written():
     assert set(MARKED.findall(TEXT)) == set(climb.BLOCKS)
     with pytest.raises(ValueError, match="no block 'ladder'"):
-        climb.page_with(TEXT.replace("<!-- ladder: end -->", ""), blocks())
+        replaced(TEXT.replace("<!-- ladder: end -->", ""), "flash3", blocks())
 
 
 @pytest.mark.parametrize("name", climb.DRAWN)

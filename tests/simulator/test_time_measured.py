@@ -11,6 +11,7 @@ import pytest
 
 import flashlab as fl
 from docs._site import time_model as drawn
+from docs._site.blocks import replaced
 from flashlab.measure import blind as time_model
 from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
@@ -127,8 +128,7 @@ def test_blocks_that_take_turns_no_more_are_found(monkeypatch: pytest.MonkeyPatc
 
 def test_the_page_says_what_the_data_says():
     page = drawn.PAGE.read_text(encoding="utf-8")
-    for name, block in drawn.BLOCKS.items():
-        assert drawn.BEGIN.format(name) + block() + drawn.END.format(name) in page
+    assert replaced(page, "time_model", {name: block() for name, block in drawn.BLOCKS.items()}) == page
 
 
 @pytest.mark.parametrize("name", drawn.figures())

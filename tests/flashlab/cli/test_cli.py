@@ -28,7 +28,7 @@ from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
     "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
-    "time", "capture", "info", "cache",
+    "time", "capture", "diff", "info", "cache",
 ]  # fmt: skip
 
 MINE = '''
@@ -327,7 +327,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("emulate flsh2", "target = 'flsh2': expected one of standard, "),
         ("emulate mine --grid 1", "a file that ends in .cu"),
         ("emulate flash2 --grid 8", "--grid = '8': expected nothing: an algorithm brings its launches"),
-        ("emulate nowhere.cu --block 128", "--grid = None: expected how many"),
+        ("emulate nowhere.cu --block 128", "file = 'nowhere.cu': expected a CUDA source"),
         ("emulate nowhere.cu --grid 1 --block 128", "file = 'nowhere.cu': expected a CUDA source"),
         ("emulate nowhere.cu --grid 1 --block 128 --len-q 4", "--len-q"),
         ("emulate nowhere.cu --grid 1 --block 128 --tile 16x16", "--tile"),
@@ -338,6 +338,8 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("count nowhere_at_all:mine", "No module named 'nowhere_at_all'"),
         ("count os:path.join", "expected a tile program"),
         ("verify flash2 --layout bshd", "--layout"),
+        ("verify flash2 --grid 8", "--grid"),
+        ("verify mine.cu:mine --block 32", "file = 'mine.cu': expected a CUDA source"),
         ("verify flash2 --multiple 32", "--multiple = '32': expected none of them"),
         ("verify json:dumps", "target = json:dumps: expected a function that takes (q, k, v"),
         ("verify json:dumps --arg-names causal", "--arg-names = 'causal'"),

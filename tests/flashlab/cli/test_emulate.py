@@ -65,7 +65,18 @@ def test_an_algorithm_as_json() -> None:
     assert found["passed"] and found["device"] == "a100-40" and found["problem"]["len_q"] == 20
     assert found["max_error"] < 2e-3 and found["unwritten"] == {} and found["differences"] == []
     launch = found["launches"][0]
-    assert set(launch) == {"kernel", "moved", "findings", "dropped", "plain", "flops", "exp", "stopped"}
+    assert set(launch) == {
+        "kernel",
+        "moved",
+        "findings",
+        "dropped",
+        "plain",
+        "flops",
+        "exp",
+        "notes",
+        "stopped",
+        "unfinished",
+    }
     row = launch["moved"][0]
     assert {"step", "tensor", "space", "op", "instructions", "bytes", "sectors", "wavefronts", "ideal", "what"} == set(
         row
@@ -111,8 +122,8 @@ def test_its_bytes_are_held_to_the_formula(tmp_path: Path) -> None:
 
 def test_its_endless_loop_is_ended(tmp_path: Path) -> None:
     path = changed(tmp_path, "load_q", "", "  for (volatile int i = 0;;) i = 0;\n")
-    text = run("emulate", path, "--as", "flash2", *SIZE, "--time-limit", 0.3, code=1).stdout
-    assert "mine.cu:" in text and "at the time limit" in text
+    text = run("emulate", path, "--as", "flash2", *SIZE, "--time-limit", 0.3, code=2).stdout
+    assert "mine.cu:" in text and "time limit: " in text and "is still running after 0.3 s" in text
 
 
 def test_what_cannot_stand_in(source: str) -> None:
@@ -333,7 +344,7 @@ def test_without_binutils_too(tmp_path: Path) -> None:
     (tmp_path / "g++").symlink_to(compiler)
     done = start("emulate", *SIZE, PATH=str(tmp_path), CXX="", FLASHLAB_CACHE=str(tmp_path / "cache"))
     assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
-    assert "no addr2line, c++filt, nm, objdump, readelf" in done.stderr and "binutils" in done.stderr
+    assert "no addr2line, c++filt, nm, objcopy, objdump, readelf" in done.stderr and "binutils" in done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ def _eights(kind: Any, largest: float) -> Callable[[Array, Array], Array]:
     return lambda high, low: one(high) << 8 | one(low)
 
 
-SHIFT = "and.b32 s, %2, 31; "
+def _mini(kind: str, largest: float, x: Array) -> Array:
+    return np.clip(x, -largest, largest).astype(getattr(ml_dtypes, kind)).view(np.uint8).astype(U)
+
+
 # PTX, where %0 is the result and %1, %2, %3 are words, and what it is in NumPy
 INTEGERS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "add.u32 %0, %1, %2;": lambda x, y, z: x + y,
@@ -201,6 +204,15 @@ PACKED: dict[str, Callable[[Array, Array, Array], Array]] = {
     "{.reg .b16 h; cvt.rn.satfinite.e5m2x2.f32 h, %1, %2; cvt.u32.u16 %0, h;}": lambda x, y, z: _eights(
         ml_dtypes.float8_e5m2, 57344
     )(x, y),
+    "{.reg .b8 b; cvt.rn.satfinite.e2m1x2.f32 b, %1, %2; mov.b32 %0, {b, 0, 0, 0};}": lambda x, y, z: (
+        _mini("float4_e2m1fn", 6, x) << 4 | _mini("float4_e2m1fn", 6, y)
+    ),
+    "{.reg .b16 h; cvt.rn.satfinite.e3m2x2.f32 h, %1, %2; cvt.u32.u16 %0, h;}": lambda x, y, z: (
+        _mini("float6_e3m2fn", 28, x) << 8 | _mini("float6_e3m2fn", 28, y)
+    ),
+    "{.reg .b16 h; cvt.rn.satfinite.e2m3x2.f32 h, %1, %2; cvt.rn.f16x2.e2m3x2 %0, h;}": lambda x, y, z: _f16x2(
+        *(np.clip(v, -7.5, 7.5).astype(ml_dtypes.float6_e2m3fn) for v in (x, y))
+    ),
     "cvt.rni.s32.f32 %0, %1;": lambda x, y, z: _to_int(x, -(2**31), 2**31 - 1, np.rint),
     "cvt.rzi.u32.f32 %0, %1;": lambda x, y, z: _to_int(x, 0, 2**32 - 1, np.trunc),
     "{.reg .s8 b; cvt.rni.sat.s8.f32 b, %1; cvt.s32.s8 %0, b;}": lambda x, y, z: _to_int(x, -128, 127, np.rint),

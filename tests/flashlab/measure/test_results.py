@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from docs._site import kinds
+from docs._site.blocks import replaced
 from docs._site.kinds import KINDS
 from flashlab.measure import results, speed
 from simulator.catalogue import CATALOGUE
@@ -290,8 +291,8 @@ def test_the_published_schemas_are_those_of_the_modules(name: str) -> None:
 def test_no_other_schema_lies_there_and_the_page_lists_the_kinds() -> None:
     assert {path.name for path in kinds.SCHEMAS.iterdir()} == set(kinds.schemas())
     page = kinds.PAGE.read_text(encoding="utf-8")
-    assert page == kinds.page_with(page, kinds.table()), "run python -m docs._site.kinds"
-    assert page != kinds.page_with(page, "")
+    assert page == replaced(page, "kinds", {"kinds": kinds.table()}), "run python -m docs._site.kinds"
+    assert page != replaced(page, "kinds", {"kinds": ""})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(RESULTS).as_posix())

@@ -429,6 +429,7 @@ def test_play_and_pause(opened: Open) -> None:
     here = at(page)
     page.wait_for_timeout(150)
     assert at(page) == here and button(page, "Play").is_visible()
+    page.locator("input[type=range]").fill(str(n - 3))
     button(page, "Play").click()
     until(page, f"document.querySelector('input[type=range]').value == {n}")
     assert button(page, "Play").is_visible()  # it stops by itself

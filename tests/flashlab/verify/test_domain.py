@@ -105,6 +105,7 @@ DOMAINS = st.builds(
     causal=st.none() | st.booleans(),
     masks=st.none() | st.just(("causal",)) | st.just(("window", "scale")) | st.just(()),
     layouts=st.none() | st.just("plain"),
+    pairs=st.none() | st.integers(1, 4096),
 )
 CASES = random_cases(["float32", "float16"], longest=300, head_dims=[1, 17, 64, 300], tiles=[None])
 
@@ -137,6 +138,18 @@ def test_equal_lengths(case: Case) -> None:
     domain = fl.Domain(same_lengths=True, multiple=32)
     p = domain.fit(case.problem)
     assert p.len_q == p.len_kv and p.len_q % 32 == 0 and p.len_q >= 32 and domain.fit(p) == p
+
+
+@given(CASES, st.sampled_from([1, 32]), st.booleans())
+def test_few_pairs(case: Case, multiple: int, same: bool) -> None:
+    """They bind wherever shorter lengths are in the domain, and long rows stay long."""
+    p = fl.Domain(pairs=4096, multiple=multiple, same_lengths=same).fit(case.problem)
+    least = p.len_q == p.len_kv == multiple or min(p.len_q, p.len_kv) == 0
+    assert p.batch * p.heads * p.len_q * p.len_kv <= 4096 or (
+        multiple > 1 and (least or multiple in (p.len_q, p.len_kv))
+    )
+    long = fl.Problem(batch=1, heads=1, len_q=3, len_kv=1025, head_dim=16, dtype="float32")
+    assert fl.Domain(pairs=4096).fit(long) is long and fl.Domain(pairs=1024).fit(long).len_kv == 341
 
 
 def test_a_kernel_that_is_always_causal_needs_no_keyword() -> None:

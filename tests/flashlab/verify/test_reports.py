@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +53,20 @@ MANY = report(200, 100, 150, domain="head_dim 128, multiple 64")
 
 @pytest.mark.parametrize("found", [report(), MANY, report(passed=3, not_run=90)], ids=["passed", "failed", "little"])
 def test_a_report_is_short_wherever_it_is_met(found: Report) -> None:
-    for text in (str(found), found._repr_markdown_()):  # pyright: ignore[reportPrivateUsage]
+    for text in (str(found), found._repr_html_()):  # pyright: ignore[reportPrivateUsage]
         assert len(text.splitlines()) < 20, text
         assert found.headline in text
     assert "\n" not in repr(found) and len(repr(found)) < 240
+
+
+def test_a_notebook_shows_the_report_whole() -> None:
+    """A template's name is no HTML tag, and no cell of the table is missing."""
+    named = replace(MANY, target="flash.cu:k<float, 64>")
+    shown = named._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "✘ flash.cu:k&lt;float, 64&gt; on callable: failed" in shown and "✔" in report()._repr_html_()  # pyright: ignore
+    assert "<td>rule</td><td>100</td><td>200</td><td>150</td>" in shown
+    assert "likely: the scale is 1/head_dim by default" in shown and "<pre>import flashlab" in shown
+    xml.etree.ElementTree.fromstring(f"<p>{shown}</p>")  # every tag is closed
 
 
 def test_a_summary_says_what_counts() -> None:

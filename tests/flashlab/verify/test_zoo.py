@@ -6,6 +6,8 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import verify
+from simulator.catalogue import CATALOGUE
+from simulator.operations.attention import ATTENTION
 from tests.flashlab.verify.zoo import KINDS, Fault, tiled
 from tests.tiers import one_of_each
 
@@ -38,3 +40,13 @@ def test_right_kernels_are_not_rejected(dtype: str) -> None:
     """3,400 random problems of each dtype, of one right kernel: over 10,000 in all."""
     report = verify(fl.Adapter(tiled(), lse="e"), dtypes=[dtype], checks=["search"], examples=3400)
     assert report.verdict == "passed" and int(report.rows[0].case.split()[0]) >= 3000, report
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", [name for name, row in CATALOGUE.items() if row.operation is ATTENTION])
+def test_right_algorithms_are_not_rejected(name: str) -> None:
+    """700 random problems of each algorithm and dtype, which tile, round and skip in their own ways: over 10,000 more."""
+    for dtype in CATALOGUE[name].dtypes:
+        report = verify(name, dtypes=[dtype], checks=["search"], examples=700, seed=3)
+        assert report.verdict == "passed" and int(report.rows[0].case.split()[0]) >= 600, report

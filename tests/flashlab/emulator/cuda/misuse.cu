@@ -2,6 +2,7 @@
 // line. Shared memory: 256 dynamic bytes.
 #ifdef EMULATOR
 #include <assert.h>
+#include <exception>
 #endif
 
 __global__ void null_pointer(int* a, int n) {
@@ -85,12 +86,12 @@ __global__ void waits_for_a_write(int* a, int n) {
 
 __global__ void loops_on_registers(int* a, unsigned n) {
   unsigned i = n;
-  while (i != 5) i += 2;  // wrong: deadlock
+  while (i != 5) i += 2;  // wrong: time limit
   a[0] = i;
 }
 
 __global__ void barriers_for_ever(int* a, int n) {
-  while (n == 0) __syncthreads();  // wrong: deadlock
+  while (n == 0) __syncthreads();  // wrong: time limit
   a[0] = n;
 }
 
@@ -141,3 +142,27 @@ __global__ void warp_without_sync(int* a, int n) {
   if (threadIdx.x < 32) shared[threadIdx.x] += shared[threadIdx.x + 1];  // wrong: race
   if (threadIdx.x == 0) a[0] = shared[0];
 }
+
+#ifdef EMULATOR  // NVIDIA's compiler refuses these
+__global__ void exits(int* a, int n) {
+  if (threadIdx.x == 9u + n) exit(7);  // wrong: exit
+  a[threadIdx.x] = 1;
+}
+
+__device__ int checked(int n) {
+  if (n == 0) abort();  // wrong: exit
+  return n;
+}
+
+__global__ void aborts(int* a, int n) { a[threadIdx.x] = checked(n); }
+
+__global__ void throws(int* a, int n) {
+  if (n == 0) throw n;  // wrong: exit
+  a[threadIdx.x] = 1;
+}
+
+__global__ void terminates(int* a, int n) {
+  if (n == 0) std::terminate();  // wrong: exit
+  a[threadIdx.x] = 1;
+}
+#endif

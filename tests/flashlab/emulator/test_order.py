@@ -1,0 +1,102 @@
+"""Fences, flags, locks and counters order threads. Without one of its fences each pattern is a race; harmless races are notes."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from flashlab.emulator import Arena, Finding, Launched, Library, build
+
+pytestmark = pytest.mark.compiler
+
+FILE = Path(__file__).parent / "cuda" / "order.cu"
+TEXT = FILE.read_text()
+KERNELS = {
+    match[1]: match[0] for match in re.finditer(r"^__global__ void (\w+)\(.*?^}$", TEXT, re.MULTILINE | re.DOTALL)
+}
+FENCES = [(name, int(n)) for name, body in KERNELS.items() for n in re.findall(r"without != (\d)", body)]
+NOTES = ("same_value", "swapped")
+
+
+@cache
+def library() -> Library:
+    return build(FILE, entries=tuple(KERNELS))
+
+
+def run(
+    kernel: str, *, without: int = 0, blocks: int = 8, workers: int | None = None, time_limit: float = 20
+) -> Launched:
+    arena = Arena()
+    x = np.arange(1024, dtype=np.float32)
+    for name, values in {"x": x, "y": np.zeros_like(x), "state": np.zeros(1024, np.int32)}.items():
+        arena.put(name, values)
+    arguments = [np.uint64(arena.pointer(name)).tobytes() for name in "x y state".split()]
+    return library().launch(
+        kernel,
+        (blocks,),
+        (64,),
+        [*arguments, np.int32(without).tobytes()],
+        arena,
+        workers=workers,
+        time_limit=time_limit,
+    )
+
+
+def marked(kernel: str, mark: str) -> set[int]:
+    """The lines of a kernel that end in a mark."""
+    first = TEXT[: TEXT.index(KERNELS[kernel])].count("\n") + 1
+    return {first + i for i, line in enumerate(KERNELS[kernel].splitlines()) if line.endswith(f"// {mark}")}
+
+
+def lines(findings: tuple[Finding, ...]) -> set[int]:
+    return {x.at.number for x in findings if x.at is not None}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel not in NOTES])
+def test_a_pattern_with_its_fences_is_no_race(kernel: str, workers: int) -> None:
+    ran = run(kernel, workers=workers)
+    assert (ran.findings, ran.notes) == ((), ())
+
+
+@pytest.mark.parametrize(("kernel", "without"), FENCES)
+def test_without_a_fence_it_is_one(kernel: str, without: int) -> None:
+    races = [x for x in run(kernel, without=without).findings if x.kind in ("race", "race between blocks")]
+    assert marked(kernel, "race") & lines(tuple(races)), races
+
+
+def test_there_are_many_fences() -> None:
+    assert len(FENCES) == 13
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [("same_value", "same value"), ("swapped", "checked guess")])
+def test_what_is_harmless_is_a_note(kernel: str, kind: str) -> None:
+    ran = run(kernel, workers=1)
+    assert ran.findings == ()
+    assert {x.kind for x in ran.notes} == {kind} and marked(kernel, "note") <= lines(ran.notes) | {
+        x.other_at.number for x in ran.notes if x.other_at
+    }
+    ran = run(kernel, without=1, workers=1)
+    assert {x.kind for x in ran.findings} <= {"race", "race between blocks"}
+    assert marked(kernel, "race") & lines(ran.findings)
+
+
+def test_more_blocks_than_can_be_resident_are_said() -> None:
+    """Each waits for the one behind it: that ends only if all are resident."""
+    assert run("chain_from_the_end", blocks=200, workers=1).findings == ()
+    (finding,) = run("chain_from_the_end", blocks=600, workers=1, time_limit=1).findings
+    assert finding.kind == "deadlock" and "at a time is the most" in finding.message
+
+
+def test_notes_are_shown_and_no_misuse(tmp_path: Path) -> None:
+    path = tmp_path / "flag.cu"
+    path.write_text("__global__ void flag(int* a) { a[0] = 7; }")
+    done = fl.emulate_file(path, {"a": np.zeros(1, "i4")}, grid=1, block=32)
+    assert done.passed and not done.complaints()
+    (note,) = done.to_dict()["launch"]["notes"]
+    assert note["kind"] == "same value" and "note: flag.cu:1: same value: " in repr(done)

@@ -1,0 +1,108 @@
+"""What differs between two results: rows are found by what they say of themselves, times only within a tolerance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashlab as fl
+from flashlab.measure import results
+from flashlab.views.differences import compare, differences
+from simulator.errors import UsageError
+from tests.flashlab.cli.typed import document, one_line, run
+
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+
+
+def row(case: str, **more: Any) -> dict[str, Any]:
+    return {"check": "rule", "case": case, "status": "passed", "seconds": 1.0, **more}
+
+
+def test_a_row_more_is_one_difference() -> None:
+    a = {"rows": [row("a"), row("b"), row("b", worst=0.5), row("c")]}
+    b = {"rows": [row("b"), row("b", worst=0.25), row("c", status="failed"), row("d")]}
+    found = {each.where: (each.a, each.b) for each in differences(a, b).found}
+    assert found == {
+        "rows[rule, a].status": ("passed", "-"),
+        "rows[rule, a].seconds": (1.0, "-"),
+        "rows[rule, b, 1].worst": (0.5, 0.25),
+        "rows[rule, c].status": ("passed", "failed"),
+        "rows[rule, d].status": ("-", "passed"),
+        "rows[rule, d].seconds": ("-", 1.0),
+    }
+
+
+def test_times_differ_by_more_than_the_tolerance() -> None:
+    a, b = {"seconds": 1.0, "quartiles": [1.0, 2.0], "n": 1}, {"seconds": 1.05, "quartiles": [1.0, 3.0], "n": 1}
+    assert not differences(a, b).found and differences(a, b).skipped == 3
+    assert [each.where for each in differences(a, b, 0.1).found] == ["quartiles[1]"]
+    assert len(differences(a, b, 0.0).found) == 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "cells"),
+    [
+        ({"x": [1, 2]}, {"x": [1]}, ("x[1]", "2", "-", "")),
+        ({"x": 1000}, {"x": 1250}, ("x", "1,000", "1,250", "+250 (+25.0%)")),
+        ({"x": 0}, {"x": 2}, ("x", "0", "2", "+2")),
+        ({"x": "inf"}, {"x": 1.5}, ("x", "inf", "1.5", "")),
+        ({"x": True}, {"x": 1}, ("x", "true", "1", "")),
+        ({"x": {}}, {"x": None}, ("x", "{}", "null", "")),
+    ],
+)
+def test_a_difference_in_words(a: Any, b: Any, cells: tuple[str, ...]) -> None:
+    assert differences(a, b).cells == [cells]
+    assert not differences(a, a).found and not differences(b, b).found
+
+
+def test_of_a_result_only_its_data_counts() -> None:
+    path = RESULTS / "verify" / "flash2_h200_2026-11-21.json"
+    content = json.loads(path.read_text())
+    other = json.loads(path.read_text()) | {"date": "2027-01-01T00:00:00Z", "commit": "0" * 40, "driver": "1.0"}
+    assert not compare(content, other).found
+    other["data"]["rows"][3]["status"] = "failed"
+    (found,) = compare(content, other).found
+    assert found.where.startswith("rows[rule, ") and found.where.endswith(".status")
+
+
+@pytest.mark.parametrize("kind", sorted(results.kinds()))
+def test_every_kind_is_the_same_as_itself_and_no_place_is_there_twice(kind: str) -> None:
+    files = sorted((RESULTS / kind).glob("*.json"))
+    for path in files[:1]:
+        content = json.loads(path.read_text())
+        same = compare(content, content, 0.0)
+        leaves = len(json.dumps(content["data"]))
+        assert not same.found and 0 < same.equal < leaves
+
+
+def test_what_cannot_be_compared() -> None:
+    verify, bench = (json.loads(next((RESULTS / kind).glob("*.json")).read_text()) for kind in ("verify", "bench"))
+    with pytest.raises(UsageError, match="B = a result of kind bench: expected kind verify, as A has"):
+        compare(verify, bench)
+    with pytest.raises(UsageError, match="B = a result of schema 2: expected schema 1, as A has"):
+        compare({"schema": 1, "x": 1}, {"schema": 2, "x": 1})
+    with pytest.raises(UsageError, match="expected one of the command that wrote A: schema, x, y …"):
+        compare({"schema": 1, "x": 1, "y": 1}, {"schema": 1, "z": 1, "w": 1})
+
+
+def test_the_command(tmp_path: Path) -> None:
+    p = fl.Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16")
+    for name, problem in (("a", p), ("b", p.replace(head_dim=128))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(fl.count("flash2", problem).to_dict()))
+    a, b = (str(tmp_path / name) for name in ("a.json", "b.json"))
+    assert "0 of 66 values differ" in run("diff", a, a).stdout
+    different = run("diff", a, b, code=1)
+    assert "hbm.read" in different.stdout and "+100.0%" in different.stdout
+    told = json.loads(run("diff", a, b, "--json", code=1).stdout)
+    assert not told["same"] and {each["where"] for each in told["differences"]} >= {"hbm.read", "sram.peak"}
+    assert document("diff", a, a)["same"]
+    (tmp_path / "list.json").write_text("[1]")
+    for words, says in (
+        ((a, str(tmp_path / "none.json")), "No such file"),
+        ((str(tmp_path / "list.json"), a), "it holds list"),
+        ((a, b, "--tolerance", "-1"), "--tolerance = -1.0: expected a share of at least 0"),
+    ):
+        assert says in one_line("diff", *words)
