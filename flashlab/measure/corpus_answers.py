@@ -141,14 +141,14 @@ def _softmax(x: Array) -> Array:
 
 def _softmax_per_token(match: re.Match[str]) -> Call:
     dtype, width = _dtype(match)
-    threads = int(match["threads"])
+    threads = int(match["threads"] or 256 // width)
     x = _random(8, threads * width, dtype=dtype)
     return Call([x, None, x.size], _softmax(x), (8,), (threads,))
 
 
 def _rms_norm(match: re.Match[str]) -> Call:
     dtype, width = _dtype(match)
-    threads = int(match["threads"])
+    threads = int(match["threads"] or 256 // width)
     x = _random(8, threads * width, dtype=dtype)
     wide = x.astype(np.float64)
     y = (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * 0.5).astype(dtype)
@@ -157,7 +157,7 @@ def _rms_norm(match: re.Match[str]) -> Call:
 
 def _layer_norm(match: re.Match[str]) -> Call:
     dtype, width = _dtype(match)
-    threads = int(match["threads"])
+    threads = int(match["threads"] or 256 // width)
     x = _random(8, threads * width, dtype=dtype)
     wide = x.astype(np.float64)
     y = ((wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5) * 0.5 + 0.25).astype(dtype)

@@ -146,7 +146,7 @@ def argument(arena: Arena, index: int, wanted: Parameter, size: int) -> bytes:
         arena.put(f"arg{index}", values)
         return np.uint64(arena.pointer(f"arg{index}")).tobytes()
     if wanted.kind in "iu":
-        return np.array(min(size, 127)).astype(f"{wanted.kind}{wanted.size}").tobytes()
+        return np.array(min(size, 127 if wanted.size == 1 else size)).astype(f"{wanted.kind}{wanted.size}").tobytes()
     if wanted.kind == "f":
         return np.array(0.5).astype(f"f{wanted.size}").tobytes()
     return bytes(wanted.size)
