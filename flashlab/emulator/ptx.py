@@ -7,7 +7,6 @@ those of the PTX ISA (docs.nvidia.com/cuda/parallel-thread-execution), and what 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ from flashlab.emulator.ptx_operands import (
 )
 from flashlab.emulator.ptx_table import cpp_of
 
-__all__ = ["PtxError", "statements", "translated", "without_ptx"]
+__all__ = ["PtxError", "translated"]
 
 _HEAD = re.compile(r"\b(?:asm|__asm__|__asm)\b\s*(?:(?:volatile|__volatile__|__volatile|inline|__inline__)\s*)*\(")
-_SKIPPED = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|(?<![0-9A-Za-z_])'(?:\\.|[^'\\\n])+'", re.DOTALL)
+_MARK = re.compile(r"^[ \t]*#[^\n]*$", re.MULTILINE)  # the preprocessor's: which line comes next
 _COMMENT = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|//[^\n]*|/\*.*?\*/", re.DOTALL)
 _STRING = re.compile(r'\s*(?:R"(?P<mark>[^()\s\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<text>(?:\\.|[^"\\])*)")', re.DOTALL)
 _PLAIN_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
@@ -38,22 +37,6 @@ _DIRECTIVE = re.compile(r"\s*\.reg\s*\.(\w+)\s+([^;]*);")
 _GUARD = re.compile(r"\s*@\s*(!?)\s*([%\w$]+)\s*")
 _OPCODE = re.compile(r"\s*([a-z][a-z0-9_]*)")
 _MODIFIER = re.compile(r"\s*\.\s*([A-Za-z0-9_]+(?:::[%A-Za-z0-9_]+)*)")
-
-
-def statements(text: str) -> Iterator[tuple[int, int]]:
-    """The places of the asm statements of a C++ text, with their semicolons; none of a comment or a string.
-
-    >>> [text[a:b] for text in ['f(); asm("exit;"); // asm("")'] for a, b in statements(text)]
-    ['asm("exit;");']
-    """
-    bare = _SKIPPED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-    for match in _HEAD.finditer(bare):
-        depth, end = 1, match.end()
-        while depth and end < len(bare):
-            depth += {"(": 1, ")": -1}.get(bare[end], 0)
-            end += 1
-        semicolon = re.compile(r"\s*;").match(bare, end)
-        yield match.start(), semicolon.end() if semicolon else end
 
 
 def translated(statement: str) -> str:
@@ -69,7 +52,7 @@ def translated(statement: str) -> str:
     Traceback (most recent call last):
     flashlab.emulator.ptx_operands.PtxError: inline PTX that the emulator doesn't know: frobnicate.b32
     """
-    text = statement.replace("\\\n", " \n")
+    text = _MARK.sub(" ", statement.replace("\\\n", " \n"))
     text = _COMMENT.sub(lambda match: match[0] if match[0].startswith('"') else " ", text).strip()
     end = ";" if text.endswith(";") else ""
     template, outputs, inputs = _sections(text)
@@ -80,23 +63,6 @@ def translated(statement: str) -> str:
     body = block.cpp(Scope(asm.named, asm.types))
     taken = {name for scope in block.instructions() for name in scope.by_reference}
     return re.sub(r"\s*\n\s*", " ", f"do {{ {asm.before(taken)}{body}{asm.after(taken)} }} while (0)") + end
-
-
-def without_ptx(text: str) -> str:
-    """A C++ text whose asm statements are C++; of what isn't known the thread that reaches it says so.
-
-    Lines keep their numbers. The text includes ptx.h if it had any inline PTX.
-    """
-    done, at = "", 0
-    for start, end in statements(text):
-        lines = text[start:end].count("\n")
-        try:
-            cpp = translated(text[start:end])
-        except PtxError as error:
-            cpp = f"emu_ptx_refuse({json.dumps(str(error))})" + ";" * text[start:end].endswith(";")
-        done += text[at:start] + cpp + ("\\\n" if "\\\n" in text[start:end] else "\n") * lines
-        at = end
-    return f'#include "ptx.h"\n#line 1\n{done}{text[at:]}' if at else text
 
 
 # The statement

@@ -207,7 +207,7 @@ class Source:
         """An asm statement as C++. Where it isn't known, a thread that comes there says so."""
         a, b = self.tokens.starts[start], self.tokens.end(end)
         try:
-            return a, b, translated(" ".join(self.tokens.words[start : end + 1]))  # without the preprocessor's marks
+            return a, b, translated(self.tokens.text[a:b])
         except PtxError as error:
             return a, b, f"emu_ptx_refuse({json.dumps(str(error))});"
 

@@ -47,12 +47,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Fault:
-    """One line changed: `was` is the start of its old text's SHA-256, without the blanks around it."""
+    """One line changed: `cut` characters from `column` on become `put`. `was` is the start of the SHA-256 of the line's old text,
+    without the blanks around it. A finding of one of the `kinds` at one of the `lines` is the right one."""
 
     launch: str
     line: int
     was: str
-    becomes: str
+    column: int
+    cut: int
+    put: str
     kinds: list[str]
     lines: list[int]
 
@@ -60,7 +63,8 @@ class Fault:
         lines = text.split("\n")
         if digest(lines[self.line - 1]) != self.was:
             raise ValueError(f"line {self.line} of {self.launch} isn't what it was: another commit?")
-        lines[self.line - 1] = self.becomes
+        old = lines[self.line - 1]
+        lines[self.line - 1] = old[: self.column] + self.put + old[self.column + self.cut :]
         return "\n".join(lines)
 
     def found_in(self, findings: Iterable[fl.emulator.Finding]) -> bool:
@@ -115,7 +119,9 @@ def value(arg: Any, seed: int) -> Any:
     if holds == "-inf":
         return np.full(shape, -np.inf, dtype)
     random = np.random.default_rng(seed)
-    return random.standard_normal(shape).astype(dtype) if dtype[0] == "f" else random.integers(0, 100, shape).astype(dtype)
+    return (
+        random.standard_normal(shape).astype(dtype) if dtype[0] == "f" else random.integers(0, 100, shape).astype(dtype)
+    )
 
 
 def faulty(fault: Fault, launches: Mapping[str, Launch], checkouts: Path) -> tuple[fl.emulator.Finding, ...]:
@@ -135,7 +141,9 @@ def main(checkouts: Path) -> int:
         results = list(pool.map(lambda x: faulty(x, launches, checkouts), faults))
     missed = [(x, found) for x, found in zip(faults, results, strict=True) if not x.found_in(found)]
     for fault, found in missed:
-        print(f"missed: {fault.launch}, line {fault.line}: {fault.becomes.strip()}: {'; '.join(map(str, found)) or 'nothing'}")
+        print(
+            f"missed: {fault.launch}, line {fault.line}: {fault.becomes.strip()}: {'; '.join(map(str, found)) or 'nothing'}"
+        )
     alarms = sum(map(bool, originals.values()))
     print(f"{len(faults) - len(missed)} of {len(faults)} faults, {alarms} findings in {len(launches)} originals")
     return len(missed)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.emulator.ptx import PtxError, statements, translated, without_ptx
+from flashlab.emulator.ptx import PtxError, translated
 
 
 def test_a_statement_stays_one() -> None:
@@ -54,21 +54,9 @@ def test_what_isnt_known_is_named(statement: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_statements_of_a_text() -> None:
-    text = """// asm("a;")
-    const char* s = "asm(\\"b;\\")"; char c = '"'; int big = 0xFFFF'FFFF;
-    asm volatile ("c; // )" : "=r"(x[f(')')]))
-      ;  /* asm("d;") */ __asm__("e;"); my_asm("f;");"""
-    assert [text[a:b].split('"')[1] for a, b in statements(text)] == ["c; // )", "e;"]
-
-
-def test_lines_keep_their_numbers() -> None:
-    text = 'int a;\n#define F(x) asm("bar.sync 0;" \\\n  ::);\nasm(\n"bar.sync 1;"\n);\nint b;'
-    lines = without_ptx(text).splitlines()
-    assert lines[:2] == ['#include "ptx.h"', "#line 1"]
-    assert lines[2 + 6] == "int b;"
-    assert lines[2 + 1].endswith("\\")
-    assert without_ptx("int a; // asm") == "int a; // asm"
+def test_the_preprocessors_marks_are_no_part_of_it() -> None:
+    statement = 'asm volatile("bar.sync 0;"\n# 12 "f.cu" 3\n :: "r"(x >> 1)\n#line 7\n);'
+    assert translated(statement) == translated('asm volatile("bar.sync 0;" :: "r"(x >> 1));')
 
 
 @pytest.mark.compiler

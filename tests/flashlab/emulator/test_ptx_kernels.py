@@ -42,7 +42,7 @@ def from_ptx(name: str, macros: tuple[str, ...], arch: int, folder: Path) -> Pat
         ("flash3", "float16", 64, "h200"),
         pytest.param("flash2", "float16", 128, "t4", marks=pytest.mark.long),
         pytest.param("flash2", "float32", 64, "a100-40", marks=pytest.mark.long),
-        pytest.param("flash3_fp8", "float16", 128, "h200", marks=pytest.mark.long),
+        pytest.param("flash3_fp8", "float8_e4m3fn", 128, "h200", marks=pytest.mark.long),
         pytest.param("flash3", "bfloat16", 128, "h200", marks=pytest.mark.long),
     ],
 )

@@ -45,7 +45,8 @@ EXPECTED = [
     each("u1", lambda a, b: a + b), each("i1", lambda a, b: a + b, saturate=True), each("u2", lambda a, b: a + b, saturate=True),
     each("u2", lambda a, b: a - b), each("i1", lambda a, b: a - b, saturate=True), each("u1", lambda a, b: a - b, saturate=True),
     each("i1", lambda a, b: abs(a), saturate=True), each("i2", lambda a, b: -a), each("u1", lambda a, b: abs(a - b)),
-    each("u1", lambda a, b: (a + b + 1) // 2), each("i1", np.maximum), each("u2", np.minimum), each("u1", lambda a, b: -1 * (a == b)),
+    each("u1", lambda a, b: (a + b + 1) // 2), each("i1", np.maximum), each("u2", np.minimum),
+    each("u1", lambda a, b: -1 * (a == b)),
     each("i2", lambda a, b: -1 * (a > b)), each("u1", lambda a, b: (a < b) * 1), each("u1", lambda a, b: -1 * (a != b)),
     summed("u1", 4), summed("i2", 2), dot("i2", "i1", 0), dot("u2", "u1", 2),
 ]  # fmt: skip
