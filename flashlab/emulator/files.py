@@ -181,8 +181,8 @@ def emulate_file(
         )  # fmt: skip
         return done, fresh
 
-    def rebuilt(more: Sequence[str]) -> Library:
-        changed: dict[str, Any] = options | {"macros": [*options["macros"], *more]}
+    def rebuilt(more: Sequence[str], watch: bool) -> Library:
+        changed: dict[str, Any] = options | {"macros": [*options["macros"], *more], "watch": watch}
         return build(path, entries=[entry], **changed)
 
     if sanitize and not launched.findings:

@@ -27,6 +27,7 @@ PATTERN = "-ftrivial-auto-var-init=pattern"
 ZEROS = "-ftrivial-auto-var-init=zero"
 UNROLLED = (
     "-O3",
+    "-fno-tree-vectorize",
     "--param=max-completely-peeled-insns=20000",
     "--param=max-completely-peel-times=64",
     "-fdisable-rtl-loop2_unroll",
@@ -67,20 +68,23 @@ def unrolled(text: str) -> str:
 
     >>> unrolled("for (int i = 0; i < 4; ++i) {}")
     '_Pragma("GCC unroll 64") for (int i = 0; i < 4; ++i) {}'
+    >>> unrolled("for (;;) {}")
+    'for (;;) {}'
     """
     bare = re.sub(r"#[ \t]*pragma[ \t]+unroll\b[^\n]*", "", text)
-    return re.sub(r"\bfor[ \t]*\(", '_Pragma("GCC unroll 64") for (', bare)
+    return re.sub(r"\bfor[ \t]*\((?=[^;]*;\s*[^;\s])", '_Pragma("GCC unroll 64") for (', bare)  # g++ wants a condition
 
 
 def unset_local(
     library: Library, entry: str, left: Mapping[str, Array], arena: Arena,
-    rebuilt: Callable[[Sequence[str]], Library],
+    rebuilt: Callable[[Sequence[str], bool], Library],
     repeat: Callable[[Library, tuple[str, int] | None], tuple[Launched, Arena]],
 ) -> tuple[Finding, ...]:  # fmt: skip
     """What a launch without findings owes to local variables that nobody set: one finding, or none.
 
     `left` are the arrays as the launch left them, which lie in `arena`. `rebuilt` builds the kernel with more options of the
-    compiler. `repeat` runs the same launch on fresh arrays, in one order, and reports who stores to a byte of an array.
+    compiler, with its accesses watched or not (then g++ sees more). `repeat` runs the same launch on fresh arrays, in one
+    order, and reports who stores to a byte of an array.
     """
     if library.unset is None:
         return ()
@@ -89,7 +93,7 @@ def unset_local(
         return ()
     with _quiet():
         _, one = repeat(library, None)
-        done, other = repeat(rebuilt([ZEROS]), None)
+        done, other = repeat(rebuilt([ZEROS], True), None)
         place = _difference(left, one, other)
         if place is None or done.stopped:
             return ()
@@ -98,7 +102,7 @@ def unset_local(
         return ()
     if not warned:
         with suppress(RuntimeError):  # of the compiler: the pragma may stand where g++ wants none
-            warned = [x for x in rebuilt(UNROLLED).unset or () if _is_in(x, entry)]
+            warned = [x for x in rebuilt(UNROLLED, False).unset or () if _is_in(x, entry)]
     return (_finding(stored[-1], sorted(warned, key=lambda x: not x.sure)),)
 
 

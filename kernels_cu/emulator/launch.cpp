@@ -215,7 +215,7 @@ char* emu_launch(const EmuLaunch* given) {
     counters.exp += block.counters.exp;
   };
   const auto workers = std::min<std::uint64_t>(std::max(1, given->workers), launch.blocks);
-  const std::uint64_t most = std::max(workers, MOST_LANES / (std::uint64_t{given->block[0]} * given->block[1] * given->block[2]));
+  const std::uint64_t most = launch.most_resident = std::max(workers, MOST_LANES / (std::uint64_t{given->block[0]} * given->block[1] * given->block[2]));
   std::deque<std::thread> threads;
   std::mutex starting;
   std::uint64_t joined = 0;

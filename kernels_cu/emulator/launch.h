@@ -58,6 +58,7 @@ struct Launch {
   Handed handed;
   std::atomic<bool> fences{false};  // has any thread made one?
   std::atomic<int> resident{0}, idle{0};  // blocks that have begun and not ended; those of them that only wait
+  std::uint64_t most_resident = 0;
   std::function<void()> begin_another;    // block, beside those that are resident, for they may wait for it
 
   std::mutex busy;

@@ -264,7 +264,7 @@ Actor actor_of(Lane& lane) {
 
 // A volatile store that hands nothing on is like any other: nobody who reads it knows what came before it.
 bool strong(const Lane& lane, bool write, Way way) {
-  if (way != Way::is_volatile) return way == Way::atomic;
+  if (way != Way::is_volatile) return way == Way::atomic || way == Way::relaxed;
   const Order& order = lane.block->clocks.order(lane.number);
   return !write || order.ready || order.ready_here;
 }

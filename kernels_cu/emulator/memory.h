@@ -141,7 +141,8 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place);
 bool check_global(const Actor& actor, const void* address, unsigned bytes, bool write, Place place, Region*& region);
 
 // Checks of one lane's access to 1 to 16 bytes. They add findings. False: there is no memory there.
-enum class Way { plain, primitive, is_volatile, atomic };
+// `relaxed` is strong and atomic, as PTX's ld.relaxed and st.relaxed are, but no read and write in one.
+enum class Way { plain, primitive, is_volatile, relaxed, atomic };
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region);
 bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way way, Place place);
 inline bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, bool atomic, Place place, Region*& region) {

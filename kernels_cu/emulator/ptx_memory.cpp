@@ -20,30 +20,25 @@ bool own(const Lane& lane, const void* address) {
   return (address >= lane.stack && address < lane.stack_end) || inside_image(address);
 }
 
-// An ordered store is checked as an atomic, which reads as well; what nobody wrote is no misuse of it.
-void written(unsigned char* state, unsigned bytes) {
-  std::replace(state, state + bytes, static_cast<unsigned char>(UNWRITTEN), static_cast<unsigned char>(WRITTEN));
-}
-
 // Checks and counts an access by a generic address. False: there is no memory there.
 bool access(Lane& lane, unsigned long long address, unsigned bytes, bool write, bool ordered, Place place) {
   lane.block->poll(lane, place);
   const void* at = pointer(address);
+  unsigned shared;
+  const bool in_sram = lane.block->sram.shared_address(at, shared);
+  if (ordered && write) lane.hand_on(at, in_sram);
+  if (ordered && !write) lane.heard.add(at), lane.block->spin(lane, at, place);
   if (own(lane, at)) return true;
   const Op op = write ? Op::st : Op::ld;
-  unsigned shared;
-  if (lane.block->sram.shared_address(at, shared)) {
-    if (write && ordered && lane.block->launch.sanitize() && lane.block->sram.holds(shared, bytes))
-      written(&lane.block->sram.state[shared], bytes);
-    if (!check_shared(lane, shared, bytes, write, ordered, place)) return false;
+  const Way way = ordered ? Way::relaxed : Way::primitive;
+  if (in_sram) {
+    if (!check_shared(lane, shared, bytes, write, way, place)) return false;
     const auto* name = lane.block->sram.name_of(shared);
     lane.warp->log.add(lane, op, Space::sram, shared, bytes, name ? name->name : "SRAM", place);
     return true;
   }
   Region* region = lane.block->launch.find(at, bytes);
-  if (region && region->input && !write) ordered = false;  // nobody writes it
-  if (region && write && ordered) written(&region->state[static_cast<const char*>(at) - region->base], bytes);
-  if (!check_global(lane, at, bytes, write, ordered, place, region)) return false;
+  if (!check_global(lane, at, bytes, write, way, place, region)) return false;
   lane.warp->log.add(lane, op, Space::hbm, address, bytes, region->name.c_str(), place);
   return true;
 }

@@ -52,7 +52,7 @@ void Block::too_late(const Lane& lane, Place place) {
                            : std::string("is still running after ") + limit;
   if (deadlock && launch.next < launch.blocks)
     found.message += ", or blocks from " + std::to_string(launch.next) + " on do, which aren't begun: " +
-                     std::to_string(launch.resident) + " at a time is the most";
+                     std::to_string(launch.most_resident) + " at a time is the most";
   findings.add(std::move(found));
 }
 

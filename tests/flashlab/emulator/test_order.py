@@ -29,7 +29,13 @@ def library() -> Library:
 
 
 def run(
-    kernel: str, *, without: int = 0, blocks: int = 8, workers: int | None = None, time_limit: float = 20
+    kernel: str,
+    *,
+    without: int = 0,
+    blocks: int = 8,
+    threads: int = 64,
+    workers: int | None = None,
+    time_limit: float = 20,
 ) -> Launched:
     arena = Arena()
     x = np.arange(1024, dtype=np.float32)
@@ -39,7 +45,7 @@ def run(
     return library().launch(
         kernel,
         (blocks,),
-        (64,),
+        (threads,),
         [*arguments, np.int32(without).tobytes()],
         arena,
         workers=workers,
@@ -89,7 +95,7 @@ def test_what_is_harmless_is_a_note(kernel: str, kind: str) -> None:
 def test_more_blocks_than_can_be_resident_are_said() -> None:
     """Each waits for the one behind it: that ends only if all are resident."""
     assert run("chain_from_the_end", blocks=200, workers=1).findings == ()
-    (finding,) = run("chain_from_the_end", blocks=600, workers=1, time_limit=1).findings
+    (finding,) = run("chain_from_the_end", blocks=40, threads=1024, workers=1, time_limit=5).findings
     assert finding.kind == "deadlock" and "at a time is the most" in finding.message
 
 
