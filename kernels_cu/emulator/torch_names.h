@@ -1,8 +1,11 @@
 // Stands in for PyTorch's headers: the names that stand in signatures and structs of kernels. Host code isn't compiled.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
+#include <tuple>
+#include <vector>
 
 #include "host_names.h"
 #include "math_constants.h"
