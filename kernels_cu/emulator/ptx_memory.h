@@ -49,7 +49,10 @@ __forceinline__ void load(T (&value)[N], u64 address) {
     void* to = reinterpret_cast<char*>(value) + at;
     if constexpr (space == Space::fixed) __builtin_memcpy(to, reinterpret_cast<const void*>(address + at), piece);
     else if constexpr (order != Order::weak) emu_ptx_load_ordered(to, generic<space>(address) + at, piece);
-    else if constexpr (space == Space::global) emu_load_global(to, reinterpret_cast<const void*>(address + at), piece);
+    else if constexpr (space == Space::global) {
+      if (emu_ptx_is_const(address + at)) emu_ptx_load_generic(to, address + at, piece);  // a __device__ variable
+      else emu_load_global(to, reinterpret_cast<const void*>(address + at), piece);
+    }
     else if constexpr (space == Space::shared) emu_load_shared(to, static_cast<u32>(address) + at, piece);
     else emu_ptx_load_generic(to, address + at, piece);
   }
@@ -64,7 +67,10 @@ __forceinline__ void store(u64 address, const T (&value)[N]) {
     const void* from = reinterpret_cast<const char*>(value) + at;
     if constexpr (space == Space::fixed) __builtin_memcpy(reinterpret_cast<void*>(address + at), from, piece);
     else if constexpr (order != Order::weak) emu_ptx_store_ordered(generic<space>(address) + at, from, piece);
-    else if constexpr (space == Space::global) emu_store_global(reinterpret_cast<void*>(address + at), from, piece);
+    else if constexpr (space == Space::global) {
+      if (emu_ptx_is_const(address + at)) emu_ptx_store_generic(address + at, from, piece);
+      else emu_store_global(reinterpret_cast<void*>(address + at), from, piece);
+    }
     else if constexpr (space == Space::shared) emu_store_shared(static_cast<u32>(address) + at, from, piece);
     else emu_ptx_store_generic(address + at, from, piece);
   }

@@ -33,6 +33,12 @@ def test_moves() -> None:
     )
 
 
+def test_variables_of_the_file() -> None:
+    ran = run("tables", {"y": fl.Empty((32,))})
+    assert ran.complaints() == []
+    assert np.array_equal(ran.arrays["y"], 2 * np.arange(31, -1, -1, dtype="f4"))
+
+
 def test_lanes() -> None:
     a = np.random.default_rng(1).integers(0, 200, 32).astype(U)
     t = np.arange(32)

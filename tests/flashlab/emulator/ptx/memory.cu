@@ -31,6 +31,16 @@ __global__ void moves(const unsigned* x, unsigned* y) {
                :: "l"(to), "r"(v[4]), "r"(v[5]), "r"(v[6]), "r"(v[7]), "r"(t));
 }
 
+// Variables of the file, which no argument brings.
+__device__ float table[32];
+__global__ void tables(float* y) {
+  float v;
+  asm volatile("st.global.f32 [%0], %1;" :: "l"(table + threadIdx.x), "f"(2.f * threadIdx.x));
+  __syncthreads();
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(table + 31 - threadIdx.x));
+  y[threadIdx.x] = v;
+}
+
 // Lanes together: each result in a row of its own.
 __global__ void lanes(const unsigned* x, unsigned* y) {
   unsigned t = threadIdx.x, a = x[t], r, p;
