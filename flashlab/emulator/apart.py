@@ -15,6 +15,7 @@ from typing import Any, cast
 from flashlab.emulator.files import FileRun
 from flashlab.emulator.library import Finding, Launched
 from flashlab.lessons.process import run_child
+from simulator.errors import UsageError
 
 __all__ = ["MEMORY", "emulate_apart", "main"]
 
@@ -41,6 +42,8 @@ def emulate_apart(path: Path | str, arguments: Mapping[str, Any], **given: Any) 
         answer = folder / "answer.pickle"
         if outcome.kind == "done" and answer.exists():
             result: Any = pickle.loads(answer.read_bytes())
+            if isinstance(result, UsageError) and result.value == str(Path(path).absolute()):
+                raise UsageError(result.argument, str(path), result.accepted)  # as the user wrote it
             if isinstance(result, Exception):
                 raise result
             return cast(FileRun, result)
