@@ -142,7 +142,7 @@ def main(checkouts: Path) -> int:
     missed = [(x, found) for x, found in zip(faults, results, strict=True) if not x.found_in(found)]
     for fault, found in missed:
         print(
-            f"missed: {fault.launch}, line {fault.line}: {fault.becomes.strip()}: {'; '.join(map(str, found)) or 'nothing'}"
+            f"missed: {fault.launch}, line {fault.line}: {fault.put!r} for {fault.cut} characters: {'; '.join(map(str, found)) or 'nothing'}"
         )
     alarms = sum(map(bool, originals.values()))
     print(f"{len(faults) - len(missed)} of {len(faults)} faults, {alarms} findings in {len(launches)} originals")
