@@ -141,9 +141,8 @@ def main(checkouts: Path) -> int:
         results = list(pool.map(lambda x: faulty(x, launches, checkouts), faults))
     missed = [(x, found) for x, found in zip(faults, results, strict=True) if not x.found_in(found)]
     for fault, found in missed:
-        print(
-            f"missed: {fault.launch}, line {fault.line}: {fault.becomes.strip()}: {'; '.join(map(str, found)) or 'nothing'}"
-        )
+        said = "; ".join(map(str, found)) or "nothing"
+        print(f"missed: {fault.launch}, line {fault.line}, {fault.put!r} for {fault.cut} characters: {said}")
     alarms = sum(map(bool, originals.values()))
     print(f"{len(faults) - len(missed)} of {len(faults)} faults, {alarms} findings in {len(launches)} originals")
     return len(missed)
