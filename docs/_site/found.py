@@ -30,7 +30,7 @@ def section(defect: Defect, row: Row) -> str:
     first, last = min(row.lines), max(row.lines)
     where = f"https://github.com/{row.repository}/blob/{row.commit}/{row.file}#L{first}-L{last}"
     words = " ".join(map(shlex.quote, ["flashlab", *command(defect, Path(defect.file).name)]))
-    return f"""### {defect.title}
+    return f"""## {defect.title}
 
 [{row.repository}, {row.file}]({where}), `{row.kernel}`. {defect.why}
 

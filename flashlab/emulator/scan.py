@@ -34,8 +34,9 @@ _CALLED = frozenset(  # words whose parentheses hold no parameters
 _FOR_DEVICE = frozenset(("__global__", "__device__", "constexpr", "consteval"))
 _DATA = frozenset(("__constant__", "__device__", "__managed__"))
 _STEADY = _DATA | frozenset(("const", "constexpr", "constinit", "__shared__", "texture"))
-_TYPES = frozenset("void bool char short int long unsigned signed float double const volatile struct size_t".split())
+_TYPES = frozenset("void bool char short int long unsigned signed float double size_t".split())
 """Words that are no parameter's name."""
+_QUALIFIERS = frozenset("const volatile struct __restrict__ __restrict restrict __grid_constant__".split())
 _ACCESS = frozenset(("public", "private", "protected"))
 
 
@@ -416,9 +417,8 @@ def parameters(tokens: Tokens, piece: Piece) -> list[str]:
             if word == "(" and words[i + 1] in ("&", "*"):
                 last, alone = words[tokens.partner[i] - 1], False
             i = tokens.partner[i]
-        elif is_word(word):
-            alone = last in ("", "const", "volatile", "struct")
-            last = word
+        elif is_word(word) and word not in _QUALIFIERS:
+            last, alone = word, not last
         i += 1
     if (last and last != "void") or names:
         names.append("" if alone or last in _TYPES else last)

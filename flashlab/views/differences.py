@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from simulator.errors import Said, UsageError
+from simulator.problem import FIELDS
 
 __all__ = ["Difference", "Differences", "compare", "differences", "read"]
 
@@ -20,9 +21,8 @@ MEASURED = frozenset(
 )  # fmt: skip
 """The keys of times, and of what follows from times: no two runs have the same."""
 IDENTITY = (
-    "algorithm", "kernel", "launch", "name", "case", "check", "problem", "target", "tool", "peer", "instruction", "dtype", "device",
-    "tile", "batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim", "head_dim_v", "length", "causal", "window", "scale",
-    "sram", "step", "tensor", "space", "op", "what", "mask", "at",
+    "algorithm", "kernel", "launch", "name", "case", "check", "problem", "target", "tool", "peer", "instruction", "device",
+    "tile", *FIELDS, "length", "sram", "step", "tensor", "space", "op", "what", "mask", "at",
 )  # fmt: skip
 """The keys that say which row of a list it is. Rows are found by them, so that one row more isn't a difference in all."""
 MISSING = "-"

@@ -79,6 +79,9 @@ def test_parameters() -> None:
     text = "__global__ void k(float* __restrict__ x, const P<int, 3> p, int (&s)[2], void (*f)(int a), int, int n = g<1, 2>(3)) {}"
     tokens, (piece,) = split(text)
     assert piece.kernel and scan.parameters(tokens, piece) == ["x", "p", "s", "f", "", "n"]
+    text = "__global__ void k(float* half, float const* x, half* __restrict__, const unsigned short, int const y) {}"
+    tokens, (piece,) = split(text)
+    assert scan.parameters(tokens, piece) == ["half", "x", "", "", "y"]
     for none in ("", "void"):
         tokens, (piece,) = split(f"__global__ void k({none}) {{}}")
         assert scan.parameters(tokens, piece) == []
