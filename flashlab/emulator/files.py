@@ -225,6 +225,8 @@ def _chosen(found: Survey, kernel: str | None, path: Path) -> tuple[Kernel, str]
             raise UsageError("kernel", None, f"the name of one of {path.name}'s: {told}")
         kernel = names[0]
     one = found.kernel(kernel)
+    if one.clusters:
+        raise UsageError("kernel", kernel, "a kernel without clusters of several blocks, which aren't emulated")
     if not one.template or "<" in kernel:
         return one, one.name + kernel[kernel.index("<") :] if "<" in kernel else one.name
     instances = found.instances(one.name)

@@ -168,7 +168,7 @@ def bulk(instruction: Instruction, scope: Scope, reduce: bool) -> str:
         return f"emu_tma_wait(static_cast<unsigned>({scope.value(instruction.operands[0])}), {int(read)});"
     boxes = bool(instruction.take("tensor"))
     rank = next((int(x[0]) for x in instruction.left if re.fullmatch(r"[1-5]d", x)), 0)
-    instruction.drop("[1-5]d", "tile", r"L2::cache_hint", r"L2::\w+", r"multicast::cluster", r"cta_group::.*", "noftz")
+    instruction.drop("[1-5]d", "tile", r"L2::cache_hint", r"L2::\w+", r"cta_group::.*", "noftz")
     direction = tuple(x for x in instruction.left if x == "global" or x in _SHARED)
     instruction.drop("global", *_SHARED)
     done = instruction.take("mbarrier::complete_tx::bytes", "bulk_group")

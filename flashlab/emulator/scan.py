@@ -425,6 +425,15 @@ def parameters(tokens: Tokens, piece: Piece) -> list[str]:
     return names
 
 
+def clusters(tokens: Tokens, piece: Piece) -> bool:
+    """Does a kernel say `__cluster_dims__` with anything but ones?"""
+    words = tokens.words[piece.start : piece.opening]
+    if "__cluster_dims__" not in words:
+        return False
+    behind = piece.start + words.index("__cluster_dims__") + 1
+    return any(word not in ("1", ",") for word in tokens.words[behind + 1 : tokens.partner[behind]])
+
+
 class Lines:
     """Which file and line each position of a preprocessed text came from."""
 

@@ -64,6 +64,8 @@ class Kernel:
     line: int
     template: bool
     parameters: tuple[str, ...]
+    clusters: bool = False
+    """Does it ask for clusters of several blocks?"""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ class Source:
             for piece in self.pieces:
                 if piece.kernel:
                     names = tuple(scan.parameters(self.tokens, piece))
-                    self._kernels[piece] = Kernel(piece.name, *self.at(piece.start), piece.template, names)
+                    clusters = scan.clusters(self.tokens, piece)
+                    self._kernels[piece] = Kernel(piece.name, *self.at(piece.start), piece.template, names, clusters)
         return self._kernels
 
     def unit(self, entries: Sequence[str]) -> str:

@@ -28,7 +28,6 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __restrict__ __restrict
-#define __cluster_dims__(...)
 #define __block_size__(...)
 #define __maxnreg__(n)
 #define __builtin_assume(condition) ((void)0)

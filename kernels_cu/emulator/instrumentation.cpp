@@ -55,6 +55,12 @@ void range(const void* address, unsigned long bytes, bool write, Place place) {
   }
 }
 
+// The stores before this one have happened. At a load they may have not: the compiler announces both sides of `a[i] = b[j]`
+// before it copies, the store first.
+void settle() {
+  if (current) current_lane().block->settle();
+}
+
 // What -fsanitize=bounds and integer-divide-by-zero hand over: constants beside the code.
 struct Type {
   std::uint16_t kind, info;  // of an integer: info is 2 log2(bits) + signed
@@ -78,9 +84,9 @@ extern "C" {
 
 #define EMU_ACCESS(BYTES)                                                                                     \
   void __tsan_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }                   \
-  void __tsan_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }                   \
+  void __tsan_write##BYTES(void* address) { emulator::settle(), emulator::access(address, BYTES, true, HERE); } \
   void __tsan_unaligned_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE); }         \
-  void __tsan_unaligned_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE); }         \
+  void __tsan_unaligned_write##BYTES(void* address) { emulator::settle(), emulator::access(address, BYTES, true, HERE); } \
   void __tsan_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); }          \
   void __tsan_volatile_write##BYTES(void* address) { emulator::access(address, BYTES, true, HERE, true); }          \
   void __tsan_unaligned_volatile_read##BYTES(void* address) { emulator::access(address, BYTES, false, HERE, true); } \
@@ -92,17 +98,17 @@ EMU_ACCESS(8)
 EMU_ACCESS(16)
 
 void __tsan_read_range(void* address, unsigned long bytes) { emulator::range(address, bytes, false, HERE); }
-void __tsan_write_range(void* address, unsigned long bytes) { emulator::range(address, bytes, true, HERE); }
+void __tsan_write_range(void* address, unsigned long bytes) { emulator::settle(), emulator::range(address, bytes, true, HERE); }
 void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
-  emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
+  emulator::settle(), emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
   return std::memcpy(to, from, bytes);
 }
 void* __tsan_memset(void* to, int value, unsigned long bytes) {
-  emulator::range(to, bytes, true, HERE);
+  emulator::settle(), emulator::range(to, bytes, true, HERE);
   return std::memset(to, value, bytes);
 }
 void* __tsan_memmove(void* to, const void* from, unsigned long bytes) {
-  emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
+  emulator::settle(), emulator::range(from, bytes, false, HERE), emulator::range(to, bytes, true, HERE);
   return std::memmove(to, from, bytes);
 }
 

@@ -8,6 +8,7 @@
 #define __constant__
 #define __managed__
 #define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
+#define __cluster_dims__(...)
 #if defined(__clang__)
 #define __shared__ thread_local
 #else

@@ -379,7 +379,7 @@ bool find_owner(Lane& lane, unsigned address, unsigned bytes, bool write, Place 
 }  // namespace
 
 bool check_global(Lane& lane, const void* address, unsigned bytes, bool write, Way way, Place place, Region*& region) {
-  lane.block->settle();
+  if (way != Way::plain) lane.block->settle();
   return reach_global(actor_of(lane), address, bytes, write, way, place, region);
 }
 
@@ -404,7 +404,7 @@ bool check_shared(const Actor& actor, unsigned chunk, bool write, Place place) {
 bool check_shared(Lane& lane, unsigned address, unsigned bytes, bool write, Way way, Place place) {
   Sram& sram = lane.block->sram;
   const bool atomic = way == Way::atomic;
-  lane.block->settle();
+  if (way != Way::plain) lane.block->settle();
   if (!sram.holds(address, bytes) || (address < sram.dynamic_begin && !sram.name_of(address))) {
     std::string where = "there is no SRAM at address " + std::to_string(address);
     if (const auto* name = sram.before(address))

@@ -385,7 +385,7 @@ FAULTS = [
           kind="mbarrier", says="overwrites an mbarrier", at="tma_load(b(slot + STAGES)"),
     Fault(mechanism="an operand off the swizzle's period",
           changes=((MULTIPLY, MULTIPLY.replace("rows_operand(a, 0, k)", "rows_operand(a, 1, k)")),), kind="misaligned",
-          says="1024-byte boundary", at="wgmma_ss("),
+          says="swizzle's pattern", at="wgmma_ss("),
     Fault(mechanism="a warp leaves the product out",
           changes=(("    wgmma_fence();\n", "    if (warp_id() == 7) return;\n    wgmma_fence();\n"),),
           kind="deadlock", says="the other warps of its warpgroup", at="wgmma_wait<0>();"),

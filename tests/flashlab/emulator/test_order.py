@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,3 +107,24 @@ def test_notes_are_shown_and_no_misuse(tmp_path: Path) -> None:
     assert done.passed and not done.complaints()
     (note,) = done.to_dict()["launch"]["notes"]
     assert note["kind"] == "same value" and "note: flag.cu:1: same value: " in repr(done)
+
+
+def test_copies_of_structs_are_compared_when_they_have_happened(tmp_path: Path) -> None:
+    """The compiler announces the store of `y[0] = x[i]` before the load, and a large one in pieces."""
+    path = tmp_path / "copies.cu"
+    path.write_text(
+        "struct Large { float a[12]; };\n"
+        "__global__ void copies(const float4* x, float4* y, const Large* u, Large* v, const int* at) {\n"
+        "  y[0] = x[at[threadIdx.x]];\n"
+        "  v[0] = u[at[threadIdx.x]];\n"
+        "}\n"
+    )
+
+    def run_with(at: np.ndarray[Any, Any]) -> fl.FileRun:
+        x, u = (np.arange(32 * n, dtype="f4").reshape(32, n) for n in (4, 12))
+        given = {"x": x, "y": fl.Empty((4,)), "u": u, "v": fl.Empty((12,)), "at": at.astype("i4")}
+        return fl.emulate_file(path, given, grid=1, block=32)
+
+    same = run_with(np.full(32, 3))
+    assert same.passed and lines(same.launched.notes) == {3, 4}
+    assert lines(run_with(np.arange(32)).launched.findings) == {3, 4}

@@ -220,3 +220,20 @@ def test_the_standard(tmp_path: Path) -> None:
     found = {std: int(fl.emulate_file(path, x, grid=1, block=1, std=std).arrays["x"][0]) for std in ("c++17", "c++20")}
     assert found["c++17"] == 201703 and found["c++20"] > 201703
     assert "std = 'c++11': expected one of c++14, c++17, c++20" in refused(path, x, grid=1, block=1, std="c++11")
+
+
+def test_clusters_of_several_blocks_are_refused(tmp_path: Path) -> None:
+    """Each block would do the whole cluster's work, or a part of it."""
+    text = "".join(
+        f"__global__ void __cluster_dims__({dims}) {name}(float* x) {{ x[threadIdx.x] = 1; }}\n"
+        for name, dims in (("one", "1, 1, 1"), ("two", "2, 1, 1"), ("some", "SIZE"))
+    )
+    (tmp_path / "k.cu").write_text("constexpr int SIZE = 1;\n" + text, encoding="utf-8")
+
+    def run(kernel: str) -> fl.FileRun:
+        return fl.emulate_file(tmp_path / "k.cu", {"x": fl.Empty((32,))}, kernel=kernel, grid=2, block=32)
+
+    assert run("one").arrays["x"].sum() == 32
+    for name in ("two", "some"):
+        with pytest.raises(fl.UsageError, match=f"kernel = '{name}': expected a kernel without clusters"):
+            run(name)
