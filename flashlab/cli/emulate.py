@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -104,7 +103,7 @@ def emulate(
             "grid": grid and options.values("--grid", grid, int),
             "block": block and options.values("--block", block, int),
             "sram": sram,
-            "macros": dict(_pair("--define", each, default="1") for each in define or []),
+            "macros": dict(options.named("--define", each, default="1") for each in define or []),
             "symbols": _values("--symbol", symbol or []),
             "includes": include or [],
             "std": std or "c++17",
@@ -112,7 +111,7 @@ def emulate(
             "sanitize": sanitize,
             "time_limit": time_limit,
         }
-        with _compiling():
+        with options.compiling():
             _run_file(target, _values("--arg", arg or []), given, out, json)
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
@@ -132,20 +131,8 @@ def emulate(
     for name, value in others.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
-    with _compiling():
+    with options.compiling():
         _run_algorithm(stands_for or target, target if stands_for else None, problem, run, time_limit, sanitize, json)
-
-
-@contextmanager
-def _compiling() -> Generator[None]:
-    """Print what the C++ compiler says of a source whole: it is more than one line, and the user needs all of it."""
-    from flashlab.emulator import BuildError
-
-    try:
-        yield
-    except BuildError as error:
-        output.remark(f"flashlab: {error}")
-        raise typer.Exit(2) from None
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
@@ -216,17 +203,10 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
         raise typer.Exit(2 if done.launched.unfinished else 1)
 
 
-def _pair(option: str, text: str, default: str | None = None) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name.isidentifier() or not (equals or default):
-        raise UsageError(option, text, "NAME=VALUE")
-    return name, value if equals else default or ""
-
-
 def _values(option: str, texts: Iterable[str]) -> dict[str, Any]:
     """What NAME=VALUE says of each name, once."""
     found: dict[str, Any] = {}
-    for name, text in (_pair(option, each) for each in texts):
+    for name, text in (options.named(option, each) for each in texts):
         if name in found:
             raise UsageError(option, f"{name}={text}", f"{name} once")
         found[name] = _value(f"{option} {name}", text)
