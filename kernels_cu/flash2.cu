@@ -20,8 +20,8 @@
 // 255 registers leave two warps to a scheduler, and while both are in their softmax, nothing is multiplied. Hence no branch
 // stands between the exponentials and P V (the compiler then mixes them), and Bc is 128 at D = 64. Two stages pay where two
 // blocks per SM still fit.
-#include "mask.cuh"
 #include "mma.cuh"
+#include "scores.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = BR / WARPS;
@@ -49,7 +49,8 @@ DEVICE RowTile row_tile_of(const Shape& shape, int block) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const Shape shape) {
+flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
+       const float* alibi_slopes, const Shape shape) {
   const auto [flat_head, first_row] = row_tile_of(shape, blockIdx.x);
   const int batch = flat_head / shape.heads, head = flat_head % shape.heads;
   const int rows = min(BR, shape.len_q - first_row);  // of the problem, in this tile
@@ -76,6 +77,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   // step: load_q
   load_tile<THREADS>(q_tile, row_address(q, batch, head, first_row), q.row, rows, row_bytes(shape));  // line 4
   copy_commit();
+  const float slope = of_head<ALIBI>(alibi_slopes, head, 0);
 
   // step: load_k (prefetch)
   if (tiles.first <= tiles.last) load_k(tiles.first);  // line 7, ahead of its turn
@@ -95,10 +97,8 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_rows, 16 * i, d * K_STEP);
 #endif
 
-  // Exponentials are taken to the base 2: exp(scale · (s - max)) = exp2(c · s - m) with m = c · max: one FMA, one ex2.
-  // A negative scale flips S instead, so that the largest s stays the largest exponent; scale 0 makes S 0.
-  const float sign = shape.scale > 0 ? 1.f : shape.scale < 0 ? -1.f : 0.f;
-  const float c = (shape.scale != 0 ? fabsf(shape.scale) : 1.f) * LOG2E;
+  const Scores scores(shape);
+  const auto [c, sign] = scores;
   const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, first_row, first_row + rows - 1, BC);  // need no mask
 
   float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};     // line 5: O = 0, l = 0, m = -inf. LOWEST serves as -inf:
@@ -147,6 +147,12 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       barrier();  // all warps are done with K_j
       if (j < tiles.last) load_k(j + 1);
       copy_commit();
+    }
+
+    if constexpr (SOFT_CAP || ALIBI) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        scores.bend(s[i], shape, lane_row + 16 * i, j * BC + 2 * (opaque(lane_id()) % 4), slope);
     }
 
     // step: mask
@@ -224,6 +230,9 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
 
   copy_wait<0>();  // without key tiles Q is still on its way
   const RowTile tile = row_tile_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+
+  // step: normalize (its sink)
+  const float sink = of_head<SINKS>(sinks, tile.flat_head % shape.heads, -INF);
 #pragma unroll
   for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
@@ -232,8 +241,9 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       const bool inside = row < shape.len_q;
 
       // step: normalize
-      const float sum = quad_sum(l[i][half]);  // line 12: diag(l)⁻¹ O; a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      float sum = quad_sum(l[i][half]);  // line 12: diag(l)⁻¹ O; a row without keys has l = 0 and gets 0
+      const float alpha = join_sink(m[i][half], sum, sink);
+      const float factor = sum > 0 ? alpha * reciprocal(sum) : 0;
 
       // step: store_o
       char* out_row = row_address(out, tile.flat_head / shape.heads, tile.flat_head % shape.heads, row);

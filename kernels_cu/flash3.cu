@@ -28,7 +28,7 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-       const Tensor out, float* lse, const Shape shape) {
+       const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
@@ -71,7 +71,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   become_consumer();
   Agenda agenda{shape};  // NEW
   Work work;
-  const int consumer = warpgroup_id() - 1;
+  const int consumer = warpgroup_id() - 1, lane_column = 2 * (lane_id() % 4);
   const Turns turns{consumer};
   turns.start();
   Softmax softmax(shape);
@@ -84,7 +84,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
     softmax.begin();  // NEW
 
+    // step: normalize (its sink, ahead)
+    const float sink = of_head<SINKS>(sinks, work.head, -INF);
+
     // step: load_q
+    const float slope = of_head<ALIBI>(alibi_slopes, work.head, 0);
     mbarrier_wait(sram.q_full(), q_parity);  // NEW
     q_parity ^= 1;  // NEW
 
@@ -99,6 +103,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
       if (work.tiles.first == work.tiles.last) release(sram.q_empty());  // NEW
+
+      softmax.bend(s, shape, lane_row, work.tiles.last * BC + lane_column, slope);
 
       // step: mask (first)
       softmax.mask(s, shape, lane_row, work.tiles.last, full);
@@ -138,6 +144,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         k_ring.advance();
         if (j == work.tiles.first) release(sram.q_empty());  // NEW
 
+        softmax.bend(s, shape, lane_row, j * BC + lane_column, slope);
+
         // step: mask
         softmax.mask(s, shape, lane_row, j, full);
 
@@ -176,8 +184,9 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       const int row = lane_row + 8 * half;
 
       // step: normalize
-      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+      const float alpha_of_sink = join_sink(softmax.m[half], sum, sink);
+      const float factor = sum > 0 ? alpha_of_sink * reciprocal(sum) : 0;
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);

@@ -216,6 +216,10 @@ class Block:
         self._m.book.compute(exp=x.size * self.lockstep)
         return Registers(self, x.rows, x.cols, None if x.values is None else np.exp(x.values))
 
+    def tanh(self, x: Registers) -> Registers:
+        """The hyperbolic tangent, element by element."""
+        return self.elementwise(np.tanh, x)
+
     def log(self, x: Registers) -> Registers:
         """The natural logarithm, element by element. That of 0 is -inf."""
         with np.errstate(divide="ignore"):
@@ -243,11 +247,7 @@ class Block:
         p = self._m.problem
         if s.values is None:
             return s
-        rows, keys = (
-            np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
-            for n, size, shape in ((i, s.rows, (-1, 1)), (j, s.cols, (1, -1)))
-        )
-        rows = rows // group + p.offset
+        rows, keys = self._places(s, i, j, group)
         if (
             keys.max() < p.len_kv
             and (p.right is None or keys.max() <= rows.min() + p.right)
@@ -262,6 +262,24 @@ class Block:
         masked = s.values.copy(order="K")
         np.copyto(masked, -np.inf, where=hidden)
         return Registers(self, s.rows, s.cols, masked)
+
+    def distances(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
+        """For each score of tile (i, j) how far its key is from the one that its query is aligned with.
+
+        That is |i + len_kv - len_q - j|, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
+        """
+        if s.values is None:
+            return Registers(self, s.rows, s.cols, None)
+        rows, keys = self._places(s, i, j, group)
+        return Registers(self, s.rows, s.cols, np.abs(rows - keys).astype(np.float32))
+
+    def _places(self, s: Registers, i: Rows, j: Rows, group: int) -> tuple[Array, Array]:
+        """The keys that the rows of tile (i, j) are aligned with, and the keys of its columns, to be broadcast."""
+        rows, keys = (
+            np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
+            for n, size, shape in ((i, s.rows, (-1, 1)), (j, s.cols, (1, -1)))
+        )
+        return rows // group + self._m.problem.offset, keys
 
     # -- inside -------------------------------------------------------------------------------------------------
 

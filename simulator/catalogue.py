@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.config import Config
 from simulator.devices import Device
@@ -17,7 +17,7 @@ from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
-from simulator.problem import FP8, MASKS, Problem, Tile
+from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash2 as flash2_program
@@ -87,7 +87,7 @@ class Algorithm:
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash2"].kernels[0].arguments
-    ('q', 'k', 'v', 'out', 'lse')
+    ('q', 'k', 'v', 'out', 'lse', 'sinks', 'alibi_slopes')
     """
 
     name: str
@@ -142,6 +142,8 @@ class Algorithm:
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
+_OF_HEAD = ("sinks", "alibi_slopes")
+_SCORES_TOO = (*COMMON_MASKS, *SCORES)
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
@@ -151,9 +153,9 @@ _HOPPER = Support(
 )
 
 
-def _rung(name: str, program: Program, schedule: Schedule, follows: str, *, persistent: bool = False) -> Algorithm:
+def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algorithm:
     """A rung of FlashAttention-3. All rungs move the same bytes, and differ in what runs beside what."""
-    kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a", persistent)
+    kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
 
@@ -177,13 +179,18 @@ CATALOGUE = {
             about=flash1_program.ABOUT, follows="online_softmax",
         ),
         Algorithm(
-            "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches, (Kernel("flash2", "flash2", _FORWARD),),
+            "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
+            (Kernel("flash2", "flash2", (*_FORWARD, *_OF_HEAD)),), Support(masks=_SCORES_TOO),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
         _rung("flash3_2", flash3_2, flash3_2_schedule.launches, "flash3_1"),
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
-        _rung("flash3", flash3, flash3_schedule.launches, "flash3_3", persistent=True),
+        Algorithm(
+            "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
+            (Kernel("flash3", "flash3", (*_FORWARD, *_OF_HEAD), _BOXES, "sm_90a", persistent=True),),
+            replace(_HOPPER, masks=_SCORES_TOO), {"flash3": flash3_program.ABOUT}, "flash3_3",
+        ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
             (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t"), arch="sm_90a"),
@@ -249,7 +256,7 @@ def names(problem: Problem) -> list[str]:
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm by name, or a new row for a user's own tile program. Raises `UsageError`."""
     if isinstance(algorithm, Program):
-        own = Algorithm(algorithm.name, algorithm, support=Support(masks=MASKS))
+        own = Algorithm(algorithm.name, algorithm, support=Support(masks=FEATURES))
         return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)

@@ -57,6 +57,12 @@ class Config:
         return min(blocks, device.sms) if self.persistent else blocks
 
 
+def score_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
+    """What kernels are told of a problem that changes the scores: SOFT_CAP, ALIBI, SINKS, where it has them."""
+    asked = (("SOFT_CAP", problem.soft_cap is not None), ("ALIBI", problem.alibi), ("SINKS", problem.sinks))
+    return tuple((name, 1) for name, has in asked if has)
+
+
 def padded(n: int) -> int:
     """`n` rows, columns or head dims, rounded up to whole fragments (16 x 8 x 16)."""
     return round_up(n, 16)

@@ -50,9 +50,12 @@ def described(
     least: int = 0,
     among: Collection[str] = (),
     aliases: tuple[str, ...] = (),
+    none: float | None = None,
+    operand: str = "",
 ) -> Any:
     """A dataclass's field with all that is known of it but its name and type: see `Field`."""
     known = {"help": text, "axis": axis, "unit": unit, "least": least, "among": among, "aliases": aliases}
+    known |= {"none": none, "operand": operand}
     return field(default=default, metadata=known)
 
 
@@ -64,7 +67,8 @@ class Field:
     integer or None) that its values have. `axis` says what an axis of an array counts whose size it is ("queries", in the
     `unit` "tokens"); fields that size no axis have none. `least` is the smallest integer, `among` are all texts that are
     accepted, and `aliases` are names that other libraries have for it. `default` is what it has when left out, None where it
-    then follows others, as `follows` says.
+    then follows others, as `follows` says. A number that may not be negative says with `none` which number stands for None.
+    A caller of a function says a field with an `operand` by passing that array.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Field:
     least: int
     among: Collection[str]
     aliases: tuple[str, ...]
+    none: float | None
+    operand: str
 
     @property
     def words(self) -> str:
@@ -130,15 +136,17 @@ class Field:
         )
         return left, right
 
-    def _finite(self, value: Any) -> float:
+    def _finite(self, value: Any) -> float | None:
         try:
             finite = math.isfinite(value)
         except (TypeError, ValueError, OverflowError):
             finite = False
+        if self.none is not None and not (finite and value >= self.none):
+            raise UsageError(self.name, value, f"a finite number of at least 0; {self.none:g} or None is none")
         if not finite:
             left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
             raise UsageError(self.name, value, f"a finite number{left_out}")
-        return float(value)
+        return None if value == self.none else float(value)
 
 
 def integer(name: str, value: Any, least: int, accepted: str | None = None) -> int:

@@ -74,6 +74,10 @@ class Problem:
     bottom-right: `window=(left, right)` is inclusive around key `i + len_kv - len_q`, either side may be None, and `causal`
     makes right 0. Problems are equal that ask for the same, however they were said.
 
+    A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
+    slope * |i + len_kv - len_q - j| is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
+    exponential more, that of its head's logit. Slopes and sinks are operands.
+
     Raises `UsageError` naming the field for anything out of range.
 
     >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -106,6 +110,14 @@ class Problem:
         default=Follows(lambda p: 1 / math.sqrt(p.head_dim), "1/sqrt(head dim)"),
         aliases=("softmax_scale", "sm_scale"),
     )
+    soft_cap: float | None = described(
+        "Bound of the scores, cap·tanh(score/cap); 0 or none for none",
+        default=None,
+        aliases=("softcap", "logits_soft_cap"),
+        none=0.0,
+    )
+    sinks: bool = described("A logit per head that joins the denominators", default=False, operand="sinks")
+    alibi: bool = described("Scores fall with the distance", default=False, operand="alibi_slopes")
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
@@ -132,13 +144,14 @@ class Problem:
 
     @property
     def applied(self) -> dict[str, Any]:
-        """Those of its `masks` that are not as when left out.
+        """Those of its `FEATURES` that are not as when left out.
 
         >>> p = Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", window=(3, 0), scale=0.125)
         >>> p.applied
         {'window': (3, 0)}
         """
-        return {name: value for name, value in self.masks.items() if value != FIELDS[name].left_out(self)}
+        said = {name: getattr(self, name) for name in FEATURES}
+        return {name: value for name, value in said.items() if value != FIELDS[name].left_out(self)}
 
     @property
     def words(self) -> list[str]:
@@ -245,10 +258,14 @@ FIELDS: dict[str, Field] = fields_of(Problem)
 """What is known of each field, by name."""
 SIZES = tuple(name for name, known in FIELDS.items() if known.axis)
 """The fields that size an axis of some operand."""
-MASKS = tuple(name for name, known in FIELDS.items() if not known.axis and name != "dtype")
-"""What a caller says of a problem beside its arrays, which say sizes and dtype: masks, the scale."""
+FEATURES = tuple(name for name, known in FIELDS.items() if not known.axis and name != "dtype")
+"""What a problem asks for beside sizes and dtype: masks, the scale, what changes the scores."""
+MASKS = tuple(name for name in FEATURES if not FIELDS[name].operand)
+"""Those that a caller says by keywords. The others are said by passing an array."""
 COMMON_MASKS = ("causal", "window", "scale")
-"""Those that every algorithm, and the judge, knows."""
+"""The features that every algorithm knows."""
+SCORES = ("soft_cap", "sinks", "alibi")
+"""The features that change the scores. Those who know a mask needn't know them."""
 
 
 class Masks(TypedDict, total=False):
@@ -257,6 +274,7 @@ class Masks(TypedDict, total=False):
     causal: bool
     window: Pair | None
     scale: float | None
+    soft_cap: float | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -232,10 +232,7 @@ def _record(
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
-    data: dict[str, Array] = {}
-    for name, x in arrays.items():
-        axes = program.operation.operand(name).axes
-        data[name] = x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in axes)]
+    data = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder)
     program(machine, *machine.inputs, one, config.tile)
     tile = config.tile.rows, config.tile.cols

@@ -154,9 +154,10 @@ def _run_algorithm(
     import numpy as np
 
     import flashlab as fl
+    from simulator.operations.attention import ATTENTION
 
     p = problem.problem(algorithm)
-    arrays = fl.random_inputs(p, seed=0)
+    arrays = ATTENTION.draw(p, seed=0)
     options_of_run: dict[str, Any] = {
         **p.masks,
         **run.keywords(),
@@ -165,8 +166,8 @@ def _run_algorithm(
         "time_limit": time_limit if source is not None else 0,
     }
     with output.busy("emulating"):
-        done = fl.emulate(algorithm, *arrays, **options_of_run)
-    reference = fl.naive(*arrays, **p.masks)
+        done = fl.emulate(algorithm, **arrays, **options_of_run)
+    reference = fl.naive(**arrays, **p.masks)
     error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
     if json:
         output.document({**done.to_dict(), "max_error": error})

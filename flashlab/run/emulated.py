@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import Masks, Problem, row_bytes, spell_masks
+from simulator.operations.attention import ATTENTION
+from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
@@ -289,19 +290,20 @@ def _values(arena: Arena, spec: Spec) -> Array:
 
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program, lse: bool, out: Any, tile: TileLike,
-    device: Device | str | None, scales: Scales | None, **masks: Unpack[Masks],
+    device: Device | str | None, scales: Scales | None, **named: Any,
 ) -> Any:  # fmt: skip
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
-    given = {"q": q, "k": k, "v": v}
+    per_head, masks = ATTENTION.apart(named)
+    given = {"q": q, "k": k, "v": v, **{name: x for name, x in per_head.items() if x is not None}}
     for name, x in given.items():
         if host.kind_of(x) != host.kind_of(q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
-    inputs = {name: operand(name, x) for name, x in given.items()}
+    inputs: dict[str, Any] = {name: operand(name, x) for name, x in given.items()}
     target = None if out is None else _writable(out)
     if target is not None:
         arrays.check_out({name: host_view(name, x) for name, x in {**inputs, "out": target}.items()})
-    run = emulate(algorithm, *inputs.values(), lse=lse, tile=tile, device=device, scales=scales, **masks)
+    run = emulate(algorithm, lse=lse, tile=tile, device=device, scales=scales, **inputs, **masks)
     run.checked()
     if target is not None:
         target[...] = run.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,20 +66,32 @@ def bottom_right(problem: Problem, align: Align) -> Problem:
 
 
 def reference(
-    problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", loop: bool = False
+    problem: Problem,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    align: Align = "bottom-right",
+    loop: bool = False,
+    **per_head: Any,
 ) -> simulator.Reference:
-    """`.out` and `.lse` in float64: by the dense oracle, or with `loop` by the one that shares no mask code with it."""
+    """`.out` and `.lse` in float64: by the dense oracle, or with `loop` by the one that shares no mask code with it.
+
+    `per_head` are the sinks and the ALiBi slopes of a problem that has them.
+    """
     p = bottom_right(problem, align)
     oracle = simulator.naive_loop if loop else simulator.naive
     keys = slice(p.len_kv)
-    return oracle(q, k[:, :, keys], v[:, :, keys], **p.masks)
+    return oracle(q, k[:, :, keys], v[:, :, keys], **per_head, **p.masks)
 
 
-def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right") -> Expected:
-    """What a correct kernel returns for these inputs, and how far it may be off."""
-    ref = reference(problem, q, k, v, align=align)
+def expect(
+    problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", **per_head: Any
+) -> Expected:
+    """What a correct kernel returns for these inputs, and how far it may be off; arrays as for `reference`."""
+    ref = reference(problem, q, k, v, align=align, **per_head)
     p = bottom_right(problem, align)
-    seen = {"q": q, "k": k[:, :, : p.len_kv], "v": v[:, :, : p.len_kv]}
+    seen = {"q": q, "k": k[:, :, : p.len_kv], "v": v[:, :, : p.len_kv], **per_head}
     bounds = ATTENTION.bounds(p, seen, ref._asdict())
     return Expected(ref.out, ref.lse, bounds["out"], bounds["lse"])
 

@@ -15,6 +15,7 @@ struct Shape {
   int left, right;  // query i sees keys i + len_kv - len_q - left .. + right; 2^30 stands for "no bound"
   int group;        // (batch, head) pairs that run side by side before the next ones start
   float scale;
+  float soft_cap;
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

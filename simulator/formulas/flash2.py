@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
 
@@ -42,6 +43,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
+    count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=w)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(

@@ -60,6 +60,10 @@ class Operand:
         """Its shape. An operand with an axis of tiles needs `tile`."""
         return tuple(size_of(axis, problem, tile) for axis in self.axes)
 
+    def part(self, x: Array, places: Mapping[str, int]) -> Array:
+        """What belongs to one batch or head: `places` says which, by axis. The axes stay, with one element."""
+        return x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in self.axes)]
+
     def dtype_in(self, problem: Problem) -> str:
         """The name of its dtype in a problem."""
         return {"storage": problem.dtype, "kv": problem.dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from simulator.config import Config, heads_that_share_the_l2
+from simulator.config import Config, heads_that_share_the_l2, score_constants
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
 PANEL = 64
@@ -28,7 +29,9 @@ def choose_tile(problem: Problem) -> Tile:
     if d > 128:
         return Tile(128, 64)
     # in a short causal problem, the mask hides too much of a tile of 192 rows
-    return Tile(128 if d == 128 or (_triangular(problem) and problem.len_q <= 2048) else 192, 128)
+    short = _triangular(problem) and problem.len_q <= 2048
+    # three warpgroups leave a thread no registers for a bias
+    return Tile(128 if d == 128 or short or problem.alibi else 192, 128)
 
 
 def configure_rung(
@@ -71,7 +74,8 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the tile by head dim and length, and the order of work."""
     rung = configure_rung(problem, device, tile, choose_tile(problem))
-    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+    together = heads_that_share_the_l2(problem, device)
+    return replace(rung, heads_together=together, constants=score_constants(problem), **order(problem, rung.tile))
 
 
 def order(problem: Problem, tile: Tile) -> dict[str, bool]:
@@ -113,6 +117,7 @@ def attend(
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.alloc("mbarriers", MBARRIERS)
         q_i = block.load(q, i, tile.rows, panel=PANEL)
+        slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
@@ -121,8 +126,9 @@ def attend(
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+            s = soft_cap(block, s, problem)
             block.step("mask")
-            s = block.mask(s, i, j)
+            s = block.mask(alibi(block, s, slope, j), i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())
@@ -136,6 +142,7 @@ def attend(
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
+        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
         acc = acc / l_i.nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
