@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 START, GRACE = 120.0, 10.0
 """How long Python may take to start, and to say where a program hangs."""
@@ -62,7 +63,7 @@ def run_child(folder: Path, seconds: float, module: str) -> Outcome:
                 break
             time.sleep(0.01)
     finally:
-        _kill(child)
+        end_child(child)
     text = printed.read_bytes()
     if len(text) > FLOOD:
         return Outcome("flood", f"it printed more than {FLOOD:,} bytes", _start(text))
@@ -81,7 +82,7 @@ def _start(text: bytes) -> str:
     return shown + ("\n[…]" if len(text) > SHOWN else "")
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def end_child(child: subprocess.Popen[Any]) -> None:
     """End a child and whatever it has started."""
     if os.name == "nt":
         child.kill()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -44,7 +47,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.compiler
 def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
-    row = corpus.measured(checkout)
+    [row] = corpus.measured([checkout], jobs=2)
     assert row["repository"] == "owner/name" and len(row["commit"]) == 40
     assert [(file["path"], file["built"]) for file in row["files"]] == [
         ("src/add.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
@@ -67,9 +70,34 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 3 | 2 | 6 | 4 | 1 |"
 
 
+def test_what_is_stopped_leaves_no_compiler(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, started = tmp_path / "g++", tmp_path / "started"
+    stuck.write_text(
+        f"#!/bin/sh\ncase $* in --version) echo 'g++ () 14.2';; *) sleep 1000 & echo $! > {started}; wait;; esac"
+    )
+    stuck.chmod(0o755)
+    monkeypatch.setenv("CXX", str(stuck))
+    stopped = Event()
+    with ThreadPoolExecutor() as pool:
+        row = pool.submit(corpus.tried, checkout / "typo.cu", checkout, stopped)
+        while not row.done() and not (started.exists() and started.read_text()):
+            time.sleep(0.01)
+        stopped.set()
+    assert (row.result()["built"], row.result()["reason"]) == (False, "the process took too long")
+    sleeper = Path("/proc") / started.read_text().strip() / "stat"
+    while sleeper.exists() and sleeper.read_text().split()[2] != "Z":
+        time.sleep(0.01)  # or the test runs into its limit
+
+
+def test_what_takes_too_long(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "_BUILD_SECONDS", -corpus._KERNEL_SECONDS)  # pyright: ignore[reportPrivateUsage]
+    row = corpus.tried(checkout / "typo.cu", checkout, Event())
+    assert (row["built"], row["reason"]) == (False, "the process took too long")
+
+
 def test_what_is_no_checkout(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a folder that git knows"):
-        corpus.measured(tmp_path)
+        corpus.measured([tmp_path])
 
 
 def test_the_answers_are_patterns_that_can_be_met() -> None:
