@@ -1,0 +1,101 @@
+"""A child process: started with limits, watched, ended with everything that it has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START, GRACE = 120.0, 10.0
+"""How long Python may take to start, and to say where a program hangs."""
+FLOOD = 100_000
+"""Bytes that it may print."""
+SHOWN = 2_000
+"""Bytes of that which are shown."""
+ONE_THREAD: Mapping[str, str] = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+"""For a child with little address space: each thread of a library takes its share."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is left of a child: why it ended ("done", or a kind of verdict), what it printed, and the files it wrote."""
+
+    kind: str
+    message: str
+    printed: str
+
+
+def run_child(
+    folder: Path, seconds: float, module: str, environment: Mapping[str, str] = ONE_THREAD, *, flood: int = FLOOD,
+    poll: Callable[[], object] = lambda: None,
+) -> Outcome:  # fmt: skip
+    """Run a module on the job in a folder; when this returns, none of its processes is left.
+
+    It may print `flood` bytes. `poll` is called over and over while it runs.
+    """
+    printed = folder / "printed.txt"
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
+    own = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
+    temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(folder))
+    command = [sys.executable, "-P", "-m", module, str(folder), str(seconds)]
+    with printed.open("wb") as sink:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**kept, **own, **temporary, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=os.name != "nt",
+        )
+    kind, started, end = "done", False, time.monotonic() + START
+    ready, where = folder / "ready", folder / "where.txt"
+    try:
+        while child.poll() is None:
+            now = time.monotonic()
+            if not started and ready.exists():  # on a busy machine Python takes its time to start: that is not counted
+                started, end = True, now + seconds
+            poll()
+            if printed.stat().st_size > flood:
+                kind = "flood"
+                break
+            # when its time is up, the child writes down which line it is in
+            if now > end + GRACE or (started and now > end and where.stat().st_size):
+                kind = "hang"
+                break
+            time.sleep(0.01)
+    finally:
+        end_child(child)
+    text = printed.read_bytes()
+    if len(text) > flood:
+        return Outcome("flood", f"it printed more than {flood:,} bytes", _start(text))
+    if kind == "hang":
+        return Outcome("hang", f"still running after {seconds:g} seconds", _start(text))
+    if not (folder / "done.json").exists():
+        if child.returncode < 0:
+            name = signal.Signals(-child.returncode).name
+            return Outcome("crash", f"its process was ended by {name}", _start(text))
+        return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
+    return Outcome("done", "", _start(text))
+
+
+def _start(text: bytes) -> str:
+    shown = text[:SHOWN].decode("utf-8", "replace")
+    return shown + ("\n[…]" if len(text) > SHOWN else "")
+
+
+def end_child(child: subprocess.Popen[Any]) -> None:
+    """End a child and whatever it has started."""
+    if os.name == "nt":
+        child.kill()
+    else:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
