@@ -25,9 +25,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from flashlab.lessons.process import end_child
 from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.process import end_child
 from simulator.errors import UsageError
 
 __all__ = ["KIND", "measured", "sources"]
@@ -46,6 +46,7 @@ class KernelRow(Data):
     right: bool | None
     """Its numbers are NumPy's; None: nobody wrote down what it computes."""
     reason: str | None
+    """Why it didn't come to its end, or why it isn't right."""
 
 
 class FileRow(Data):
