@@ -27,6 +27,7 @@ template <int N> __global__ void fill(float* x) { x[threadIdx.x] = N; }
 __global__ void last(float* x) { *x = 1; }
 int main() { fill<7><<<1, 32>>>(nullptr); }
 """,
+    "src/races.cu": "__global__ void vectorAdd(float* a, float* b, float* c, int n) { c[threadIdx.x / 2] = threadIdx.x; }",
     "src/wrong.cu": "__global__ void vectorAdd(float* a, float* b, float* c, int n) { c[threadIdx.x] = 0; }",
     "typo.cu": "__global__ void k(int* x) { *x = nothing; }",
     "host.cu": "int main() { return 0; }",
@@ -50,9 +51,9 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     [row] = corpus.measured([checkout], jobs=2)
     assert row["repository"] == "owner/name" and len(row["commit"]) == 40
     assert [(file["path"], file["built"]) for file in row["files"]] == [
-        ("src/add.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
+        ("src/add.cu", True), ("src/races.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
     ]  # fmt: skip
-    add, wrong, typo = row["files"]
+    add, races, wrong, typo = row["files"]
     assert (
         typo["reason"].startswith("typo.cu doesn't compile at typo.cu:1, in k:") and str(checkout) not in typo["reason"]
     )
@@ -61,13 +62,16 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
         ("vectorAdd", True, True), ("bad", False, None), ("leaves", False, None), ("fill<7>", True, None), ("last", True, None),
     ]  # fmt: skip
     assert "out of bounds" in found["bad"]["reason"] and found["leaves"]["reason"]
-    assert wrong["kernels"][0]["ran"] and wrong["kernels"][0]["right"] is False
+    for file, reason in ((races, "races.cu:1: race: "), (wrong, "off by ")):
+        [kernel] = file["kernels"]
+        assert kernel["ran"] and kernel["right"] is False and kernel["reason"].startswith(reason)
+    assert found["vectorAdd"]["reason"] is None
     data = Corpus.model_validate({"checkouts": [row]})
     assert (
-        "2 of 3 files (66.7 %) build unchanged; 4 of their 6 kernels (66.7 %) run to an end, 1 of them"
+        "3 of 4 files (75.0 %) build unchanged; 5 of their 7 kernels (71.4 %) run to an end, 1 of them"
         in KIND.headline(data)
     )
-    assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 3 | 2 | 6 | 4 | 1 |"
+    assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 4 | 3 | 7 | 5 | 1 |"
 
 
 def test_what_is_stopped_leaves_no_compiler(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
