@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -186,7 +188,8 @@ def _run_algorithm(
 def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:
     from flashlab.emulator.apart import emulate_apart
 
-    with output.busy("emulating"):
+    # what the kernel prints stands beside a document, not in it
+    with output.busy("emulating"), redirect_stdout(sys.stderr if json else sys.stdout):
         done = emulate_apart(path, arguments, **given)
     if out is not None:
         _keep(Path(out), done.symbols | done.arrays)

@@ -59,14 +59,8 @@ def main() -> None:
     say({"built": True, "reason": None, "names": names})
     for name in names[first:]:
         ran, reason = run(library, found, name, seconds)
-        say(
-            {
-                "kernel": name,
-                "ran": ran,
-                "right": corpus_answers.right(path, library, name) if ran else None,
-                "reason": reason,
-            }
-        )
+        right, wrong = corpus_answers.judged(path, library, name) if ran else (None, None)
+        say({"kernel": name, "ran": ran, "right": right, "reason": reason or wrong})
 
 
 def say(line: dict[str, Any]) -> None:

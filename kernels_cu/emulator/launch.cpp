@@ -14,6 +14,7 @@
 
 #include "faults.h"
 #include "machine.h"
+#include "watch.h"
 
 namespace emulator {
 
@@ -198,10 +199,12 @@ char* emu_launch(const EmuLaunch* given) {
   Counters counters;
   std::mutex results;
   const FaultHandlers handlers;
+  Watch watch(launch);
   auto sm = [&] {
     const SignalStack signals;
     Block block(launch);
     if (!block.has_stacks()) return void(launch.cramped = true);
+    const Watch::Watched watched(watch, block);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
       block.run(number);
       if (block.aborted) launch.stop = true;

@@ -127,11 +127,10 @@ void Block::run(std::uint64_t index) {
   }
   sigjmp_buf here;
   landing = &here;
-  if (sigsetjmp(here, 1) == 0)
-    schedule();
-  else
-    faulted();
-  landing = nullptr;
+  const bool fell = sigsetjmp(here, 1) != 0;
+  if (!fell) schedule();
+  landing = nullptr;  // of a fault in what follows, as in a heap that the kernel broke, the process ends
+  if (fell) faulted();
   settle();
   --launch.resident;
   if (idle) idle = false, --launch.idle;
@@ -152,10 +151,11 @@ void Block::schedule() {
   }
 }
 
-// The processor refused to go on with the running lane.
+// The processor refused to go on with the running lane, or `watch` did.
 void Block::faulted() {
   aborted = true;
   Lane& lane = *running;
+  if (fault.signal == LATE) return too_late(lane, fault.place);
   const auto* at = static_cast<const char*>(fault.address);
   Finding found = finding(fault.signal == SIGFPE ? "division by zero" : "fault", fault.place, lane);
   if (fault.signal == SIGFPE)
