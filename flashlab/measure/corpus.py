@@ -20,7 +20,7 @@ from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.errors import UsageError
 
-__all__ = ["KIND", "measured", "sources"]
+__all__ = ["KIND", "commit_of", "measured", "sources"]
 
 _BUILD_SECONDS = 240
 _KERNEL_SECONDS = 60
@@ -67,13 +67,18 @@ def sources(checkout: Path) -> list[Path]:
     return [path for path in found if "__global__" in path.read_text(encoding="utf-8", errors="replace")]
 
 
-def measured(checkout: Path) -> dict[str, Any]:
-    """What became of a checkout's files, as plain data for `CheckoutRow`. Raises `UsageError` for what is no checkout."""
-    asked = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout. Raises `UsageError` for what is none."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if asked.returncode:
         raise UsageError("checkout", str(checkout), "a folder that git knows")
+    return asked.stdout.strip()
+
+
+def measured(checkout: Path) -> dict[str, Any]:
+    """What became of a checkout's files, as plain data for `CheckoutRow`. Raises `UsageError` for what is no checkout."""
+    commit = commit_of(checkout)
     rows: list[dict[str, Any]] = []
     for path in sources(checkout):
         rows.append(tried(path, checkout))
@@ -81,7 +86,7 @@ def measured(checkout: Path) -> dict[str, Any]:
         ran = sum(kernel["ran"] for kernel in last["kernels"])
         said = f"built, {ran} of {len(last['kernels'])} kernels ran" if last["built"] else last["reason"]
         print(f"{last['path']}: {said}", file=sys.stderr, flush=True)
-    return {"repository": checkout.resolve().name.replace("__", "/"), "commit": asked.stdout.strip(), "files": rows}
+    return {"repository": checkout.resolve().name.replace("__", "/"), "commit": commit, "files": rows}
 
 
 def tried(path: Path, checkout: Path) -> dict[str, Any]:

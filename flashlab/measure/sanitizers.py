@@ -40,6 +40,7 @@ __all__ = [
     "Ran",
     "Row",
     "SanitizersReport",
+    "findings",
     "grid",
     "limited",
     "parse",
@@ -248,12 +249,12 @@ def run(
             inside.mkdir()
             command = case_files.command(case_files.write(mine, inside), "--exact")
             for tool in tools:
-                future = pool.submit(_findings, path, tool, command, timeout)
+                future = pool.submit(findings, path, tool, command, timeout)
                 work.append(partial(_awaited, tool, algorithm, len(mine), future))
         for name, fault in FAULTS.items() if faults else ():
             if fault.tool in tools:
                 command = [sys.executable, "-m", "flashlab.measure.sanitizers", name]
-                future = pool.submit(_findings, path, fault.tool, command, timeout)
+                future = pool.submit(findings, path, fault.tool, command, timeout)
                 work.append(partial(_awaited, fault.tool, name, 1, future))
         rows = [each() for each in progress(work)]
     return SanitizersReport(device.name, tuple(rows))
@@ -297,8 +298,12 @@ def limited(command: Sequence[str], timeout: float) -> Ran:
     return Ran(text, killed, time.monotonic() - begun)
 
 
-def _findings(path: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
-    ran = limited([path, "--tool", tool, *OPTIONS[tool], *command], timeout)
+def findings(path: str, tool: str, command: Sequence[str], timeout: float, *options: str) -> Findings:
+    """What a tool finds in a command, which prints a line with "launched " when its kernels have run.
+
+    `path` is that of compute-sanitizer. `options` stand in for those of `OPTIONS`.
+    """
+    ran = limited([path, "--tool", tool, *(options or OPTIONS[tool]), *command], timeout)
     if ran.killed:
         return Findings(None, (), f"not done within {timeout:.0f} s")
     found = parse(ran.text)

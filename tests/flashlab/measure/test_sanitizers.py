@@ -75,7 +75,7 @@ def test_errors_that_were_not_printed_are_counted_once() -> None:
 )
 def test_silence_is_no_health(printed: str, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(printed, False, 1.0))
-    assert sanitizers._findings("compute-sanitizer", "memcheck", ["python"], 10).number == number
+    assert sanitizers.findings("compute-sanitizer", "memcheck", ["python"], 10).number == number
 
 
 def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         "========= COMPUTE-SANITIZER\nTraceback\nUnavailable: no GPU\n========= Target application returned an error\n"
     )
     monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(printed, False, 1.0))
-    found = sanitizers._findings("compute-sanitizer", "memcheck", ["python"], 10)
+    found = sanitizers.findings("compute-sanitizer", "memcheck", ["python"], 10)
     assert found == Findings(None, (), "Unavailable: no GPU")
 
 
 def test_a_program_that_hangs_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(RACECHECK, True, 20.0))
-    assert sanitizers._findings("compute-sanitizer", "memcheck", [], 20) == Findings(None, (), "not done within 20 s")
+    assert sanitizers.findings("compute-sanitizer", "memcheck", [], 20) == Findings(None, (), "not done within 20 s")
 
 
 def test_what_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_the_tool_finds_the_planted_fault(fault: str) -> None:
     except Unavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "flashlab.measure.sanitizers", fault]
-    found = sanitizers._findings(program, FAULTS[fault].tool, command, 300)
+    found = sanitizers.findings(program, FAULTS[fault].tool, command, 300)
     assert found.number, found
