@@ -134,7 +134,7 @@ def files(draw: st.DrawFn) -> tuple[str, set[int]]:
     return text, reached
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(made=files())
 def test_exactly_what_is_reached_is_defined_and_on_its_line(
     made: tuple[str, set[int]], tmp_path_factory: pytest.TempPathFactory
