@@ -1,4 +1,6 @@
-"""Runs the defects of published kernels on the emulator, and records what it says: `python -m flashlab.measure.found CHECKOUT…`.
+"""Runs the defects of published kernels on the emulator, and records what it says.
+
+    python -m flashlab.measure.found CHECKOUT… [--out docs/results] [--force]
 
 Each file is taken as it stands in a checkout of its repository; the commit goes on record. docs/found-in-public-kernels.md is
 drawn from the newest result. `flashlab.measure.found_gpu` runs the same launches on a GPU.
@@ -137,8 +139,8 @@ KIND = Kind(
 
 
 def parser(words: str | None) -> argparse.ArgumentParser:
-    """The options of a command on checkouts; `words` say what it does."""
-    made = argparse.ArgumentParser(description=(words or "").split(":")[0])
+    """The options of a command on checkouts; the first line of `words` says what it does."""
+    made = argparse.ArgumentParser(description=(words or "").partition("\n")[0])
     made.add_argument(
         "checkouts", nargs="+", type=Path, help="folders of repositories; their names end in the repository's"
     )
