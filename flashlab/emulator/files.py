@@ -24,7 +24,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
 
-__all__ = ["Empty", "FileRun", "emulate_file", "parameters_of"]
+__all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
@@ -295,6 +295,17 @@ def _built(path: Path, entry: str, kernel: Kernel, found: Survey, options: Mappi
         except (BuildError, UsageError):  # of another kernel, perhaps
             _refused.add(key)
     return build(path, entries=[entry], **options)
+
+
+def packed(path: Path, kernel: str, arguments: Mapping[str, Any]) -> tuple[list[bytes], Arena]:
+    """A kernel's parameters as their bytes, in order, and the arena that the pointers among them lead into.
+
+    `arguments` are those of `emulate_file`. Raises what it raises.
+    """
+    found, arena = survey(path), Arena()
+    chosen, entry = _chosen(found, kernel, path)
+    library = _built(path, entry, chosen, found, {})
+    return _given(library, entry, chosen.parameters, arguments, arena), arena
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:

@@ -30,7 +30,7 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.process import end_child
 from simulator.errors import UsageError
 
-__all__ = ["KIND", "measured", "sources"]
+__all__ = ["KIND", "commit_of", "measured", "sources"]
 
 _BUILD_SECONDS = 240
 _KERNEL_SECONDS = 60
@@ -78,13 +78,22 @@ def sources(checkout: Path) -> list[Path]:
     return [path for path in found if "__global__" in path.read_text(encoding="utf-8", errors="replace")]
 
 
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout. Raises `UsageError` for what is none."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if asked.returncode:
+        raise UsageError("checkout", str(checkout), "a folder that git knows")
+    return asked.stdout.strip()
+
+
 def measured(checkouts: Sequence[Path], jobs: int = 1) -> list[dict[str, Any]]:
     """What became of the files of checkouts, as plain data for `CheckoutRow`; `jobs` files are tried at the same time.
 
     Raises `UsageError` for what is no checkout.
     """
     rows: list[dict[str, Any]] = [
-        {"repository": _repository(folder), "commit": _commit(folder), "files": []} for folder in checkouts
+        {"repository": _repository(folder), "commit": commit_of(folder), "files": []} for folder in checkouts
     ]
     files = [(row, folder, path) for row, folder in zip(rows, checkouts, strict=True) for path in sources(folder)]
     stopped = Event()
@@ -104,15 +113,6 @@ def measured(checkouts: Sequence[Path], jobs: int = 1) -> list[dict[str, Any]]:
 
 def _repository(checkout: Path) -> str:
     return checkout.resolve().name.replace("__", "/")
-
-
-def _commit(checkout: Path) -> str:
-    asked = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    if asked.returncode:
-        raise UsageError("checkout", str(checkout), "a folder that git knows")
-    return asked.stdout.strip()
 
 
 def _said(file: dict[str, Any]) -> str:
