@@ -279,12 +279,8 @@ def test_errors_of_the_l2_model_are_told_apart() -> None:
 FILES = sorted(path for path in RESULTS.rglob("*.json") if path.parent != kinds.SCHEMAS)
 
 
-AWAITED = {"found-gpu"}
-"""Kinds that nobody has measured yet: what shows their results says so."""
-
-
 def test_there_are_results_of_every_kind() -> None:
-    assert {result.kind for result in results.find(RESULTS)} == set(KINDS) - AWAITED
+    assert {result.kind for result in results.find(RESULTS)} == set(KINDS)
 
 
 @pytest.mark.parametrize("name", kinds.schemas())
