@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashlab.verify import general
-from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
+from flashlab.verify.adapter import Adapter, Target, TileShape
 from flashlab.verify.adapter import imported as load
 from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
@@ -20,6 +20,7 @@ from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
+from flashlab.verify.targets import target_of
 from simulator.catalogue import Algorithm
 from simulator.errors import Said, UsageError, unknown
 from simulator.problem import ITEMSIZE
@@ -72,7 +73,7 @@ def verify(
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
     >>> report.verdict, len(report.rows)
-    ('passed', 7)
+    ('passed', 13)
     """
     if (row := general.subject_of(target)) is not None:
         if full:
@@ -242,6 +243,7 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
         tiles=tiles,
         layouts=target.layouts,
         scales=target.scales,
+        scores=target.scores,
     ).map(target.domain.fit_case)
     case, tried, worst = _find(bench, cases, examples)
     if case is not None:
