@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashlab.verify import general
-from flashlab.verify.adapter import Adapter, Refused, Target, TileShape, target_of
+from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
 from flashlab.verify.apart import verify_apart
 from flashlab.verify.bench import Bench, Trial
@@ -23,6 +23,7 @@ from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
+from flashlab.verify.targets import target_of
 from simulator.catalogue import Algorithm
 from simulator.errors import Said, UsageError, unknown
 from simulator.problem import ITEMSIZE
@@ -90,7 +91,7 @@ def verify(
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
     >>> report.verdict, len(report.rows)
-    ('passed', 7)
+    ('passed', 13)
     """
     options = Options(
         backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
@@ -278,6 +279,7 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
         tiles=tiles,
         layouts=target.layouts,
         scales=target.scales,
+        scores=target.scores,
     ).map(target.domain.fit_case)
     found = _find(bench, cases, examples)
     if found.failing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
-from flashlab.verify.cases import Case, describe, make_inputs
+from flashlab.verify.cases import Case, describe
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
@@ -20,11 +20,14 @@ from flashlab.verify.steps import Ended, Steps
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
-from simulator.operations.attention import SCORE
+from simulator.operations.attention import ATTENTION, SCORE
+from simulator.problem import SCORES
 
 ORACLES_AGREE = 1e-12
 """How far two float64 oracles may be apart, times the largest score if over 1. They differ only in the order of
 sums."""
+Arrays = Mapping[str, Any]
+"""NumPy arrays by the names of their operands."""
 DENSE_LIMIT = 1 << 17
 """The most (query, key) pairs, over batch and heads, for which the loop over queries is run as a second oracle."""
 
@@ -83,36 +86,40 @@ class Bench:
         else:
             return  # it does neither: the rows will say why
         try:
-            self.call(p, *(target.frame.put(x) for x in make_inputs(p, seed=self.seed)))
+            self.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
         except (UsageError, Unavailable):
             raise
         except (Exception, SystemExit) as error:
             if (refusal := target.argument_error(p, error)) is not None:
                 raise refusal from None
 
-    def call(self, problem: Problem, *arrays: Any, **more: Any) -> tuple[Any, Any]:
-        """(out, lse) of the target, for arrays of its framework."""
+    def draw(self, problem: Problem, inputs: str = "normal") -> dict[str, Any]:
+        """A problem's operands by name, with values of a kind in `INPUTS`."""
+        return ATTENTION.draw(problem, self.seed, inputs)
+
+    def call(self, problem: Problem, arrays: Mapping[str, Any], **more: Any) -> tuple[Any, Any]:
+        """(out, lse) of the target, for operands of its framework by name."""
         with self.steps.call():
-            return self.target.call(problem, *arrays, **more)
+            return self.target.call(problem, arrays, **more)
 
     def run(
-        self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
+        self, problem: Problem, arrays: Arrays, *, layout: str = "plain", garbage: float = math.nan,
         tile: tuple[int, int] | None = None, out: bool = False, scales: Scales | None = None,
     ) -> Result:  # fmt: skip
-        """Run the target on q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim).
+        """Run the target on a problem's operands.
 
         Every buffer has guard bands of `garbage`. These and the inputs must be unchanged afterwards, or `Failure` is
         raised. With `out`, the target writes into a buffer of ours, which is full of garbage before the launch.
         """
         frame = self.target.frame
-        placed = {name: place(frame, x, layout, garbage) for name, x in (("q", q), ("k", k), ("v", v))}
+        placed = {name: place(frame, x, layout, garbage) for name, x in arrays.items()}
         mine: Placed | None = None
         if out:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
         got, lse = self.call(
             problem,
-            *(x.view for x in placed.values()),
+            {name: x.view for name, x in placed.items()},
             out=None if mine is None else mine.view,
             tile=tile,
             scales=None if scales is None else Scales(*(frame.put(x.reshape(-1)).reshape(x.shape) for x in scales)),
@@ -125,22 +132,22 @@ class Bench:
             raise Failure(f"out: {harm}")
         return result
 
-    def expect(self, problem: Problem, q: Array, k: Array, v: Array) -> Expected:
+    def expect(self, problem: Problem, arrays: Arrays) -> Expected:
         """The truth for these inputs, by the target's convention for causal masks."""
-        return expect(problem, q, k, v, align=self.target.align)
+        return expect(problem, **arrays, align=self.target.align)
 
     def judge_case(self, case: Case) -> float:
         """Hold one case to the rule, by two oracles that share no mask code. Returns the worst error over its limit."""
         p, arrays = case.problem, case.arrays()
-        expected = self.expect(p, *arrays)
+        expected = self.expect(p, arrays)
         if p.len_q * p.len_kv * p.batch * p.heads <= DENSE_LIMIT:
             self.check_oracles(p, arrays, expected)
-        result = self.run(p, *arrays, layout=case.layout, tile=case.tile)
+        result = self.run(p, arrays, layout=case.layout, tile=case.tile)
         return held(judge(expected, result.out, result.lse)).worst
 
-    def check_oracles(self, problem: Problem, arrays: tuple[Array, Array, Array], expected: Expected) -> None:
+    def check_oracles(self, problem: Problem, arrays: Arrays, expected: Expected) -> None:
         """Raise `Failure` if the dense reference and the loop over queries disagree."""
-        loop = reference(problem, *arrays, align=self.target.align, loop=True)
+        loop = reference(problem, **arrays, align=self.target.align, loop=True)
         close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE[problem.dtype]).max(initial=1.0))
         for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
             if not np.isclose(a, b, rtol=close, atol=close).all():
@@ -200,12 +207,18 @@ def fitted(
 ) -> Trial:
     """A trial of the nearest problem in the domain, or one that isn't run if that doesn't keep what the check needs."""
     inside = bench.target.domain.fit(p)
-    if keeps(inside):
+    if same_scores(inside, p) and keeps(inside):
         return Trial(word, inside, lambda: body(bench, inside))
-    return Trial(word, p, _no_such_problem)
+    return Trial(word, p, no_such_problem)
 
 
-def _no_such_problem() -> None:
+def same_scores(a: Problem, b: Problem) -> bool:
+    """Do both have the same of what changes the scores? A problem without stands for none that has it."""
+    return all(getattr(a, name) == getattr(b, name) for name in SCORES)
+
+
+def no_such_problem() -> None:
+    """The body of a trial that isn't run."""
     raise Refused("its domain has no such problem")
 
 
