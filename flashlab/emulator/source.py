@@ -388,6 +388,8 @@ def explained(source: Source, entries: Sequence[str], log: str) -> str:
         return f"{source.path.name} can't be linked: {match[1]} is declared, but neither the file nor its headers define it"
     rows = [row for row in log.splitlines() if "kernel.cpp" not in row]
     errors = [row for row in rows if " error: " in row]
+    # of a kernel with a parameter of an unknown type, g++ says first that it were a void variable
+    errors = [row for row in errors if " declared void" not in row] or errors
     if errors and (match := re.match(rf"{_DOORS}:.* error: (.*)$", errors[0])):
         return f"{source.path.name} doesn't compile: no kernel can be reached by that name: {match[1]}"
     first = re.match(r"(.+?):(\d+):(?:\d+:)? (?:fatal )?error: ", errors[0]) if errors else None

@@ -244,7 +244,7 @@ char* emu_launch(const EmuLaunch* given) {
     thread->join();
   }
   std::fflush(stdout);  // what kernels printed
-  if (launch.cramped && !launch.stop && launch.next < launch.blocks) {
+  if (launch.cramped && findings.list.empty() && launch.next < launch.blocks) {
     Finding finding;
     finding.kind = "memory";
     finding.message = "has no memory for the stacks of a block's threads: less than it takes is free, or allowed";

@@ -134,14 +134,15 @@ void Block::run(std::uint64_t index) {
   settle();
   --launch.resident;
   if (idle) idle = false, --launch.idle;
-  if (!live) hopper->end();
+  if (!live) hopper->end(), launch.grid.left(number);
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
 }
 
 void Block::schedule() {
   for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
-    if (ready.empty() && !gather() && !hopper->go_on()) return diagnose();
+    if (ready.empty() && !gather() && !hopper->go_on() && !at_grid()) return diagnose();
+    if (aborted) return;
     if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();

@@ -30,6 +30,7 @@ int main() { fill<7><<<1, 32>>>(nullptr); }
     "src/races.cu": "__global__ void vectorAdd(float* a, float* b, float* c, int n) { c[threadIdx.x / 2] = threadIdx.x; }",
     "src/wrong.cu": "__global__ void vectorAdd(float* a, float* b, float* c, int n) { c[threadIdx.x] = 0; }",
     "typo.cu": "__global__ void k(int* x) { *x = nothing; }",
+    "void.cu": "__global__ void k(int* x);",
     "host.cu": "int main() { return 0; }",
 }
 
@@ -51,9 +52,10 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     [row] = corpus.measured([checkout], jobs=2)
     assert row["repository"] == "owner/name" and len(row["commit"]) == 40
     assert [(file["path"], file["built"]) for file in row["files"]] == [
-        ("src/add.cu", True), ("src/races.cu", True), ("src/wrong.cu", True), ("typo.cu", False),
+        ("src/add.cu", True), ("src/races.cu", True), ("src/wrong.cu", True), ("typo.cu", False), ("void.cu", False),
     ]  # fmt: skip
-    add, races, wrong, typo = row["files"]
+    add, races, wrong, typo, void = row["files"]
+    assert void["reason"] == "kernels = none: expected one with its body, or a named instance of a template"
     assert (
         typo["reason"].startswith("typo.cu doesn't compile at typo.cu:1, in k:") and str(checkout) not in typo["reason"]
     )
@@ -68,10 +70,10 @@ def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     assert found["vectorAdd"]["reason"] is None
     data = Corpus.model_validate({"checkouts": [row]})
     assert (
-        "3 of 4 files (75.0 %) build unchanged; 5 of their 7 kernels (71.4 %) run to an end, 1 of them"
+        "3 of 5 files (60.0 %) build unchanged; 5 of their 7 kernels (71.4 %) run to an end, 1 of them"
         in KIND.headline(data)
     )
-    assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 4 | 3 | 7 | 5 | 1 |"
+    assert KIND.table(data).splitlines()[-1] == f"| owner/name | {row['commit'][:9]} | 5 | 3 | 7 | 5 | 1 |"
 
 
 def test_what_is_stopped_leaves_no_compiler(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
