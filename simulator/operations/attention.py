@@ -152,7 +152,7 @@ def naive(q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = ("lengths", *COMMON_MASKS, *SCORES)
+KNOWN = (*COMMON_MASKS, *SCORES, "lengths")
 """What the judges reckon with."""
 
 
