@@ -87,7 +87,7 @@ class Algorithm:
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash2"].kernels[0].arguments
-    ('q', 'k', 'v', 'out', 'lse', 'sinks', 'alibi_slopes')
+    ('q', 'k', 'v', 'out', 'lse', 'sinks', 'alibi_slopes', 'offsets_q', 'offsets_kv')
     """
 
     name: str
@@ -143,7 +143,8 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _OF_HEAD = ("sinks", "alibi_slopes")
-_SCORES_TOO = (*COMMON_MASKS, *SCORES)
+_OFFSETS = ("offsets_q", "offsets_kv")
+_ALL = ("lengths", *COMMON_MASKS, *SCORES)
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
@@ -180,7 +181,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-            (Kernel("flash2", "flash2", (*_FORWARD, *_OF_HEAD)),), Support(masks=_SCORES_TOO),
+            (Kernel("flash2", "flash2", (*_FORWARD, *_OF_HEAD, *_OFFSETS)),), Support(masks=_ALL),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
@@ -188,8 +189,8 @@ CATALOGUE = {
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
         Algorithm(
             "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-            (Kernel("flash3", "flash3", (*_FORWARD, *_OF_HEAD), _BOXES, "sm_90a", persistent=True),),
-            replace(_HOPPER, masks=_SCORES_TOO), {"flash3": flash3_program.ABOUT}, "flash3_3",
+            (Kernel("flash3", "flash3", (*_FORWARD, *_OF_HEAD, *_OFFSETS), _BOXES, "sm_90a", persistent=True),),
+            replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
         ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
