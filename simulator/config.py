@@ -58,8 +58,9 @@ class Config:
 
 
 def score_constants(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """What kernels are told of a problem that changes the scores: SOFT_CAP, ALIBI, SINKS, where it has them."""
-    asked = (("SOFT_CAP", problem.soft_cap is not None), ("ALIBI", problem.alibi), ("SINKS", problem.sinks))
+    """What kernels are told of a problem that changes the scores: SOFT_CAP, ALIBI, SINKS, MASK, where it has them."""
+    p = problem
+    asked = (("SOFT_CAP", p.soft_cap is not None), ("ALIBI", p.alibi), ("SINKS", p.sinks), ("MASK", p.mask is not None))
     return tuple((name, 1) for name, has in asked if has)
 
 
