@@ -152,7 +152,12 @@ class Problem:
         aliases=("softcap", "logits_soft_cap"),
         none=0.0,
     )
-    sinks: bool = described("A logit per head that joins the denominators", default=False, operand="sinks")
+    sinks: bool = described(
+        "A logit per head that joins the denominators",
+        default=False,
+        aliases=("s_aux", "learnable_sink", "attention_sinks"),
+        operand="sinks",
+    )
     alibi: bool = described("Scores fall with the distance", default=False, operand="alibi_slopes")
     mask: str | None = described(
         f"How an array says which keys a query sees: {', '.join(MASK_FORMS)}",

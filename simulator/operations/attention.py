@@ -10,7 +10,8 @@ for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. 
     |LSE - ref| <= max(2e-5, d)
 
 with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees. A soft cap multiplies this size of
-a score by its derivative, 1 - tanh^2, and adds the capped score. ALiBi adds its bias. A sink counts as a score, too.
+a score by its derivative, 1 - tanh^2, and adds the capped score. ALiBi adds its bias. A sink counts as a key whose score it
+is and whose value is 0; one of -inf, which is none, doesn't count.
 
 The first term is what a correct kernel loses by rounding `out` and P. It is up to 0.8 u if P is rounded before it is
 normalised. It is up to 1.4 u if P is rounded afterwards: equal weights of a row then all err the same way (`standard`
@@ -345,15 +346,18 @@ class Attention(Operation):
             largest = np.abs(queries).max(-1, keepdims=True) * np.abs(keys).max(-1)[..., None, :]
             sizes = sizes + CUT / SCORE[FP8] * math.sqrt(p.head_dim) * abs(p.scale) * largest
         top = np.where(visible, sizes, 0.0).max(axis=-1, initial=0.0)
-        if p.sinks:
-            top = np.maximum(top, np.abs(arrays["sinks"].astype(np.float64)).reshape(p.kv_heads, -1, 1))
         lse: Array = truth["lse"].reshape(*grouped, p.len_q, 1)
-        weights = np.exp(np.where(visible, scores - np.where(np.isneginf(lse), 0.0, lse), -np.inf))
+        base = np.where(np.isneginf(lse), 0.0, lse)
+        weights = np.exp(np.where(visible, scores - base, -np.inf))
         out = truth["out"].reshape(*grouped, p.len_q, p.head_dim_v)
         squares = weights**2
         own = (out**2).sum(-1)
         spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
         around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
+        if p.sinks:
+            sinks = arrays["sinks"].astype(np.float64).reshape(p.kv_heads, -1, 1)
+            top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
+            around = around + np.exp(sinks - base[..., 0]) ** 2 * own
         smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
         score = SCORE[p.dtype]
         tolerance = (

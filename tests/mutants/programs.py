@@ -16,7 +16,7 @@ PROGRAMS = [
         file=FLASH2,
         check="prefix",
         blind=True,
-        find="s = block.mask(s, i, j)",
+        find="s = block.mask(alibi(block, s, slope, j), i, j)",
         put="pass",
     ),
     Mutant(
@@ -34,8 +34,8 @@ PROGRAMS = [
         file=BLOCK,
         check="key_sets",
         blind=True,
-        find="rows = rows // group + p.offset",
-        put="rows = rows // group",
+        find="return rows // group + self._m.problem.offset, keys",
+        put="return rows // group, keys",
     ),
     Mutant(
         mechanism="one zero-padded key leaks at the ragged end",

@@ -167,7 +167,7 @@ print(json.dumps({
     "signatures": ["ceiling" in inspect.signature(f).parameters for f in (fl.simulate, fl.emulate, fl.attention, fl.naive)],
     "shape": [float(abi.shape_struct(each, 1)["ceiling"]) for each in (p, capped_p)],
     "size": abi.SHAPE.itemsize,
-    "outsider": bool((CallableTarget(fl.Adapter(outsider)).call(capped_p, q, k, v)[0] == 30 * q).all()),
+    "outsider": bool((CallableTarget(fl.Adapter(outsider)).call(capped_p, {"q": q, "k": k, "v": v})[0] == 30 * q).all()),
     "outsider refuses": CallableTarget(fl.Adapter(lambda q, k, v, causal: q)).refuses(capped_p),
     "refusals": [
         refusal(lambda: fl.count("flash2_backward", capped_p)),
@@ -259,6 +259,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",
     "flashlab/verify/cases.py": "draws some",
     "flashlab/verify/probes.py": "probes some",
+    "flashlab/verify/scores.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
