@@ -207,7 +207,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis
@@ -246,7 +246,12 @@ def test_the_kernels_shape_holds_what_a_problem_says():
     of lengths how many."""
     own = {"left", "right", "group", "sequences"}
     compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
-    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {"head_dim_v", "causal", "window", "lengths"}
+    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
+        "head_dim_v",
+        "causal",
+        "window",
+        "lengths",
+    }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
     members = re.search(r"struct Shape {(.*?)};", source, re.DOTALL)
     assert members
