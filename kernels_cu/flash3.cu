@@ -29,7 +29,7 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
        const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
-       const Shape shape) {
+       const unsigned* mask_bits, const int* mask_tiles, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
@@ -41,10 +41,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       Ring k_ring, v_ring;
       unsigned q_parity = 0;  // NEW
       while (agenda.next(work)) {  // NEW
+        // step: load_q (producer: how many key tiles its rows see)
+        const Visits visits(mask_tiles, shape, work.first_row / BR);
+        if constexpr (MASK) work.tiles = {0, visits.length() - 1};
         const int kv = kv_head(shape, work.head);
+        Visit here, next;  // of V's key tile and of K's, which is one ahead
         auto load_k = [&](int j) {
+          if constexpr (MASK) next = visits.at(j);
           mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
-          load_tile(sram.k(k_ring.slot), k, work.batch, kv, work.kv + j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
+          const int row = work.kv + key_tile(j, next) * BC;
+          load_tile(sram.k(k_ring.slot), k, work.batch, kv, row, sram.k_full(k_ring.slot), EVICT_LAST);
           k_ring.advance();
         };
 
@@ -57,12 +63,15 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         q_parity ^= 1;  // NEW
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+          here = next;
+
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);  // NEW
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
-          load_tile(sram.v(v_ring.slot), v, work.batch, kv, work.kv + j * BC, sram.v_full(v_ring.slot), EVICT_LAST);
+          const int row = work.kv + key_tile(j, here) * BC;
+          load_tile(sram.v(v_ring.slot), v, work.batch, kv, row, sram.v_full(v_ring.slot), EVICT_LAST);
           v_ring.advance();
         }
         if (RAGGED) break;  // each place has a block of its own
@@ -84,6 +93,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   while (agenda.next(work)) {  // NEW
     const Shape alone = work.alone(shape);
     const Shape& own = RAGGED ? alone : shape;  // else no copy, for which the compiler would take registers
+
+    // step: load_q (how many key tiles its rows see)
+    const int row_tile = work.first_row / BR;
+    const Visits visits(mask_tiles, shape, row_tile);
+    if constexpr (MASK) work.tiles = {0, uniform(visits.length()) - 1};
     const int last_row = min(work.first_row + BR, own.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
     const Keys full = full_tiles(own, work.first_row, last_row, BC);  // need no mask
@@ -102,6 +116,15 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     if (work.tiles.first > work.tiles.last) {
       release(sram.q_empty());  // NEW
     } else {
+      // step: load_k (first: which it is, and which is next)
+      Visit here, next;
+      if constexpr (MASK) here = visits.at(work.tiles.last);
+      if (MASK && work.tiles.last > work.tiles.first) next = visits.at(work.tiles.last - 1);
+
+      // step: mask (first: its bits, ahead)
+      MaskBits hidden;
+      if constexpr (MASK) hidden.load(mask_bits, shape, row_tile, here, warp_id() - 4);
+
       // step: load_k (first)
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
@@ -111,10 +134,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       k_ring.advance();
       if (work.tiles.first == work.tiles.last) release(sram.q_empty());  // NEW
 
-      softmax.bend(s, own, lane_row, work.tiles.last * BC + lane_column, slope);
+      softmax.bend(s, own, lane_row, key_tile(work.tiles.last, here) * BC + lane_column, slope);
 
       // step: mask (first)
-      softmax.mask(s, own, lane_row, work.tiles.last, full);
+      if constexpr (MASK)
+        softmax.mask(s, hidden, here);
+      else
+        softmax.mask(s, own, lane_row, work.tiles.last, full);
 
       // step: softmax (first)
       softmax.raise(s, alpha);
@@ -129,6 +155,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
       bool risen = false;
       for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+        // step: load_k (which is next)
+        here = next;
+        if (MASK && j > work.tiles.first) next = visits.at(j - 1);
+
+        // step: mask (its bits, ahead)
+        if constexpr (MASK) hidden.load(mask_bits, shape, row_tile, here, warp_id() - 4);
+
         // step: load_k
         mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
         turns.take();
@@ -157,10 +190,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         k_ring.advance();
         if (j == work.tiles.first) release(sram.q_empty());  // NEW
 
-        softmax.bend(s, own, lane_row, j * BC + lane_column, slope);
+        softmax.bend(s, own, lane_row, key_tile(j, here) * BC + lane_column, slope);
 
         // step: mask
-        softmax.mask(s, own, lane_row, j, full);
+        if constexpr (MASK)
+          softmax.mask(s, hidden, here);
+        else
+          softmax.mask(s, own, lane_row, j, full);
 
         // step: softmax
         risen = any_lane(softmax.risen(s));

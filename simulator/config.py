@@ -58,9 +58,15 @@ class Config:
 
 
 def features(problem: Problem) -> tuple[tuple[str, int], ...]:
-    """The macros of what only some problems have: SOFT_CAP, ALIBI, SINKS, RAGGED. A kernel is compiled without the others."""
+    """The macros of what only some problems have: a kernel is compiled without the others."""
     p = problem
-    has = {"SOFT_CAP": p.soft_cap is not None, "ALIBI": p.alibi, "SINKS": p.sinks, "RAGGED": p.lengths is not None}
+    has = {
+        "SOFT_CAP": p.soft_cap is not None,
+        "ALIBI": p.alibi,
+        "SINKS": p.sinks,
+        "RAGGED": p.lengths is not None,
+        "MASK": p.mask is not None,
+    }
     return tuple((name, 1) for name, asked in has.items() if asked)
 
 

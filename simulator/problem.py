@@ -5,24 +5,28 @@ from __future__ import annotations
 import inspect
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from operator import index
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, cast, overload
 
 from simulator.errors import Said, UsageError, unknown
 from simulator.fields import Field, Follows, Lengths, Pair, described, fields_of
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
-WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
-"""Bytes of an element of whatever an operand may hold: indices and lengths are no storage dtypes."""
+WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+"""Bytes of an element of whatever an operand may hold: indices, lengths and masks are no storage dtypes."""
 FP8 = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
 DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
 """What every other algorithm stores Q, K, V and its output in."""
+
+
+MASK_FORMS = ("dense",)
+"""The forms in which an array may say which keys a query sees: a boolean for each pair."""
 
 
 def output_dtype(dtype: str) -> str:
@@ -67,6 +71,37 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.cols}"
 
 
+@dataclass(frozen=True)
+class Visits(Sequence[int]):
+    """The walk of a row tile under a mask that an array says: the key tiles that it sees, in the order of `around`.
+
+    `around` is the walk that causal mask and window alone would leave. In `mixed` key tiles some pairs are visible and
+    some are hidden. In the others that it sees all are visible.
+
+    >>> walk = Visits(range(4), (0, 3), frozenset({3}))
+    >>> list(walk), list(reversed(walk)), 3 in walk.mixed
+    ([0, 3], [3, 0], True)
+    """
+
+    around: range
+    tiles: tuple[int, ...]
+    mixed: frozenset[int]
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        return self.tiles[place]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+
+Walk = range | Visits
+"""The key tiles over which a row tile walks, in order."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
     """The shapes of one attention call; the only way shapes are said here.
@@ -79,7 +114,8 @@ class Problem:
 
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
     slope * |i + len_kv - len_q - j| is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
-    exponential more, that of its head's logit. Slopes and sinks are operands.
+    exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
+    pair is visible if neither it, nor `causal`, nor `window` hides it.
 
     A ragged batch has `lengths`, the queries and keys of each sequence (one number where they are as many). The sequences lie
     one behind the other in the rows of a batch of 1, as `cu_seqlens` of other libraries says it: `len_q` and `len_kv` are the
@@ -147,6 +183,12 @@ class Problem:
     lengths: Lengths | None = described(
         "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
+    mask: str | None = described(
+        f"How an array says which keys a query sees: {', '.join(MASK_FORMS)}",
+        default=None,
+        among=MASK_FORMS,
+        operand="mask",
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
@@ -157,6 +199,8 @@ class Problem:
             if self.__dict__["len_q"] is None:
                 raise UsageError("len_q", None, "an integer of at least 0, or lengths")
             return
+        if self.mask is not None:
+            raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
         if self.batch != 1:
             raise UsageError("batch", self.batch, "1 with lengths: the sequences lie in the rows of one batch")
         rows, keys = self.spans[-1]

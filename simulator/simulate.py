@@ -183,7 +183,8 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
     operands = [operation.operand(name) for name in arrays]
-    if n == 1 or any(_cut_along(x, p) is None for x in operation.outputs):
+    # what all parts need would be counted once for each
+    if n == 1 or any(_cut_along(x, p) is None for x in (*operands, *operation.outputs)):
         return [Part(p, arrays)]
     parts = list[Part]()
     for i in range(n):

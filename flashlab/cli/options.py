@@ -61,7 +61,8 @@ def _help(known: Field) -> str:
 def _option(known: Field) -> inspect.Parameter:
     """A field as an option that takes one value."""
     flag = (f"{spelling(known.name)}/{spelling(f'no_{known.name}')}",) if known.kind is bool else ()
-    metavar = {tuple: "L,R", list: "N,N:M,…"}.get(known.kind)
+    metavars: dict[type, str] = {tuple: "L,R", list: "N,N:M,…"}
+    metavar = metavars.get(known.kind)
     option = typer.Option(*flag, help=_help(known), metavar=metavar, rich_help_panel=_PROBLEM)
     return _parameter(known, str if metavar else known.kind, option)
 

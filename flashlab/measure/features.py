@@ -1,4 +1,4 @@
-"""What a soft cap, sinks, ALiBi and windows cost: `python -m flashlab.measure.features flash3 [--flex]`.
+"""What a soft cap, sinks, ALiBi, windows and masks cost: `python -m flashlab.measure.features flash3 [--flex]`.
 
 Each call takes turns with the same call without the feature, on the same arrays, so that clocks and temperature are the
 same for both. A ratio is its time over the plain call's, in one round. With `--flex`, FlexAttention (compiled) computes
@@ -25,7 +25,7 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
 from flashlab.run.plan import gpu_plan
 from simulator.api import count
-from simulator.operations.attention import random_per_head
+from simulator.operations.attention import random_optional
 
 FEATURES: dict[str, dict[str, Any]] = {
     "soft cap 50": {"soft_cap": 50.0},
@@ -33,8 +33,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "ALiBi": {"alibi": True},
     "window 1024": {"window": (1024, 0)},
+    "random half mask": {"mask": "dense"},
 }
-"""What is timed. Normal scores stay far below a cap of 50, where a polynomial serves; a cap of 1 bends them all."""
+"""What is timed. Normal scores stay far below a cap of 50, where a polynomial serves; a cap of 1 bends them all.
+A mask is packed in each call."""
 
 FLEX = Cell("bfloat16", 128, True, 16384)
 """The cell in which FlexAttention is a peer."""
@@ -75,12 +77,12 @@ def measure(algorithm: str, feature: str, cell: Cell, seconds: float, flex: bool
     p = plain.replace(**FEATURES[feature])
     shape, dtype = (p.batch, p.heads, p.len_q, p.head_dim), getattr(torch, p.dtype)
     arrays = {name: torch.randn(shape, device="cuda").to(dtype) for name in "qkv"}
-    of_head = {name: torch.from_numpy(x).cuda() for name, x in random_per_head(p).items()}
+    optional = {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
     with_it, without = gpu_plan(algorithm, p), gpu_plan(algorithm, plain)
-    calls: list[Callable[[], object]] = [partial(with_it.run, **arrays, **of_head), partial(without.run, **arrays)]
+    calls: list[Callable[[], object]] = [partial(with_it.run, **arrays, **optional), partial(without.run, **arrays)]
     if flex and cell == FLEX and feature != "sinks":
         try:
-            calls.append(_flex(torch, feature, arrays, of_head, calls[0]))
+            calls.append(_flex(torch, feature, arrays, optional, calls[0]))
         except Exception as error:  # whatever another library raises must not stop ours
             print(f"FlexAttention, {feature}: {type(error).__name__}: {error}", file=sys.stderr)
     times = interleaved(torch, calls, seconds)
@@ -94,18 +96,19 @@ def measure(algorithm: str, feature: str, cell: Cell, seconds: float, flex: bool
     )  # fmt: skip
 
 
-def _flex(torch: Any, feature: str, arrays: dict[str, Any], of_head: dict[str, Any], ours: Any) -> Callable[[], Any]:
+def _flex(torch: Any, feature: str, arrays: dict[str, Any], optional: dict[str, Any], ours: Any) -> Callable[[], Any]:
     """FlexAttention, compiled, on the same causal problem. Raises `RuntimeError` if its result is another."""
     module: Any = import_module("torch.nn.attention.flex_attention")
     cap, window = FEATURES[feature].get("soft_cap"), FEATURES[feature].get("window")
-    slopes = of_head.get("alibi_slopes")
+    slopes, visible = optional.get("alibi_slopes"), optional.get("mask")
 
     def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         s = s if cap is None else cap * torch.tanh(s / cap)
         return s if slopes is None else s - slopes[h] * (i - j)
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return (j <= i) & (i - j <= window[0]) if window else j <= i
+        causal = (j <= i) & (i - j <= window[0]) if window else j <= i
+        return causal if visible is None else causal & visible[i, j]
 
     n = arrays["q"].shape[2]
     mask = module.create_block_mask(seen, None, None, n, n, device="cuda")
@@ -146,7 +149,7 @@ def table(data: Features) -> str:
 KIND = Kind(
     "features",
     "Speed: what changes the scores",
-    "the time of a soft cap, sinks, ALiBi and a window, each round beside the plain call",
+    "the time of a soft cap, sinks, ALiBi, a window and a mask, each round beside the plain call",
     "python -m flashlab.measure.features flash3 --flex",
     Features,
     headline,

@@ -21,7 +21,7 @@ from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.config import features
 from simulator.dtypes import numpy_dtype
-from simulator.operations.attention import ATTENTION, random_per_head
+from simulator.operations.attention import ATTENTION, random_optional
 from simulator.operations.operation import Operand
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
@@ -43,7 +43,7 @@ class Case:
     @property
     def entries(self) -> tuple[str, ...]:
         """The kernels that it launches, by entry point, in order."""
-        return tuple(kernel.entry for kernel in get(self.algorithm).kernels)
+        return tuple(kernel.entry for kernel in get(self.algorithm).launched(self.problem))
 
 
 def write(cases: Sequence[Case], folder: Path) -> Path:
@@ -97,7 +97,7 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
         few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(dtype)
         return np.resize(few, shape)
 
-    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_per_head(problem, seed)
+    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_optional(problem, seed)
     return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 

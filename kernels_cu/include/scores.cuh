@@ -70,6 +70,17 @@ struct Scores {
       : c((SOFT_CAP ? shape.soft_cap : shape.scale != 0 ? fabsf(shape.scale) : 0x1p-60f) * LOG2E),
         sign(!SOFT_CAP && shape.scale < 0 ? -1.f : 1.f) {}
 
+  // S as `c` wants it, where it isn't flipped with the mask.
+  template <int N>
+  DEVICE void flip(float (&s)[N][4]) const {
+    if (sign != 1) {
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] *= sign;
+    }
+  }
+
   // The soft cap and the bias, in accumulators of two rows (mma.cuh): `row` is the query of this lane's upper row, `key` the key
   // of its first column, `slope` the head's. S isn't flipped yet.
   template <int N>

@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.mask import count_masked, count_packing
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
@@ -23,6 +24,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited = walk(p, tile)
+    count_packing(book, p, tile, config.heads_together)
     book.launch(
         book.algorithm,
         rows * heads,
@@ -48,6 +50,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
+    count_masked(book, p, tile, readers=4 * readers + 1)
     count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * readers)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum

@@ -17,6 +17,9 @@ from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
 
+SAID_AS = {"bool": ("bool", "uint8")}
+"""The dtypes of arrays that callers may pass for an operand's, where they are several. Of a byte, any bit says True."""
+
 LEADING = ("batch", "heads", "kv_heads")
 """The axes along which blocks run beside one another. The other axes of an operand are its rows and columns."""
 
@@ -225,7 +228,7 @@ class Operation(ABC):
             shape, dtype = operand.shape(problem, tile), operand.dtype_in(problem)
             if tuple(x.shape) != shape:
                 raise UsageError(f"{name}.shape", tuple(x.shape), f"{shape}, its axes are {', '.join(operand.axes)}")
-            if dtype_name(x) != dtype:
+            if dtype_name(x) not in SAID_AS.get(dtype, (dtype,)):
                 raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
 
 

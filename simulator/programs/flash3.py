@@ -13,6 +13,7 @@ from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.mask import pack_mask
 from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
@@ -30,8 +31,8 @@ def choose_tile(problem: Problem) -> Tile:
         return Tile(128, 48 if problem.soft_cap and problem.lengths is not None else 64)
     # in a short causal problem, the mask hides too much of a tile of 192 rows
     short = _triangular(problem) and problem.padded.len_q <= 2048
-    # three warpgroups leave a thread no registers for a bias
-    return Tile(128 if d == 128 or short or problem.alibi else 192, 128)
+    # three warpgroups leave a thread no registers for a bias, or for bits
+    return Tile(128 if d == 128 or short or problem.alibi or problem.mask else 192, 128)
 
 
 def configure_rung(
@@ -111,7 +112,8 @@ def attend(
     """
     c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")
-    visible = partial(backwards, problem, tile)
+    packed = pack_mask(m, tile, backwards=True)
+    visible = packed.walk if packed else partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
@@ -120,17 +122,22 @@ def attend(
         block.alloc("mbarriers", MBARRIERS)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
         slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
+        if packed:
+            packed.begin(block, 1 + 4 * c.consumers)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
+            if packed:
+                packed.visit(block, j, 1 + 4 * c.consumers)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             s = soft_cap(block, s, problem)
             block.step("mask")
-            s = block.mask(alibi(block, s, slope, j), i, j)
+            s = alibi(block, s, slope, j)
+            s = packed.hide(block, s, j) if packed else block.mask(s, i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())

@@ -207,7 +207,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis

@@ -267,14 +267,16 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 5, abi.SHAPE]
+            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 7, abi.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
     def flash2(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, offsets_q: Any,
-        offsets_kv: Any, shape: Any,
+        offsets_kv: Any, *rest: Any,
     ) -> None:  # fmt: skip
+        *packed_mask, shape = rest
+        assert not any(packed_mask), "the stand-in packs none"
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
