@@ -15,8 +15,8 @@ __all__ = ["l2_problems", "matrix"]
 
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
-    loads, also rows that are no whole sectors)."""
-    shapes: dict[str, dict[str, int]] = {
+    loads, also rows that are no whole sectors; where there are offsets, sequences of many lengths)."""
+    shapes: dict[str, dict[str, Any]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
         "ragged": {"batch": 1, "heads": 2, "len_q": 239, "head_dim": 40},
         "gqa": {"batch": 2, "heads": 8, "kv_heads": 2, "len_q": 509, "head_dim": 64},
@@ -42,7 +42,13 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "odd-keys-of-a-part": {**odd_keys, "len_kv": 1000},
         "even-keys": {**odd_keys, "len_kv": 2008},
     }
-    own = {name: boxed_bytes if row.support.eight_bit else boxed if row.arch else {} for name, row in CATALOGUE.items()}
+    lengths = [239, (113, 799), 0, (1, 64), (421, 97), (0, 30), 509]  # a ragged batch
+    sequences = {"sequences": {"batch": 1, "heads": 4, "kv_heads": 2, "lengths": lengths, "head_dim": 64}}
+    own = {
+        name: (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
+        | (sequences if "lengths" in row.support.masks else {})
+        for name, row in CATALOGUE.items()
+    }
     return [
         _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
         for algorithm in algorithms

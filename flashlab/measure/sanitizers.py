@@ -203,7 +203,7 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows.
+    The problems have ragged edges, masks, GQA, empty rows and, where there are offsets, sequences of many lengths.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -213,12 +213,18 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
+    lengths = [70, 0, (3, 97), (0, 5), (65, 130)]
+    sequences: dict[str, dict[str, Any]] = {
+        "sequences": {"heads": 2, "lengths": lengths, "head_dim": 64, "causal": True}
+    }
+    own = {
+        name: (whole if row.support.eight_bit else {}) | (sequences if "lengths" in row.support.masks else {})
+        for name, row in CATALOGUE.items()
+    }
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
         for algorithm in algorithms or with_kernels()
-        for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
-        )
+        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, (problems | own[algorithm]).items())
     ]
 
 
