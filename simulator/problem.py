@@ -157,9 +157,6 @@ class Problem:
     head_dim_v: Follows[int] = described(
         "Elements per value", axis="head dim of V", least=1, default=Follows(lambda p: p.head_dim, "the head dim")
     )
-    lengths: Lengths | None = described(
-        "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
-    )
     dtype: str = described(f"Storage dtype: {', '.join(DTYPES)}, or {FP8} for flash3_fp8", among=ITEMSIZE)
     causal: bool = described("Mask out later keys", default=False, aliases=("is_causal",))
     window: Pair | None = described(
@@ -188,6 +185,9 @@ class Problem:
         default=None,
         among=MASK_FORMS,
         operand="mask",
+    )
+    lengths: Lengths | None = described(
+        "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
 
     def __post_init__(self) -> None:
@@ -402,11 +402,11 @@ SCORES = ("soft_cap", "sinks", "alibi")
 class Masks(TypedDict, total=False):
     """`MASKS` as keywords of a call, for type checkers."""
 
-    lengths: Lengths | None
     causal: bool
     window: Pair | None
     scale: float | None
     soft_cap: float | None
+    lengths: Lengths | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -215,7 +215,7 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles"} <= set(SIZES)
+    assert sized - {"row_tiles", "key_tiles", "offsets"} <= set(SIZES)
 
 
 def test_type_checkers_know_the_masks():
@@ -227,11 +227,11 @@ def test_signatures_show_the_masks():
     for function in (fl.attention, fl.simulate, fl.emulate, fl.naive, fl.naive_loop):
         shown = inspect.signature(function).parameters
         assert {name: shown[name].default for name in MASKS} == {
-            "lengths": None,
             "causal": False,
             "window": None,
             "scale": None,
             "soft_cap": None,
+            "lengths": None,
         }
 
 
@@ -270,6 +270,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
+    "flashlab/measure/features.py": "times one",
     "flashlab/measure/sanitizers.py": "sanitises one",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -266,11 +267,14 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 5, abi.SHAPE]
+            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 7, abi.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
-    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, *rest: Any) -> None:
+    def flash2(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, offsets_q: Any,
+        offsets_kv: Any, *rest: Any,
+    ) -> None:  # fmt: skip
         *packed_mask, shape = rest
         assert not any(packed_mask), "the stand-in packs none"
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
@@ -283,7 +287,13 @@ class Kernel:
         pointers = {"sinks": int(sinks), "alibi_slopes": int(alibi_slopes)}
         of_head = {name: at(pointer, (heads,), (4,), "f4").copy() for name, pointer in pointers.items() if pointer}
         scale, cap = float(shape["scale"]), float(shape["soft_cap"])
-        right_answer = simulator.naive(q, k, v, window=(left, right), scale=scale, soft_cap=cap, **of_head)
+        lengths = None
+        if n := int(shape["sequences"]):
+            ends = (at(int(x), (n + 1,), (4,), "i4").tolist() for x in (offsets_q, offsets_kv))
+            lengths = list(zip(*([b - a for a, b in pairwise(each)] for each in ends), strict=True))
+        right_answer = simulator.naive(
+            q, k, v, lengths=lengths, window=(left, right), scale=scale, soft_cap=cap, **of_head
+        )
         width = -(-dim * q.itemsize // 16) * 16
         target = at(*self.place(out, (b, heads, len_q, width)), "u1")
         target[...] = 0xEE  # what lies in the pads

@@ -101,6 +101,35 @@ def test_numbers_of_heads_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
         call.attention(*plain, sinks=cupy.asarray(of_head["sinks"]), algorithm="flash1")
 
 
+def test_lengths_go_to_the_kernel_as_offsets(cupy: FakeCupy) -> None:
+    """However they are said; and a call with the same ones finds its plan again."""
+    lengths = [(7, 9), 0, (0, 4), (12, 3)]
+    p = simulator.Problem(batch=1, heads=4, kv_heads=2, lengths=lengths, head_dim=24, dtype="float16", causal=True)
+    arrays = simulator.random_inputs(p)
+    expected = simulator.naive(*arrays, causal=True, lengths=lengths)
+    on_gpu = [cupy.asarray(x) for x in arrays]
+    made = list[Any]()
+    for said in (lengths, tuple(lengths), np.array([(7, 9), (0, 0), (0, 4), (12, 3)]), lengths):
+        out, lse = call.attention(*on_gpu, causal=True, lengths=said, lse=True)
+        assert close(out, expected.out) and np.allclose(lse.host, expected.lse, atol=1e-5)
+        made.append(call._cached_plan.cache_info().misses)
+    assert len(set(made)) == 1
+    for wrong, what in (
+        ([7, 9], "lengths = 16 queries in all: expected 19, the len_q"),
+        ([19], "lengths = 19 keys in all: expected 16, the len_kv"),
+        ([(7, 9), (12, -7)], "lengths[1] = -7: expected an integer of at least 0, or a pair of them, (queries, keys)"),
+        ([], "lengths = []: expected a list with the length of each sequence: n, or (queries, keys)"),
+        ("7,12", "lengths[0] = '7': expected an integer of at least 0"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(*on_gpu, lengths=wrong)
+    with pytest.raises(UsageError, match="lengths = .*: expected nothing: flash1 knows causal, window, scale"):
+        call.attention(*on_gpu, lengths=lengths, algorithm="flash1")
+    two = [cupy.asarray(np.repeat(x, 2, axis=0)) for x in arrays]
+    with pytest.raises(UsageError, match="batch = 2: expected 1 with lengths"):
+        call.attention(*two, lengths=lengths)
+
+
 def memory_around(x: np.ndarray[Any, Any]) -> bytes:
     """All of a buffer but the array in it."""
     base = x
@@ -479,4 +508,4 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
 def test_structs_lie_as_in_c() -> None:
     assert abi.TENSOR.itemsize == 32
     assert [abi.TENSOR.fields[name][1] for name in abi.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
-    assert abi.SHAPE.itemsize == 44
+    assert abi.SHAPE.itemsize == 48
