@@ -263,6 +263,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
+    "flashlab/measure/features.py": "times one",
     "flashlab/measure/sanitizers.py": "sanitises one",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }

@@ -93,6 +93,28 @@ def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return (acc.astype(np.float32) / k.shape[2]).astype(q.dtype), lse
 
 
+def takes_empty_tiles_for_visible(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    mask: Any = None,
+) -> tuple[Array, Array]:
+    """Right but where a mask hides 16 keys from 16 queries altogether."""
+    if mask is None:
+        return attention(q, k, v, causal=causal, scale=scale, window=window)
+    rows, cols = (-(-n // 16) for n in mask.shape)
+    padded = np.zeros((16 * rows, 16 * cols), bool)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    empty = ~padded.reshape(rows, 16, cols, 16).any((1, 3))
+    padded |= np.kron(empty, np.ones((16, 16), bool))
+    mask = padded[: mask.shape[0], : mask.shape[1]]
+    return attention(q, k, v, causal=causal, scale=scale, window=window, mask=mask)
+
+
 @pytest.mark.parametrize(
     ("fn", "check"),
     [
@@ -111,6 +133,7 @@ def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
         (forgets_empty_rows, "rule"),
         (forgets_empty_rows, "search"),
         (adds_up_in_16_bits, "long_sums"),
+        (takes_empty_tiles_for_visible, "masks"),
     ],
 )
 def test_each_check_fails_under_its_bug(fn: Attention, check: str) -> None:
