@@ -121,6 +121,7 @@ class FakeCupy:
         self.runtime = self
         self.driver = self
         self.kernels: list[Kernel] = []
+        self.packed: dict[tuple[int, int], Any] = {}
         self.CUDARuntimeError = OSError
         self.ndarray, self.MemoryPointer, self.UnownedMemory = ndarray, MemoryPointer, UnownedMemory
         self.capability, self.name, self.here = capability, name, 0
@@ -265,14 +266,25 @@ class Kernel:
         """`arguments` is where the pointers to the arguments lie."""
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
-        if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 5, abi.SHAPE]
-            pointers = at(arguments, (len(kinds),), (8,), np.uintp)
-            self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
+        tensor, pointer = abi.TENSOR, np.dtype(np.uintp)
+        kinds = {
+            "pack_mask": (self.pack_mask, [tensor, pointer, pointer, abi.SHAPE]),
+            "flash2": (self.flash2, [*[tensor] * 4, *[pointer] * 5, abi.SHAPE]),
+        }
+        if self.entry in kinds:
+            run, takes = kinds[self.entry]
+            pointers = at(arguments, (len(takes),), (8,), np.uintp)
+            run(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, takes, strict=True)])
+
+    def pack_mask(self, mask: Any, bits: Any, tiles: Any, shape: Any) -> None:
+        """Notes where the bits would lie, and what they would say."""
+        assert mask["row"] % 16 == 0
+        place = int(mask["data"]), (int(shape["len_q"]), int(shape["len_kv"])), (int(mask["row"]), 1)
+        self.cupy.packed[int(bits), int(tiles)] = at(*place, "?").copy()
 
     def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, *rest: Any) -> None:
-        *packed_mask, shape = rest
-        assert not any(packed_mask), "the stand-in packs none"
+        bits, tiles, shape = rest
+        mask = self.cupy.packed.pop((int(bits), int(tiles))) if bits else None
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
@@ -283,7 +295,7 @@ class Kernel:
         pointers = {"sinks": int(sinks), "alibi_slopes": int(alibi_slopes)}
         of_head = {name: at(pointer, (heads,), (4,), "f4").copy() for name, pointer in pointers.items() if pointer}
         scale, cap = float(shape["scale"]), float(shape["soft_cap"])
-        right_answer = simulator.naive(q, k, v, window=(left, right), scale=scale, soft_cap=cap, **of_head)
+        right_answer = simulator.naive(q, k, v, window=(left, right), scale=scale, soft_cap=cap, mask=mask, **of_head)
         width = -(-dim * q.itemsize // 16) * 16
         target = at(*self.place(out, (b, heads, len_q, width)), "u1")
         target[...] = 0xEE  # what lies in the pads

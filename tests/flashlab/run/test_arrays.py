@@ -15,8 +15,9 @@ import simulator
 from flashlab.run import abi, arrays, call, devices, emulated
 from flashlab.run import plan as plans
 from simulator import Problem, SramOverflow, Unavailable, UsageError
-from simulator.operations.attention import problem_of
+from simulator.operations.attention import ATTENTION, problem_of
 from tests.flashlab.run.fake import DTYPES, FakeCupy, Kernel, Tensor, at, installed, ndarray
+from tests.simulator.masks import blocky
 from tests.work import calls
 
 # TMA's descriptors are made by a real driver
@@ -99,6 +100,27 @@ def test_numbers_of_heads_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
             call.attention(*plain, sinks=cupy.asarray(sinks))
     with pytest.raises(UsageError, match="sinks = .*: expected nothing: flash1 knows causal, window, scale"):
         call.attention(*plain, sinks=cupy.asarray(of_head["sinks"]), algorithm="flash1")
+
+
+@pytest.mark.parametrize("len_kv", [48, 33], ids=["as it lies", "padded"])
+@pytest.mark.parametrize("dtype", ["?", "u1"])
+def test_a_mask_goes_to_the_kernel_that_packs_it(cupy: FakeCupy, dtype: str, len_kv: int) -> None:
+    p = Problem(batch=2, heads=2, len_q=20, len_kv=len_kv, head_dim=16, dtype="float16", causal=True, mask="dense")
+    given_ = ATTENTION.draw(p) | {"mask": blocky(p, seed=0, density=0.5, block=16).astype(dtype)}
+    expected = simulator.naive(**given_, causal=True)
+    on_gpu = {name: cupy.asarray(x) for name, x in given_.items()}
+    for _ in range(2):
+        assert close(call.attention(**on_gpu, causal=True), expected.out)
+    assert [entry for entry, *_ in cupy.launches] == ["pack_mask", "flash2"] * 2
+    plain = {name: on_gpu[name] for name in "qkv"}
+    for mask, what in (
+        (np.ones((20, len_kv + 1), "?"), f"mask.shape = (20, {len_kv + 1}): expected (20, {len_kv})"),
+        (np.ones((20, len_kv), "f4"), "mask.dtype = 'float32': expected bool (len_q, len_kv)"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(**plain, mask=cupy.asarray(mask))
+    whole = simulator.naive(*[given_[name] for name in "qkv"], causal=True)
+    assert close(plans.gpu_plan("flash2", p).run(plain)["out"], whole.out), "a mask that is left out shows all"
 
 
 def memory_around(x: np.ndarray[Any, Any]) -> bytes:
