@@ -173,7 +173,9 @@ def timeline(
     row = catalogue.get(algorithm)
     if row.schedule is None:
         raise unknown("algorithm", row.name, [each.name for each in catalogue.CATALOGUE.values() if each.schedule])
-    config = row.program.configure(Problem.checked(problem), on, tile)
+    if Problem.checked(problem).mask:
+        raise UsageError("mask", problem.mask, "None for a prediction of time: what an array hides is data")
+    config = row.program.configure(problem, on, tile)
     rates = Rates(on, problem.dtype)
     launches = row.schedule(problem, config, rates)
     counts = count(algorithm, problem, tile=tile, device=on)
