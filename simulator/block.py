@@ -78,15 +78,18 @@ class Block:
         *,
         stages: int = 1,
         panel: int | None = None,
+        clear: bool = False,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
         The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
-        the problem. Raises `SramOverflow` over the device's limit per block.
+        the problem. With `clear`, the block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the
+        next one. Raises `SramOverflow` over the device's limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
+        inside = read // tensor.spec.row_bytes
         if panel:
             read = rows * round_up(cols, panel) * tensor.spec.itemsize * self.lockstep
             self._note_boxes(tensor, i, rows, range(j * cols, (j + 1) * cols, panel))
@@ -95,6 +98,9 @@ class Block:
         tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
+        if clear:
+            outside = rows * self.lockstep - inside
+            self._count(tensor.name, sram_write=outside * tile.padded_shape[1] * tensor.spec.itemsize)
         return tile
 
     def fetch(

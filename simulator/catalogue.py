@@ -154,9 +154,11 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _OF_HEAD = ("sinks", "alibi_slopes")
+_OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
 _PACKED = ("mask_bits", "mask_tiles")
-_ALL = (*COMMON_MASKS, *SCORES, "mask")
+_OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
+_ALL = ("lengths", *COMMON_MASKS, *SCORES, "mask")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
@@ -193,7 +195,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OF_HEAD, *_PACKED))), Support(masks=_ALL),
+            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL))), Support(masks=_ALL),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
@@ -201,7 +203,7 @@ CATALOGUE = {
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
         Algorithm(
             "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OF_HEAD, *_PACKED), _BOXES, "sm_90a", persistent=True)),
+            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL), _BOXES, "sm_90a", persistent=True)),
             replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
         ),
         Algorithm(

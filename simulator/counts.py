@@ -176,6 +176,8 @@ class Counts:
     config: Config | None = field(compare=False)
     launches: tuple[LaunchCounts, ...]
     tensors: Mapping[str, Spec]
+    sequences: tuple[tuple[Counts, int], ...] = field(default=(), compare=False, repr=False)
+    """Of a ragged batch: the counts of each different sequence, and how many there are of it."""
 
     def _sum(self, what: str) -> int:
         return sum(launch.bytes(what) for launch in self.launches)

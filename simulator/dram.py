@@ -63,6 +63,9 @@ def resident_blocks(launch: LaunchCounts, device: Device, most: int) -> int:
 def _launch(counts: Counts, launch: LaunchCounts) -> int:
     if not launch.blocks:
         return 0
+    if counts.sequences:  # they have no data in common, and the offsets are few
+        index = counts.launches.index(launch)
+        return sum(n * _launch(one, one.launches[index]) for one, n in counts.sequences)
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
     distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
     again = {

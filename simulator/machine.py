@@ -67,6 +67,8 @@ class Machine:
         self.values: dict[str, Array] = {}
         self._leads: dict[str, tuple[int, int, int]] = {}
         self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
+        for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
+            self.book.tensor(operand.spec(problem, config.tile, "input"))
         self.inputs = tuple(self._input(operand) for operand in operation.required)
         self.outputs = {operand.name: self._output(operand) for operand in operation.written}
 
@@ -234,7 +236,7 @@ class Machine:
         if self.data:
             x = self._given.get(operand.name)
             if x is None:
-                x = np.full(operand.shape(self.problem, self.tile), operand.default, np.float32)
+                x = operand.left_out(self.problem, self.tile)
             self.values[spec.name] = x.reshape(*lead, spec.rows, spec.cols).astype(np.float32, copy=False)
         return HbmTensor(spec)
 

@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Event
 from typing import Any
 
@@ -32,7 +32,8 @@ from simulator.errors import UsageError
 
 __all__ = ["KIND", "commit_of", "measured", "sources"]
 
-_BUILD_SECONDS = 240
+_SILENCE = 240
+"""Seconds for a build, or for a kernel with its judgement: after either of them the child says something."""
 _KERNEL_SECONDS = 60
 _MOST_RESTARTS = 40  # after kernels that end their process
 
@@ -153,17 +154,17 @@ def _child(path: Path, first: int, stopped: Event) -> tuple[list[dict[str, Any]]
     When this returns, nothing that the process started is left: no compiler either.
     """
     command = [sys.executable, "-m", "flashlab.measure.corpus_child", str(path), str(first), str(_KERNEL_SECONDS)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True
-    )
-    deadline = time.monotonic() + _BUILD_SECONDS + _KERNEL_SECONDS
-    while not stopped.is_set() and time.monotonic() < deadline:
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=0.2)
-            break
-    late = process.returncode is None
-    end_child(process)
-    out, _ = process.communicate()
+    with TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True)
+        heard, deadline = 0, time.monotonic() + _SILENCE
+        while process.poll() is None and time.monotonic() < deadline and not stopped.is_set():
+            time.sleep(0.1)
+            if (size := os.fstat(said.fileno()).st_size) > heard:
+                heard, deadline = size, time.monotonic() + _SILENCE
+        late = process.returncode is None
+        end_child(process)
+        said.seek(0)
+        out = said.read().decode("utf-8", "replace")
     ended = f"the process ended with status {process.returncode}" if process.returncode else None
     return list(_lines(out)), "the process took too long" if late else ended
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from simulator import Problem, Tile
 from simulator.catalogue import get
-from simulator.config import score_constants
+from simulator.config import features
 from simulator.dtypes import numpy_dtype
 from simulator.operations.attention import ATTENTION, random_optional
 from simulator.operations.operation import Operand
@@ -78,9 +78,7 @@ def warm(cases: Sequence[Case]) -> None:
     from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
-    different = {
-        (c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, score_constants(c.problem)): c for c in cases
-    }
+    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, features(c.problem)): c for c in cases}
     with ThreadPoolExecutor() as pool:
         for future in [
             pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()

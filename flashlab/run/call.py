@@ -15,7 +15,7 @@ from flashlab.run.plan import Plan, Ready
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.operations.attention import ATTENTION, OPTIONAL
-from simulator.problem import Masks, output_dtype, spell_masks
+from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
@@ -42,6 +42,10 @@ def attention(
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
     logarithm. `flash3_fp8` takes float8_e4m3fn (of CuPy, which has no such dtype, arrays of uint8) and returns bfloat16;
     `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1).
+
+    `lengths=[100, (1, 300)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys, or as many
+    of both), one behind the other: each query sees keys of its own sequence. They are numbers of Python's, which the plan is
+    made for: what `cu_seqlens` holds is made of them. `flash2` and `flash3` take them.
 
     `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
@@ -72,6 +76,8 @@ def attention(
     given = {name: x for name, x in named.items() if x is not None or name in _INPUTS}
     if scales is not None:
         given |= zip(_SCALES, Scales.of(scales), strict=True)
+    if (lengths := masks.get("lengths")) is not None:
+        masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     framework = arrays.framework_of(given)
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")

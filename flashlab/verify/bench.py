@@ -207,14 +207,15 @@ def fitted(
 ) -> Trial:
     """A trial of the nearest problem in the domain, or one that isn't run if that doesn't keep what the check needs."""
     inside = bench.target.domain.fit(p)
-    if same_scores(inside, p) and keeps(inside):
+    if keeps_scores(inside, p) and keeps(inside):
         return Trial(word, inside, lambda: body(bench, inside))
     return Trial(word, p, no_such_problem)
 
 
-def same_scores(a: Problem, b: Problem) -> bool:
-    """Do both have the same of what changes the scores? A problem without stands for none that has it."""
-    return all(getattr(a, name) == getattr(b, name) for name in SCORES)
+def keeps_scores(inside: Problem, wanted: Problem) -> bool:
+    """Has a problem that was moved into a domain still something of what changes the wanted one's scores, if anything does?"""
+    asked = [name for name in SCORES if name in wanted.applied]
+    return not asked or any(name in inside.applied for name in asked)
 
 
 def no_such_problem() -> None:

@@ -18,9 +18,9 @@ from flashlab.verify.bench import (
     Trial,
     fitted,
     held,
+    keeps_scores,
     near,
     no_such_problem,
-    same_scores,
     visible,
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
@@ -49,7 +49,7 @@ def rule(bench: Bench) -> Iterator[Trial]:
         for word, edge in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
             wanted = replace(edge, seed=bench.seed)
             case = bench.target.domain.another(wanted, taken)
-            if case is not None and not same_scores(case.problem, wanted.problem):
+            if case is not None and not keeps_scores(case.problem, wanted.problem):
                 yield Trial(word, wanted.problem, no_such_problem)
             elif case is not None:
                 taken.add(case)

@@ -35,6 +35,9 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     )
 
     tiles, pairs = heads * rows, heads * visited.pairs
+    if p.lengths is not None:  # rows of the next sequence are cleared
+        book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * d * es)
+        book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * dv * es)
     book.add("load_q", "q", hbm_read=tiles * tile.rows * d * es, sram_write=tiles * br * d * es)
     book.add("scores", "q", sram_read=pairs * br * d * es)
     for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):

@@ -1,7 +1,8 @@
 """Attention: softmax(scale Q K^T + mask) V. Its operands, two judges that share no line, and the rule for its errors.
 
 A soft cap bounds the scores, ALiBi adds a bias to them, and a sink adds an exponential to each row's denominator: see
-`Problem`. A sink weighs no value.
+`Problem`. A sink weighs no value. The sequences of a ragged batch lie one behind the other in the rows of one batch, and
+`offsets_q` and `offsets_kv` say where each begins.
 
 In the rule, e = out - ref in float64, p are the softmax weights, and u is the rounding unit of the storage dtype: 2^-11
 for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. Each row has to keep
@@ -132,8 +133,9 @@ def naive(
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
     of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
-    is visible. The results are NumPy's. Masks are aligned bottom-right. A row that sees no key gets output 0 and LSE -inf,
-    or its sink. Raises `UsageError` for arrays that pose no problem.
+    is visible. The results are NumPy's. Masks are aligned bottom-right. With `lengths`, the rows of a batch of 1 are
+    sequences of these lengths, one behind the other. A row that sees no key gets output 0 and LSE -inf, or its sink. Raises
+    `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -168,7 +170,7 @@ def naive(
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES, "mask")
+KNOWN = ("lengths", *COMMON_MASKS, *SCORES, "mask")
 """What the judges reckon with."""
 
 
@@ -184,8 +186,13 @@ def _judged(q: Array, k: Array, v: Array, masks: Masks, **optional: Any) -> tupl
 
 def distances(problem: Problem) -> Array:
     """How far key j is from the key that query i is aligned with, |i + len_kv - len_q - j|, (len_q, len_kv)."""
-    p = problem
-    return np.abs(np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset))
+    return np.abs(_behind(problem))
+
+
+def _behind(problem: Problem) -> Array:
+    """How far key j lies behind the key that query i is aligned with, (len_q, len_kv). Hidden pairs have some number."""
+    shifts, rows = zip(*((keys.stop - rows.stop, len(rows)) for rows, keys in problem.spans), strict=True)
+    return np.arange(problem.len_kv) - (np.arange(problem.len_q) + np.repeat(shifts, rows))[:, None]
 
 
 def _weighted_sum(weights: Array, values: Array) -> Array:
@@ -197,9 +204,9 @@ def _weighted_sum(weights: Array, values: Array) -> Array:
 
 def hidden_pairs(problem: Problem) -> Array:
     """Is key j hidden from query i? A boolean array (len_q, len_kv)."""
-    p = problem
-    distance = np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset)
-    hidden = np.zeros(distance.shape, bool)
+    p, distance = problem, _behind(problem)
+    rows, keys = (np.repeat(np.arange(len(p.spans)), [len(x) for x in each]) for each in zip(*p.spans, strict=True))
+    hidden: Array = rows[:, None] != keys
     if p.right is not None:
         hidden = np.logical_or(hidden, distance > p.right)
     if p.left is not None:
@@ -232,9 +239,10 @@ def naive_loop(
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
-        last_seen = p.len_kv - p.len_q + i
-        stop = p.len_kv if p.right is None else max(0, min(p.len_kv, last_seen + p.right + 1))
-        start = 0 if p.left is None else max(0, last_seen - p.left)
+        rows, keys = next(span for span in p.spans if i in span[0])
+        last_seen = keys.stop - rows.stop + i
+        stop = keys.stop if p.right is None else max(keys.start, min(keys.stop, last_seen + p.right + 1))
+        start = keys.start if p.left is None else max(keys.start, last_seen - p.left)
         if p.sinks:
             lse[b, h, i] = given["sinks"][h]
         seen = [j for j in range(start, stop) if not p.mask or given["mask"][i, j]]
@@ -270,6 +278,10 @@ class Attention(Operation):
         ),
         Operand(name="sinks", axes=("heads",), dtype="float32", when=lambda p: p.sinks, default=-math.inf),
         Operand(name="alibi_slopes", axes=("heads",), dtype="float32", when=lambda p: p.alibi, default=0.0),
+        Operand(name="offsets_q", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(rows.stop for rows, _ in p.spans)]),
+        Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(keys.stop for _, keys in p.spans)]),
         Operand(name="mask", axes=("len_q", "len_kv"), dtype="bool", when=lambda p: p.mask == "dense", default=True),
     )  # fmt: skip
     outputs = (
@@ -291,7 +303,9 @@ class Attention(Operation):
         return problem_of(arrays["q"], arrays["k"], arrays["v"], **optional, **masks)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head."""
+        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head.
+        NumPy's offsets must be those of the lengths.
+        """
         super().check(problem, arrays, tile)
         for name, accepted in (
             ("sinks", "finite numbers, or -inf for a head without one"),
@@ -305,6 +319,11 @@ class Attention(Operation):
             if wrong.any():
                 at = int(np.argmax(wrong))
                 raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+        for name in ("offsets_q", "offsets_kv"):
+            x = arrays.get(name)
+            if isinstance(x, np.ndarray) and (wrong := x != self.operand(name).left_out(problem)).any():
+                at = int(np.argmax(wrong))
+                raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q

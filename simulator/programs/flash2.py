@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from simulator.config import Config, heads_that_share_the_l2, padded, score_constants, warps_for
+from simulator.config import Config, features, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -45,6 +45,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         tile is None and half and d <= 128 and (problem.soft_cap or problem.alibi or problem.mask)
     ):  # these need registers, too
         candidates = [(rows, cols // 2, stages) for rows, cols, stages in candidates]
+    elif tile is None and half and d in (64, 128) and capability >= (9, 0) and problem.lengths:  # so does a sequence
+        candidates = [(rows, cols * 3 // 4, stages) for rows, cols, stages in candidates]
     if capability < (8, 0):  # without cp.async there is nothing to load ahead
         candidates = [c for c in candidates if c[2] == 1]
 
@@ -66,7 +68,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         q_in_registers=half and d <= 64 and cols == 64,
         heads_together=heads_that_share_the_l2(problem, device),
         blocks_per_sm=2,
-        constants=score_constants(problem),
+        constants=features(problem),
     )
 
 

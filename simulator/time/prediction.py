@@ -14,7 +14,7 @@ from simulator import catalogue
 from simulator.api import count
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.problem import Problem, Tile
+from simulator.problem import COMMON_MASKS, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
 from simulator.time.costs import LONGEST_WALK, Costs, run
@@ -173,8 +173,8 @@ def timeline(
     row = catalogue.get(algorithm)
     if row.schedule is None:
         raise unknown("algorithm", row.name, [each.name for each in catalogue.CATALOGUE.values() if each.schedule])
-    if Problem.checked(problem).mask:
-        raise UsageError("mask", problem.mask, "None for a prediction of time: what an array hides is data")
+    if (error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES), "the model of time")) is not None:
+        raise error
     config = row.program.configure(problem, on, tile)
     rates = Rates(on, problem.dtype)
     launches = row.schedule(problem, config, rates)

@@ -269,7 +269,7 @@ class Kernel:
         tensor, pointer = abi.TENSOR, np.dtype(np.uintp)
         kinds = {
             "pack_mask": (self.pack_mask, [tensor, pointer, pointer, abi.SHAPE]),
-            "flash2": (self.flash2, [*[tensor] * 4, *[pointer] * 5, abi.SHAPE]),
+            "flash2": (self.flash2, [*[tensor] * 4, *[pointer] * 7, abi.SHAPE]),
         }
         if self.entry in kinds:
             run, takes = kinds[self.entry]
@@ -283,7 +283,8 @@ class Kernel:
         self.cupy.packed[int(bits), int(tiles)] = at(*place, "?").copy()
 
     def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, *rest: Any) -> None:
-        bits, tiles, shape = rest
+        offsets_q, offsets_kv, bits, tiles, shape = rest
+        assert not (offsets_q or offsets_kv), "the stand-in has no ragged batches"
         mask = self.cupy.packed.pop((int(bits), int(tiles))) if bits else None
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
