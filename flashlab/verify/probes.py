@@ -24,6 +24,7 @@ from flashlab.verify.bench import (
     visible,
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
+from flashlab.verify.masks import masks
 from flashlab.verify.rule import SUMS, judge, reference
 from flashlab.verify.scores import extremes, head_order, key_sets, neutral
 from flashlab.verify.targets import SimulatorTarget
@@ -451,6 +452,7 @@ CHECKS: dict[str, Check] = {
     "batch": batch,
     "neutral": neutral,
     "extremes": extremes,
+    "masks": masks,
     "head_order": head_order,
     "determinism": determinism,
     "long_sums": long_sums,
