@@ -16,7 +16,7 @@ from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
-from simulator.operations.operation import Operation
+from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
@@ -66,7 +66,7 @@ class Kernel:
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles.
+    tiles. It is launched if `when(problem)`.
     """
 
     source: str
@@ -76,6 +76,7 @@ class Kernel:
     arch: str | None = None
     persistent: bool = False
     language: str = "cuda"
+    when: Callable[[Problem], bool] = always
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class Algorithm:
     ladders are made.
 
     >>> import flashlab as fl
-    >>> fl.CATALOGUE["flash2"].kernels[0].arguments
-    ('q', 'k', 'v', 'out', 'lse', 'sinks', 'alibi_slopes')
+    >>> fl.CATALOGUE["flash1"].kernels[0].arguments
+    ('q', 'k', 'v', 'o', 'l', 'm', 'out', 'lse')
     """
 
     name: str
@@ -108,6 +109,16 @@ class Algorithm:
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that its kernels take."""
         return self.support.dtypes
+
+    def launched(self, problem: Problem) -> tuple[Kernel, ...]:
+        """Those of its kernels that a problem takes, in the order of their launches.
+
+        >>> import flashlab as fl
+        >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", mask="dense")
+        >>> [kernel.entry for kernel in fl.CATALOGUE["flash2"].launched(p)]
+        ['pack_mask', 'flash2']
+        """
+        return tuple(kernel for kernel in self.kernels if kernel.when(problem))
 
     @property
     def arch(self) -> str | None:
@@ -143,7 +154,11 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _OF_HEAD = ("sinks", "alibi_slopes")
-_SCORES_TOO = (*COMMON_MASKS, *SCORES)
+_OFFSETS = ("offsets_q", "offsets_kv")
+_PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
+_PACKED = ("mask_bits", "mask_tiles")
+_OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
+_ALL = ("lengths", *COMMON_MASKS, *SCORES, "mask")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
@@ -180,7 +195,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-            (Kernel("flash2", "flash2", (*_FORWARD, *_OF_HEAD)),), Support(masks=_SCORES_TOO),
+            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL))), Support(masks=_ALL),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
@@ -188,8 +203,8 @@ CATALOGUE = {
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
         Algorithm(
             "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-            (Kernel("flash3", "flash3", (*_FORWARD, *_OF_HEAD), _BOXES, "sm_90a", persistent=True),),
-            replace(_HOPPER, masks=_SCORES_TOO), {"flash3": flash3_program.ABOUT}, "flash3_3",
+            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL), _BOXES, "sm_90a", persistent=True)),
+            replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
         ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,

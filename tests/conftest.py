@@ -52,6 +52,10 @@ def _compiler() -> str | None:
     return None if any(map(shutil.which, names)) else "no C++ compiler: install g++ or clang++"
 
 
+def _nvcc() -> str | None:
+    return None if shutil.which("nvcc") else "no nvcc: install the CUDA toolkit"
+
+
 def _module(name: str, remedy: str) -> Callable[[], str | None]:
     return lambda: None if find_spec(name) else f"no {remedy}"
 
@@ -76,6 +80,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     for marker, find in (
         ("gpu", _gpu),
         ("nvrtc", _nvrtc),
+        ("nvcc", _nvcc),
         ("compiler", _compiler),
         ("browser", _browser),
         ("torch", _module("torch", "PyTorch: make test-torch")),

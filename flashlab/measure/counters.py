@@ -103,7 +103,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     launch = formula.launches[index]
     simulated_launch = None if simulated is None else simulated.launches[index]
     # no counter sees what TMA writes into SRAM
-    unseen = {"sram.write"} if get(case.algorithm).kernels[index].boxes else set[str]()
+    unseen = {"sram.write"} if get(case.algorithm).launched(case.problem)[index].boxes else set[str]()
     checks = [
         Check(
             what,

@@ -19,9 +19,9 @@ import numpy as np
 
 from simulator import Problem, Tile
 from simulator.catalogue import get
-from simulator.config import score_constants
+from simulator.config import features
 from simulator.dtypes import numpy_dtype
-from simulator.operations.attention import ATTENTION, random_per_head
+from simulator.operations.attention import ATTENTION, random_optional
 from simulator.operations.operation import Operand
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
@@ -43,7 +43,7 @@ class Case:
     @property
     def entries(self) -> tuple[str, ...]:
         """The kernels that it launches, by entry point, in order."""
-        return tuple(kernel.entry for kernel in get(self.algorithm).kernels)
+        return tuple(kernel.entry for kernel in get(self.algorithm).launched(self.problem))
 
 
 def write(cases: Sequence[Case], folder: Path) -> Path:
@@ -78,9 +78,7 @@ def warm(cases: Sequence[Case]) -> None:
     from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
-    different = {
-        (c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, score_constants(c.problem)): c for c in cases
-    }
+    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, features(c.problem)): c for c in cases}
     with ThreadPoolExecutor() as pool:
         for future in [
             pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()
@@ -99,7 +97,7 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
         few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(dtype)
         return np.resize(few, shape)
 
-    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_per_head(problem, seed)
+    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_optional(problem, seed)
     return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 

@@ -11,7 +11,6 @@ import kernels_cu
 from flashlab.run import tma
 from simulator import catalogue
 from simulator.counts import Counts, LaunchCounts, Spec
-from simulator.dtypes import numpy_dtype
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, round_up
 from simulator.support import MOST_KEYS
@@ -65,7 +64,7 @@ def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
     """What stands for inputs that the caller leaves out, NumPy: full of their defaults. Only those that the kernels take."""
     problem, tile = counts.problem, counts.tile
     return {
-        x.name: np.full(x.shape(problem, tile), x.default, numpy_dtype(x.dtype_in(problem)))
+        x.name: x.left_out(problem, tile)
         for x in operation.inputs
         if x.default is not None and x.name in counts.tensors
     }
@@ -80,6 +79,7 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
-    own = {"left": left, "right": right, "group": group}
+    sequences = 0 if problem.lengths is None else len(problem.spans)
+    own = {"left": left, "right": right, "group": group, "sequences": sequences}
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]

@@ -25,7 +25,7 @@ from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike
+from simulator.simulate import Scales, TileLike, run_on_data
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
@@ -195,12 +195,15 @@ def emulate_problem(
     row.check(problem, counts.device, config.tile)
     arena = Arena()
     row.operation.check(problem, arrays, config.tile)
+    if problem.mask:  # which tiles it hides is data
+        asked = ("lse",) if lse else ()
+        counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
     values = _arguments(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     shape = abi.shape_struct(problem, config.heads_together).tobytes()
     macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
     major, minor = counts.device.compute_capability
     launches: list[Launched] = []
-    for launch, kernel in zip(counts.launches, row.kernels, strict=True):
+    for launch, kernel in zip(counts.launches, row.launched(problem), strict=True):
         if not launch.blocks:
             continue
         path = kernels_cu.source(kernel.source) if source is None else Path(source)
@@ -250,7 +253,7 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
         arena.buffers[spec.name].strides = strides if spec.vector else (*strides, spec.itemsize)
         pointer = arena.pointer(spec.name)
         tensor = np.array((pointer, *strides), abi.TENSOR)
-        values[spec.name] = np.uint64(pointer).tobytes() if spec.vector else tensor.tobytes()
+        values[spec.name] = np.uint64(pointer).tobytes() if spec.by_pointer else tensor.tobytes()
     return values
 
 

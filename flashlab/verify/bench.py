@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from flashlab.verify.cases import Case, describe
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
+from flashlab.verify.steps import Ended, Steps
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
@@ -63,6 +65,7 @@ class Bench:
     dtypes: tuple[str, ...]
     full: bool
     seed: int
+    steps: Steps = field(default_factory=Steps)
 
     def does(self, problem: Problem) -> bool:
         """Does the target take this problem?"""
@@ -70,9 +73,10 @@ class Bench:
 
     def probe(self) -> None:
         """Call an outsider's function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""
-        if isinstance(self.target, CallableTarget):
+        if isinstance(target := self.target, CallableTarget):
             for dtype in self.dtypes:
-                self._probe(self.target, dtype)
+                with suppress(Ended, Refused):
+                    self.steps.step(lambda dtype=dtype: self._probe(target, dtype))
 
     def _probe(self, target: CallableTarget, dtype: str) -> None:
         for causal in (False, True):
@@ -82,7 +86,7 @@ class Bench:
         else:
             return  # it does neither: the rows will say why
         try:
-            target.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
+            self.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
         except (UsageError, Unavailable):
             raise
         except (Exception, SystemExit) as error:
@@ -92,6 +96,11 @@ class Bench:
     def draw(self, problem: Problem, inputs: str = "normal") -> dict[str, Any]:
         """A problem's operands by name, with values of a kind in `INPUTS`."""
         return ATTENTION.draw(problem, self.seed, inputs)
+
+    def call(self, problem: Problem, arrays: Mapping[str, Any], **more: Any) -> tuple[Any, Any]:
+        """(out, lse) of the target, for operands of its framework by name."""
+        with self.steps.call():
+            return self.target.call(problem, arrays, **more)
 
     def run(
         self, problem: Problem, arrays: Arrays, *, layout: str = "plain", garbage: float = math.nan,
@@ -108,7 +117,7 @@ class Bench:
         if out:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
-        got, lse = self.target.call(
+        got, lse = self.call(
             problem,
             {name: x.view for name, x in placed.items()},
             out=None if mine is None else mine.view,
@@ -156,10 +165,13 @@ class Bench:
 
     def perform(self, check: str, trial: Trial) -> Row:
         """Run a trial and return its row of the report."""
-        begun = time.perf_counter()
         row = Row(
             check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed"
         )
+        return stepped(self.steps, lambda: self._performed(row, trial), row)
+
+    def _performed(self, row: Row, trial: Trial) -> Row:
+        begun = time.perf_counter()
         try:
             if reason := self.target.refuses(trial.problem):
                 raise Refused(reason)
@@ -174,6 +186,16 @@ class Bench:
             said = " ".join(str(error).split())
             row = replace(row, status="failed", detail=f"raised {type(error).__name__}: {said}"[:300])
         return replace(row, seconds=time.perf_counter() - begun)
+
+
+def stepped(steps: Steps, body: Callable[[], Row], row: Row) -> Row:
+    """The row that a step returns, or else what becomes of `row`."""
+    try:
+        return steps.step(body)
+    except Ended as ended:
+        return replace(row, status="failed", detail=ended.message, place=ended.place, ended=True)
+    except Refused as reason:
+        return replace(row, status="not run", detail=str(reason))
 
 
 def fitted(

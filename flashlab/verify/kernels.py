@@ -5,6 +5,7 @@ The emulator runs it. So whatever it finds (a race, an access out of bounds) is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -163,6 +164,13 @@ class FileKernel:
             known = ", ".join(names) or "no __global__ function"
             raise UsageError("name", None, f"one of {self.file.name}'s: {known} (a template as flash<{{head_dim}}>)")
         return found.kernels[0]
+
+    def limits(self) -> dict[str, Any]:
+        """How long one launch may take, in `seconds`, and how much `memory` the process that runs it may use, in bytes."""
+        from flashlab.emulator.apart import MEMORY, patience
+
+        said = self.options.get("time_limit", 60)
+        return {"seconds": math.inf if callable(said) else patience(said), "memory": MEMORY}
 
     def source(self) -> str | None:
         """Python that makes it, or None where functions are part of it that have no name to import."""

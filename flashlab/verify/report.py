@@ -34,7 +34,8 @@ Status = Literal["passed", "failed", "not run"]
 class Row:
     """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none).
 
-    `place` is the (file, line) of what failed, where a line of the kernel's is to blame.
+    `place` is the (file, line) of what failed, where a line of the kernel's is to blame. `ended`: the target ended the
+    process that it ran in.
     """
 
     check: str
@@ -46,6 +47,7 @@ class Row:
     detail: str = ""
     seconds: float = 0.0
     place: tuple[str, int] | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ class Comparison:
         """Counts of the same heads at other lengths, by formula. Programs of your own have none and are left out."""
         from simulator import count
 
-        problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
+        problems = [self.problem.replace(lengths=None, len_q=n, len_kv=None) for n in lengths]
         return [
             count(row.target, problem, tile=self.tile, device=self.device, lse=self.lse)
             for row in self.rows

@@ -16,6 +16,7 @@ struct Shape {
   int group;        // (batch, head) pairs that run side by side before the next ones start
   float scale;
   float soft_cap;
+  int sequences;  // of a ragged batch
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

@@ -23,25 +23,24 @@ DEVICE float of_head(const float* numbers, int head, float without) {
   return without;
 }
 
-// tanh(factor · s), to 3e-7 of itself. A polynomial serves where factor · s is small: there 1 - 2 / (exp(2x) + 1) would lose
-// its digits. Scores far below a cap are what most models have, so warps whose scores are all small skip the exponentials.
+// tanh(x) of scores, to 1e-6 of itself. Near 0, 1 - 2 / (exp(2x) + 1) would lose its digits: a polynomial of least relative error
+// serves there. Where all scores of a warp's tile are far below the cap, as most models have them, it is enough: the
+// exponentials are left out. Every FMA takes its slot from the tensor cores, so it has two terms only.
 struct Tanh {
-  static constexpr float SMALL = 0.4f;
-  float factor;
+  static constexpr float SMALL = 0.2f;
 
-  // x P(x²), of least relative error up to SMALL
-  DEVICE float small(float x) const {
+  static DEVICE float small(float x) {
     const float u = x * x;
-    return x * (1.f + u * (-0.333318383f + u * (0.132768303f + u * -0.0477602221f)));
+    return x * (1 + u * (-0.333296359f + u * 0.130362406f));
   }
 
-  DEVICE float any(float x) const {
+  static DEVICE float any(float x) {
     const float e = exp2_approx(fabsf(x) * (2 * LOG2E));  // INF for a large x, whose tanh is then 1
     return fabsf(x) <= SMALL ? small(x) : copysignf(1 - 2 * reciprocal(e + 1), x);
   }
 
   template <int N>
-  DEVICE void apply(float (&s)[N][4]) const {
+  static DEVICE void apply(float (&s)[N][4], float factor) {
     float top = 0;
 #pragma unroll
     for (int n = 0; n < N; ++n)
@@ -71,11 +70,22 @@ struct Scores {
       : c((SOFT_CAP ? shape.soft_cap : shape.scale != 0 ? fabsf(shape.scale) : 0x1p-60f) * LOG2E),
         sign(!SOFT_CAP && shape.scale < 0 ? -1.f : 1.f) {}
 
+  // S as `c` wants it, where it isn't flipped with the mask.
+  template <int N>
+  DEVICE void flip(float (&s)[N][4]) const {
+    if (sign != 1) {
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[n][e] *= sign;
+    }
+  }
+
   // The soft cap and the bias, in accumulators of two rows (mma.cuh): `row` is the query of this lane's upper row, `key` the key
   // of its first column, `slope` the head's. S isn't flipped yet.
   template <int N>
   DEVICE void bend(float (&s)[N][4], const Shape& shape, int row, int key, float slope) const {
-    if constexpr (SOFT_CAP) Tanh{shape.scale / shape.soft_cap}.apply(s);
+    if constexpr (SOFT_CAP) Tanh::apply(s, shape.scale / shape.soft_cap);
     if constexpr (ALIBI) {
       const float fall = slope * sign * LOG2E / c;
 #pragma unroll

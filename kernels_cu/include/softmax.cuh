@@ -4,6 +4,7 @@
 // pair.
 #pragma once
 
+#include "packed_mask.cuh"
 #include "scores.cuh"
 
 #ifndef E4M3
@@ -28,15 +29,16 @@ struct Softmax : Scores {
   // Masks key tile j. `row` is the query of this lane's upper row; the tiles in `full` need no mask.
   DEVICE void mask(float (&s)[S_FRAGMENTS][4], const Shape& shape, int row, int j, Keys full) const {
     if (j >= full.first && j <= full.last && sign == 1) return;
-    if (sign != 1) {
-#pragma unroll
-      for (int n = 0; n < S_FRAGMENTS; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] *= sign;
-    }
+    flip(s);
     const int key = j * BC + 2 * (opaque(lane_id()) % 4);
     if (j > full.last) mask_side<Side::AFTER>(s, shape, row, key);
     if (j < full.first) mask_side<Side::BEFORE>(s, shape, row, key);
+  }
+
+  // The same for a mask that an array says.
+  DEVICE void mask(float (&s)[S_FRAGMENTS][4], const MaskBits& hidden, Visit visit) const {
+    flip(s);
+    hidden.hide(s, visit);
   }
 
   // The bits of the largest score that the lane holds of a row. Floats above 0 compare as their bits do, and integers have

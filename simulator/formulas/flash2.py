@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.mask import count_masked, count_packing
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
@@ -24,6 +25,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     visited = walk(p, tile)
     q_tile, k_tile, v_tile = br * d * es, bc * d * es, bc * dv * es
     ring = config.stages * (k_tile + v_tile) if visited.pairs else 0
+    count_packing(book, p, tile, config.heads_together)
     book.launch("flash2", rows * heads, w, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile))
 
     tiles, pairs = heads * rows, heads * visited.pairs
@@ -43,6 +45,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
+    count_masked(book, p, tile, readers=w)
     count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=w)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum

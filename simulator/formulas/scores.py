@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.counts import Book, Spec
+from simulator.counts import Book
 from simulator.problem import Problem, Tile
 
 
@@ -10,8 +10,7 @@ def count_scores(book: Book, problem: Problem, tile: Tile, *, tiles: int, pairs:
     """Of `tiles` row tiles that walk `pairs` key tiles in all. Each of `warps` warps requests its head's numbers."""
     p = problem
     for step, name, has in (("load_q", "alibi_slopes", p.alibi), ("normalize", "sinks", p.sinks)):
-        if has and tiles:  # without queries, no block asks for it
-            book.tensor(Spec(name, p.heads, 1, 1, "float32", "input", vector=True))
+        if has and tiles:
             book.add(step, name, hbm_read=4 * warps * tiles)
             book.distinct(name, "read", 4 * p.heads)
     per_score = 3 * (p.soft_cap is not None) + 2 * p.alibi

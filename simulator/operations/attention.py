@@ -1,7 +1,8 @@
 """Attention: softmax(scale Q K^T + mask) V. Its operands, two judges that share no line, and the rule for its errors.
 
 A soft cap bounds the scores, ALiBi adds a bias to them, and a sink adds an exponential to each row's denominator: see
-`Problem`. A sink weighs no value.
+`Problem`. A sink weighs no value. The sequences of a ragged batch lie one behind the other in the rows of one batch, and
+`offsets_q` and `offsets_kv` say where each begins.
 
 In the rule, e = out - ref in float64, p are the softmax weights, and u is the rounding unit of the storage dtype: 2^-11
 for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. Each row has to keep
@@ -46,9 +47,9 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError, dtype_name, unknown
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
-from simulator.problem import COMMON_MASKS, DTYPES, FP8, MASKS, SCORES, Masks, Problem, Tile, spell_masks
+from simulator.problem import COMMON_MASKS, DTYPES, FP8, ITEMSIZE, MASKS, SCORES, Masks, Problem, Tile, spell_masks
 
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
@@ -70,11 +71,11 @@ LARGEST_FP8 = 448.0
 
 
 def problem_of(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, **masks: Unpack[Masks]
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
 ) -> Problem:
     """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    With `sinks` or `alibi_slopes` it has them. Raises a `UsageError` that names the array or the mask at fault.
+    With `sinks`, `alibi_slopes` or `mask` it has them. Raises a `UsageError` that names the array or the mask at fault.
     """
     for name in masks:
         if name not in MASKS:
@@ -92,8 +93,23 @@ def problem_of(
         raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
-        dtype=dtype, sinks=sinks is not None, alibi=alibi_slopes is not None, **masks,
+        dtype=dtype, sinks=sinks is not None, alibi=alibi_slopes is not None,
+        mask=None if mask is None else form_of(mask), **masks,
     )  # fmt: skip
+
+
+def form_of(mask: Any) -> str:
+    """The form in which an array says which keys a query sees: one of `MASK_FORMS`. Raises `UsageError` for any other."""
+    accepted = "bool (len_q, len_kv), True where a key is visible"
+    if not hasattr(mask, "shape"):
+        raise UsageError("mask", type(mask).__name__, f"an array of {accepted}")
+    dtype = dtype_name(mask)
+    if dtype not in ("bool", "uint8"):
+        hint = "; an additive bias isn't taken" if dtype in ITEMSIZE else ""
+        raise UsageError("mask.dtype", dtype, f"{accepted}{hint}")
+    if len(mask.shape) != 2:
+        raise UsageError("mask.shape", tuple(mask.shape), accepted)
+    return "dense"
 
 
 class Reference(NamedTuple):
@@ -110,13 +126,16 @@ class Reference(NamedTuple):
 
 
 @spell_masks
-def naive(q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, **masks: Unpack[Masks]) -> Reference:
+def naive(
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
+) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
-    of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32. The results are NumPy's. Masks are aligned
-    bottom-right. A row that sees no key gets output 0 and LSE -inf, or its sink. Raises `UsageError` for arrays that pose
-    no problem.
+    of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
+    is visible. The results are NumPy's. Masks are aligned bottom-right. With `lengths`, the rows of a batch of 1 are
+    sequences of these lengths, one behind the other. A row that sees no key gets output 0 and LSE -inf, or its sink. Raises
+    `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -125,8 +144,8 @@ def naive(q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, per_head = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes)
-    of_head = {name: x.astype(np.float64).reshape(p.kv_heads, -1, 1, 1) for name, x in per_head.items()}
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    of_head = {name: x.astype(np.float64).reshape(p.kv_heads, -1, 1, 1) for name, x in given.items() if name != "mask"}
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
     with np.errstate(invalid="ignore"):
@@ -135,7 +154,7 @@ def naive(q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None
             s = p.soft_cap * np.tanh(s / p.soft_cap)
         if p.alibi:
             s = s - of_head["alibi_slopes"] * distances(p)
-    np.putmask(s, np.broadcast_to(hidden_pairs(p), s.shape), -np.inf)
+    np.putmask(s, np.broadcast_to(~visible_pairs(p, given), s.shape), -np.inf)
     top: Array = s.max(-1, keepdims=True, initial=-np.inf)
     if p.sinks:
         top = np.maximum(top, of_head["sinks"])
@@ -151,13 +170,13 @@ def naive(q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES)
+KNOWN = ("lengths", *COMMON_MASKS, *SCORES, "mask")
 """What the judges reckon with."""
 
 
-def _judged(q: Array, k: Array, v: Array, masks: Masks, **per_head: Any) -> tuple[Problem, dict[str, Array]]:
-    """The problem, unless the judges would leave out one of its features, and the arrays that have a number per head."""
-    given = {name: as_numpy(name, x) for name, x in per_head.items() if x is not None}
+def _judged(q: Array, k: Array, v: Array, masks: Masks, **optional: Any) -> tuple[Problem, dict[str, Array]]:
+    """The problem, unless the judges would leave out one of its features, and its arrays beside q, k and v."""
+    given = {name: as_numpy(name, x) for name, x in optional.items() if x is not None}
     problem = problem_of(q, k, v, **given, **masks)
     if (error := problem.unknown_mask(KNOWN, "naive attention")) is not None:
         raise error
@@ -167,8 +186,13 @@ def _judged(q: Array, k: Array, v: Array, masks: Masks, **per_head: Any) -> tupl
 
 def distances(problem: Problem) -> Array:
     """How far key j is from the key that query i is aligned with, |i + len_kv - len_q - j|, (len_q, len_kv)."""
-    p = problem
-    return np.abs(np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset))
+    return np.abs(_behind(problem))
+
+
+def _behind(problem: Problem) -> Array:
+    """How far key j lies behind the key that query i is aligned with, (len_q, len_kv). Hidden pairs have some number."""
+    shifts, rows = zip(*((keys.stop - rows.stop, len(rows)) for rows, keys in problem.spans), strict=True)
+    return np.arange(problem.len_kv) - (np.arange(problem.len_q) + np.repeat(shifts, rows))[:, None]
 
 
 def _weighted_sum(weights: Array, values: Array) -> Array:
@@ -180,9 +204,9 @@ def _weighted_sum(weights: Array, values: Array) -> Array:
 
 def hidden_pairs(problem: Problem) -> Array:
     """Is key j hidden from query i? A boolean array (len_q, len_kv)."""
-    p = problem
-    distance = np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset)
-    hidden = np.zeros(distance.shape, bool)
+    p, distance = problem, _behind(problem)
+    rows, keys = (np.repeat(np.arange(len(p.spans)), [len(x) for x in each]) for each in zip(*p.spans, strict=True))
+    hidden: Array = rows[:, None] != keys
     if p.right is not None:
         hidden = np.logical_or(hidden, distance > p.right)
     if p.left is not None:
@@ -190,11 +214,17 @@ def hidden_pairs(problem: Problem) -> Array:
     return hidden
 
 
+def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
+    """Does query i see key j? A boolean array (len_q, len_kv), of causal mask, window and the array `mask` together."""
+    visible = ~hidden_pairs(problem)
+    return visible & (arrays["mask"].reshape(visible.shape) != 0) if problem.mask else visible
+
+
 @spell_masks
 def naive_loop(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, **masks: Unpack[Masks]
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
 ) -> Reference:
-    """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
+    """The same as `naive`, by a loop over queries that picks out each query's keys. It shares no mask code.
 
     Arrays, results and errors are those of `naive`.
 
@@ -205,27 +235,33 @@ def naive_loop(
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, of_head = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes)
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
-        last_seen = p.len_kv - p.len_q + i
-        stop = p.len_kv if p.right is None else max(0, min(p.len_kv, last_seen + p.right + 1))
-        start = 0 if p.left is None else max(0, last_seen - p.left)
+        rows, keys = next(span for span in p.spans if i in span[0])
+        last_seen = keys.stop - rows.stop + i
+        stop = keys.stop if p.right is None else max(keys.start, min(keys.stop, last_seen + p.right + 1))
+        start = keys.start if p.left is None else max(keys.start, last_seen - p.left)
         if p.sinks:
-            lse[b, h, i] = of_head["sinks"][h]
-        if start >= stop:
+            lse[b, h, i] = given["sinks"][h]
+        seen = [j for j in range(start, stop) if not p.mask or given["mask"][i, j]]
+        if not seen:
             continue
         kv = h // p.queries_per_kv
-        logits = p.scale * (k[b, kv, start:stop].astype(np.float64) @ q[b, h, i].astype(np.float64))
+        logits = p.scale * (k[b, kv, seen].astype(np.float64) @ q[b, h, i].astype(np.float64))
         if p.soft_cap:
             logits = [p.soft_cap * math.tanh(logit / p.soft_cap) for logit in logits]
         if p.alibi:
-            slope = float(of_head["alibi_slopes"][h])
-            logits = [logit - slope * abs(last_seen - j) for j, logit in enumerate(logits, start)]
+            slope = float(given["alibi_slopes"][h])
+            logits = [logit - slope * abs(last_seen - j) for j, logit in zip(seen, logits, strict=True)]
         lse[b, h, i] = np.logaddexp.reduce(logits, initial=lse[b, h, i])
-        out[b, h, i] = np.exp(np.asarray(logits) - lse[b, h, i]) @ v[b, kv, start:stop].astype(np.float64)
+        out[b, h, i] = np.exp(np.asarray(logits) - lse[b, h, i]) @ v[b, kv, seen].astype(np.float64)
     return Reference(out, lse)
+
+
+OPTIONAL = ("sinks", "alibi_slopes", "mask")
+"""The inputs of attention that a problem has only where the caller passes them."""
 
 
 class Attention(Operation):
@@ -242,6 +278,11 @@ class Attention(Operation):
         ),
         Operand(name="sinks", axes=("heads",), dtype="float32", when=lambda p: p.sinks, default=-math.inf),
         Operand(name="alibi_slopes", axes=("heads",), dtype="float32", when=lambda p: p.alibi, default=0.0),
+        Operand(name="offsets_q", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(rows.stop for rows, _ in p.spans)]),
+        Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(keys.stop for _, keys in p.spans)]),
+        Operand(name="mask", axes=("len_q", "len_kv"), dtype="bool", when=lambda p: p.mask == "dense", default=True),
     )  # fmt: skip
     outputs = (
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
@@ -258,11 +299,13 @@ class Attention(Operation):
     }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        per_head = {name: arrays.get(name) for name in ("sinks", "alibi_slopes")}
-        return problem_of(arrays["q"], arrays["k"], arrays["v"], **per_head, **masks)
+        optional = {name: arrays.get(name) for name in OPTIONAL}
+        return problem_of(arrays["q"], arrays["k"], arrays["v"], **optional, **masks)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head."""
+        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head.
+        NumPy's offsets must be those of the lengths.
+        """
         super().check(problem, arrays, tile)
         for name, accepted in (
             ("sinks", "finite numbers, or -inf for a head without one"),
@@ -276,6 +319,11 @@ class Attention(Operation):
             if wrong.any():
                 at = int(np.argmax(wrong))
                 raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+        for name in ("offsets_q", "offsets_kv"):
+            x = arrays.get(name)
+            if isinstance(x, np.ndarray) and (wrong := x != self.operand(name).left_out(problem)).any():
+                at = int(np.argmax(wrong))
+                raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q
@@ -283,10 +331,10 @@ class Attention(Operation):
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         normal = super().draw(problem.replace(dtype="float32"), seed, kind)
         drawn = _of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
-        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()} | random_per_head(problem, seed)
+        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()} | random_optional(problem, seed)
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        given = {name: arrays[name] for name in ("q", "k", "v", "sinks", "alibi_slopes") if name in arrays}
+        given = {name: arrays[name] for name in ("q", "k", "v", *OPTIONAL) if name in arrays}
         return naive(**given, **problem.masks)._asdict()
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
@@ -304,6 +352,8 @@ class Attention(Operation):
         for row in range(p.len_q):
             seen = p.visible_keys(row)
             visible[row, seen.start : seen.stop] = True
+        if p.mask:
+            visible &= arrays["mask"] != 0
         sizes = abs(p.scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
         if p.soft_cap:
             bent = np.tanh(scores / p.soft_cap)
@@ -373,13 +423,19 @@ def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k
     return drawn
 
 
-def random_per_head(problem: Problem, seed: int = 0) -> dict[str, Array]:
-    """Sinks among the logits of a row's LSE, and slopes as ALiBi's paper has them: powers of 2^(-8 / heads)."""
+def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
+    """The inputs beside q, k and v that a problem has.
+
+    Sinks lie among the logits of a row's LSE. Slopes are as ALiBi's paper has them: powers of 2^(-8 / heads). A mask shows
+    a random half of the pairs.
+    """
     p, drawn = problem, dict[str, Array]()
     if p.sinks:
         drawn["sinks"] = np.random.default_rng((seed, 2)).normal(3.0, 2.0, p.heads).astype(np.float32)
     if p.alibi:
         drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
+    if p.mask:
+        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
     return drawn
 
 

@@ -207,7 +207,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis
@@ -227,6 +227,7 @@ def test_signatures_show_the_masks():
     for function in (fl.attention, fl.simulate, fl.emulate, fl.naive, fl.naive_loop):
         shown = inspect.signature(function).parameters
         assert {name: shown[name].default for name in MASKS} == {
+            "lengths": None,
             "causal": False,
             "window": None,
             "scale": None,
@@ -241,10 +242,16 @@ def test_the_default_problem_leaves_out_what_it_can():
 
 
 def test_the_kernels_shape_holds_what_a_problem_says():
-    """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds."""
-    own = {"left", "right", "group"}
+    """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds, and
+    of lengths how many."""
+    own = {"left", "right", "group", "sequences"}
     compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
-    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {"head_dim_v", "causal", "window"}
+    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
+        "head_dim_v",
+        "causal",
+        "window",
+        "lengths",
+    }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
     members = re.search(r"struct Shape {(.*?)};", source, re.DOTALL)
     assert members

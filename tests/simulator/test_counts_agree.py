@@ -97,6 +97,7 @@ def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None
         sum(map(len, ranges)),
         sum(keys(j) for r in ranges for j in r),
         sum(map(keys, visited)),
+        sum(bool(r) and r.stop == problem.key_tiles(tile) for r in ranges),
     )
 
 

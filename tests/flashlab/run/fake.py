@@ -266,11 +266,13 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, np.dtype(np.uintp), abi.SHAPE]
+            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 5, abi.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
-    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
+    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, *rest: Any) -> None:
+        *packed_mask, shape = rest
+        assert not any(packed_mask), "the stand-in packs none"
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
@@ -278,7 +280,10 @@ class Kernel:
             self.load(x, (b, h, n, dim))
             for x, h, n in ((q, heads, len_q), (k, kv_heads, len_kv), (v, kv_heads, len_kv))
         )
-        right_answer = simulator.naive(q, k, v, window=(left, right), scale=float(shape["scale"]))
+        pointers = {"sinks": int(sinks), "alibi_slopes": int(alibi_slopes)}
+        of_head = {name: at(pointer, (heads,), (4,), "f4").copy() for name, pointer in pointers.items() if pointer}
+        scale, cap = float(shape["scale"]), float(shape["soft_cap"])
+        right_answer = simulator.naive(q, k, v, window=(left, right), scale=scale, soft_cap=cap, **of_head)
         width = -(-dim * q.itemsize // 16) * 16
         target = at(*self.place(out, (b, heads, len_q, width)), "u1")
         target[...] = 0xEE  # what lies in the pads

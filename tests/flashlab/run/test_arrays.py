@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,28 @@ def test_any_layout_gives_the_same(cupy: FakeCupy, dtype: str, head_dim: int, gi
             assert around == memory_around(target)
         else:
             assert out.strides == np.empty(q.shape, q.dtype).strides
+
+
+def test_numbers_of_heads_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
+    q, k, v = inputs("float16")
+    heads = q.shape[1]
+    of_head = {"sinks": np.linspace(-1, 2, heads, dtype="f4"), "alibi_slopes": np.linspace(0, 1, heads, dtype="f4")}
+    for names in (["sinks"], ["alibi_slopes"], ["sinks", "alibi_slopes"]):
+        some = {name: of_head[name] for name in names}
+        expected = simulator.naive(q, k, v, causal=True, soft_cap=3, **some)
+        on_gpu = {name: cupy.asarray(x) for name, x in {"q": q, "k": k, "v": v, **some}.items()}
+        out, lse = call.attention(**on_gpu, causal=True, soft_cap=3, lse=True)
+        assert close(out, expected.out) and np.array_equal(lse.host, expected.lse.astype("f4"))
+    plain = [cupy.asarray(x) for x in (q, k, v)]
+    for sinks, what in (
+        (np.zeros(heads + 1, "f4"), f"sinks.shape = ({heads + 1},): expected ({heads},), its axes are heads"),
+        (np.zeros(heads), "sinks.dtype = float64: expected float32"),
+        (np.zeros(2 * heads, "f4")[::2], "sinks.strides = (8,): expected a contiguous array"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(*plain, sinks=cupy.asarray(sinks))
+    with pytest.raises(UsageError, match="sinks = .*: expected nothing: flash1 knows causal, window, scale"):
+        call.attention(*plain, sinks=cupy.asarray(of_head["sinks"]), algorithm="flash1")
 
 
 def memory_around(x: np.ndarray[Any, Any]) -> bytes:
@@ -456,4 +479,4 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
 def test_structs_lie_as_in_c() -> None:
     assert abi.TENSOR.itemsize == 32
     assert [abi.TENSOR.fields[name][1] for name in abi.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
-    assert abi.SHAPE.itemsize == 40
+    assert abi.SHAPE.itemsize == 44
