@@ -113,7 +113,7 @@ class Problem:
     makes right 0. Problems are equal that ask for the same, however they were said.
 
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
-    slope * |i + len_kv - len_q - j| is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
+    slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
     pair is visible if neither it, nor `causal`, nor `window` hides it.
 
