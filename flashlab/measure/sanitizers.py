@@ -28,8 +28,9 @@ from flashlab.measure import workload as case_files
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.catalogue import with_kernels
+from simulator.catalogue import Algorithm, with_kernels
 from simulator.errors import Unavailable
+from simulator.problem import SCORES
 
 __all__ = [
     "FAULTS",
@@ -203,7 +204,7 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows.
+    The problems have ragged edges, masks, GQA and empty rows, and a soft cap, sinks and ALiBi where an algorithm knows them.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -211,14 +212,21 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
         "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
     }
+    scored: dict[str, dict[str, Any]] = {
+        "soft cap, sinks, ALiBi": {**problems["ragged causal"], "soft_cap": 5.0, "sinks": True, "alibi": True},
+        "sinks, empty rows": {**problems["empty rows"], "sinks": True},
+    }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
+
+    def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
+        own = whole if row.support.eight_bit else scored if set(SCORES) <= set(row.support.masks) else {}
+        return problems | own
+
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
         for algorithm in algorithms or with_kernels()
-        for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
-        )
+        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, shapes(CATALOGUE[algorithm]).items())
     ]
 
 

@@ -22,15 +22,15 @@ extern "C" __global__ void tanhs(const float* x, float* y, float factor, int n) 
   float s[1][4];
   const int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   for (int e = 0; e < 4; ++e) s[0][e] = load_global<float>(x + min(first + e, n - 1));
-  Tanh{factor}.apply(s);
+  Tanh::apply(s, factor);
   for (int e = 0; e < 4; ++e)
     if (first + e < n) store_global(y + first + e, s[0][e]);
 }
 """
-LIMIT = 3e-7
+LIMIT = 1e-6
 """What scores.cuh claims."""
 MAGNITUDES = np.float32(np.geomspace(1e-37, 1e4, 60_000))
-AROUND_SMALL = np.float32(np.linspace(0.39, 0.41, 20_000))
+AROUND_SMALL = np.float32(np.linspace(0.19, 0.21, 20_000))
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,14 @@ def test_small_and_large_scores_in_one_warp(source: Path, x: list[float]) -> Non
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("SMALL = 0.4f", "SMALL = 0.6f"),
-        ("SMALL = 0.4f", "SMALL = 0.01f"),
-        ("0.132768303f", "0.1328f"),
+        ("SMALL = 0.2f", "SMALL = 0.3f"),
+        ("SMALL = 0.2f", "SMALL = 0.01f"),
+        ("0.130362406f", "0.1333f"),
         ("copysignf", "max"),
     ],
 )
 def test_another_tanh_is_seen(tmp_path: Path, old: str, new: str) -> None:
-    """A polynomial beyond its range, an exponential near 0, a coefficient of four digits, a lost sign."""
+    """A polynomial beyond its range, an exponential near 0, a coefficient of Taylor's, a lost sign."""
     import kernels_cu
 
     header = (kernels_cu.include_dir() / "scores.cuh").read_text(encoding="utf-8")
