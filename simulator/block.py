@@ -289,7 +289,7 @@ class Block:
     def distances(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
         """For each score of tile (i, j) how far its key is from the one that its query is aligned with.
 
-        That is |i + len_kv - len_q - j|, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
+        That is `abs(i + len_kv - len_q - j)`, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
         """
         if s.values is None:
             return Registers(self, s.rows, s.cols, None)

@@ -158,7 +158,7 @@ _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
 _PACKED = ("mask_bits", "mask_tiles")
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
-_ALL = (*COMMON_MASKS, *SCORES, "lengths", "mask")
+_ALL = (*COMMON_MASKS, *SCORES, "mask", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),

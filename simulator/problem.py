@@ -113,7 +113,7 @@ class Problem:
     makes right 0. Problems are equal that ask for the same, however they were said.
 
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
-    slope * |i + len_kv - len_q - j| is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
+    slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
     pair is visible if neither it, nor `causal`, nor `window` hides it.
 
@@ -180,14 +180,14 @@ class Problem:
         operand="sinks",
     )
     alibi: bool = described("Scores fall with the distance", default=False, operand="alibi_slopes")
-    lengths: Lengths | None = described(
-        "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
-    )
     mask: str | None = described(
         f"How an array says which keys a query sees: {', '.join(MASK_FORMS)}",
         default=None,
         among=MASK_FORMS,
         operand="mask",
+    )
+    lengths: Lengths | None = described(
+        "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
 
     def __post_init__(self) -> None:

@@ -28,8 +28,9 @@ from flashlab.measure import workload as case_files
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.catalogue import with_kernels
+from simulator.catalogue import Algorithm, with_kernels
 from simulator.errors import Unavailable
+from simulator.problem import SCORES
 
 __all__ = [
     "FAULTS",
@@ -203,7 +204,8 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA, empty rows and, where there are offsets, sequences of many lengths.
+    The problems have ragged edges, masks, GQA and empty rows, and where an algorithm knows them a soft cap, sinks, ALiBi and a
+    ragged batch.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -211,20 +213,25 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
         "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
     }
+    scored: dict[str, dict[str, Any]] = {
+        "soft cap, sinks, ALiBi": {**problems["ragged causal"], "soft_cap": 5.0, "sinks": True, "alibi": True},
+        "sinks, empty rows": {**problems["empty rows"], "sinks": True},
+    }
+    sequences: dict[str, dict[str, Any]] = {
+        "sequences": {"heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True}
+    }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
-    lengths = [70, 0, (3, 97), (0, 5), (65, 130)]
-    sequences: dict[str, dict[str, Any]] = {
-        "sequences": {"heads": 2, "lengths": lengths, "head_dim": 64, "causal": True}
-    }
-    own = {
-        name: (whole if row.support.eight_bit else {}) | (sequences if "lengths" in row.support.masks else {})
-        for name, row in CATALOGUE.items()
-    }
+
+    def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
+        known = set(row.support.masks)
+        own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
+        return problems | own | (sequences if "lengths" in known else {})
+
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
         for algorithm in algorithms or with_kernels()
-        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, (problems | own[algorithm]).items())
+        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, shapes(CATALOGUE[algorithm]).items())
     ]
 
 

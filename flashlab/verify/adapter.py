@@ -17,6 +17,7 @@ from flashlab.verify.domain import Domain
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
+from simulator.dtypes import numpy_dtype
 from simulator.errors import Said, unknown
 from simulator.operations.attention import ATTENTION
 from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
@@ -30,7 +31,7 @@ KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name
 """The names under which a callable may take each feature and the LSE. A problem with a feature that it has no name for is
 not run."""
 PER_HEAD = {name: ATTENTION.operand(known.operand) for name, known in FIELDS.items() if known.operand}
-"""The operands by which a call says a feature: an array with a number per head."""
+"""The operands by which a call says a feature: an array with a number per head, or a mask."""
 SAID_TO_ALL = ("causal", "scale")
 """What a function without a signature is told. What else it takes, `Adapter.names` says."""
 PLACED = ("window", "alibi")
@@ -265,7 +266,8 @@ class CallableTarget(Target):
             if own and operand.name in arrays:
                 found[own] = arrays[operand.name]
             elif own and self.keywords.get(own) is False:
-                found[own] = self.frame.put(np.full(operand.shape(problem), operand.default, np.float32))
+                dtype = numpy_dtype(operand.dtype_in(problem))
+                found[own] = self.frame.put(np.full(operand.shape(problem), operand.default, dtype))
         return found
 
     def argument_error(self, problem: Problem, error: BaseException) -> Exception | None:

@@ -24,6 +24,7 @@ from flashlab.verify.bench import (
     visible,
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
+from flashlab.verify.masks import masks
 from flashlab.verify.ragged import SHORT, ragged
 from flashlab.verify.rule import SUMS, judge, reference
 from flashlab.verify.scores import extremes, head_order, key_sets, neutral
@@ -454,6 +455,7 @@ CHECKS: dict[str, Check] = {
     "ragged": ragged,
     "neutral": neutral,
     "extremes": extremes,
+    "masks": masks,
     "head_order": head_order,
     "determinism": determinism,
     "long_sums": long_sums,

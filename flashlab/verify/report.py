@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
-from simulator.problem import FEATURES, FIELDS, SCORES
+from simulator.problem import COMMON_MASKS, FEATURES, FIELDS
 
 SCHEMA = 1
 """The version of `Report.to_dict`. It rises when a key changes its meaning."""
@@ -21,11 +21,11 @@ SHOWN = 10
 COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
 """The figures of each check, in tables."""
 
-_MASKS, _SCORES = (
+_MASKS, _SOME_KNOW = (
     {FIELDS[name].words: f" {FIELDS[name].words}" for name in names}
-    for names in ([name for name in FEATURES if name not in SCORES], SCORES)
+    for names in (COMMON_MASKS, [name for name in FEATURES if name not in COMMON_MASKS])
 )
-"""How a row's problem shows a feature, by the feature's words."""
+"""How a row's problem shows a feature that every kernel knows, or another one, by the feature's words."""
 
 Status = Literal["passed", "failed", "not run"]
 
@@ -144,7 +144,7 @@ class Report:
             return "nothing run"
         # What refuses most of the checks hides more than it shows: often a slip in `supports`. A kernel that is for few
         # problems has a domain, in which all checks run. What few kernels know at all says nothing of that.
-        if passed < len(self._without_unknown_scores) / 2:
+        if passed < len(self._without_unknown) / 2:
             return "too little ran"
         return "passed" if self.lse_checked else "passed, LSE unchecked"
 
@@ -167,13 +167,13 @@ class Report:
     def never_ran(self) -> list[str]:
         """What was asked for and never ran, of features and grouped heads. A scale here is one that isn't the default."""
         masks = {**_MASKS, "grouped heads": ":"}
-        return [*_never_ran(masks, self._without_unknown_scores), *_never_ran(_SCORES, self.rows)]
+        return [*_never_ran(masks, self._without_unknown), *_never_ran(_SOME_KNOW, self.rows)]
 
     @property
-    def _without_unknown_scores(self) -> list[Row]:
-        """The rows without those that ask for a soft cap, sinks or ALiBi of a target that never ran any."""
-        unknown = _never_ran(_SCORES, self.rows)
-        return [row for row in self.rows if not any(_SCORES[word] in row.problem for word in unknown)]
+    def _without_unknown(self) -> list[Row]:
+        """The rows without those that ask for a soft cap, sinks, ALiBi or a mask of a target that never ran any."""
+        unknown = _never_ran(_SOME_KNOW, self.rows)
+        return [row for row in self.rows if not any(_SOME_KNOW[word] in row.problem for word in unknown)]
 
     @property
     def failed(self) -> list[Row]:

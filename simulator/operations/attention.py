@@ -170,7 +170,7 @@ def naive(
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES, "lengths", "mask")
+KNOWN = (*COMMON_MASKS, *SCORES, "mask", "lengths")
 """What the judges reckon with."""
 
 

@@ -49,11 +49,11 @@ class ScoreMutant:
 
 
 CAP, SINKS, ALIBI = {"soft_cap": 30.0}, {"sinks": True}, {"alibi": True}
-BEND = "if constexpr (SOFT_CAP) Tanh{shape.scale / shape.soft_cap}.apply(s);"
+BEND = "if constexpr (SOFT_CAP) Tanh::apply(s, shape.scale / shape.soft_cap);"
 FALL = "slope * sign * LOG2E / c"
 DISTANCE = "fabsf(diagonal - (8 * n + e))"
 EVERY_SCORE = "for (int n = 0; n < N; ++n) for (int e = 0; e < 4; ++e) s[n][e]"
-SINK_OF_2 = "of_head<SINKS>(sinks, tile.flat_head % shape.heads, -INF)"
+SINK_OF_2 = "of_head<SINKS>(sinks, place.flat_head % shape.heads, -INF)"
 SINK_OF_3 = "of_head<SINKS>(sinks, work.head, -INF)"
 TOP = "const float top = fmaxf(m, sink * LOG2E), alpha = exp2_approx(m - top);"
 
@@ -64,7 +64,7 @@ SOFT_CAPS = [
         edits=(
             (
                 BEND,
-                f"if constexpr (SOFT_CAP) {{ Tanh{{1.f / shape.soft_cap}}.apply(s); {EVERY_SCORE} *= shape.scale; }}",
+                f"if constexpr (SOFT_CAP) {{ Tanh::apply(s, 1.f / shape.soft_cap); {EVERY_SCORE} *= shape.scale; }}",
             ),
         ),
         check="rule",
@@ -119,7 +119,7 @@ SOFT_CAPS = [
         mechanism="only the first key tile is bounded",
         algorithm="flash3",
         file=FLASH3,
-        edits=(("softmax.bend(s, shape, lane_row, j * BC + lane_column, slope);", ""),),
+        edits=(("softmax.bend(s, own, lane_row, key_tile(j, here) * BC + lane_column, slope);", ""),),
         check="rule",
         case="soft cap below large logits",
         aligned=CAP,
@@ -127,7 +127,7 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="tanh by an exponential near 0, too",
         file=SCORES,
-        edits=(("SMALL = 0.4f;", "SMALL = 0.f;"),),
+        edits=(("SMALL = 0.2f;", "SMALL = 0.f;"),),
         check="neutral",
         case="soft cap of 1e5",
         aligned=CAP,
@@ -135,7 +135,7 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="tanh's polynomial beyond its range",
         file=SCORES,
-        edits=(("SMALL = 0.4f;", "SMALL = 0.8f;"),),
+        edits=(("SMALL = 0.2f;", "SMALL = 0.6f;"),),
         check="rule",
         case="soft cap",
         aligned=CAP,
@@ -143,7 +143,7 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="tanh of eleven bits, as the hardware's own",
         file=SCORES,
-        edits=(("return x * (1.f + u *", "return __uint_as_float(0xfffff000u & __float_as_uint(x)) * (1.f + u *"),),
+        edits=(("return x * (1 + u *", "return __uint_as_float(0xfffff000u & __float_as_uint(x)) * (1 + u *"),),
         check="rule",
         case="soft cap",
         aligned=CAP,
@@ -224,7 +224,7 @@ OF_SINKS = [
     ScoreMutant(
         mechanism="sink of the KV head",
         file=FLASH2,
-        edits=((SINK_OF_2, "of_head<SINKS>(sinks, kv_head(shape, tile.flat_head % shape.heads), -INF)"),),
+        edits=((SINK_OF_2, "of_head<SINKS>(sinks, kv_head(shape, place.flat_head % shape.heads), -INF)"),),
         check="rule",
         case="sinks, causal, GQA, batch 2",
         aligned=SINKS,
@@ -232,7 +232,7 @@ OF_SINKS = [
     ScoreMutant(
         mechanism="sink by the number of the sequence",
         file=FLASH2,
-        edits=((SINK_OF_2, "of_head<SINKS>(sinks, tile.flat_head / shape.heads, -INF)"),),
+        edits=((SINK_OF_2, "of_head<SINKS>(sinks, place.flat_head / shape.heads, -INF)"),),
         check="head_order",
         case="reversed, soft cap, sinks, ALiBi",
         aligned=SINKS,
@@ -396,8 +396,8 @@ OF_ALIBI = [
         file=FLASH3,
         edits=(
             (
-                "softmax.bend(s, shape, lane_row, j * BC + lane_column, slope);",
-                "softmax.bend(s, shape, lane_row, lane_column, slope);",
+                "softmax.bend(s, own, lane_row, key_tile(j, here) * BC + lane_column, slope);",
+                "softmax.bend(s, own, lane_row, lane_column, slope);",
             ),
         ),
         check="rule",

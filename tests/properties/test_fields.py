@@ -266,6 +266,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",
     "flashlab/verify/cases.py": "draws some",
     "flashlab/verify/probes.py": "probes some",
+    "flashlab/verify/masks.py": "puts one beside a mask",
     "flashlab/verify/scores.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",

@@ -84,7 +84,7 @@ FAULTS = [
     Fault(name="the mask ignored in the last tile", file="flash2.cu",
           old="hidden[i].hide(s[i], here);", new="if (j < tiles.last) hidden[i].hide(s[i], here);"),
     Fault(name="values of the next tile", file="flash3.cu", algorithm="flash3",
-          old="key_tile(j, here) * BC, sram.v_full", new="key_tile(j, next) * BC, sram.v_full"),
+          old="key_tile(j, here) * BC;", new="key_tile(j, next) * BC;"),
     Fault(name="bits in the opposite order", file=PACK, old="* 0x01020408 >> 24", new="* 0x08040201 >> 24"),
     Fault(name="rows 8 apart swapped", file=PACK, old="own |= found << 16 * half", new="own |= found << 16 * (1 - half)"),
     Fault(name="columns of the neighbour in the quad", file=PACK, old="lane_id() - t + source", new="lane_id() - t + (source ^ 1)"),

@@ -99,7 +99,7 @@ MEMORY = [
     ),
     Mutant(
         mechanism="query head for the KV head", kernel="flash2", sees="out of bounds", blind=True, tool="memcheck",
-        old="row_address(k, batch, kv_head(shape, head), 0)", new="row_address(k, batch, head, 0)",
+        old="row_address(k, batch, kv_head(shape, head), own.kv)", new="row_address(k, batch, head, 0)",
         at="if (tiles.first <= tiles.last) load_k", step="load_k", tensor="k", also=("uninitialised",),
     ),
     Mutant(

@@ -20,6 +20,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    mask: Array | None = None,
     keys: int = 32,
 ) -> tuple[Array, Array]:
     """Online softmax over tiles of `keys`, float32 sums, P rounded to the storage dtype before P V."""
@@ -45,6 +46,8 @@ def attention(
             hidden |= key > aligned + right
         if left is not None:
             hidden |= key < aligned - left
+        if mask is not None:
+            hidden |= ~mask[:, tile]
         s = np.where(hidden, np.float32(-np.inf), s)
         m_new = np.maximum(m, s.max(-1, keepdims=True))
         base = np.where(np.isneginf(m_new), np.float32(0), m_new)

@@ -91,7 +91,10 @@ def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
     shown: list[Row] = []
     there = apart.verify_apart("rows", lambda: fl.Adapter(kernel, domain=DOMAIN), Options(**asked), on_row=shown.append)
     assert here.passed and there.passed
-    assert [replace(x, seconds=0) for x in here.rows] == [replace(x, seconds=0) for x in there.rows]
+    # a search may meet other problems in another process, where Hypothesis keeps no examples
+    assert [replace(x, seconds=0, worst=None) for x in here.rows] == [
+        replace(x, seconds=0, worst=None) for x in there.rows
+    ]
     assert shown == there.rows
 
 

@@ -93,6 +93,28 @@ def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return (acc.astype(np.float32) / k.shape[2]).astype(q.dtype), lse
 
 
+def takes_empty_tiles_for_visible(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    mask: Any = None,
+) -> tuple[Array, Array]:
+    """Right but where a mask hides 16 keys from 16 queries altogether."""
+    if mask is None:
+        return attention(q, k, v, causal=causal, scale=scale, window=window)
+    rows, cols = (-(-n // 16) for n in mask.shape)
+    padded = np.zeros((16 * rows, 16 * cols), bool)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    empty = ~padded.reshape(rows, 16, cols, 16).any((1, 3))
+    padded |= np.kron(empty, np.ones((16, 16), bool))
+    mask = padded[: mask.shape[0], : mask.shape[1]]
+    return attention(q, k, v, causal=causal, scale=scale, window=window, mask=mask)
+
+
 def keeps_the_cap_in_16_bits(q: Array, k: Array, v: Array, *, soft_cap: float | None = None, **options: Any) -> Any:
     with np.errstate(all="ignore"):
         return attention(q, k, v, soft_cap=None if soft_cap is None else float(np.float16(soft_cap)), **options)
@@ -132,6 +154,7 @@ def takes_the_slope_of_its_neighbour(q: Array, k: Array, v: Array, *, alibi_slop
         (forgets_empty_rows, "rule"),
         (forgets_empty_rows, "search"),
         (adds_up_in_16_bits, "long_sums"),
+        (takes_empty_tiles_for_visible, "masks"),
         (keeps_the_cap_in_16_bits, "neutral"),
         (adds_the_sink_as_it_is, "extremes"),
         (takes_the_slope_of_its_neighbour, "head_order"),
