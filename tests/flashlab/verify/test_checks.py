@@ -18,7 +18,7 @@ ADAPTER = {"framework": "numpy", "lse": "e"}
 
 def test_a_correct_kernel_passes_everything() -> None:
     report = verify(fl.Adapter(attention, **ADAPTER, bitwise=True))
-    assert report.verdict == "passed" and not report.failed
+    assert report.verdict == "passed" and not report.failed, report
     assert set(report.checks) == {*CHECKS, "search"} - {"byte_counts", "huge", "scaled_operands"}
     assert report.failing is None
 
