@@ -17,13 +17,15 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     """
     del lse
     p, es, t = problem, problem.itemsize, book.tensors
-    heads, rows, w = p.batch * p.heads, p.row_tiles(tile), config.warps
+    heads, rows, readers = p.batch * p.heads, p.row_tiles(tile), config.readers
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     visited = walk(p, tile)
     q_tile, k_tile, v_tile = br * d * es, bc * d * es, bc * dv * es
     ring = config.stages * (k_tile + v_tile) if visited.pairs else 0
-    book.launch("flash2", rows * heads, w, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile))
+    book.launch(
+        "flash2", rows * heads, config.warps, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile)
+    )
 
     tiles, pairs = heads * rows, heads * visited.pairs
     q_bytes = heads * p.len_q * t["q"].row_bytes
@@ -34,7 +36,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
         book.add("scores", "q", sram_read=pairs * q_tile)
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
         book.add(load, name, hbm_read=heads * visited.keys * t[name].row_bytes, sram_write=pairs * size)
-        book.add(use, name, sram_read=pairs * w * size)
+        book.add(use, name, sram_read=pairs * readers * size)
         book.distinct(name, "read", t[name].heads * visited.distinct_keys * t[name].row_bytes)
     book.add("store_o", "out", hbm_write=t["out"].nbytes)
     book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)

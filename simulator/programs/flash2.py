@@ -76,7 +76,7 @@ def flash2(
     c = m.config
     out, lse = m.output("out"), m.output("lse")
     visible = partial(problem.tiles_of_row, tile=tile)
-    for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, walk=visible):
+    for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, readers=c.readers, walk=visible):
         i = block.i
         block.step("load_q")
         q_i: SramTile | Registers = block.load(q, i, tile.rows)
