@@ -376,7 +376,8 @@ def _in_cuda(kernel: Kernel, counts: Counts, launch: LaunchCounts, arch: str | N
 
 def _in_triton(kernel: Kernel, counts: Counts, launch: LaunchCounts, arch: str | None) -> _Launch:
     """A launch of a kernel in Triton, whose compiler chooses how much SRAM it takes."""
-    with _compiling.setdefault(kernel, threading.Lock()):  # as in `kernel_of`
+    key = kernel, counts.problem.dtype, counts.problem.head_dim, counts.tile, counts.device.name
+    with _compiling.setdefault(key, threading.Lock()):  # as in `kernel_of`
         compiled = tritonc.compile_kernel(kernel, counts)
     if compiled.sram > counts.device.sram_per_block:
         needed, limit = compiled.sram, counts.device.sram_per_block
