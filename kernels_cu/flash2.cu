@@ -20,8 +20,10 @@
 // 255 registers leave two warps to a scheduler, and while both are in their softmax, nothing is multiplied. Hence no branch
 // stands between the exponentials and P V (the compiler then mixes them), and Bc is 128 at D = 64. Two stages pay where two
 // blocks per SM still fit.
-#include "mask.cuh"
 #include "mma.cuh"
+#include "packed_mask.cuh"
+#include "scores.cuh"
+#include "sequences.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = BR / WARPS;
@@ -38,23 +40,34 @@ using KVTile = Tile<BC, HEAD_DIM>;
 // longest rows (the last) come first and the short ones fill the gaps at the end. `group` heads run side by side before
 // the next ones start (a swizzle of the heads for the L2): few enough that their K and V stay in the L2 while all their
 // rows pass.
-struct RowTile { int flat_head, first_row; };
+struct Place { int flat_head, row_tile; };
 
-DEVICE RowTile row_tile_of(const Shape& shape, int block) {
-  const int row_tiles = ceil_div(shape.len_q, BR);
+DEVICE Place place_of(const Shape& shape, int block) {
+  const int row_tiles = row_tiles_of(shape);
   const int first_head = block / (shape.group * row_tiles) * shape.group;  // of the group
   const int heads = min(shape.group, shape.batch * shape.heads - first_head);
   const int place = block - first_head * row_tiles;
-  return {first_head + place % heads, (row_tiles - 1 - place / heads) * BR};
+  return {first_head + place % heads, row_tiles - 1 - place / heads};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const Shape shape) {
-  const auto [flat_head, first_row] = row_tile_of(shape, blockIdx.x);
-  const int batch = flat_head / shape.heads, head = flat_head % shape.heads;
+flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
+       const float* alibi_slopes, const int* offsets_q, const int* offsets_kv, const unsigned* mask_bits, const int* mask_tiles,
+       const Shape batches) {
+  const auto [flat_head, row_tile] = place_of(batches, blockIdx.x);
+  const int batch = flat_head / batches.heads, head = flat_head % batches.heads;
+
+  // step: load_q (which rows)
+  const SequenceRows own = row_tile_at(batches, {offsets_q, offsets_kv}, row_tile);
+  const Shape shape = own.alone(batches);
+  const int first_row = own.first_row;
+  if (RAGGED && first_row >= shape.len_q) return;  // an empty place
   const int rows = min(BR, shape.len_q - first_row);  // of the problem, in this tile
-  const Keys walk = visible_tiles(shape, first_row, first_row + rows - 1, BC);
-  const Keys tiles = {uniform(walk.first), uniform(walk.last)};
+  const Visits visits(mask_tiles, shape, first_row / BR);
+
+  // step: load_q (how many key tiles its rows see)
+  const Keys walk = MASK ? Keys{0, visits.length() - 1} : visible_tiles(shape, first_row, first_row + rows - 1, BC);
+  const Keys tiles = {uniform(walk.first), uniform(walk.last)};  // places in the walk: key tiles, or entries of the mask's list
   const int warp_row = warp_id() * WARP_ROWS;         // of the tile
   const int lane_row = first_row + warp_row + lane_id() / 4;  // of Q: of a fragment, a lane holds rows g and g + 8,
   const int t = lane_id() % 4;                                // columns 2t and 2t + 1 (mma.cuh)
@@ -67,21 +80,31 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   name_sram("k", k_tile(0).base, STAGES * KVTile::BYTES);
   name_sram("v", v_tile(0).base, STAGES * KVTile::BYTES);
 
-  const char* k_rows = row_address(k, batch, kv_head(shape, head), 0) + tiles.first * BC * k.row;
-  const char* v_rows = row_address(v, batch, kv_head(shape, head), 0) + tiles.first * BC * v.row;
+  const char* k_rows = row_address(k, batch, kv_head(shape, head), own.kv) + tiles.first * BC * k.row;
+  const char* v_rows = row_address(v, batch, kv_head(shape, head), own.kv) + tiles.first * BC * v.row;
   TileLoader<THREADS, KVTile> k_loader(k_rows, k.row, row_bytes(shape)), v_loader(v_rows, v.row, row_bytes(shape));
-  auto load_k = [&](int j) { k_loader.load(k_tile(j), shape.len_kv - j * BC); };
-  auto load_v = [&](int j) { v_loader.load(v_tile(j), shape.len_kv - j * BC); };
+  Visit here, next;  // at this place of the mask's list, and at the next
+  auto load = [&](TileLoader<THREADS, KVTile>& loader, KVTile to, int j, Visit visit) {
+    if constexpr (MASK)
+      loader.at(visit.tile()).load(to, shape.len_kv - visit.tile() * BC);
+    else
+      loader.load(to, shape.len_kv - j * BC);
+  };
+  auto load_k = [&](int j, Visit visit) { load(k_loader, k_tile(j), j, visit); };
+  auto load_v = [&](int j, Visit visit) { load(v_loader, v_tile(j), j, visit); };
 
   // step: load_q
-  load_tile<THREADS>(q_tile, row_address(q, batch, head, first_row), q.row, rows, row_bytes(shape));  // line 4
+  const char* first_q = row_address(q, batch, head, own.q + first_row);
+  load_tile<THREADS>(q_tile, first_q, q.row, rows, row_bytes(shape));  // line 4
   copy_commit();
+  const float slope = of_head<ALIBI>(alibi_slopes, head, 0);
 
   // step: load_k (prefetch)
-  if (tiles.first <= tiles.last) load_k(tiles.first);  // line 7, ahead of its turn
+  if (MASK && tiles.first <= tiles.last) next = visits.at(tiles.first);
+  if (tiles.first <= tiles.last) load_k(tiles.first, next);  // line 7, ahead of its turn
 
   // step: load_v (prefetch)
-  if (STAGES == 2 && tiles.first <= tiles.last) load_v(tiles.first);
+  if (STAGES == 2 && tiles.first <= tiles.last) load_v(tiles.first, next);
   copy_commit();
 
 #if Q_IN_REGISTERS
@@ -95,10 +118,8 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_rows, 16 * i, d * K_STEP);
 #endif
 
-  // Exponentials are taken to the base 2: exp(scale · (s - max)) = exp2(c · s - m) with m = c · max: one FMA, one ex2.
-  // A negative scale flips S instead, so that the largest s stays the largest exponent; scale 0 makes S 0.
-  const float sign = shape.scale > 0 ? 1.f : shape.scale < 0 ? -1.f : 0.f;
-  const float c = (shape.scale != 0 ? fabsf(shape.scale) : 1.f) * LOG2E;
+  const Scores scores(shape);
+  const auto [c, sign] = scores;
   const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, first_row, first_row + rows - 1, BC);  // need no mask
 
   float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};     // line 5: O = 0, l = 0, m = -inf. LOWEST serves as -inf:
@@ -110,16 +131,26 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     // step: load_k
     copy_wait<0>();
     barrier();  // K_j is there (with two stages V_j too), and no warp still reads the tiles before
+    here = next;
+    if (MASK && j < tiles.last) next = visits.at(j + 1);
     if (STAGES == 1) {
       // step: load_v (prefetch, during the scores)
-      load_v(j);
+      load_v(j, here);
     } else if (j < tiles.last) {
       // step: load_k (prefetch, a whole tile ahead)
-      load_k(j + 1);
+      load_k(j + 1, next);
       // step: load_v (prefetch, a whole tile ahead)
-      load_v(j + 1);
+      load_v(j + 1, next);
     }
     copy_commit();
+
+    // step: mask (its bits, ahead)
+    MaskBits hidden[ROW_FRAGMENTS];
+    if constexpr (MASK) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        hidden[i].load(mask_bits, shape, first_row / BR, here, warp_row / 16 + i);
+    }
 
     // step: scores
     float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};  // line 8: S = Q K_jᵀ
@@ -145,12 +176,24 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     // step: load_k (prefetch, during softmax and output)
     if (STAGES == 1) {
       barrier();  // all warps are done with K_j
-      if (j < tiles.last) load_k(j + 1);
+      if (j < tiles.last) load_k(j + 1, next);
       copy_commit();
     }
 
+    if constexpr (SOFT_CAP || ALIBI) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        scores.bend(s[i], shape, lane_row + 16 * i, key_tile(j, here) * BC + 2 * (opaque(lane_id()) % 4), slope);
+    }
+
     // step: mask
-    if (j < full.first || j > full.last) {
+    if constexpr (MASK) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+        scores.flip(s[i]);
+        hidden[i].hide(s[i], here);
+      }
+    } else if (j < full.first || j > full.last) {
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) {
 #pragma unroll
@@ -223,24 +266,29 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   }
 
   copy_wait<0>();  // without key tiles Q is still on its way
-  const RowTile tile = row_tile_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const Place place = place_of(batches, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const int out_row = RAGGED ? lane_row : place.row_tile * BR + warp_row + lane_id() / 4;
+
+  // step: normalize (its sink)
+  const float sink = of_head<SINKS>(sinks, place.flat_head % shape.heads, -INF);
 #pragma unroll
   for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile.first_row + warp_row + lane_id() / 4 + 16 * i + 8 * half;
+      const int row = out_row + 16 * i + 8 * half, packed_row = own.q + row;
       const bool inside = row < shape.len_q;
 
       // step: normalize
-      const float sum = quad_sum(l[i][half]);  // line 12: diag(l)⁻¹ O; a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      float sum = quad_sum(l[i][half]);  // line 12: diag(l)⁻¹ O; a row without keys has l = 0 and gets 0
+      const float alpha = join_sink(m[i][half], sum, sink);
+      const float factor = sum > 0 ? alpha * reciprocal(sum) : 0;
 
       // step: store_o
-      char* out_row = row_address(out, tile.flat_head / shape.heads, tile.flat_head % shape.heads, row);
-      store_row(out_row, o[i], half, factor, inside ? padded_row_bytes(shape) : 0);
+      char* address = row_address(out, place.flat_head / shape.heads, place.flat_head % shape.heads, packed_row);
+      store_row(address, o[i], half, factor, inside ? padded_row_bytes(shape) : 0);
 
       // step: store_lse
-      float* row_lse = lse + static_cast<long long>(tile.flat_head) * shape.len_q + row;
+      float* row_lse = lse + static_cast<long long>(place.flat_head) * batches.len_q + packed_row;
       if (inside && t == 0)  // line 13: L = m + log(l), -inf for a row without keys
         store_global(row_lse, (m[i][half] + log2_approx(sum)) * LN2);
     }

@@ -28,21 +28,29 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-       const Tensor out, float* lse, const Shape shape) {
+       const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
+       const unsigned* mask_bits, const int* mask_tiles, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
     become_producer();
     if (threadIdx.x == 0) {
-      Agenda agenda{shape};  // NEW
+      // step: load_q (producer: which rows)
+      Agenda agenda{shape, {offsets_q, offsets_kv}};  // NEW
       Work work;
       Ring k_ring, v_ring;
       unsigned q_parity = 0;  // NEW
       while (agenda.next(work)) {  // NEW
+        // step: load_q (producer: how many key tiles its rows see)
+        const Visits visits(mask_tiles, shape, work.first_row / BR);
+        if constexpr (MASK) work.tiles = {0, visits.length() - 1};
         const int kv = kv_head(shape, work.head);
+        Visit here, next;  // of V's key tile and of K's, which is one ahead
         auto load_k = [&](int j) {
+          if constexpr (MASK) next = visits.at(j);
           mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
-          load_tile(sram.k(k_ring.slot), k, work.batch, kv, j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
+          const int row = work.kv + key_tile(j, next) * BC;
+          load_tile(sram.k(k_ring.slot), k, work.batch, kv, row, sram.k_full(k_ring.slot), EVICT_LAST);
           k_ring.advance();
         };
 
@@ -51,46 +59,72 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(), q_parity ^ 1);  // NEW
-        load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
+        load_tile(sram.q(), q, work.batch, work.head, work.q + work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;  // NEW
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+          here = next;
+
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);  // NEW
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
-          load_tile(sram.v(v_ring.slot), v, work.batch, kv, j * BC, sram.v_full(v_ring.slot), EVICT_LAST);
+          const int row = work.kv + key_tile(j, here) * BC;
+          load_tile(sram.v(v_ring.slot), v, work.batch, kv, row, sram.v_full(v_ring.slot), EVICT_LAST);
           v_ring.advance();
         }
+        if (RAGGED) break;  // each place has a block of its own
       }
     }
     return;
   }
 
   become_consumer();
-  Agenda agenda{shape};  // NEW
+  // step: load_q (which rows)
+  Agenda agenda{shape, {offsets_q, offsets_kv}};  // NEW
   Work work;
-  const int consumer = warpgroup_id() - 1;
+  const int consumer = warpgroup_id() - 1, lane_column = 2 * (lane_id() % 4);
   const Turns turns{consumer};
   turns.start();
   Softmax softmax(shape);
   unsigned p[P_REGISTERS][4], q_parity = 0;
   Ring k_ring, v_ring;
   while (agenda.next(work)) {  // NEW
-    const int last_row = min(work.first_row + BR, shape.len_q) - 1;
+    const Shape alone = work.alone(shape);
+    const Shape& own = RAGGED ? alone : shape;  // else no copy, for which the compiler would take registers
+
+    // step: load_q (how many key tiles its rows see)
+    const int row_tile = work.first_row / BR;
+    const Visits visits(mask_tiles, shape, row_tile);
+    if constexpr (MASK) work.tiles = {0, uniform(visits.length()) - 1};
+    const int last_row = min(work.first_row + BR, own.len_q) - 1;
     const int lane_row = work.first_row + (warp_id() - 4) * 16 + lane_id() / 4;
-    const Keys full = full_tiles(shape, work.first_row, last_row, BC);  // need no mask
+    const Keys full = full_tiles(own, work.first_row, last_row, BC);  // need no mask
     float o[O_FRAGMENTS][4] = {}, s[S_FRAGMENTS][4], alpha[2];
     softmax.begin();  // NEW
 
+    // step: normalize (its sink, ahead)
+    const float sink = of_head<SINKS>(sinks, work.head, -INF);
+
     // step: load_q
+    const float slope = of_head<ALIBI>(alibi_slopes, work.head, 0);
     mbarrier_wait(sram.q_full(), q_parity);  // NEW
     q_parity ^= 1;  // NEW
+    if (RAGGED && work.first_row + BR > own.len_q) clear_rows(sram.q(), own.len_q - work.first_row);
 
     if (work.tiles.first > work.tiles.last) {
       release(sram.q_empty());  // NEW
     } else {
+      // step: load_k (first: which it is, and which is next)
+      Visit here, next;
+      if constexpr (MASK) here = visits.at(work.tiles.last);
+      if (MASK && work.tiles.last > work.tiles.first) next = visits.at(work.tiles.last - 1);
+
+      // step: mask (first: its bits, ahead)
+      MaskBits hidden;
+      if constexpr (MASK) hidden.load(mask_bits, shape, row_tile, here, warp_id() - 4);
+
       // step: load_k (first)
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
@@ -100,16 +134,34 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       k_ring.advance();
       if (work.tiles.first == work.tiles.last) release(sram.q_empty());  // NEW
 
+      softmax.bend(s, own, lane_row, key_tile(work.tiles.last, here) * BC + lane_column, slope);
+
       // step: mask (first)
-      softmax.mask(s, shape, lane_row, work.tiles.last, full);
+      if constexpr (MASK)
+        softmax.mask(s, hidden, here);
+      else
+        softmax.mask(s, own, lane_row, work.tiles.last, full);
 
       // step: softmax (first)
       softmax.raise(s, alpha);
       softmax.exponentials(s);
       round_p(p, s);
 
+      // step: load_v (of the last tile, if it isn't full)
+      if (RAGGED && (work.tiles.last + 1) * BC > own.len_kv) {
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+        clear_rows(sram.v(v_ring.slot), own.len_kv - work.tiles.last * BC);
+      }
+
       bool risen = false;
       for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+        // step: load_k (which is next)
+        here = next;
+        if (MASK && j > work.tiles.first) next = visits.at(j - 1);
+
+        // step: mask (its bits, ahead)
+        if constexpr (MASK) hidden.load(mask_bits, shape, row_tile, here, warp_id() - 4);
+
         // step: load_k
         mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
         turns.take();
@@ -138,8 +190,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         k_ring.advance();
         if (j == work.tiles.first) release(sram.q_empty());  // NEW
 
+        softmax.bend(s, own, lane_row, key_tile(j, here) * BC + lane_column, slope);
+
         // step: mask
-        softmax.mask(s, shape, lane_row, j, full);
+        if constexpr (MASK)
+          softmax.mask(s, hidden, here);
+        else
+          softmax.mask(s, own, lane_row, j, full);
 
         // step: softmax
         risen = any_lane(softmax.risen(s));
@@ -176,8 +233,9 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       const int row = lane_row + 8 * half;
 
       // step: normalize
-      const float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
-      const float factor = sum > 0 ? reciprocal(sum) : 0;
+      float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
+      const float alpha_of_sink = join_sink(softmax.m[half], sum, sink);
+      const float factor = sum > 0 ? alpha_of_sink * reciprocal(sum) : 0;
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);
@@ -185,5 +243,6 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       // step: store_lse
       store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
+    if (RAGGED) break;
   }
 }

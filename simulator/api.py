@@ -16,6 +16,7 @@ from simulator.errors import UsageError, unknown
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem, spell_masks
 from simulator.program import Program
+from simulator.ragged import evaluated
 from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 
@@ -61,6 +62,8 @@ def simulate(
 
 def _traced(trace: Any, problem: Problem) -> tuple[int, int] | None:
     """The head that `trace` asks for."""
+    if trace is not None and trace is not False and problem.lengths is not None:
+        raise UsageError("trace", trace, "None for a ragged batch: trace a sequence alone")
     if trace is None or isinstance(trace, bool):
         return (0, 0) if trace else None
     try:
@@ -216,9 +219,13 @@ def _evaluate(
     formula: Formula, program: Program, problem: Problem, tile: TileLike, device: Device, lse: bool
 ) -> Counts:
     config = program.configure(problem, device, tile)
-    book = Book(program.name, problem, config.tile, device, config)
-    for operands, role in ((program.operation.required, "input"), (program.operation.written, "output")):
-        for operand in operands:
-            book.tensor(operand.spec(problem, config.tile, role))
-    formula(book, problem, config.tile, config, lse=lse)
-    return book.close()
+
+    def evaluate(one: Problem) -> Counts:
+        book = Book(program.name, one, config.tile, device, config)
+        for operands, role in ((program.operation.taken(one), "input"), (program.operation.written, "output")):
+            for operand in operands:
+                book.tensor(operand.spec(one, config.tile, role))
+        formula(book, one, config.tile, config, lse=lse)
+        return book.close()
+
+    return evaluated(problem, program.operation, config, evaluate)

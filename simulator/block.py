@@ -15,7 +15,7 @@ from simulator.config import padded
 from simulator.counts import Box
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow, UsageError
-from simulator.problem import round_up
+from simulator.problem import Walk, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -30,7 +30,7 @@ Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 class Block:
     """One thread block, as a tile program sees it.
 
-    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is the range that the launch gave it.
+    `i` is its row tile, and `j` its key tile where the grid has key tiles. `walk` is what the launch gave it to walk over.
     Operations take tile indices: `block.load(k, j, 64)` loads rows `64 j … 64 j + 63` of k.
 
     >>> import flashlab as fl
@@ -48,7 +48,7 @@ class Block:
     """
 
     def __init__(
-        self, machine: Machine, i: Rows, j: int, walk: range, warps: int, readers: int, lead: tuple[int, int, int]
+        self, machine: Machine, i: Rows, j: int, walk: Walk, warps: int, readers: int, lead: tuple[int, int, int]
     ) -> None:
         self._m, self.i, self.j, self.walk, self.warps, self.readers = machine, i, j, walk, warps, readers
         self._lead = lead
@@ -78,15 +78,18 @@ class Block:
         *,
         stages: int = 1,
         panel: int | None = None,
+        clear: bool = False,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
         The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
-        the problem. Raises `SramOverflow` over the device's limit per block.
+        the problem. With `clear`, the block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the
+        next one. Raises `SramOverflow` over the device's limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
+        inside = read // tensor.spec.row_bytes
         if panel:
             read = rows * round_up(cols, panel) * tensor.spec.itemsize * self.lockstep
             self._note_boxes(tensor, i, rows, range(j * cols, (j + 1) * cols, panel))
@@ -95,6 +98,9 @@ class Block:
         tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
+        if clear:
+            outside = rows * self.lockstep - inside
+            self._count(tensor.name, sram_write=outside * tile.padded_shape[1] * tensor.spec.itemsize)
         return tile
 
     def fetch(
@@ -216,6 +222,10 @@ class Block:
         self._m.book.compute(exp=x.size * self.lockstep)
         return Registers(self, x.rows, x.cols, None if x.values is None else np.exp(x.values))
 
+    def tanh(self, x: Registers) -> Registers:
+        """The hyperbolic tangent, element by element."""
+        return self.elementwise(np.tanh, x)
+
     def log(self, x: Registers) -> Registers:
         """The natural logarithm, element by element. That of 0 is -inf."""
         with np.errstate(divide="ignore"):
@@ -243,23 +253,69 @@ class Block:
         p = self._m.problem
         if s.values is None:
             return s
-        rows, keys = (
-            np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
-            for n, size, shape in ((i, s.rows, (-1, 1)), (j, s.cols, (1, -1)))
-        )
-        rows = rows // group + p.offset
+        rows, keys = self._places((s.rows, s.cols), i, j, group)
         if (
             keys.max() < p.len_kv
             and (p.right is None or keys.max() <= rows.min() + p.right)
             and (p.left is None or keys.min() >= rows.max() - p.left)
         ):
             return s
+        return self._without(s, self._hidden(rows, keys))
+
+    def pack(self, x: Registers, i: Rows, j: Rows, cols: int) -> Registers:
+        """Tile (i, j) of a mask, `x` with a 1 for each visible pair, as bits: one row of bytes, each row padded to 64 bits.
+
+        Pairs that causal mask and window hide, or that lie outside the problem, become 0. It counts no FLOPs.
+        """
+        nbytes = x.rows * round_up(cols, 64) // 8
+        if x.values is None:
+            return Registers(self, 1, nbytes, None)
+        hidden = self._hidden(*self._places((x.rows, cols), i, j, 1))
+        visible = np.zeros((*x.values.shape[:-1], round_up(cols, 64)), bool)
+        visible[..., : x.cols] = x.values != 0
+        visible[..., :cols] &= ~hidden
+        packed = np.packbits(visible, axis=-1, bitorder="little")
+        return Registers(self, 1, nbytes, packed.reshape(*packed.shape[:-2], 1, nbytes).astype(np.float32))
+
+    def hide(self, s: Registers, bits: Registers) -> Registers:
+        """A tile of S, with -inf where the `bits` that `pack` made of that tile are 0."""
+        if s.values is None:
+            return s
+        packed = bits.array.astype(np.uint8)
+        packed = packed.reshape(*packed.shape[:-2], s.rows, -1)
+        visible = np.unpackbits(packed, axis=-1, count=s.cols, bitorder="little")
+        return self._without(s, visible == 0)
+
+    def distances(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
+        """For each score of tile (i, j) how far its key is from the one that its query is aligned with.
+
+        That is `abs(i + len_kv - len_q - j)`, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
+        """
+        if s.values is None:
+            return Registers(self, s.rows, s.cols, None)
+        rows, keys = self._places((s.rows, s.cols), i, j, group)
+        return Registers(self, s.rows, s.cols, np.abs(rows - keys).astype(np.float32))
+
+    def _places(self, tile: tuple[int, int], i: Rows, j: Rows, group: int) -> tuple[Array, Array]:
+        """The keys that the rows of tile (i, j) are aligned with, and the keys of its columns, to be broadcast."""
+        rows, keys = (
+            np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
+            for n, size, shape in zip((i, j), tile, ((-1, 1), (1, -1)), strict=True)
+        )
+        return rows // group + self._m.problem.offset, keys
+
+    def _hidden(self, rows: Array, keys: Array) -> Array:
+        """Which pairs causal mask and window hide, or have a key beyond the last one. `rows` are as in `_places`."""
+        p = self._m.problem
         hidden = np.broadcast_to(keys >= p.len_kv, np.broadcast_shapes(rows.shape, keys.shape))
         if p.right is not None:
             hidden = hidden | (keys > rows + p.right)
         if p.left is not None:
             hidden = hidden | (keys < rows - p.left)
-        masked = s.values.copy(order="K")
+        return hidden
+
+    def _without(self, s: Registers, hidden: Array) -> Registers:
+        masked = s.array.copy(order="K")
         np.copyto(masked, -np.inf, where=hidden)
         return Registers(self, s.rows, s.cols, masked)
 

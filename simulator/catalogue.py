@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.config import Config
 from simulator.devices import Device
@@ -16,8 +16,8 @@ from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
-from simulator.operations.operation import Operation
-from simulator.problem import FP8, MASKS, Problem, Tile
+from simulator.operations.operation import Operation, always
+from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash2 as flash2_program
@@ -67,7 +67,8 @@ class Kernel:
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. `language` is "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
+    tiles. It is launched if `when(problem)`. `language` is "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of
+    `flashlab/triton`).
     """
 
     source: str
@@ -77,6 +78,7 @@ class Kernel:
     arch: str | None = None
     persistent: bool = False
     language: str = "cuda"
+    when: Callable[[Problem], bool] = always
 
     def settles(self, what: str) -> bool:
         """Does its source settle a count, such as "sram.read"? In Triton the compiler decides all but HBM's bytes.
@@ -96,8 +98,8 @@ class Algorithm:
     ladders are made.
 
     >>> import flashlab as fl
-    >>> fl.CATALOGUE["flash2"].kernels[0].arguments
-    ('q', 'k', 'v', 'out', 'lse')
+    >>> fl.CATALOGUE["flash1"].kernels[0].arguments
+    ('q', 'k', 'v', 'o', 'l', 'm', 'out', 'lse')
     """
 
     name: str
@@ -118,6 +120,16 @@ class Algorithm:
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that its kernels take."""
         return self.support.dtypes
+
+    def launched(self, problem: Problem) -> tuple[Kernel, ...]:
+        """Those of its kernels that a problem takes, in the order of their launches.
+
+        >>> import flashlab as fl
+        >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", mask="dense")
+        >>> [kernel.entry for kernel in fl.CATALOGUE["flash2"].launched(p)]
+        ['pack_mask', 'flash2']
+        """
+        return tuple(kernel for kernel in self.kernels if kernel.when(problem))
 
     @property
     def language(self) -> str | None:
@@ -157,6 +169,12 @@ class Algorithm:
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
+_OF_HEAD = ("sinks", "alibi_slopes")
+_OFFSETS = ("offsets_q", "offsets_kv")
+_PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
+_PACKED = ("mask_bits", "mask_tiles")
+_OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
+_ALL = (*COMMON_MASKS, *SCORES, "mask", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),
@@ -169,9 +187,9 @@ _TRITON = Support(
 )
 
 
-def _rung(name: str, program: Program, schedule: Schedule, follows: str, *, persistent: bool = False) -> Algorithm:
+def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algorithm:
     """A rung of FlashAttention-3. All rungs move the same bytes, and differ in what runs beside what."""
-    kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a", persistent)
+    kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
 
@@ -195,13 +213,18 @@ CATALOGUE = {
             about=flash1_program.ABOUT, follows="online_softmax",
         ),
         Algorithm(
-            "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches, (Kernel("flash2", "flash2", _FORWARD),),
+            "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
+            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL))), Support(masks=_ALL),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
         _rung("flash3_2", flash3_2, flash3_2_schedule.launches, "flash3_1"),
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
-        _rung("flash3", flash3, flash3_schedule.launches, "flash3_3", persistent=True),
+        Algorithm(
+            "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
+            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL), _BOXES, "sm_90a", persistent=True)),
+            replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
+        ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
             (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t"), arch="sm_90a"),
@@ -276,7 +299,7 @@ def names(problem: Problem) -> list[str]:
 def get(algorithm: str | Program) -> Algorithm:
     """The row of an algorithm by name, or a new row for a user's own tile program. Raises `UsageError`."""
     if isinstance(algorithm, Program):
-        own = Algorithm(algorithm.name, algorithm, support=Support(masks=MASKS))
+        own = Algorithm(algorithm.name, algorithm, support=Support(masks=FEATURES))
         return next((row for row in CATALOGUE.values() if row.program is algorithm), own)
     if not isinstance(algorithm, str) or algorithm not in CATALOGUE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise unknown("algorithm", algorithm, CATALOGUE)

@@ -62,6 +62,19 @@ class Config:
         return min(blocks, device.sms) if self.persistent else blocks
 
 
+def features(problem: Problem) -> tuple[tuple[str, int], ...]:
+    """The macros of what only some problems have: a kernel is compiled without the others."""
+    p = problem
+    has = {
+        "SOFT_CAP": p.soft_cap is not None,
+        "ALIBI": p.alibi,
+        "SINKS": p.sinks,
+        "RAGGED": p.lengths is not None,
+        "MASK": p.mask is not None,
+    }
+    return tuple((name, 1) for name, asked in has.items() if asked)
+
+
 def padded(n: int) -> int:
     """`n` rows, columns or head dims, rounded up to whole fragments (16 x 8 x 16)."""
     return round_up(n, 16)
@@ -96,9 +109,9 @@ def heads_that_share_the_l2(problem: Problem, device: Device) -> int:
 
     They may take a third of the L2. It keeps what every SM reads twice, once in each half: on an H200, re-reads by all
     SMs were served up to about half of the 60 MB. Q and out pass through the L2 as well. All groups have the same size,
-    so that no small last group starts its long rows alone.
+    so that no small last group starts its long rows alone. Of a ragged batch the longest sequence counts.
     """
-    kv = problem.len_kv * (problem.head_dim + problem.head_dim_v) * problem.itemsize
+    kv = problem.padded.len_kv * (problem.head_dim + problem.head_dim_v) * problem.itemsize
     kv_heads = problem.batch * problem.kv_heads
     most = max(1, min(kv_heads, device.l2 // 3 // max(1, kv)))
     return problem.queries_per_kv * next(n for n in range(most, 0, -1) if kv_heads % n == 0)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from simulator.problem import WIDTH, Problem, Tile, row_bytes
+from simulator.problem import WIDTH, Problem, Tile, Walk, row_bytes
 
 if TYPE_CHECKING:
     from simulator.config import Config
@@ -48,7 +48,8 @@ class Spec:
 
     Rows are padded to 16 bytes. A vector (LSE, l, m) has one value per row, without padding. `role` is "input",
     "output" or "workspace". `axes` are axes that a workspace has between heads and rows, with their sizes:
-    `(("splits", 4),)` gives each head four planes of rows and columns.
+    `(("splits", 4),)` gives each head four planes of rows and columns. Of a `flat` workspace a kernel is told the address
+    alone, because the kernels that write and read it know how it lies.
 
     >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
     1600
@@ -62,6 +63,12 @@ class Spec:
     role: str
     vector: bool = False
     axes: tuple[tuple[str, int], ...] = ()
+    flat: bool = False
+
+    @property
+    def by_pointer(self) -> bool:
+        """Do kernels get a pointer to it? Else they get its strides, too."""
+        return self.vector or self.flat
 
     @property
     def planes(self) -> int:
@@ -87,8 +94,8 @@ class LaunchCounts:
     """One kernel launch: its grid, its ledger and its arithmetic.
 
     `distinct[(tensor, "read" | "write")]` are the bytes that are requested at least once. The DRAM model needs two more:
-    `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` is the
-    range of tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
+    `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` are the
+    tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
     `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not.
     """
 
@@ -102,7 +109,7 @@ class LaunchCounts:
     flops_other: int
     exp: int
     heads_together: int = 1
-    walk: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
+    walk: Callable[[int], Walk] | None = field(default=None, compare=False, repr=False)
     boxes: Mapping[Box, int] = field(default_factory=dict[Box, int], compare=False, repr=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
@@ -169,6 +176,8 @@ class Counts:
     config: Config | None = field(compare=False)
     launches: tuple[LaunchCounts, ...]
     tensors: Mapping[str, Spec]
+    sequences: tuple[tuple[Counts, int], ...] = field(default=(), compare=False, repr=False)
+    """Of a ragged batch: the counts of each different sequence, and how many there are of it."""
 
     def _sum(self, what: str) -> int:
         return sum(launch.bytes(what) for launch in self.launches)
@@ -308,7 +317,7 @@ class _Page:
     flops_other: int = 0
     exp: int = 0
     sram_peak: int = 0
-    walk: Callable[[int], range] | None = None
+    walk: Callable[[int], Walk] | None = None
     boxes: Counter[Box] = field(default_factory=Counter[Box])
 
 
@@ -347,7 +356,7 @@ class Book:
         warps: int,
         heads_together: int = 1,
         sram_peak: int = 0,
-        walk: Callable[[int], range] | None = None,
+        walk: Callable[[int], Walk] | None = None,
     ) -> None:
         """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, `walk` as in `LaunchCounts`."""
         peak = sram_peak if blocks else 0

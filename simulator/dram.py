@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.problem import round_up
+from simulator.problem import Walk, round_up
 
 if TYPE_CHECKING:
     from simulator.counts import Counts, LaunchCounts, Spec
@@ -63,6 +63,9 @@ def resident_blocks(launch: LaunchCounts, device: Device, most: int) -> int:
 def _launch(counts: Counts, launch: LaunchCounts) -> int:
     if not launch.blocks:
         return 0
+    if counts.sequences:  # they have no data in common, and the offsets are few
+        index = counts.launches.index(launch)
+        return sum(n * _launch(one, one.launches[index]) for one, n in counts.sequences)
     reads = {name: launch.bytes("hbm.read", name) for name in counts.tensors}
     distinct = {name: launch.distinct.get((name, "read"), 0) for name in counts.tensors}
     again = {
@@ -148,7 +151,7 @@ def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> 
     p, tile, device, together = counts.problem, counts.tile, counts.device, launch.heads_together
     rows, tiles = p.row_tiles(tile), max(1, p.key_tiles(tile))
     parts = min(tiles, _SEGMENTS)
-    walked = [launch.walk(i) if launch.walk else range(tiles) for i in _sample(rows)]
+    walked = [_around(launch.walk(i)) if launch.walk else range(tiles) for i in _sample(rows)]
     groups = min(3, p.batch * p.heads // together)  # the next group's blocks fill the last one's last wave
     spans = [
         (g * parts + first * parts // tiles, g * parts - (-stop * parts // tiles))
@@ -172,6 +175,11 @@ def _passes(counts: Counts, launch: LaunchCounts, running: int, held: float) -> 
         active = [w if w[0] < w[1] else list(next(queue, (0, 0))) for w in active]
         active = [w for w in active if w[0] < w[1]]
     return fetched / max(1, int(seen.sum()))
+
+
+def _around(walk: Walk) -> range:
+    """The range of a walk. Of one that leaves out tiles, it is that around them."""
+    return walk if isinstance(walk, range) else walk.around
 
 
 def _along(walk: range, tiles: int) -> tuple[int, int]:

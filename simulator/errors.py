@@ -30,8 +30,9 @@ class UsageError(ValueError):
         self.argument, self.value, self.accepted = argument, value, accepted
         super().__init__(f"{argument} = {_shown(value)}: expected {accepted}")
 
-    def __reduce__(self) -> tuple[Any, ...]:  # an exception is pickled by its message alone otherwise
-        return _remade, (type(self), *self.args), self.__dict__
+    def __reduce__(self) -> tuple[Any, ...]:
+        # an exception is pickled by its message alone otherwise; its value may be known to this process only
+        return _remade, (type(self), *self.args), self.__dict__ | {"value": Said(_shown(self.value))}
 
 
 def _remade(kind: type[UsageError], *args: str) -> UsageError:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import index
 from types import NoneType
-from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, overload
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 from simulator.errors import UsageError, unknown
 
 T = TypeVar("T")
+_SAID = 8  # lengths in words
 Pair = tuple[int | None, int | None]
+Lengths = Sequence[int | tuple[int, int]]
+"""The queries and the keys of each sequence. A number stands for as many of both."""
 
 
 class Follows(Generic[T]):
@@ -50,9 +53,12 @@ def described(
     least: int = 0,
     among: Collection[str] = (),
     aliases: tuple[str, ...] = (),
+    none: float | None = None,
+    operand: str = "",
 ) -> Any:
     """A dataclass's field with all that is known of it but its name and type: see `Field`."""
     known = {"help": text, "axis": axis, "unit": unit, "least": least, "among": among, "aliases": aliases}
+    known |= {"none": none, "operand": operand}
     return field(default=default, metadata=known)
 
 
@@ -60,11 +66,12 @@ def described(
 class Field:
     """A field of a problem.
 
-    `annotation` is the type that a caller may give, `kind` the one among bool, int, float, str and tuple (a pair, each side an
-    integer or None) that its values have. `axis` says what an axis of an array counts whose size it is ("queries", in the
-    `unit` "tokens"); fields that size no axis have none. `least` is the smallest integer, `among` are all texts that are
-    accepted, and `aliases` are names that other libraries have for it. `default` is what it has when left out, None where it
-    then follows others, as `follows` says.
+    `annotation` is the type that a caller may give, `kind` the one among bool, int, float, str, tuple (a pair, each side an
+    integer or None) and list (`Lengths`, kept as a tuple of pairs) that its values have. `axis` says what an axis of an array
+    counts whose size it is ("queries", in the `unit` "tokens"); fields that size no axis have none. `least` is the smallest
+    integer, `among` are all texts that are accepted, and `aliases` are names that other libraries have for it. `default` is
+    what it has when left out, None where it then follows others, as `follows` says. A number that may not be negative says
+    with `none` which number stands for None. A caller of a function says a field with an `operand` by passing that array.
     """
 
     name: str
@@ -78,6 +85,8 @@ class Field:
     least: int
     among: Collection[str]
     aliases: tuple[str, ...]
+    none: float | None
+    operand: str
 
     @property
     def words(self) -> str:
@@ -94,13 +103,17 @@ class Field:
         return self.default if self.follows is None else self.follows.rule(instance)
 
     def text(self, value: Any) -> str:
-        """A value as the command line takes it: a pair as "128,none"."""
+        """A value as the command line takes it: a pair as "128,none", lengths as "100,200:300"."""
+        if self.kind is list and value is not None:
+            return ",".join(str(n) if n == m else f"{n}:{m}" for n, m in value)
         if isinstance(value, tuple):
             return ",".join(str(side).lower() for side in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def said(self, value: Any) -> str:
-        """Field and value in words: "causal", "window 128,0", "scale 0.3"."""
+        """Field and value in words: "causal", "window 128,0", "scale 0.3". Of many lengths these are the first ones."""
+        if self.kind is list and len(value) > _SAID:
+            return f"{self.words} {self.text(value[:_SAID])},… ({len(value):,} sequences)"
         return self.words if value is True else f"{self.words} {self.text(value)}"
 
     def checked(self, value: Any) -> Any:
@@ -111,6 +124,8 @@ class Field:
             return integer(self.name, value, self.least)
         if self.kind is tuple:
             return self._pair(value)
+        if self.kind is list:
+            return self._lengths(value)
         if self.kind is float:
             return self._finite(value)
         if self.kind is bool and not isinstance(value, bool):
@@ -130,15 +145,31 @@ class Field:
         )
         return left, right
 
-    def _finite(self, value: Any) -> float:
+    def _lengths(self, value: Any) -> tuple[tuple[int, int], ...]:
+        found: list[tuple[int, int]] = []
+        for i, each in enumerate(cast("Iterable[Any]", value) if isinstance(value, Iterable) else ()):
+            try:
+                n, m = each
+            except (TypeError, ValueError):
+                n = m = each
+            name, one = f"{self.name}[{i}]", f"an integer of at least {self.least}, or a pair of them, (queries, keys)"
+            found.append((integer(name, n, self.least, one), integer(name, m, self.least, one)))
+        if not found:
+            accepted = "a list with the length of each sequence: n, or (queries, keys)"
+            raise UsageError(self.name, cast("object", value), accepted)
+        return tuple(found)
+
+    def _finite(self, value: Any) -> float | None:
         try:
             finite = math.isfinite(value)
         except (TypeError, ValueError, OverflowError):
             finite = False
+        if self.none is not None and not (finite and value >= self.none):
+            raise UsageError(self.name, value, f"a finite number of at least 0; {self.none:g} or None is none")
         if not finite:
             left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
             raise UsageError(self.name, value, f"a finite number{left_out}")
-        return float(value)
+        return None if value == self.none else float(value)
 
 
 def integer(name: str, value: Any, least: int, accepted: str | None = None) -> int:
@@ -164,6 +195,7 @@ def _field(name: str, hint: Any, default: Any, known: Any) -> Field:
     if follows is not None:
         hint, default = get_args(hint)[0] | None, None
     kinds = [each for each in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if each is not NoneType]
-    kind = get_origin(kinds[0]) or kinds[0]
-    assert len(kinds) == 1 and kind in (bool, int, float, str, tuple), f"{name}: {hint}"
+    kind: Any = get_origin(kinds[0]) or kinds[0]
+    kind = list if kind is Sequence else kind
+    assert len(kinds) == 1 and kind in (bool, int, float, str, tuple, list), f"{name}: {hint}"
     return Field(name=name, annotation=hint, kind=kind, default=default, follows=follows, **known)

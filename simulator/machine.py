@@ -29,7 +29,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
 from simulator.operations.operation import Operand, Operation
-from simulator.problem import Problem
+from simulator.problem import Problem, Walk
 from simulator.tensors import HbmTensor
 from simulator.trace import Recorder
 
@@ -67,6 +67,8 @@ class Machine:
         self.values: dict[str, Array] = {}
         self._leads: dict[str, tuple[int, int, int]] = {}
         self._touched: defaultdict[_Touched, set[tuple[int, int, int, int]]] = defaultdict(set)
+        for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
+            self.book.tensor(operand.spec(problem, config.tile, "input"))
         self.inputs = tuple(self._input(operand) for operand in operation.required)
         self.outputs = {operand.name: self._output(operand) for operand in operation.written}
 
@@ -112,16 +114,17 @@ class Machine:
         vector: bool = False,
         of: HbmTensor | None = None,
         axes: Mapping[str, int] | None = None,
+        flat: bool = False,
     ) -> HbmTensor:
         """A new array in HBM: per head `rows` (None: len_q) x `cols` of a dtype. A `vector` is not padded.
 
         It has as many heads as the queries, or as `of`. `axes` gives each head several planes of rows and columns, by
-        name. With `axes={"splits": 4}`, `tensor.at(splits=j)` is one plane.
+        name. With `axes={"splits": 4}`, `tensor.at(splits=j)` is one plane. `flat` is as in `Spec`.
         """
         rows = self.problem.len_q if rows is None else rows
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         planes = tuple((axes or {}).items())
-        spec = Spec(name, math.prod(lead), rows, cols, dtype, "workspace", vector=vector, axes=planes)
+        spec = Spec(name, math.prod(lead), rows, cols, dtype, "workspace", vector=vector, axes=planes, flat=flat)
         return self._new(spec, lead)
 
     def launch(
@@ -131,14 +134,14 @@ class Machine:
         warps: int,
         rows: int = 1,
         cols: int = 1,
-        walk: Callable[..., range] | None = None,
+        walk: Callable[..., Walk] | None = None,
         readers: int | None = None,
         of: HbmTensor | None = None,
     ) -> Iterator[Block]:
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`).
 
-        Yields blocks, each of which stands for a group that runs in lockstep. `walk(i)` or `walk(i, j)` is the range
-        that block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
+        Yields blocks, each of which stands for a group that runs in lockstep. `walk(i)` or `walk(i, j)` is what
+        block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
         group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
         Nothing is launched if the operation has nothing to write. Raises `UsageError` for fewer than one warp.
         """
@@ -233,7 +236,7 @@ class Machine:
         if self.data:
             x = self._given.get(operand.name)
             if x is None:
-                x = np.full(operand.shape(self.problem, self.tile), operand.default, np.float32)
+                x = operand.left_out(self.problem, self.tile)
             self.values[spec.name] = x.reshape(*lead, spec.rows, spec.cols).astype(np.float32, copy=False)
         return HbmTensor(spec)
 
@@ -272,7 +275,7 @@ class _Touched(NamedTuple):
     heads: int
 
 
-def _walks(walk: Callable[..., range] | None, rows: int, cols: int) -> list[tuple[range, ...]]:
+def _walks(walk: Callable[..., Walk] | None, rows: int, cols: int) -> list[tuple[Walk, ...]]:
     """For each row block, the walks of its columns."""
     if walk is None:
         return [(range(0),) * cols] * rows

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise, starmap
 from operator import index
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar, cast, overload
 
-from simulator.errors import UsageError, unknown
-from simulator.fields import Field, Follows, Pair, described, fields_of
+from simulator.errors import Said, UsageError, unknown
+from simulator.fields import Field, Follows, Lengths, Pair, described, fields_of
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
-WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1}
-"""Bytes of an element of whatever an operand may hold: indices and lengths are no storage dtypes."""
+WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+"""Bytes of an element of whatever an operand may hold: indices, lengths and masks are no storage dtypes."""
 FP8 = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
 DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
 """What every other algorithm stores Q, K, V and its output in."""
+
+
+MASK_FORMS = ("dense",)
+"""The forms in which an array may say which keys a query sees: a boolean for each pair."""
 
 
 def output_dtype(dtype: str) -> str:
@@ -64,6 +71,37 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.cols}"
 
 
+@dataclass(frozen=True)
+class Visits(Sequence[int]):
+    """The walk of a row tile under a mask that an array says: the key tiles that it sees, in the order of `around`.
+
+    `around` is the walk that causal mask and window alone would leave. In `mixed` key tiles some pairs are visible and
+    some are hidden. In the others that it sees all are visible.
+
+    >>> walk = Visits(range(4), (0, 3), frozenset({3}))
+    >>> list(walk), list(reversed(walk)), 3 in walk.mixed
+    ([0, 3], [3, 0], True)
+    """
+
+    around: range
+    tiles: tuple[int, ...]
+    mixed: frozenset[int]
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        return self.tiles[place]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+
+Walk = range | Visits
+"""The key tiles over which a row tile walks, in order."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Problem:
     """The shapes of one attention call; the only way shapes are said here.
@@ -74,6 +112,15 @@ class Problem:
     bottom-right: `window=(left, right)` is inclusive around key `i + len_kv - len_q`, either side may be None, and `causal`
     makes right 0. Problems are equal that ask for the same, however they were said.
 
+    A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
+    slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
+    exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
+    pair is visible if neither it, nor `causal`, nor `window` hides it.
+
+    A ragged batch has `lengths`, the queries and keys of each sequence (one number where they are as many). The sequences lie
+    one behind the other in the rows of a batch of 1, as `cu_seqlens` of other libraries says it: `len_q` and `len_kv` are the
+    sums. A query sees keys of its own sequence alone, in which masks and ALiBi are aligned.
+
     Raises `UsageError` naming the field for anything out of range.
 
     >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -81,6 +128,9 @@ class Problem:
     (2, 128, 0.125, 0)
     >>> p.replace(len_q=256).len_kv, p == p.replace(len_kv=128)
     (256, True)
+    >>> ragged = Problem(batch=1, heads=8, lengths=[100, (1, 300), 7], head_dim=64, dtype="float16", causal=True)
+    >>> ragged.len_q, ragged.len_kv, ragged.visible_keys(100)
+    (108, 407, range(100, 400))
     """
 
     batch: int = described("Sequences", axis="batch", least=1)
@@ -88,9 +138,20 @@ class Problem:
     kv_heads: Follows[int] = described(
         "Key and value heads", axis="KV heads", least=1, default=Follows(lambda p: p.heads, "as many as the query's")
     )
-    len_q: int = described("Queries per head", axis="queries", unit="tokens")
+    len_q: Follows[int] = described(
+        "Queries per head",
+        axis="queries",
+        unit="tokens",
+        default=Follows(lambda p: p.spans[-1][0].stop, "the sum of the lengths"),
+    )
     len_kv: Follows[int] = described(
-        "Keys per head", axis="keys", unit="tokens", default=Follows(lambda p: p.len_q, "as many as queries")
+        "Keys per head",
+        axis="keys",
+        unit="tokens",
+        default=Follows(
+            lambda p: p.len_q if p.lengths is None else p.spans[-1][1].stop,
+            "as many as queries, or the sum of the lengths",
+        ),
     )
     head_dim: int = described("Elements per query and key", axis="head dim", least=1)
     head_dim_v: Follows[int] = described(
@@ -106,12 +167,46 @@ class Problem:
         default=Follows(lambda p: 1 / math.sqrt(p.head_dim), "1/sqrt(head dim)"),
         aliases=("softmax_scale", "sm_scale"),
     )
+    soft_cap: float | None = described(
+        "Bound of the scores, cap·tanh(score/cap); 0 or none for none",
+        default=None,
+        aliases=("softcap", "logits_soft_cap"),
+        none=0.0,
+    )
+    sinks: bool = described(
+        "A logit per head that joins the denominators",
+        default=False,
+        aliases=("s_aux", "learnable_sink", "attention_sinks"),
+        operand="sinks",
+    )
+    alibi: bool = described("Scores fall with the distance", default=False, operand="alibi_slopes")
+    mask: str | None = described(
+        f"How an array says which keys a query sees: {', '.join(MASK_FORMS)}",
+        default=None,
+        among=MASK_FORMS,
+        operand="mask",
+    )
+    lengths: Lengths | None = described(
+        "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
             object.__setattr__(self, name, known.checked(self.__dict__[name]))
         if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
+        if self.lengths is None:
+            if self.__dict__["len_q"] is None:
+                raise UsageError("len_q", None, "an integer of at least 0, or lengths")
+            return
+        if self.mask is not None:
+            raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
+        if self.batch != 1:
+            raise UsageError("batch", self.batch, "1 with lengths: the sequences lie in the rows of one batch")
+        rows, keys = self.spans[-1]
+        for name, total, words in (("len_q", rows.stop, "queries"), ("len_kv", keys.stop, "keys")):
+            if getattr(self, name) != total:
+                raise UsageError("lengths", Said(f"{total:,} {words} in all"), f"{getattr(self, name):,}, the {name}")
 
     @classmethod
     def checked(cls, problem: Any) -> Self:
@@ -132,13 +227,14 @@ class Problem:
 
     @property
     def applied(self) -> dict[str, Any]:
-        """Those of its `masks` that are not as when left out.
+        """Those of its `FEATURES` that are not as when left out.
 
         >>> p = Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", window=(3, 0), scale=0.125)
         >>> p.applied
         {'window': (3, 0)}
         """
-        return {name: value for name, value in self.masks.items() if value != FIELDS[name].left_out(self)}
+        said = {name: getattr(self, name) for name in FEATURES}
+        return {name: value for name, value in said.items() if value != FIELDS[name].left_out(self)}
 
     @property
     def words(self) -> list[str]:
@@ -172,6 +268,51 @@ class Problem:
     def __repr__(self) -> str:
         said = ", ".join(f"{name}={value!r}" for name, value in self.given.items() if value is not False)
         return f"Problem({said})"
+
+    @cached_property
+    def spans(self) -> tuple[tuple[range, range], ...]:
+        """Where each sequence of a ragged batch lies: its rows of q, and those of k and v. Plain problems have one span.
+
+        >>> p = Problem(batch=1, heads=1, lengths=[5, (0, 3), (2, 1)], head_dim=8, dtype="float16")
+        >>> p.spans
+        ((range(0, 5), range(0, 5)), (range(5, 5), range(5, 8)), (range(5, 7), range(8, 9)))
+        """
+        if self.lengths is None:
+            return ((range(self.len_q), range(self.len_kv)),)
+        cuts = (accumulate(each, initial=0) for each in zip(*self._lengths, strict=True))
+        return tuple(zip(*(starmap(range, pairwise(cut)) for cut in cuts), strict=True))  # pyright: ignore[reportReturnType]
+
+    @cached_property
+    def sequences(self) -> tuple[Self, ...]:
+        """Each sequence of a ragged batch, as a ragged batch of one. A plain problem is its own.
+
+        What is said of rows, tiles and keys below, `visible_keys` apart, is meant of one of them.
+        """
+        if self.lengths is None:
+            return (self,)
+        once = {pair: self.replace(lengths=(pair,), len_q=pair[0], len_kv=pair[1]) for pair in set(self._lengths)}
+        return tuple(once[pair] for pair in self._lengths)
+
+    @property
+    def padded(self) -> Self:
+        """The plain problem that has room for a ragged batch: as many sequences, each as long as the longest.
+
+        >>> Problem(batch=1, heads=1, lengths=[5, (0, 30), (2, 1)], head_dim=8, dtype="float16").padded
+        Problem(batch=3, heads=1, len_q=5, len_kv=30, head_dim=8, dtype='float16')
+        """
+        if self.lengths is None:
+            return self
+        len_q, len_kv = map(max, zip(*self._lengths, strict=True))
+        return self.replace(batch=len(self._lengths), lengths=None, len_q=len_q, len_kv=len_kv)
+
+    @property
+    def _lengths(self) -> tuple[tuple[int, int], ...]:
+        return cast("tuple[tuple[int, int], ...]", self.lengths)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets say where sequences begin: one per sequence, and that of the end."""
+        return len(self.spans) + 1
 
     @property
     def queries_per_kv(self) -> int:
@@ -218,7 +359,10 @@ class Problem:
 
     def visible_keys(self, row: int) -> range:
         """The keys that query `row` attends to."""
-        return self.keys_of_rows(row, row)
+        at = bisect_right(self.spans, row, key=lambda span: span[0].start) - 1
+        (rows, keys), alone = self.spans[at], self.sequences[at]
+        seen = alone.keys_of_rows(row - rows.start, row - rows.start)
+        return range(keys.start + seen.start, keys.start + seen.stop)
 
     def keys_of_rows(self, first: int, last: int) -> range:
         """The keys that any of the queries first..last (inclusive) attends to; one contiguous range."""
@@ -245,10 +389,14 @@ FIELDS: dict[str, Field] = fields_of(Problem)
 """What is known of each field, by name."""
 SIZES = tuple(name for name, known in FIELDS.items() if known.axis)
 """The fields that size an axis of some operand."""
-MASKS = tuple(name for name, known in FIELDS.items() if not known.axis and name != "dtype")
-"""What a caller says of a problem beside its arrays, which say sizes and dtype: masks, the scale."""
+FEATURES = tuple(name for name, known in FIELDS.items() if not known.axis and name != "dtype")
+"""What a problem asks for beside sizes and dtype: masks, the scale, what changes the scores."""
+MASKS = tuple(name for name in FEATURES if not FIELDS[name].operand)
+"""Those that a caller says by keywords. The others are said by passing an array."""
 COMMON_MASKS = ("causal", "window", "scale")
-"""Those that every algorithm, and the judge, knows."""
+"""The features that every algorithm knows."""
+SCORES = ("soft_cap", "sinks", "alibi")
+"""The features that change the scores. Those who know a mask needn't know them."""
 
 
 class Masks(TypedDict, total=False):
@@ -257,6 +405,8 @@ class Masks(TypedDict, total=False):
     causal: bool
     window: Pair | None
     scale: float | None
+    soft_cap: float | None
+    lengths: Lengths | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -21,6 +21,7 @@ from simulator.machine import Machine
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
+from simulator.ragged import evaluated, joined
 from simulator.tensors import HbmTensor
 from simulator.trace import Recorder, Trace
 
@@ -133,6 +134,8 @@ def run_on_data(
     Each core has a thread with a machine of its own, and BLAS keeps to one thread meanwhile. The many products are
     small, and the threads of BLAS wait for one another at each: that costs more than they bring, and far more beside
     other work.
+
+    Of a ragged batch, each sequence has a machine. Its program is given a ragged batch of one.
     """
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
@@ -141,12 +144,13 @@ def run_on_data(
         machine = Machine(program.name, operation, part.problem, config, device, asked=asked, data=part.arrays)
         return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
 
-    parts = _parts(operation, arrays, problem)
+    ragged = problem.lengths is not None
+    parts = _sequences(operation, arrays, problem) if ragged else _parts(operation, arrays, problem)
     with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
-            with ThreadPoolExecutor(len(parts)) as pool:
+            with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
                 done = list(pool.map(run, parts))
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
@@ -156,7 +160,8 @@ def run_on_data(
             outputs[operand.name] = (
                 pieces[0] if len(pieces) == 1 else np.concatenate(pieces, _cut_along(operand, problem))
             )
-    counts = summed([machine.close() for machine, _ in done], problem)
+    each = [machine.close() for machine, _ in done]
+    counts = joined(each, problem, operation, config) if ragged else summed(each, problem)
     return Run(outputs, counts, recorded)
 
 
@@ -176,7 +181,8 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
     operands = [operation.operand(name) for name in arrays]
-    if n == 1 or any(_cut_along(x, p) is None for x in operation.outputs):
+    # what all parts need would be counted once for each
+    if n == 1 or any(_cut_along(x, p) is None for x in (*operands, *operation.outputs)):
         return [Part(p, arrays)]
     parts = list[Part]()
     for i in range(n):
@@ -187,9 +193,22 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     return parts
 
 
+def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
+    """The sequences of a ragged batch, each with its rows of the arrays."""
+    operands, parts = [operation.operand(name) for name in arrays], list[Part]()
+    for one, (rows, keys) in zip(problem.sequences, problem.spans, strict=True):
+        cut = {"len_q": slice(rows.start, rows.stop), "len_kv": slice(keys.start, keys.stop)}
+        places = {x.name: tuple(cut.get(axis, slice(None)) for axis in x.axes) for x in operands}
+        parts.append(Part(one, {name: arrays[name][place] for name, place in places.items()}))
+    return parts
+
+
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
     """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
-    names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
+    if problem.lengths is not None:
+        names = ("len_q", "len_kv")
+    else:
+        names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
 
 
@@ -213,9 +232,13 @@ def run_on_shapes(
 ) -> Counts:
     """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`."""
     config = program.configure(problem, device, tile)
-    machine = Machine(program.name, program.operation, problem, config, device, asked=asked, data=None)
-    _returned(program, program(machine, *machine.inputs, problem, config.tile))
-    return machine.close()
+
+    def run(one: Problem) -> Counts:
+        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None)
+        _returned(program, program(machine, *machine.inputs, one, config.tile))
+        return machine.close()
+
+    return evaluated(problem, program.operation, config, run)
 
 
 def _record(
@@ -232,10 +255,7 @@ def _record(
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
-    data: dict[str, Array] = {}
-    for name, x in arrays.items():
-        axes = program.operation.operand(name).axes
-        data[name] = x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in axes)]
+    data = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder)
     program(machine, *machine.inputs, one, config.tile)
     tile = config.tile.rows, config.tile.cols

@@ -58,6 +58,10 @@ def _triton() -> str | None:
     return None if os.environ["TRITON_INTERPRET"] == "1" else "Triton is set to its compiler: TRITON_INTERPRET=1"
 
 
+def _nvcc() -> str | None:
+    return None if shutil.which("nvcc") else "no nvcc: install the CUDA toolkit"
+
+
 def _module(name: str, remedy: str) -> Callable[[], str | None]:
     return lambda: None if find_spec(name) else f"no {remedy}"
 
@@ -82,6 +86,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     for marker, find in (
         ("gpu", _gpu),
         ("nvrtc", _nvrtc),
+        ("nvcc", _nvcc),
         ("compiler", _compiler),
         ("browser", _browser),
         ("torch", _module("torch", "PyTorch: make test-torch")),

@@ -1,50 +1,140 @@
-"""Writes the defects of docs/found-in-public-kernels.md from the newest result of kind `found`: `python -m docs._site.found`."""
+"""Writes docs/found-in-public-kernels.md from the newest results of kinds `found` and `found-gpu`: `python -m docs._site.found`."""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from docs._site.blocks import replaced
 from flashlab.files import replace_file
-from flashlab.measure import results
-from flashlab.measure.corpus_defects import DEFECTS, Defect
-from flashlab.measure.found import KIND, Found, Row, command
+from flashlab.measure import found, found_gpu, results
+from flashlab.measure.corpus_defects import DEFECTS, NUMBERS, Defect
+from flashlab.measure.found_gpu import Plain, Seen, off, said, without
+from flashlab.measure.results import Result, markdown_table
+from flashlab.measure.sanitizers import TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "found-in-public-kernels.md"
+NOT_RUN = "These launches have not been run on a GPU yet, under compute-sanitizer or without it.\n"
 
 
-def block() -> str:
-    """A section for each defect that is on record, or nothing without a result."""
-    newest = results.latest(KIND.name, ROOT / results.FOLDER)
-    if newest is None:
-        return ""
-    rows = {(row.repository, row.file, row.kernel): row for row in Found.model_validate(newest.data).rows}
-    found = [(each, rows.get((each.repository, each.file, each.kernel))) for each in DEFECTS]
-    return "\n".join(section(each, row) for each, row in found if row is not None)
+def blocks(folder: Path = ROOT / results.FOLDER) -> Mapping[str, str]:
+    """The page's blocks, by name. A defect without a result has no section."""
+    newest, on_gpu = (results.latest(kind.name, folder) for kind in (found.KIND, found_gpu.KIND))
+    rows = {_key(row): row for row in (found.KIND.data(newest).rows if newest else ())}
+    seen = {_key(row): row for row in (found_gpu.KIND.data(on_gpu).rows if on_gpu else ())}
+    # of the same file, or it is no comparison
+    both = {key: (row, seen[key]) for key, row in rows.items() if key in seen and seen[key].commit == row.commit}
+
+    def sections(defects: Sequence[Defect]) -> str:
+        texts = [section(each, rows[key], seen_of(key)) for each in defects if (key := _key(each)) in rows]
+        return "\n".join(texts)
+
+    def seen_of(key: tuple[str, str, str]) -> str:
+        return sighting(both[key][1], on_gpu) if on_gpu and key in both else ""
+
+    return {
+        "gpu": summary(list(both.values()), on_gpu) if on_gpu and both else NOT_RUN,
+        "defects": sections(DEFECTS),
+        "numbers": sections(NUMBERS),
+    }
 
 
-def section(defect: Defect, row: Row) -> str:
-    """One defect: where, why, what flashlab says, a repair, and the command that shows it."""
-    first, last = min(row.lines), max(row.lines)
-    where = f"https://github.com/{row.repository}/blob/{row.commit}/{row.file}#L{first}-L{last}"
-    words = " ".join(map(shlex.quote, ["flashlab", *command(defect, Path(defect.file).name)]))
-    return f"""## {defect.title}
+def _key(of: Defect | found.Row | found_gpu.Row) -> tuple[str, str, str]:
+    return of.repository, of.file, of.kernel
 
-[{row.repository}, {row.file}]({where}), `{row.kernel}`. {defect.why}
 
-```text
-{chr(10).join(row.findings)}
-```
+def summary(rows: Sequence[tuple[found.Row, found_gpu.Row]], on_gpu: Result) -> str:
+    """What each tool saw of each defect."""
+    header = ("kernel", "flashlab", *TOOLS, "without a tool")
+    cells = [(f"`{one.kernel}`", kinds(one), *map(said, other.tools), without(other.plain)) for one, other in rows]
+    launches = max(other.plain.launches for _, other in rows)
+    return f"""{_where(on_gpu)} the same launches ran under each tool of compute-sanitizer, and {launches:,} times without one.
+A number is that of a tool's findings. "At its lines" says that one of them names a line that takes
+part in the defect. "Off" is how far an element is at most from NumPy in float64.
 
-A repair: {defect.repair}
-
-```bash
-{words}
-```
+{markdown_table(header, cells)}
 """
 
 
+def kinds(row: found.Row) -> str:
+    """What the emulator's findings are, each kind once, and how far its result is off.
+
+    >>> kinds(found.Row.model_construct(findings=["k.cu:7, called at k.cu:9: race: thread 0 …"], nans=0, error=0.5))
+    'race, 0.5 off'
+    """
+    if row.nans:
+        return f"{row.nans} NaN"
+    named = (re.match(r"\S+?(?:, called at \S+)?: ([^:]+): ", text) for text in row.findings)
+    return ", ".join(dict.fromkeys(match[1] for match in named if match)) + off(row.error)
+
+
+def section(defect: Defect, row: found.Row, seen: str) -> str:
+    """One defect: where, why, what flashlab says, what a GPU showed, a repair, and the command that shows it."""
+    lines = row.lines or defect.lines
+    where = f"https://github.com/{row.repository}/blob/{row.commit}/{row.file}#L{min(lines)}-L{max(lines)}"
+    words = " ".join(map(shlex.quote, ["flashlab", *found.command(defect, Path(defect.file).name)]))
+    if row.nans:
+        output = next(text.partition("=")[0] for text in defect.arguments if text.endswith(":out"))
+        words += f" --out left.npz\npython -c \"import numpy; print(numpy.load('left.npz')['{output}'])\""
+        shown = [f"The launch below leaves {row.nans} NaN. No access is wrong, so the emulator has no finding."]
+    else:
+        shown = ["\n".join(["```text", *row.findings, "```"])]
+        shown += [f"The result of this launch is {near(row.error)}."] if row.error is not None else []
+    parts = [
+        f"## {defect.title}",
+        f"[{row.repository}, {row.file}]({where}), `{row.kernel}`. {defect.why}",
+        *shown,
+        *filter(None, [seen]),
+        f"A repair: {defect.repair}",
+        f"```bash\n{words}\n```\n",
+    ]
+    return "\n\n".join(parts)
+
+
+def sighting(row: found_gpu.Row, on_gpu: Result) -> str:
+    """What a GPU showed of one defect, as a paragraph."""
+    quiet = [each.tool for each in row.tools if each.findings == 0]
+    words = [f"{_where(on_gpu)} {alone(row.plain)}"]
+    if quiet:
+        words.append(f"Nothing is found by {' and '.join(filter(None, (', '.join(quiet[:-1]), quiet[-1])))}.")
+    return " ".join([*words, *(message(each) for each in row.tools if each.findings != 0)])
+
+
+def alone(plain: Plain) -> str:
+    """What the launches without a tool left."""
+    if plain.distinct is None:
+        return f"the launches didn't come to their end: {plain.said}."
+    one = plain.distinct == 1
+    left = f"{plain.launches:,} launches left {'the same result' if one else f'{plain.distinct:,} different results'}."
+    if plain.nans:
+        return f"{left} {'It holds' if one else 'They hold'} {plain.nans:,} NaN."
+    return left if plain.error is None else f"{left} {'It is' if one else 'They are'} {near(plain.error)}."
+
+
+def near(error: float) -> str:
+    """How far results are from NumPy's.
+
+    >>> near(0.125), near(0.0)
+    ('at most 0.12 from NumPy in float64', 'exact')
+    """
+    return f"at most {error:.2g} from NumPy in float64" if error else "exact"
+
+
+def message(each: Seen) -> str:
+    """What a tool found, as a sentence."""
+    if each.findings is None:
+        return f"{each.tool} didn't come to its end: `{each.first}`."
+    warnings = f" ({each.warnings:,} of them as warnings)" if each.warnings else ""
+    lines = f", at lines {', '.join(map(str, each.lines))}" if each.lines else ""
+    return f"{each.tool} finds {each.findings:,}{warnings}{lines}; the first: `{each.first}`."
+
+
+def _where(on_gpu: Result) -> str:
+    return f"On an {results.title(on_gpu.content)} ({str(on_gpu.content['date'])[:10]})"
+
+
 if __name__ == "__main__":
-    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "found", {"defects": block()}))
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "found", blocks()))

@@ -7,6 +7,7 @@ missing GPU, compiler or ncu.
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import warnings
 from typing import Annotated, Any
@@ -96,10 +97,16 @@ def _warning(message: Warning | str, *_: object, **__: object) -> str:
     return f"flashlab: {message}\n"
 
 
+def _terminated(*_: object) -> None:
+    """As at an interrupt, what was started is ended with this process."""
+    sys.exit(143)
+
+
 def main() -> None:
     """Run the command line. The installed script `flashlab` calls this."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal lacks is shown as ?
     warnings.formatwarning = _warning
+    signal.signal(signal.SIGTERM, _terminated)
     app(prog_name="flashlab")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,6 +191,8 @@ class OutsiderOptions:
             )
 
 
+_CALL_SECONDS = 300
+"""How long a call of a function may take: the first one may compile for a GPU."""
 _KERNEL = "A kernel of a .cu file. Sizes are expressions of a problem's fields"
 
 
@@ -224,7 +228,7 @@ class LaunchOptions:
         typer.Option(help="The standard of C++: c++14, c++17 (unless said) or c++20.", rich_help_panel=_KERNEL),
     ] = None
 
-    def kernel(self, target: str, device: str | None) -> Any:
+    def kernel(self, target: str, device: str | None, time_limit: float | None) -> Any:
         """The kernel that a target names. Raises `UsageError` that names the options."""
         from flashlab.verify import kernel_named
 
@@ -238,7 +242,8 @@ class LaunchOptions:
             "std": self.std,
             "device": device,
         }
-        return kernel_named(target, {name: value for name, value in launch.items() if value})
+        limit = {} if time_limit is None else {"time_limit": time_limit}
+        return kernel_named(target, {name: value for name, value in launch.items() if value} | limit)
 
     def refuse(self) -> None:
         """Raise `UsageError` for options that only a `.cu` file can have."""
@@ -268,6 +273,12 @@ def verify(
     examples: Annotated[int | None, typer.Option(help="How many random problems to try.")] = None,
     device: Annotated[str | None, typer.Option(help="The GPU that the simulator or emulator stands for.")] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which one call is stopped; 0: never. Default 60 for a kernel of a .cu file, 300 for a function."
+        ),
+    ] = None,
     format: Annotated[
         str,
         typer.Option(
@@ -278,34 +289,52 @@ def verify(
 ) -> None:
     """Check the numbers, hard: edges, probes and random problems against naive attention in float64."""
     import flashlab as fl
-    from flashlab.verify import is_kernel
+    from flashlab.verify import OUTSIDERS, Options, is_kernel
+    from flashlab.verify.apart import verify_apart
     from flashlab.verify.formats import FORMATS
 
     if format != "text" and format not in FORMATS:
         raise unknown("--format", format, ["text", *FORMATS])
-    if is_kernel(target):
-        found, device = outsider.adapter(launch.kernel(target, device), target.rpartition("/")[2]), None
-    else:
-        launch.refuse()
-        found = options.target(target)
-        if not isinstance(found, str | fl.Program | fl.Adapter):
-            found = outsider.adapter(found, target)
-        else:
-            outsider.refuse()
-    names: Any = {
+    if time_limit is not None and not 0 <= time_limit < math.inf:
+        raise UsageError("--time-limit", time_limit, "seconds, at least 0 (0: never stopped)")
+    asked: Any = {
+        "backend": backend, "full": full, "seed": seed, "examples": examples, "tile": options.tile(tile),
         "dtypes": options.values("--dtype", dtype, str) or None,
         "checks": options.values("--check", check, str) or None,
-    }
+        "framework": outsider.framework,
+    }  # fmt: skip
     with output.busy("checks") as tick, options.compiling():
-        report = fl.verify(
-            found, backend, full=full, seed=seed, **names, examples=examples, device=device, tile=options.tile(tile),
-            framework=outsider.framework, on_row=tick,
-        )  # fmt: skip
+        if is_kernel(target):
+            kernel = launch.kernel(target, device, time_limit)
+            adapter = outsider.adapter(kernel, target.rpartition("/")[2])
+            report = verify_apart(target, lambda: adapter, Options(**asked), **kernel.limits(), on_row=tick)
+        elif ":" in target or target in OUTSIDERS:
+            launch.refuse()
+            load, given = partial(_foreign, target, outsider), Options(**asked, device=device)
+            seconds = _CALL_SECONDS if time_limit is None else time_limit or math.inf
+            report = verify_apart(target, load, given, seconds=seconds, on_row=tick)
+        else:
+            launch.refuse()
+            outsider.refuse()
+            if time_limit is not None:
+                raise UsageError("--time-limit", time_limit, "nothing: flashlab's own algorithms have no limit")
+            report = fl.verify(target, **asked, device=device, on_row=tick)
     save.keep("verify", [_name(target)], report)
     if format != "text" and not json:
         print(FORMATS[format](report), end="")
         raise typer.Exit(0 if report.passed else 1)
     _finish(report, json, report.passed)
+
+
+def _foreign(target: str, outsider: OutsiderOptions) -> Any:
+    """A function from elsewhere, with its conventions; a tile program, and what has conventions of its own, as it is."""
+    import flashlab as fl
+
+    found = options.target(target)
+    if not isinstance(found, str | fl.Program | fl.Adapter):
+        return outsider.adapter(found, target)
+    outsider.refuse()
+    return found
 
 
 def _name(target: str) -> str:

@@ -113,13 +113,16 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
     return data
 
 
-def _random(problem: ProblemOptions, seed: int, algorithm: str | None = None) -> Inputs:
-    import flashlab as fl
-    from flashlab.run.inputs import Inputs
+def _arrays(problem: ProblemOptions, path: str | None, seed: int, algorithm: str) -> tuple[dict[str, Any], bool | None]:
+    """Attention's operands by name, given or random, and whether a file says that they are causal."""
+    from simulator.operations.attention import ATTENTION
 
     if seed < 0:
         raise UsageError("--seed", seed, "an integer of at least 0")
-    return Inputs(*fl.random_inputs(problem.problem(algorithm), seed=seed))
+    data = _data(problem, path, sample=False)
+    if data is None:
+        return ATTENTION.draw(problem.problem(algorithm), seed), None
+    return {"q": data.q, "k": data.k, "v": data.v}, data.causal
 
 
 def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: Json = False) -> None:
@@ -148,16 +151,16 @@ def simulate(
     import flashlab as fl
     from flashlab.views.comparison import error_of, reference_of
 
-    data = _data(problem, input, sample=False) or _random(problem, seed, algorithm)
-    (batch, heads, queries, _), keys = data.q.shape, data.k.shape[2]
+    data, causal = _arrays(problem, input, seed, algorithm)
+    (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
     scores = batch * heads * queries * keys
     if scores > _MANY_SCORES:
         output.remark(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
         )
     with output.busy("simulating"):
-        found = fl.simulate(options.algorithm(algorithm), *data, **problem.masks(data.causal), **run.keywords())
-        reference = reference_of(found.counts.problem, *data)
+        found = fl.simulate(options.algorithm(algorithm), **data, **problem.masks(causal), **run.keywords())
+        reference = reference_of(found.counts.problem, data)
     error = None if reference is None else error_of(found.out, found.lse, reference)
     if out is not None:
         _save(out, found)
@@ -396,11 +399,11 @@ def trace(
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")
-    data = _data(problem, input, sample=False) or _random(problem, seed, algorithm)
+    data, causal = _arrays(problem, input, seed, algorithm)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
-    keywords: dict[str, Any] = {**problem.masks(data.causal), **run.keywords(), "trace": (which[0], which[1])}
+    keywords: dict[str, Any] = {**problem.masks(causal), **run.keywords(), "trace": (which[0], which[1])}
     with output.busy("tracing"):
-        traces = [fl.simulate(target, *data, **keywords).trace for target in targets]
+        traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
         if html is not None:
             with options.spelled(path="--html", kernel="--kernel"):
                 fl.player(*filter(None, traces), kernel=kernel).save(html)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from zipfile import BadZipFile
@@ -104,7 +106,7 @@ def emulate(
             "block": block and options.values("--block", block, int),
             "sram": sram,
             "macros": dict(options.named("--define", each, default="1") for each in define or []),
-            "symbols": _values("--symbol", symbol or []),
+            "symbols": values("--symbol", symbol or []),
             "includes": include or [],
             "std": std or "c++17",
             "device": run.device,
@@ -112,7 +114,7 @@ def emulate(
             "time_limit": time_limit,
         }
         with options.compiling():
-            _run_file(target, _values("--arg", arg or []), given, out, json)
+            _run_file(target, values("--arg", arg or []), given, out, json)
         return
     if stands_for is None and target not in catalogue.CATALOGUE:
         raise unknown("target", target, [*catalogue.CATALOGUE, "a file that ends in .cu"])
@@ -154,9 +156,10 @@ def _run_algorithm(
     import numpy as np
 
     import flashlab as fl
+    from simulator.operations.attention import ATTENTION
 
     p = problem.problem(algorithm)
-    arrays = fl.random_inputs(p, seed=0)
+    arrays = ATTENTION.draw(p, seed=0)
     options_of_run: dict[str, Any] = {
         **p.masks,
         **run.keywords(),
@@ -165,8 +168,8 @@ def _run_algorithm(
         "time_limit": time_limit if source is not None else 0,
     }
     with output.busy("emulating"):
-        done = fl.emulate(algorithm, *arrays, **options_of_run)
-    reference = fl.naive(*arrays, **p.masks)
+        done = fl.emulate(algorithm, **arrays, **options_of_run)
+    reference = fl.naive(**arrays, **p.masks)
     error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
     if json:
         output.document({**done.to_dict(), "max_error": error})
@@ -185,7 +188,8 @@ def _run_algorithm(
 def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:
     from flashlab.emulator.apart import emulate_apart
 
-    with output.busy("emulating"):
+    # what the kernel prints stands beside a document, not in it
+    with output.busy("emulating"), redirect_stdout(sys.stderr if json else sys.stdout):
         done = emulate_apart(path, arguments, **given)
     if out is not None:
         _keep(Path(out), done.symbols | done.arrays)
@@ -203,7 +207,7 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
         raise typer.Exit(2 if done.launched.unfinished else 1)
 
 
-def _values(option: str, texts: Iterable[str]) -> dict[str, Any]:
+def values(option: str, texts: Iterable[str]) -> dict[str, Any]:
     """What NAME=VALUE says of each name, once."""
     found: dict[str, Any] = {}
     for name, text in (options.named(option, each) for each in texts):

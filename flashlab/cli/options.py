@@ -61,9 +61,10 @@ def _help(known: Field) -> str:
 def _option(known: Field) -> inspect.Parameter:
     """A field as an option that takes one value."""
     flag = (f"{spelling(known.name)}/{spelling(f'no_{known.name}')}",) if known.kind is bool else ()
-    pair = "L,R" if known.kind is tuple else None
-    option = typer.Option(*flag, help=_help(known), metavar=pair, rich_help_panel=_PROBLEM)
-    return _parameter(known, str if pair else known.kind, option)
+    metavars: dict[type, str] = {tuple: "L,R", list: "N,N:M,…"}
+    metavar = metavars.get(known.kind)
+    option = typer.Option(*flag, help=_help(known), metavar=metavar, rich_help_panel=_PROBLEM)
+    return _parameter(known, str if metavar else known.kind, option)
 
 
 def _parameter(known: Field, kind: type, option: Any) -> inspect.Parameter:
@@ -77,8 +78,9 @@ class ProblemOptions:
     parameters: ClassVar[list[inspect.Parameter]] = [_option(known) for known in FIELDS.values()]
 
     def __init__(self, **options: Any) -> None:
+        read: dict[type, Callable[[str, str], Any]] = {tuple: pair, list: lengths}
         self.given: dict[str, Any] = {
-            name: pair(spelling(name), value) if FIELDS[name].kind is tuple else value
+            name: read[kind](spelling(name), value) if (kind := FIELDS[name].kind) in read else value
             for name, value in options.items()
             if value is not None
         }
@@ -101,6 +103,8 @@ class ProblemOptions:
 
         row = CATALOGUE.get(algorithm or "")
         only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
+        if "lengths" in self.given:
+            only["len_q"] = None  # it follows
         return Problem(**{**DEFAULTS, **only, **self.given})
 
 
@@ -196,6 +200,19 @@ def pair(option: str, text: str) -> tuple[int | None, int | None]:
     except ValueError:
         raise UsageError(option, text, "left,right: each an integer or none, as in 128,0") from None
     return left, right
+
+
+def lengths(option: str, text: str) -> list[tuple[int, int]]:
+    """The queries and keys of each sequence from text.
+
+    >>> lengths("--lengths", "100,200:300")
+    [(100, 100), (200, 300)]
+    """
+    try:
+        pairs = [[int(n) for n in each.split(":")] for each in text.split(",")]
+        return [(n, m) for n, m in (pair if len(pair) > 1 else pair * 2 for pair in pairs)]
+    except ValueError:
+        raise UsageError(option, text, "a length per sequence, n or queries:keys, as in 100,200:300") from None
 
 
 def tile(text: str | None) -> Tile | None:

@@ -25,7 +25,7 @@ from flashlab.emulator.source import BuildError, Source, Survey, above, explaine
 from flashlab.emulator.unset import PATTERN, UNROLLED, unrolled, warnings_of
 from simulator.errors import Unavailable, UsageError, unknown
 
-__all__ = ["BuildError", "build", "compiler", "survey"]
+__all__ = ["BuildError", "build", "compiler", "parsed", "survey"]
 
 STANDARDS = {"c++14": "c++17", "c++17": "c++17", "c++20": "c++20"}
 """What `std` may be, and the standard by which a source is compiled: the emulator itself needs C++17."""
@@ -120,6 +120,13 @@ def survey(
     folders = [Path(folder).resolve() for folder in includes]
     command = _command(path.resolve(), macros, folders, arch=arch, std=std)
     return _survey(path.resolve(), text, command, _digest(path, text, folders))
+
+
+def parsed(path: Path, entries: Sequence[str], *, arch: int = 900) -> Source:
+    """A source as `build` reads it for these kernels: preprocessed, and split into its declarations. Raises as `build` does."""
+    text, path = read(path), path.resolve()
+    command = _command(path, (), (), arch=arch, std="c++17")
+    return prepared(path, text, command, tuple(entries), _digest(path, text, ()))
 
 
 @functools.lru_cache(maxsize=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
 
-__all__ = ["Empty", "FileRun", "emulate_file", "parameters_of"]
+__all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
 
 _MOST_THREADS = 1024
 _MOST_BLOCKS = ((1 << 31) - 1, 65535, 65535)
@@ -150,14 +151,16 @@ def emulate_file(
     _check_limits(blocks, threads, dynamic, time_limit, where)
     library = _built(path, entry, chosen, found, options)
     arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
-    arena = Arena()
-    given = _given(library, entry, chosen.parameters, arguments, arena)
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
-    device_data.reset(library, values)
-    launched = library.launch(
-        entry, _three(blocks), _three(threads), given, arena,
-        sram=dynamic, sanitize=sanitize, workers=workers, time_limit=time_limit,
-    )  # fmt: skip
+
+    def launch(library: Library, **how: Any) -> tuple[Launched, Arena]:
+        arena = Arena()
+        given = _given(library, entry, chosen.parameters, arguments, arena)
+        device_data.reset(library, values)
+        sizes: Any = {"sram": dynamic, "time_limit": time_limit}
+        return library.launch(entry, _three(blocks), _three(threads), given, arena, **sizes, **how), arena
+
+    launched, arena = launch(library, sanitize=sanitize, workers=workers)
     left: dict[str, Array] = {}
     unwritten: dict[str, int] = {}
     for key, buffer in arena.buffers.items():
@@ -171,22 +174,13 @@ def emulate_file(
             unwritten[key] = missing
     data = device_data.get(library)
 
-    def repeat(library: Library, watched: tuple[str, int] | None) -> tuple[Launched, Arena]:
-        fresh = Arena()
-        device_data.reset(library, values)
-        again = _given(library, entry, chosen.parameters, arguments, fresh)
-        done = library.launch(
-            entry, _three(blocks), _three(threads), again, fresh,
-            sram=dynamic, sanitize=False, workers=1, time_limit=time_limit, watched=watched,
-        )  # fmt: skip
-        return done, fresh
-
     def rebuilt(more: Sequence[str], watch: bool) -> Library:
         changed: dict[str, Any] = options | {"macros": [*options["macros"], *more], "watch": watch}
         return build(path, entries=[entry], **changed)
 
     if sanitize and not launched.findings:
-        launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeat))
+        repeated = partial(launch, sanitize=False, workers=1)
+        launched = replace(launched, findings=unset_local(library, entry, left, arena, rebuilt, repeated))
     return FileRun(left, launched, unwritten, data, notes)
 
 
@@ -301,6 +295,17 @@ def _built(path: Path, entry: str, kernel: Kernel, found: Survey, options: Mappi
         except (BuildError, UsageError):  # of another kernel, perhaps
             _refused.add(key)
     return build(path, entries=[entry], **options)
+
+
+def packed(path: Path, kernel: str, arguments: Mapping[str, Any]) -> tuple[list[bytes], Arena]:
+    """A kernel's parameters as their bytes, in order, and the arena that the pointers among them lead into.
+
+    `arguments` are those of `emulate_file`. Raises what it raises.
+    """
+    found, arena = survey(path), Arena()
+    chosen, entry = _chosen(found, kernel, path)
+    library = _built(path, entry, chosen, found, {})
+    return _given(library, entry, chosen.parameters, arguments, arena), arena
 
 
 def parameters_of(text: str, kernel: str) -> list[str]:

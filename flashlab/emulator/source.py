@@ -33,7 +33,9 @@ __all__ = [
     "above",
     "explained",
     "headers_of",
+    "inside",
     "kernels_of",
+    "predeclared",
     "prepared",
     "read",
 ]
@@ -160,25 +162,29 @@ class Source:
                     self._kernels[piece] = Kernel(piece.name, *self.at(piece.start), piece.template, names, clusters)
         return self._kernels
 
+    def reached(self, entries: Sequence[str]) -> set[int]:
+        """The places in `pieces` of the kernels of `entries`, and of what they use. Raises `UsageError` for an unknown kernel."""
+        roots = [piece for entry in entries for piece in self.named(entry)]
+        words = {word for entry in self.asked or entries for word in re.findall(r"\w+", entry.partition("<")[2])}
+        return reach.reached(self.tokens, self.pieces, roots, words)
+
     def unit(self, entries: Sequence[str]) -> str:
         """The text for the compiler: the kernels of `entries`, what they reach, and a door to each.
 
         Raises `UsageError` for an unknown kernel, and `BuildError` for one that launches another.
         """
-        roots = [piece for entry in entries for piece in self.named(entry)]
         given = self.asked or entries
-        words = {word for entry in given for word in re.findall(r"\w+", entry.partition("<")[2])}
-        kept = reach.reached(self.tokens, self.pieces, roots, words)
+        kept = self.reached(entries)
         text = reach.rendered(self.tokens, self.pieces, kept, self._replaced(kept))
         doors = "".join(self._door(i, *both) for i, both in enumerate(zip(entries, given, strict=True)))
         data = [(piece, name) for i in sorted(kept) if (piece := self.pieces[i]).data for name in piece.names]
-        doors += "".join(_inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
-        return f'#include "keywords.h"\n{_predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
+        doors += "".join(inside(piece, f"EMU_SYMBOL({i}, {name})") for i, (piece, name) in enumerate(data))
+        return f'#include "keywords.h"\n{predeclared(self.tokens, self.pieces)}\n{text}\n# 1 "{_DOORS}"\n{doors}'
 
     def _door(self, index: int, entry: str, given: str) -> str:
         piece = self.named(entry)[0]
         arguments = given[given.index("<") :] if "<" in given else ""
-        return _inside(piece, f"EMU_DOOR({index}, {piece.names[0]}{arguments})")
+        return inside(piece, f"EMU_DOOR({index}, {piece.names[0]}{arguments})")
 
     def _replaced(self, kept: set[int]) -> list[tuple[int, int, str]]:
         """What of the kept pieces isn't C++: where it starts and ends in the text, and what takes its place."""
@@ -229,7 +235,7 @@ def _named(entry: str, names: Sequence[str], told: Sequence[str]) -> str:
     return found[0]
 
 
-def _inside(piece: Piece, text: str) -> str:
+def inside(piece: Piece, text: str) -> str:
     """A text in the namespaces of a piece, so that the names in it mean there what they mean to the piece."""
     spaces = [name for name in piece.path if name]
     return "".join(f"namespace {name} {{ " for name in spaces) + text + " }" * len(spaces) + "\n"
@@ -323,7 +329,7 @@ def _preprocessed(path: Path, text: str, command: Sequence[str]) -> tuple[str, t
     raise BuildError("\n".join([f"{path.name} can't be preprocessed:", *rows]).replace(f"{path.parent}{os.sep}", ""))
 
 
-def _predeclared(tokens: Tokens, pieces: Sequence[Piece]) -> str:
+def predeclared(tokens: Tokens, pieces: Sequence[Piece]) -> str:
     """Empty namespaces for `using namespace` of those that only missing headers have."""
     aliases = {piece.names[0] for piece in pieces if piece.kind == "alias" and "namespace" in piece.words}
     found: dict[str, None] = {}
@@ -382,6 +388,8 @@ def explained(source: Source, entries: Sequence[str], log: str) -> str:
         return f"{source.path.name} can't be linked: {match[1]} is declared, but neither the file nor its headers define it"
     rows = [row for row in log.splitlines() if "kernel.cpp" not in row]
     errors = [row for row in rows if " error: " in row]
+    # of a kernel with a parameter of an unknown type, g++ says first that it were a void variable
+    errors = [row for row in errors if " declared void" not in row] or errors
     if errors and (match := re.match(rf"{_DOORS}:.* error: (.*)$", errors[0])):
         return f"{source.path.name} doesn't compile: no kernel can be reached by that name: {match[1]}"
     first = re.match(r"(.+?):(\d+):(?:\d+:)? (?:fatal )?error: ", errors[0]) if errors else None

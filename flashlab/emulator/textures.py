@@ -30,8 +30,9 @@ class Texture:
     """An argument for a parameter of type `cudaTextureObject_t`.
 
     `array` (width,), (height, width) or (depth, height, width), of integers or floats of 8 to 32 bits; with `channels` 2 or
-    4 it has one axis more, the last. `linear` filters between texels; `normalized` coordinates go from 0 to 1; `as_floats`
-    reads integers as 0 .. 1 (cudaReadModeNormalizedFloat); `address` says what lies outside: clamp, border, wrap, mirror.
+    4 it has one axis more, the last. Layers are the first axis. `linear` filters between texels; `normalized` coordinates go
+    from 0 to 1; `as_floats` reads integers as 0 .. 1 (cudaReadModeNormalizedFloat); `address` says what lies outside: clamp,
+    border, wrap, mirror.
 
     >>> Texture(np.zeros((3, 5), "float32"), linear=True).array.shape
     (3, 5)

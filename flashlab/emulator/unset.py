@@ -78,13 +78,13 @@ def unrolled(text: str) -> str:
 def unset_local(
     library: Library, entry: str, left: Mapping[str, Array], arena: Arena,
     rebuilt: Callable[[Sequence[str], bool], Library],
-    repeat: Callable[[Library, tuple[str, int] | None], tuple[Launched, Arena]],
+    repeated: Callable[..., tuple[Launched, Arena]],
 ) -> tuple[Finding, ...]:  # fmt: skip
     """What a launch without findings owes to local variables that nobody set: one finding, or none.
 
     `left` are the arrays as the launch left them, which lie in `arena`. `rebuilt` builds the kernel with more options of the
-    compiler, with its accesses watched or not (then g++ sees more). `repeat` runs the same launch on fresh arrays, in one
-    order, and reports who stores to a byte of an array.
+    compiler, with its accesses watched or not (then g++ sees more). `repeated(library, watched=None)` runs the same launch on fresh
+    arrays, in one order, and reports who stores to a `watched` byte of an array.
     """
     if library.unset is None:
         return ()
@@ -92,12 +92,12 @@ def unset_local(
     if not warned and not any(_shows(x, arena.buffers[name].written) for name, x in left.items()):
         return ()
     with _quiet():
-        _, one = repeat(library, None)
-        done, other = repeat(rebuilt([ZEROS], True), None)
+        _, one = repeated(library)
+        done, other = repeated(rebuilt([ZEROS], True))
         place = _difference(left, one, other)
         if place is None or done.stopped:
             return ()
-        stored = [x for x in repeat(library, place)[0].findings if x.kind == "stored"]
+        stored = [x for x in repeated(library, watched=place)[0].findings if x.kind == "stored"]
     if not stored:
         return ()
     if not warned:

@@ -25,8 +25,8 @@ import numpy as np
 from flashlab.lessons import kernels, record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
-from flashlab.lessons.process import run_child
 from flashlab.lessons.verdict import Line, Place, Verdict
+from flashlab.process import run_child
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.dtypes import Array
 from simulator.errors import unknown

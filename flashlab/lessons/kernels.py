@@ -19,8 +19,8 @@ from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
-from flashlab.lessons.process import run_child
 from flashlab.lessons.verdict import Line, Verdict
+from flashlab.process import run_child
 from simulator.dtypes import Array
 
 CHILD = "flashlab.lessons.kernel_child"

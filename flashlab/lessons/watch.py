@@ -14,6 +14,7 @@ import simulator.machine
 from simulator import Block, HbmTensor, Machine
 from simulator.block import Rows
 from simulator.dtypes import Array
+from simulator.problem import Walk
 
 _SIMULATOR = Path(simulator.machine.__file__).parent
 _LIBRARY = _SIMULATOR / "programs"
@@ -80,7 +81,7 @@ class WatchedMachine(Machine):
         warps: int,
         rows: int = 1,
         cols: int = 1,
-        walk: Callable[..., range] | None = None,
+        walk: Callable[..., Walk] | None = None,
         readers: int | None = None,
         of: HbmTensor | None = None,
     ) -> Iterator[Block]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
 from flashlab.verify.rule import expect
-from simulator import random_inputs
 from simulator.dtypes import Array
+from simulator.operations.attention import ATTENTION
 
 __all__ = ["KIND", "Agreement", "Row", "distance", "run"]
 
@@ -158,19 +158,19 @@ def _apart(case: Case, done: Emulation) -> float:
     from flashlab.run.host import from_numpy, to_numpy
 
     p = case.problem
-    q, k, v = random_inputs(p, seed=0)
-    on_gpu = [from_numpy(x, "cupy") for x in (q, k, v)]
-    out = attention(*on_gpu, algorithm=case.algorithm, **p.masks, tile=case.tile, lse=case.lse)
+    inputs = ATTENTION.draw(p, seed=0)
+    on_gpu = {name: from_numpy(x, "cupy") for name, x in inputs.items()}
+    out = attention(**on_gpu, algorithm=case.algorithm, **p.masks, tile=case.tile, lse=case.lse)
     out, lse = out if case.lse else (out, None)
     found = to_numpy("out", out), None if lse is None else to_numpy("lse", lse)
-    return distance(case, (q, k, v), found, (done.out, done.lse))
+    return distance(case, inputs, found, (done.out, done.lse))
 
 
 def distance(
-    case: Case, inputs: tuple[Array, Array, Array], a: tuple[Array, Array | None], b: tuple[Array, Array | None]
+    case: Case, inputs: Mapping[str, Any], a: tuple[Array, Array | None], b: tuple[Array, Array | None]
 ) -> float:
     """The worst row's distance between two results, as a share of the rule's bound for that row."""
-    expected = expect(case.problem, *inputs)
+    expected = expect(case.problem, **inputs)
     difference = np.linalg.norm(a[0].astype(np.float64) - b[0].astype(np.float64), axis=-1)
     ratios = [float((difference / expected.out_tolerance).max(initial=0))]
     if a[1] is not None and b[1] is not None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from flashlab.emulator.library import Arena, Library
 
-__all__ = ["right"]
+__all__ = ["judged"]
 
 Array = np.ndarray[Any, Any]
 _SECONDS = 60
@@ -34,16 +34,18 @@ class Call:
     loose: bool = False  # it was computed in 16 bits
 
 
-def right(path: Path, library: Library, kernel: str) -> bool | None:
-    """Whether a kernel's numbers are NumPy's; None if nobody wrote down what it computes."""
+def judged(path: Path, library: Library, kernel: str) -> tuple[bool | None, str | None]:
+    """Whether a kernel's numbers are NumPy's, and if not, why; twice None if nobody wrote down what it computes."""
     for file, name, made in _ANSWERS:
         match = re.fullmatch(name, kernel)
         if match and path.as_posix().endswith(file):
-            return _holds(library, kernel, made(match))
-    return None
+            wrong = _wrong(library, kernel, made(match))
+            return wrong is None, wrong
+    return None, None
 
 
-def _holds(library: Library, kernel: str, call: Call) -> bool:
+def _wrong(library: Library, kernel: str, call: Call) -> str | None:
+    """What is wrong with a kernel's numbers. A misuse that the emulator has found comes first: it may be the cause."""
     arena = Arena()
     given: list[bytes] = []
     out = ""
@@ -57,12 +59,14 @@ def _holds(library: Library, kernel: str, call: Call) -> bool:
     launched = library.launch(
         kernel, call.grid, call.block, given, arena, sram=call.sram, workers=1, time_limit=_SECONDS
     )
+    misuse = next((f"{finding}" for finding in launched.findings), None)
     if launched.stopped:
-        return False
+        return misuse or "stopped"
     found = arena.buffers[out].data.view(call.answer.dtype).reshape(call.answer.shape).astype(np.float64)
     expected = call.answer.astype(np.float64)
     tolerance = (2e-2 if call.loose or call.answer.itemsize == 2 else 1e-5) * float(np.abs(expected).max(initial=1))
-    return bool(np.abs(found - expected).max() <= tolerance)
+    error = float(np.abs(found - expected).max())
+    return None if error <= tolerance else misuse or f"off by {error:.3g}, where {tolerance:.3g} is rounding"
 
 
 # What is computed

@@ -19,7 +19,7 @@ from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.library import Arena, Launched, Library, Parameter
 from flashlab.emulator.source import Survey
 from flashlab.measure import corpus_answers
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError
 
 _MEMORY = 12 << 30  # bytes of address space
 _ARRAY = 16 << 20  # bytes behind each pointer: more than kernels of these sizes index
@@ -59,14 +59,8 @@ def main() -> None:
     say({"built": True, "reason": None, "names": names})
     for name in names[first:]:
         ran, reason = run(library, found, name, seconds)
-        say(
-            {
-                "kernel": name,
-                "ran": ran,
-                "right": corpus_answers.right(path, library, name) if ran else None,
-                "reason": reason,
-            }
-        )
+        right, wrong = corpus_answers.judged(path, library, name) if ran else (None, None)
+        say({"kernel": name, "ran": ran, "right": right, "reason": reason or wrong})
 
 
 def say(line: dict[str, Any]) -> None:
@@ -93,8 +87,8 @@ def entries_of(found: Survey) -> list[str]:
         elif kernel.template:
             entries += found.instances(kernel.name)[:_MOST_INSTANCES]
     if not entries:
-        only = ", ".join(names)
-        raise UsageError("file", only or "no kernel", "a kernel with its body, or a named instance of a template")
+        only = Said(", ".join(names) or "none")  # prototypes aren't among them
+        raise UsageError("kernels", only, "one with its body, or a named instance of a template")
     return list(dict.fromkeys(entries))
 
 

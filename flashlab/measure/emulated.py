@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from flashlab.emulator.library import Launched
 from flashlab.measure import sectors
@@ -10,10 +11,11 @@ from flashlab.measure.counter_report import Check, CountersReport, LaunchReport
 from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation, emulate
-from simulator import random_inputs, shape_run
+from simulator import shape_run
 from simulator.catalogue import Kernel
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
+from simulator.operations.attention import ATTENTION
 
 __all__ = ["emulated", "extras", "launches", "run"]
 
@@ -42,8 +44,8 @@ def run(
 
 def emulated(case: Case, device: Device) -> Emulation:
     """Run a case on the emulator, on random inputs."""
-    inputs, masks = random_inputs(case.problem, seed=0), case.problem.masks
-    return emulate(case.algorithm, *inputs, device=device, lse=case.lse, tile=case.tile, **masks)
+    inputs: dict[str, Any] = {**ATTENTION.draw(case.problem, seed=0), **case.problem.masks}
+    return emulate(case.algorithm, device=device, lse=case.lse, tile=case.tile, **inputs)
 
 
 def launches(case: Case, done: Emulation) -> list[LaunchReport]:

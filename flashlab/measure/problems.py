@@ -8,14 +8,14 @@ from typing import Any
 
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.problem import FP8
+from simulator.problem import FP8, SCORES
 
 __all__ = ["l2_problems", "matrix"]
 
 
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
-    loads, also rows that are no whole sectors)."""
+    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks and ALiBi."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
         "ragged": {"batch": 1, "heads": 2, "len_q": 239, "head_dim": 40},
@@ -42,13 +42,28 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "odd-keys-of-a-part": {**odd_keys, "len_kv": 1000},
         "even-keys": {**odd_keys, "len_kv": 2008},
     }
-    own = {name: boxed_bytes if row.support.eight_bit else boxed if row.arch else {} for name, row in CATALOGUE.items()}
+    scored: dict[str, dict[str, Any]] = {
+        "soft-cap full": {**shapes["aligned"], "soft_cap": 5.0},
+        "sinks causal": {**shapes["gqa"], "sinks": True, "causal": True},
+        "alibi causal": {**shapes["fewer-queries"], "alibi": True, "causal": True},
+        "soft-cap sinks alibi causal": {
+            **shapes["more-queries"], "soft_cap": 5.0, "sinks": True, "alibi": True, "causal": True,
+        },
+    }  # fmt: skip
+
+    def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
+        row = CATALOGUE[algorithm]
+        own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
+        masked: dict[str, dict[str, Any]] = {
+            f"{name} {word}": {**shape, "causal": causal}
+            for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())
+        }
+        return masked | (scored if set(SCORES) <= set(row.support.masks) else {})
+
     return [
-        _case(algorithm, f"{name} {'causal' if causal else 'full'}", causal=causal, dtype=dtype, **shape)
+        _case(algorithm, label, dtype=dtype, **problem)
         for algorithm in algorithms
-        for dtype, causal, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (False, True), (shapes | own[algorithm]).items()
-        )
+        for dtype, (label, problem) in product(CATALOGUE[algorithm].dtypes, labelled(algorithm).items())
     ]
 
 

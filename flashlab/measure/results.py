@@ -463,11 +463,14 @@ def _tool_version(tool: str) -> str | None:
     return match[0] if match else None
 
 
-def _command(argv: Sequence[str]) -> str:
+def _command(argv: list[str]) -> str:
     """The running command as one would type it, without absolute folders of this machine."""
-    program = Path(argv[0])
-    name = "flashlab" if program.name in ("__main__.py", "flashlab") else program.name
-    return shlex.join([name, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
+    program, module = Path(argv[0]).name, getattr(sys.modules["__main__"], "__spec__", None)
+    if program in ("__main__.py", "flashlab"):
+        words = ["flashlab"]
+    else:
+        words = [program] if module is None else ["python", "-m", module.name]
+    return shlex.join([*words, *(Path(x).name if Path(x).is_absolute() else x for x in argv[1:])])
 
 
 def _line(*command: str) -> str | None:

@@ -8,11 +8,14 @@ lines, and in our own (without their barriers, or on inputs that nobody wrote).
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,18 +28,38 @@ from flashlab.measure import workload as case_files
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.catalogue import with_kernels
+from simulator.catalogue import Algorithm, with_kernels
 from simulator.errors import Unavailable
+from simulator.problem import SCORES
 
-__all__ = ["FAULTS", "KIND", "TOOLS", "Findings", "Row", "SanitizersReport", "grid", "parse", "program", "run"]
+__all__ = [
+    "FAULTS",
+    "KIND",
+    "OPTIONS",
+    "TOOLS",
+    "Findings",
+    "Ran",
+    "Row",
+    "SanitizersReport",
+    "findings",
+    "grid",
+    "limited",
+    "parse",
+    "program",
+    "run",
+]
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
-_OPTIONS = {
+OPTIONS: Mapping[str, tuple[str, ...]] = {
     # CuPy and torch raise API errors themselves, and some bindings ask the driver for functions that it doesn't have
     "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
     "racecheck": ("--racecheck-report", "analysis"),
+    "initcheck": (),
+    "synccheck": (),
 }
+"""By tool, what is said to it."""
+_PLACE = re.compile(r"\bin (?:\S*/)?([\w.+-]+\.cuh?):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -49,12 +72,26 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What a program printed, or as much of it as it had when it was killed."""
+
+    text: str
+    killed: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Findings:
-    """What a tool said: how many findings (None: it did not finish), in which kernels, and its first message."""
+    """What a tool said: how many findings (None: it did not finish), in which kernels, and its first message.
+
+    `warnings` says how many of the findings are warnings. `places` are the lines that the messages name, as k.cu:12.
+    """
 
     number: int | None
     kernels: tuple[str, ...]
     first: str
+    warnings: int = 0
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -167,7 +204,7 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows.
+    The problems have ragged edges, masks, GQA and empty rows, and a soft cap, sinks and ALiBi where an algorithm knows them.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -175,14 +212,21 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
         "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
     }
+    scored: dict[str, dict[str, Any]] = {
+        "soft cap, sinks, ALiBi": {**problems["ragged causal"], "soft_cap": 5.0, "sinks": True, "alibi": True},
+        "sinks, empty rows": {**problems["empty rows"], "sinks": True},
+    }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
+
+    def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
+        own = whole if row.support.eight_bit else scored if set(SCORES) <= set(row.support.masks) else {}
+        return problems | own
+
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
         for algorithm in algorithms or with_kernels()
-        for dtype, (name, shape) in product(
-            CATALOGUE[algorithm].dtypes, (problems | (whole if CATALOGUE[algorithm].support.eight_bit else {})).items()
-        )
+        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, shapes(CATALOGUE[algorithm]).items())
     ]
 
 
@@ -213,12 +257,12 @@ def run(
             inside.mkdir()
             command = case_files.command(case_files.write(mine, inside), "--exact")
             for tool in tools:
-                future = pool.submit(_findings, path, tool, command, timeout)
+                future = pool.submit(findings, path, tool, command, timeout)
                 work.append(partial(_awaited, tool, algorithm, len(mine), future))
         for name, fault in FAULTS.items() if faults else ():
             if fault.tool in tools:
                 command = [sys.executable, "-m", "flashlab.measure.sanitizers", name]
-                future = pool.submit(_findings, path, fault.tool, command, timeout)
+                future = pool.submit(findings, path, fault.tool, command, timeout)
                 work.append(partial(_awaited, fault.tool, name, 1, future))
         rows = [each() for each in progress(work)]
     return SanitizersReport(device.name, tuple(rows))
@@ -240,18 +284,41 @@ def _judged(tool: str, target: str, cases: int, found: Findings) -> Row:
     return Row(tool, target, cases, found.number, "FINDINGS", found.first + where)
 
 
-def _findings(path: str, tool: str, command: Sequence[str], timeout: float) -> Findings:
-    whole = [path, "--tool", tool, *_OPTIONS.get(tool, ()), *command]
+def limited(command: Sequence[str], timeout: float) -> Ran:
+    """Run a command, and kill it with its children at the end of the time."""
+    begun = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=case_files.environment(),
+        start_new_session=True,
+    )
     try:
-        env = case_files.environment()
-        done = subprocess.run(whole, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+        text, _ = process.communicate(timeout=timeout)
+        killed = False
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # a tool's child, too, whose kernel never ends
+        text, _ = process.communicate()
+        killed = True
+    return Ran(text, killed, time.monotonic() - begun)
+
+
+def findings(path: str, tool: str, command: Sequence[str], timeout: float, *options: str) -> Findings:
+    """What a tool finds in a command, which prints a line with "launched " when its kernels have run.
+
+    `path` is that of compute-sanitizer. `options` stand in for those of `OPTIONS`.
+    """
+    ran = limited([path, "--tool", tool, *(options or OPTIONS[tool]), *command], timeout)
+    if ran.killed:
         return Findings(None, (), f"not done within {timeout:.0f} s")
-    found = parse(done.stdout)
+    found = parse(ran.text)
     # without this line the program failed before its kernels ran, so that no findings would mean nothing
-    if not found.number and "launched " not in done.stdout:
-        said = (done.stderr.strip() or found.first or done.stdout.strip() or "no output").splitlines()
-        return Findings(None, (), said[-1])
+    if not found.number and "launched " not in ran.text:
+        said = [line for line in ran.text.splitlines() if line.strip() and not line.startswith("=========")]
+        return Findings(None, (), (said or [found.first or "no output"])[-1])
     return found
 
 
@@ -259,20 +326,24 @@ def parse(text: str) -> Findings:
     """Read what compute-sanitizer printed.
 
     >>> parse("========= ERROR SUMMARY: 0 errors")
-    Findings(number=0, kernels=(), first='')
-    >>> parse("========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)").number
-    2
+    Findings(number=0, kernels=(), first='', warnings=0, places=())
+    >>> found = parse("========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)")
+    >>> found.number, found.warnings
+    (2, 1)
     """
     lines = [line.removeprefix("=========").strip() for line in text.splitlines() if line.startswith("=========")]
-    number = None
-    for said in lines:
-        if match := re.match(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)", said):
+    number, warnings = None, 0
+    for said in lines:  # another line says how many of the errors were not printed
+        if match := re.match(r"(?:ERROR SUMMARY: (\d+) errors?$|RACECHECK SUMMARY: (\d+) hazards?)", said):
             number = (number or 0) + int(match[1] or match[2])
-    places = (re.search(r"\bat (?:void )?(\w+)(?:\(.*\))?\+0x", said) for said in lines)
+        if match := re.match(r"RACECHECK SUMMARY: .*\b(\d+) warning", said):
+            warnings += int(match[1])
+    places = (re.search(r"\bat (?:void )?([\w:]+)(?:<.*>)?(?:\(.*\))?\+0x", said) for said in lines)
     kernels = dict.fromkeys(place[1] for place in places if place)
     frame = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY")
     first = next((said for said in lines if said and not said.startswith(frame)), "")
-    return Findings(number, tuple(kernels), first)
+    named = dict.fromkeys(f"{name}:{line}" for name, line in _PLACE.findall("\n".join(lines)))
+    return Findings(number, tuple(kernels), first, warnings, tuple(named))
 
 
 def program() -> str:

@@ -19,7 +19,10 @@ import numpy as np
 
 from simulator import Problem, Tile
 from simulator.catalogue import get
+from simulator.config import features
 from simulator.dtypes import numpy_dtype
+from simulator.operations.attention import ATTENTION, random_optional
+from simulator.operations.operation import Operand
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
 
@@ -40,7 +43,7 @@ class Case:
     @property
     def entries(self) -> tuple[str, ...]:
         """The kernels that it launches, by entry point, in order."""
-        return tuple(kernel.entry for kernel in get(self.algorithm).kernels)
+        return tuple(kernel.entry for kernel in get(self.algorithm).launched(self.problem))
 
 
 def write(cases: Sequence[Case], folder: Path) -> Path:
@@ -75,7 +78,7 @@ def warm(cases: Sequence[Case]) -> None:
     from flashlab.run.plan import gpu_plan
 
     # one problem stands for all that compile to the same code
-    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile): c for c in cases}
+    different = {(c.algorithm, c.problem.dtype, c.problem.head_dim, c.tile, features(c.problem)): c for c in cases}
     with ThreadPoolExecutor() as pool:
         for future in [
             pool.submit(gpu_plan, c.algorithm, c.problem, tile=c.tile, lse=c.lse) for c in different.values()
@@ -83,22 +86,19 @@ def warm(cases: Sequence[Case]) -> None:
             future.result()
 
 
-def inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
-    """q, k and v as CuPy arrays of random numbers."""
+def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
+    """The operands of attention by name, as CuPy arrays of random numbers."""
     from flashlab.run.host import from_numpy
 
-    p, random = problem, np.random.default_rng(seed)
-    shapes = [
-        (p.batch, heads, length, p.head_dim)
-        for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv))
-    ]
+    random = np.random.default_rng(seed)
 
-    def array(shape: tuple[int, ...]) -> Any:
-        few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(numpy_dtype(p.dtype))
-        return from_numpy(np.resize(few, shape), "cupy")
+    def array(operand: Operand) -> Any:
+        shape, dtype = operand.shape(problem), numpy_dtype(operand.dtype_in(problem))
+        few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(dtype)
+        return np.resize(few, shape)
 
-    q, k, v = (array(shape) for shape in shapes)
-    return q, k, v
+    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_optional(problem, seed)
+    return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 
 def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
@@ -115,7 +115,7 @@ def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False)
     warm(cases)
     for case in cases:
         p = case.problem
-        attention(*inputs(p), algorithm=case.algorithm, lse=case.lse, tile=case.tile, **p.masks)
+        attention(**inputs(p), algorithm=case.algorithm, lse=case.lse, tile=case.tile, **p.masks)
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")
 

@@ -14,7 +14,6 @@ from flashlab import triton
 from flashlab.run import tma
 from simulator import catalogue
 from simulator.counts import Counts, LaunchCounts, Spec
-from simulator.dtypes import numpy_dtype
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, round_up
 from simulator.support import MOST_KEYS
@@ -95,7 +94,7 @@ def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
     """What stands for inputs that the caller leaves out, NumPy: full of their defaults. Only those that the kernels take."""
     problem, tile = counts.problem, counts.tile
     return {
-        x.name: np.full(x.shape(problem, tile), x.default, numpy_dtype(x.dtype_in(problem)))
+        x.name: x.left_out(problem, tile)
         for x in operation.inputs
         if x.default is not None and x.name in counts.tensors
     }
@@ -110,7 +109,8 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
-    own = {"left": left, "right": right, "group": group}
+    sequences = 0 if problem.lengths is None else len(problem.spans)
+    own = {"left": left, "right": right, "group": group, "sequences": sequences}
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]
 
@@ -119,8 +119,8 @@ def _cuda_values(counts: Counts, places: Mapping[str, At], shape: Any) -> dict[s
     """What a kernel in CUDA is passed, by name: a `Tensor` for an array, a pointer for a vector, and the `shape`."""
     found: dict[str | None, Any] = {None: np.uintp(0), "shape": shape}
     for name, (pointer, strides) in places.items():
-        vector = counts.tensors[name].vector
-        found[name] = np.uintp(pointer) if vector else np.array((pointer, *strides[:3]), TENSOR)[()]
+        alone = counts.tensors[name].by_pointer
+        found[name] = np.uintp(pointer) if alone else np.array((pointer, *strides[:3]), TENSOR)[()]
     return found
 
 
@@ -150,7 +150,7 @@ def triton_parameters(counts: Counts) -> dict[str, tuple[str, int | None]]:
         name: (_IN_TRITON[SHAPE[name].str[1:]], None) for name in SHAPE.names or ()
     }
     for x in counts.tensors.values():
-        found[x.name] = _IN_TRITON[x.dtype], None if x.vector else _CHUNK
-        if not x.vector:
+        found[x.name] = _IN_TRITON[x.dtype], None if x.by_pointer else _CHUNK
+        if not x.by_pointer:
             found |= {f"{x.name}_{axis}": ("i64", _CHUNK // x.itemsize) for axis in _AXES}
     return found

@@ -333,6 +333,8 @@ def _dtype_names() -> dict[Any, str]:
 
 
 def _dtype_name(name: str, dtype: Any) -> str:
+    if name == "mask" and dtype == np.uint8:  # bytes, and not the bits of floats
+        return "uint8"
     if found := _dtype_names().get(dtype):
         return found
     raise refused(f"{name}.dtype", str(dtype), _DTYPES)

@@ -12,17 +12,17 @@ from flashlab.run import arrays
 from flashlab.run import plan as plans
 from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
-from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.operations.attention import problem_of
-from simulator.problem import Masks, output_dtype, spell_masks
+from simulator.operations.attention import ATTENTION, OPTIONAL
+from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
 
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
+_VECTORS = ("sinks", "alibi_slopes")
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
@@ -31,7 +31,7 @@ _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: str = "gpu", device: Device | str | None = None, scales: Scales | None = None,
-    **masks: Unpack[Masks],
+    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -43,9 +43,16 @@ def attention(
     logarithm. `flash3_fp8` takes float8_e4m3fn (of CuPy, which has no such dtype, arrays of uint8) and returns bfloat16;
     `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1).
 
-    `causal` is aligned bottom-right, `window=(left, right)` inclusive; `tile=None` is the default for GPU, head dim and
-    dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is written in
-    place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
+    `lengths=[100, (1, 300)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys, or as many
+    of both), one behind the other: each query sees keys of its own sequence. They are numbers of Python's, which the plan is
+    made for: what `cu_seqlens` holds is made of them. `flash2` and `flash3` take them.
+
+    `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
+    head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
+    kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
+    and `window`. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
+    GPU, head dim and dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
+    written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
 
@@ -58,15 +65,19 @@ def attention(
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
-            q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, **masks
-        )
+            q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, sinks=sinks,
+            alibi_slopes=alibi_slopes, mask=mask, **masks,
+        )  # fmt: skip
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    given = {"q": q, "k": k, "v": v} if out is None else {"q": q, "k": k, "v": v, "out": out}
+    named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "out": out}
+    given = {name: x for name, x in named.items() if x is not None or name in _INPUTS}
     if scales is not None:
         given |= zip(_SCALES, Scales.of(scales), strict=True)
+    if (lengths := masks.get("lengths")) is not None:
+        masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     framework = arrays.framework_of(given)
     if out is not None and not framework.writable:
         raise UsageError("out", "an immutable array", "None: only CuPy and torch arrays are written in place")
@@ -96,7 +107,7 @@ def attention(
         return out if logs is None else (out, framework.hand_back(logs, q))
 
 
-_Shape = tuple[tuple[int, ...], str]
+_Shape = tuple[str, tuple[int, ...], str]
 
 
 class _Call(NamedTuple):
@@ -128,13 +139,16 @@ def _cached_call(
 ) -> _Call:
     """The one look-up of a warm call: whatever its checks depend on is part of the key, so that each is made once.
 
-    `places` are those of q, k, v, out, lse if asked for, and perhaps the scales.
+    `places` are those of q, k, v, out, lse if asked for, and perhaps of scales and optional inputs.
     """
     views = framework.views(dict(places))
     plan = _kept(_cached_plan, _shapes(views), views["q"].device, arch, algorithm, tile, lse, **masks)
     arrays.check_out(views)
     if not views.keys().isdisjoint(_SCALES):
-        _check_scales(Scales(*(views[name] for name in _SCALES)), plan.counts)
+        Scales(*(views[name] for name in _SCALES)).named(plan.counts.problem, plan.counts.tile)
+    for name in (*_SCALES, *_VECTORS):
+        if name in views:
+            _check_contiguous(name, views[name])
     operands = _operands(views)
     fit = all(plan.fits(name, view) for name, view in operands.items())
     return _Call(plan, plan.ready(operands) if fit else None)
@@ -146,8 +160,8 @@ def _operands(views: Mapping[str, View]) -> dict[str, View]:
 
 
 def _shapes(views: Mapping[str, View]) -> tuple[_Shape, ...]:
-    """Of q, k and v what a plan depends on."""
-    return tuple([(x.shape, x.dtype) for x in (views[name] for name in _INPUTS)])
+    """Of the inputs what a plan depends on."""
+    return tuple([(name, x.shape, x.dtype) for name, x in views.items() if name in _INPUTS or name in OPTIONAL])
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
@@ -163,14 +177,14 @@ def _cached_plan(
 ) -> Plan:
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
-    q, k, v = (SimpleNamespace(shape=shape, dtype=dtype) for shape, dtype in shapes)
-    problem = problem_of(q, k, v, **masks)
+    inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
+    problem = ATTENTION.problem(inputs, **masks)
+    ATTENTION.check(problem, inputs)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
 
 
-def _check_scales(scales: Scales, counts: Counts) -> None:
-    scales.named(counts.problem, counts.tile)
-    for name, x in zip(_INPUTS, scales, strict=True):
-        dense = [4 * math.prod(x.shape[i:]) for i in (1, 2, 3)]
-        if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
-            raise UsageError(f"scales.{name}.strides", x.strides, "a contiguous array")
+def _check_contiguous(name: str, x: View) -> None:
+    """Raises `UsageError` for an array of float32 that has gaps: kernels get a pointer to it, and no strides."""
+    dense = [4 * math.prod(x.shape[i:]) for i in range(1, len(x.shape) + 1)]
+    if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
+        raise UsageError(f"{name}.strides", x.strides, "a contiguous array")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
-from simulator.problem import Masks, Problem, row_bytes, spell_masks
+from simulator.operations.attention import ATTENTION
+from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
-from simulator.simulate import Scales, TileLike
+from simulator.simulate import Scales, TileLike, run_on_data
 
 __all__ = ["Emulation", "EmulationError", "attention", "emulate"]
 
@@ -198,12 +199,15 @@ def emulate_problem(
     assert config is not None
     row.check(problem, counts.device, config.tile)
     row.operation.check(problem, arrays, config.tile)
-    arena = Arena()
+    if problem.mask:  # which tiles it hides is data
+        asked = ("lse",) if lse else ()
+        counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
+    arena, kernels = Arena(), row.launched(problem)
     _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     job = _Job(counts, arena, None if source is None else Path(source), sanitize, watch, workers, time_limit)
     launches = [
         _LAUNCHES[kernel.language](job, kernel, launch)
-        for launch, kernel in zip(counts.launches, row.kernels, strict=True)
+        for launch, kernel in zip(counts.launches, kernels, strict=True)
         if launch.blocks
     ]
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
@@ -211,7 +215,7 @@ def emulate_problem(
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
     asked = [x for x in row.operation.outputs if x.name in counts.tensors and (lse or not x.asked)]
     found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
-    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, row.kernels)
+    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels)
 
 
 @dataclass(frozen=True)
@@ -338,19 +342,20 @@ def _values(arena: Arena, spec: Spec) -> Array:
 
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program, lse: bool, out: Any, tile: TileLike,
-    device: Device | str | None, scales: Scales | None, **masks: Unpack[Masks],
+    device: Device | str | None, scales: Scales | None, **named: Any,
 ) -> Any:  # fmt: skip
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
-    given = {"q": q, "k": k, "v": v}
+    per_head, masks = ATTENTION.apart(named)
+    given = {"q": q, "k": k, "v": v, **{name: x for name, x in per_head.items() if x is not None}}
     for name, x in given.items():
         if host.kind_of(x) != host.kind_of(q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
-    inputs = {name: operand(name, x) for name, x in given.items()}
+    inputs: dict[str, Any] = {name: operand(name, x) for name, x in given.items()}
     target = None if out is None else _writable(out)
     if target is not None:
         arrays.check_out({name: host_view(name, x) for name, x in {**inputs, "out": target}.items()})
-    run = emulate(algorithm, *inputs.values(), lse=lse, tile=tile, device=device, scales=scales, **masks)
+    run = emulate(algorithm, lse=lse, tile=tile, device=device, scales=scales, **inputs, **masks)
     run.checked()
     if target is not None:
         target[...] = run.out

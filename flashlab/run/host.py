@@ -117,7 +117,8 @@ def to_numpy(name: str, x: Any) -> Array:
 def operand(name: str, x: Any) -> Array:
     """An operand as NumPy's array. CuPy has no 8-bit floats: their bits come from it as uint8."""
     values = to_numpy(name, x)
-    return values.view(numpy_dtype(FP8)) if kind_of(x) == "cupy" and values.dtype == np.uint8 else values
+    floats = kind_of(x) == "cupy" and values.dtype == np.uint8 and name != "mask"
+    return values.view(numpy_dtype(FP8)) if floats else values
 
 
 def from_numpy(values: Array, kind: str, device: Any = None) -> Any:

@@ -145,11 +145,11 @@ class Plan:
         self._shape = abi.shape_struct(problem, config.heads_together)
         self._launches = [
             _LAUNCHES[kernel.language](kernel, self.counts, launch, arch)
-            for launch, kernel in zip(self.counts.launches, row.kernels, strict=True)
+            for launch, kernel in zip(self.counts.launches, row.launched(problem), strict=True)
             if launch.blocks
         ]
         self._left_out = {
-            name: _constant(x.tobytes(), x.dtype, self._gpu).data
+            name: _constant(np.resize(x, tensors[name].nbytes // x.itemsize).tobytes(), x.dtype, self._gpu).data
             for name, x in abi.defaults(self.counts, self.operation).items()
         }
         for x in tensors.values():
@@ -221,14 +221,14 @@ class Plan:
         All must be `arrays.is_aligned`, and an output's rows must have room for whole chunks of 16 bytes.
         """
         found = [
-            (view.pointer, view.strides) if (view := views.get(name)) else self._place_of_default(name)
-            for name, *_ in self.tensors
+            (view.pointer, _of_four_axes(view)) if (view := views.get(name)) else self._place_of_default(name, strides)
+            for name, _, strides in self.tensors
         ]
         return self._ready(tuple(found))
 
-    def _place_of_default(self, name: str) -> At | None:
+    def _place_of_default(self, name: str, strides: tuple[int, ...]) -> At | None:
         """Where an operand lies that callers left out; None for a workspace."""
-        return (self._left_out[name].ptr, ()) if name in self._left_out else None
+        return (self._left_out[name].ptr, strides) if name in self._left_out else None
 
     def launches_at(self, places: Sequence[At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
@@ -338,6 +338,11 @@ class EmulatorPlan(SimulatorPlan):
             self.row, self.counts.problem, inputs, lse=self._lse, tile=self.counts.tile, device=self.device
         )
         return dict(done.checked().outputs)
+
+
+def _of_four_axes(view: View) -> tuple[int, ...]:
+    """A view's strides, with those of batch and heads where it is one matrix for all of them."""
+    return (0,) * (4 - len(view.strides)) + view.strides
 
 
 class _Thread(threading.local):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flashlab.verify import general
-from flashlab.verify.adapter import Adapter, Target, TileShape, target_of
+from flashlab.verify.adapter import Adapter, Refused, Target, TileShape
 from flashlab.verify.adapter import imported as load
+from flashlab.verify.apart import verify_apart
 from flashlab.verify.bench import Bench, Trial
 from flashlab.verify.cases import INPUTS, LAYOUTS, Case, random_cases, smaller_cases
 from flashlab.verify.domain import Domain
@@ -20,6 +22,8 @@ from flashlab.verify.outsiders import OUTSIDERS
 from flashlab.verify.probes import CHECKS
 from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
+from flashlab.verify.steps import Ended, Steps
+from flashlab.verify.targets import target_of
 from simulator.catalogue import Algorithm
 from simulator.errors import Said, UsageError, unknown
 from simulator.problem import ITEMSIZE
@@ -49,6 +53,21 @@ SEARCH = "search"
 """The name of the check in which Hypothesis looks for failing problems of its own."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `verify` is told beside the target."""
+
+    backend: str = "simulator"
+    full: bool = False
+    seed: int = 0
+    dtypes: Sequence[str] | None = None
+    checks: Sequence[str] | None = None
+    examples: int | None = None
+    device: str | None = None
+    tile: TileShape = None
+    framework: str | None = None
+
+
 def verify(
     target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
     checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
@@ -58,12 +77,12 @@ def verify(
 
     `target` is an algorithm's name, a tile program, the name of another library's kernel (in `OUTSIDERS`),
     "package:function", an `Adapter`, a callable, or a kernel of a CUDA source, "flash.cu:forward". That runs on the
-    emulator, and `launch` says how: the keywords of `fl.kernel`. Algorithms run on `backend` ("simulator", "gpu" or
-    "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU problems of over 2^31
-    elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage dtypes (None: all but
-    float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems Hypothesis draws (0: none,
-    and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by default) or a GPU ("cupy" by
-    default) is given. `on_row` is called with every row as soon as it is done.
+    emulator, in a process of its own, and `launch` says how: the keywords of `fl.kernel`. Algorithms run on `backend`
+    ("simulator", "gpu" or "emulator") with this `device` and `tile`. `full` adds long and wide problems, and on a GPU
+    problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
+    dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
+    Hypothesis draws (0: none, and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by
+    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.CHECKS`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -72,32 +91,44 @@ def verify(
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["key_sets"], dtypes=["float16"])
     >>> report.verdict, len(report.rows)
-    ('passed', 7)
+    ('passed', 13)
     """
-    if (row := general.subject_of(target)) is not None:
-        if full:
-            raise UsageError("full", full, f"False: {row.operation.name} has no long or wide problems")
-        if examples:
-            raise UsageError("examples", examples, f"None or 0: {row.operation.name} has no random problems")
-        return _general(row, backend, dtypes, checks, seed, device, tile, framework, on_row)
-    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if checks is None else list(checks)
-    for name in chosen:
-        if name != SEARCH and name not in CHECKS:
-            raise unknown("checks", name, [*CHECKS, SEARCH])
+    options = Options(
+        backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
+        framework=framework,
+    )  # fmt: skip
     if isinstance(target, str) and is_kernel(target):
-        target = kernel_named(target, {**launch, **({"device": device} if device else {})})
-    elif launch:
+        found = kernel_named(target, {**launch, **({"device": device} if device else {})})
+        return verify_apart(target, lambda: found, options, **found.limits(), on_row=on_row)
+    if launch:
         raise UsageError(
             ", ".join(launch), Said(", ".join(map(str, launch.values()))), "nothing: only a .cu file is launched"
         )
-    wanted = target_of(target, backend, device=device, tile=tile, framework=framework)
-    if examples is not None and examples < 0:
-        raise UsageError("examples", examples, "an integer of at least 0")
-    bench = Bench(wanted, _checked_dtypes(dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE), full, seed)
+    return verified(target, options, on_row, Steps())
+
+
+def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
+    """`verify` for a target that is no kernel by its name, step by step."""
+    o = options
+    if (row := general.subject_of(target)) is not None:
+        if o.full:
+            raise UsageError("full", o.full, f"False: {row.operation.name} has no long or wide problems")
+        if o.examples:
+            raise UsageError("examples", o.examples, f"None or 0: {row.operation.name} has no random problems")
+        return _general(row, o, on_row, steps)
+    chosen = [*list(CHECKS)[:-1], SEARCH, *list(CHECKS)[-1:]] if o.checks is None else list(o.checks)
+    for name in chosen:
+        if name != SEARCH and name not in CHECKS:
+            raise unknown("checks", name, [*CHECKS, SEARCH])
+    wanted = target_of(target, o.backend, device=o.device, tile=o.tile, framework=o.framework)
+    if o.examples is not None and o.examples < 0:
+        raise UsageError("examples", o.examples, "an integer of at least 0")
+    dtypes = _checked_dtypes(o.dtypes, wanted.dtypes, wanted.domain.dtypes or ITEMSIZE)
+    bench = Bench(wanted, dtypes, o.full, o.seed, steps)
     bench.probe()
     begun, rows, failing = time.perf_counter(), list[Row](), None
-    first: tuple[str, Trial] | None = None
-    count = examples if examples is not None else (2000 if full else wanted.examples)
+    first: tuple[Trial, Row] | None = None
+    count = o.examples if o.examples is not None else (2000 if o.full else wanted.examples)
 
     def done(row: Row) -> None:
         rows.append(row)
@@ -106,27 +137,26 @@ def verify(
 
     for name in chosen:
         if name == SEARCH and count:
-            row, found = _search(bench, count, any_tile=tile is None)
+            row, found = _search(bench, count, any_tile=o.tile is None)
             done(row)
-            failing = found and _failing(bench, SEARCH, found)
+            failing = found and _failing(bench, found, row)
         for trial in CHECKS[name](bench) if name in CHECKS else ():
             done(bench.perform(name, trial))
             if rows[-1].status == "failed" and first is None:
-                first = name, trial
+                first = trial, rows[-1]
     if failing is None and first is not None:
-        name, trial = first
-        smaller = (
-            _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200)[0]
-            if trial.case and count
-            else None
-        )
-        failing = _failing(bench, name, _one(bench, smaller) if smaller else trial, trial.case)
+        trial, row = first
+        found = None
+        if trial.case and count and not row.ended:
+            found = _find(bench, smaller_cases(trial.case).map(wanted.domain.fit_case), 200).failing
+        smaller = (_one(bench, found[0]), found[1]) if found else first
+        failing = _failing(bench, *smaller, trial.case)
     return Report(
         target=wanted.name,
         backend=wanted.backend,
         rule=TEXT,
-        seed=seed,
-        full=full,
+        seed=o.seed,
+        full=o.full,
         lse_checked=wanted.lse,
         seconds=time.perf_counter() - begun,
         rows=rows,
@@ -153,35 +183,26 @@ def _checked_dtypes(
     return found
 
 
-def _general(
-    row: Algorithm,
-    backend: str,
-    dtypes: Sequence[str] | None,
-    checks: Sequence[str] | None,
-    seed: int,
-    device: str | None,
-    tile: TileShape,
-    framework: str | None,
-    on_row: Callable[[Row], None] | None,
-) -> Report:
+def _general(row: Algorithm, options: Options, on_row: Callable[[Row], None] | None, steps: Steps) -> Report:
     """The report on an operation that isn't attention."""
-    if backend not in ("simulator", "emulator", "gpu"):
-        raise unknown("backend", backend, ("simulator", "emulator", "gpu"))
-    for name in checks or ():
+    o = options
+    if o.backend not in ("simulator", "emulator", "gpu"):
+        raise unknown("backend", o.backend, ("simulator", "emulator", "gpu"))
+    for name in o.checks or ():
         if name not in general.CHECKS:
             raise unknown("checks", name, general.CHECKS)
     begun, found = time.perf_counter(), list[Row]()
-    kinds = _checked_dtypes(dtypes, row.dtypes, row.dtypes)
-    subject = general.subject(row, backend, device=device, tile=tile, framework=framework)
-    for each in general.rows(subject, dtypes=kinds, checks=checks, seed=seed):
+    kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
+    subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)
+    for each in general.rows(subject, dtypes=kinds, checks=o.checks, seed=o.seed, steps=steps):
         found.append(each)
         if on_row:
             on_row(each)
     return Report(
         target=row.name,
-        backend=backend,
+        backend=o.backend,
         rule=f"each row within the bound of {row.operation.name}",
-        seed=seed,
+        seed=o.seed,
         full=False,
         lse_checked=True,
         seconds=time.perf_counter() - begun,
@@ -204,19 +225,34 @@ def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any
     return bench.perform("rule", _one(bench, case))
 
 
-def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Case | None, int, float]:
-    """The smallest failing case that Hypothesis finds (or None), how many cases were tried, and the worst ratio."""
+class Found(NamedTuple):
+    """The smallest failing case that was found and its row (or None), how many cases were tried, and the worst ratio."""
+
+    failing: tuple[Case, Row] | None
+    tried: int
+    worst: float
+
+
+def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> Found:
+    """Look for the smallest failing case with Hypothesis."""
     import hypothesis  # only for a search: it costs import time
     from hypothesis.errors import NoSuchExample
 
+    failed: dict[Case, Row] = {}  # Hypothesis runs a case again, and relies on it that it fails again
     tried, worst = 0, 0.0
 
     def fails(case: Case) -> bool:
         nonlocal tried, worst
+        if case in failed:
+            return True
+        if any(row.ended for row in failed.values()):  # a smaller one would end the process, too
+            return False
         row = bench.perform(SEARCH, _one(bench, case))
         tried += row.status != "not run"
         worst = max(worst, row.worst or 0.0)
-        return row.status == "failed"
+        if row.status == "failed":
+            failed[case] = row
+        return case in failed
 
     quiet = hypothesis.settings(
         max_examples=examples,
@@ -226,9 +262,10 @@ def _find(bench: Bench, cases: SearchStrategy[Case], examples: int) -> tuple[Cas
         phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
     )
     try:
-        return hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed)), tried, worst
+        case = hypothesis.find(cases, fails, settings=quiet, random=random.Random(bench.seed))
+        return Found((case, failed[case]), tried, worst)
     except NoSuchExample:
-        return None, tried, worst
+        return Found(None, tried, worst)
 
 
 def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial | None]:
@@ -242,21 +279,20 @@ def _search(bench: Bench, examples: int, *, any_tile: bool) -> tuple[Row, Trial 
         tiles=tiles,
         layouts=target.layouts,
         scales=target.scales,
+        scores=target.scores,
     ).map(target.domain.fit_case)
-    case, tried, worst = _find(bench, cases, examples)
-    if case is not None:
-        trial = _one(bench, case)
-        return replace(
-            bench.perform(SEARCH, trial), case="smallest failing", seconds=time.perf_counter() - begun
-        ), trial
+    found = _find(bench, cases, examples)
+    if found.failing:
+        case, row = found.failing
+        return replace(row, case="smallest failing", seconds=time.perf_counter() - begun), _one(bench, case)
     return Row(
         check=SEARCH,
-        case=f"{tried} random problems",
+        case=f"{found.tried} random problems",
         problem="",
         dtype=", ".join(bench.dtypes),
-        worst=worst,
-        status="passed" if tried else "not run",
-        detail="" if tried else "none of them is supported",
+        worst=found.worst,
+        status="passed" if found.tried else "not run",
+        detail="" if found.tried else bench.steps.over or "none of them is supported",
         seconds=time.perf_counter() - begun,
     ), None
 
@@ -265,10 +301,13 @@ def _one(bench: Bench, case: Case) -> Trial:
     return Trial("one case", case.problem, lambda: bench.judge_case(case), case)
 
 
-def _failing(bench: Bench, name: str, trial: Trial, before: Case | None = None) -> Failing:
+def _failing(bench: Bench, trial: Trial, row: Row, before: Case | None = None) -> Failing:
     """What fails in a trial, with Python that shows it and the likely mistake. `before` is the case before it shrank."""
-    message = bench.perform(name, trial).detail
-    cause = likely(bench, trial.case or Case(problem=trial.problem, seed=bench.seed), [before] if before else [])
+    name, message, cause = row.check, row.detail, ""
+    if not row.ended:
+        case, others = trial.case or Case(problem=trial.problem, seed=bench.seed), [before] if before else []
+        with suppress(Ended, Refused):
+            cause = bench.steps.step(lambda: likely(bench, case, others))
     if trial.case:
         python = _python(bench.target, f"run_case({{}}, {trial.case.source}{{}})")
         return Failing(message=message, python=python, likely=cause)

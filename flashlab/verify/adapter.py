@@ -1,4 +1,4 @@
-"""What can be verified, made alike: algorithms on a backend, one's own tile programs, and outsiders' callables."""
+"""What the checks see of anything that they verify, and how an outsider's function, with its conventions, becomes that."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
-import simulator
+import numpy as np
+
 from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.domain import Domain
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
-from simulator.catalogue import CATALOGUE
-from simulator.errors import Said, SramOverflow, Unavailable, unknown
-from simulator.problem import DTYPES, FIELDS, MASKS
+from simulator.dtypes import numpy_dtype
+from simulator.errors import Said, unknown
+from simulator.operations.attention import ATTENTION
+from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
 
-KEYWORDS = {name: (name, *FIELDS[name].aliases) for name in MASKS} | {
+KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in FEATURES} | {
     "lse": ("lse", "return_lse", "compute_log_sumexp")
 }
-"""The names under which a callable may take each mask and the LSE. A problem whose mask it has no name for is not run."""
+"""The names under which a callable may take each feature and the LSE. A problem with a feature that it has no name for is
+not run."""
+PER_HEAD = {name: ATTENTION.operand(known.operand) for name, known in FIELDS.items() if known.operand}
+"""The operands by which a call says a feature: an array with a number per head, or a mask."""
 SAID_TO_ALL = ("causal", "scale")
 """What a function without a signature is told. What else it takes, `Adapter.names` says."""
+PLACED = ("window", "alibi")
+"""The features that go by the place of a key relative to its query. Only a bottom-right alignment says that for any lengths."""
 REFUSES_ARGUMENTS = re.compile(
     r"keyword|positional argument|required argument|argument.* required|multiple values for|function arguments"
 )
@@ -40,13 +47,14 @@ class Adapter:
     """An attention function from elsewhere, with its conventions: another convention is no bug.
 
     `fn(q, k, v, ...)` returns out, or (out, lse) if `lse` names its base. It gets what it has a keyword for: `causal`
-    (or `is_causal`), `scale` (`softmax_scale`, `sm_scale`), `window` (`window_size`: a pair, None for open), `lse`
-    (`return_lse`); `names={"causal": "mask_future"}` says another keyword. A problem with the default scale is run
-    without one, where `fn` has a default of its own. `layout` is that of q, k, v and out; the LSE is (batch, heads,
-    len_q) either way. `domain` (a `Domain`) shapes the problems of every check to those that `fn` is for.
-    `supports(problem)` says False, or why not, for what else is not to be run. `empty_lse` is what the LSE of a row
-    without keys is there. An exception is a failed check; only `NotImplementedError` says "not run". Raises
-    `UsageError` for conventions that there aren't.
+    (or `is_causal`), `scale` (`softmax_scale`, `sm_scale`), `window` (`window_size`: a pair, None for open), `soft_cap`
+    (`softcap`, `logits_soft_cap`), `lse` (`return_lse`), and arrays (heads,) of float32: `sinks` (`s_aux`,
+    `learnable_sink`) and `alibi_slopes`. `names={"causal": "mask_future", "alibi": "slopes"}` says other keywords. A
+    problem with the default scale is run without one, where `fn` has a default of its own. `layout` is that of q, k, v
+    and out; the LSE is (batch, heads, len_q) either way. `domain` (a `Domain`) shapes the problems of every check to
+    those that `fn` is for. `supports(problem)` says False, or why not, for what else is not to be run. `empty_lse` is
+    what the LSE of a row without keys is there. An exception is a failed check; only `NotImplementedError` says "not
+    run". Raises `UsageError` for conventions that there aren't.
 
     >>> import flashlab as fl
     >>> def half_baked(q, k, v, causal=False): return q
@@ -110,12 +118,13 @@ TileShape = tuple[int, int] | None
 
 
 class Target:
-    """What the checks see: `call` takes arrays of its framework, (batch, heads, length, head_dim).
+    """What the checks see: `call` takes a problem's operands by name, as arrays of its framework.
 
     `dtypes` are those that it is checked in unless others are asked for. `bitwise`: must its result be the same, bit by
     bit, in another batch? `takes_out`: can it write into an array of the caller's? A random search draws from
-    `head_dims`, `tiles`, `layouts` and `scales`, and lengths up to `longest`; it tries `examples`. `watched`: does it
-    run where every access is seen, so that guard bands would add nothing? All problems are shaped by `domain`.
+    `head_dims`, `tiles`, `layouts` and `scales`, from the combinations of `SCORES` in `scores`, and lengths up to
+    `longest`; it tries `examples`. `watched`: does it run where every access is seen, so that guard bands would add
+    nothing? All problems are shaped by `domain`.
     """
 
     name: str
@@ -130,6 +139,7 @@ class Target:
     tiles: tuple[TileShape, ...] = (None,)
     layouts: tuple[str, ...] = tuple(LAYOUTS)
     scales: tuple[float | None, ...] = (None, 0.3, -0.2, 0.0)
+    scores: tuple[tuple[str, ...], ...] = ((), SCORES)  # on a GPU each is a compilation, too
     longest: int = 300
     examples: int = 300
     watched: bool = False
@@ -140,7 +150,13 @@ class Target:
         return None
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
+        self,
+        problem: Problem,
+        arrays: Mapping[str, Any],
+        *,
+        out: Any = None,
+        tile: TileShape = None,
+        scales: Any = None,
     ) -> tuple[Any, Any]:
         """(out, lse), the LSE None where it has none. Raises `Refused`."""
         raise NotImplementedError
@@ -160,97 +176,6 @@ class Target:
     def footprint(self, problem: Problem) -> Iterable[int]:
         """Bytes of the arrays that it allocates."""
         return ()
-
-
-class SimulatorTarget(Target):
-    """An algorithm or a tile program on the simulator."""
-
-    backend = "simulator"
-    # dims around multiples of the fragment's 16, tiles that divide nothing
-    head_dims = (16, 17, 40, 64)
-    tiles = (None, (16, 16), (32, 16), (16, 48), (20, 12))
-    longest = 70
-
-    def __init__(self, algorithm: Any, device: str, tile: TileShape) -> None:
-        self.algorithm, self.device, self.tile = algorithm, device, tile
-        self.row = simulator.catalogue.get(algorithm)
-        self.name, self.frame = self.row.name, frame_named("numpy")
-        if self.row.support.eight_bit:
-            self.dtypes = self.row.dtypes
-
-    def refuses(self, problem: Problem) -> str | None:
-        return self.row.refuses(problem)
-
-    def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
-    ) -> tuple[Any, Any]:
-        try:
-            run = simulator.simulate(
-                self.algorithm, q, k, v, tile=self.tile or tile, device=self.device, lse=True, scales=scales,
-                **problem.masks,
-            )  # fmt: skip
-        except SramOverflow as overflow:
-            raise Refused(str(overflow)) from None
-        return run.out, run.lse
-
-    def source(self) -> str | None:
-        return named(self.algorithm)
-
-    def options(self) -> dict[str, Any]:
-        return _given(device=None if self.device == "h100" else self.device, tile=self.tile and tuple(self.tile))
-
-
-class AttentionTarget(Target):
-    """One of our kernels through `flashlab.attention`, on a GPU or on the CPU emulator."""
-
-    bitwise = True
-
-    def __init__(self, algorithm: str, backend: str, framework: str, device: str | None, tile: TileShape) -> None:
-        self.name, self.backend, self.device, self.tile = algorithm, backend, device, tile
-        self.frame = frame_named(framework)
-        self.takes_out = framework in ("cupy", "torch")
-        self.longest = 300 if backend == "gpu" else 70
-        self.row = CATALOGUE[algorithm]
-        self.tiles = self.row.support.tiles
-        if self.row.support.eight_bit:
-            self.dtypes = self.row.dtypes
-
-    def refuses(self, problem: Problem) -> str | None:
-        if self.backend == "gpu":
-            from flashlab.run.devices import current_device  # only where a kernel is launched
-
-            device = current_device()
-        else:
-            device = simulator.Device.named(self.device or "h100")
-        error = self.row.refusal(problem, device)
-        if isinstance(error, Unavailable):
-            raise error
-        return None if error is None else str(error)
-
-    def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
-    ) -> tuple[Any, Any]:
-        from flashlab.run.call import attention  # only where a kernel is launched
-
-        try:
-            return attention(
-                q, k, v, algorithm=self.name, lse=True, out=out, tile=self.tile or tile, backend=self.backend,
-                device=self.device, scales=scales, **problem.masks,
-            )  # fmt: skip
-        except SramOverflow as overflow:
-            raise Refused(str(overflow)) from None
-
-    def source(self) -> str | None:
-        return repr(self.name)
-
-    def options(self) -> dict[str, Any]:
-        return _given(
-            backend=self.backend, framework=self.frame.name, device=self.device, tile=self.tile and tuple(self.tile)
-        )
-
-    def footprint(self, problem: Problem) -> Iterable[int]:
-        counts = simulator.count(self.name, problem, tile=self.tile, device=self.device or "h100", lse=True)
-        return [spec.nbytes for spec in counts.tensors.values() if spec.role != "input"]
 
 
 class CallableTarget(Target):
@@ -273,14 +198,14 @@ class CallableTarget(Target):
         self.dtypes = self.domain.dtypes or self.dtypes
 
     def _domain(self) -> Domain:
-        """The adapter's domain, less the masks that the function can't be told or that have no meaning here."""
+        """The adapter's domain, less the features that the function can't be told or that have no meaning here."""
         domain = self.adapter.domain
-        masks = [name for name in MASKS if self.keyword(name) and (domain.masks is None or name in domain.masks)]
+        masks = [name for name in FEATURES if self.keyword(name) and (domain.masks is None or name in domain.masks)]
         if self.align == "top-left":
-            masks = [name for name in masks if name != "window"]
+            masks = [name for name in masks if name not in PLACED]
         if domain.causal and "causal" not in masks:
             masks.append("causal")  # it is never told, since it knows nothing else
-        return replace(domain, masks=None if set(masks) == set(MASKS) else tuple(masks))
+        return replace(domain, masks=None if set(masks) == set(FEATURES) else tuple(masks))
 
     def keyword(self, name: str) -> str | None:
         """What the function calls it, or None."""
@@ -292,9 +217,9 @@ class CallableTarget(Target):
         p = problem
         for name in p.applied:
             if not self.keyword(name) and not (name == "causal" and self.domain.causal):
-                return f"the function takes no {name}"
-        if p.window is not None and self.align == "top-left":
-            return "a window has no top-left convention here"
+                return f"the function takes no {FIELDS[name].operand or name}"
+            if name in PLACED and self.align == "top-left":
+                return f"{name} has no top-left convention here"
         if outside := self.domain.outside(p):
             return outside
         answer = True if self.adapter.supports is None else self.adapter.supports(p)
@@ -313,18 +238,37 @@ class CallableTarget(Target):
         }
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
+        self,
+        problem: Problem,
+        arrays: Mapping[str, Any],
+        *,
+        out: Any = None,
+        tile: TileShape = None,
+        scales: Any = None,
     ) -> tuple[Any, Any]:
         swap = self.adapter.layout == "bshd"
-        q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
+        q, k, v = (arrays[name].swapaxes(1, 2) if swap else arrays[name] for name in "qkv")
         try:
-            result: Any = self.adapter.fn(q, k, v, **self.told(problem))
+            result: Any = self.adapter.fn(q, k, v, **self.told(problem), **self._per_head(problem, arrays))
         except NotImplementedError as refusal:
             raise Refused.by(refusal) from None
         got: list[Any] = [*result] if type(result) in (tuple, list) else [result]
         if self.lse and len(got) < 2:
             raise UsageError("lse", self.adapter.lse, "None for a function that returns no (out, lse)")
         return (got[0].swapaxes(1, 2) if swap else got[0]), (got[1] if self.lse else None)
+
+    def _per_head(self, problem: Problem, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays with a number per head, by the function's keywords. Where it needs one that the problem hasn't, it gets
+        numbers that change nothing."""
+        found: dict[str, Any] = {}
+        for name, operand in PER_HEAD.items():
+            own = self.keyword(name)
+            if own and operand.name in arrays:
+                found[own] = arrays[operand.name]
+            elif own and self.keywords.get(own) is False:
+                dtype = numpy_dtype(operand.dtype_in(problem))
+                found[own] = self.frame.put(np.full(operand.shape(problem), operand.default, dtype))
+        return found
 
     def argument_error(self, problem: Problem, error: BaseException) -> Exception | None:
         """The error for a function that refuses its arguments, or None for an error of another kind."""
@@ -341,7 +285,7 @@ class CallableTarget(Target):
         if not refused:
             return None
         said = " ".join(str(error).split())[:150]
-        took = ", ".join(["q", "k", "v", *self.told(problem)])
+        took = ", ".join(["q", "k", "v", *self.told(problem), *self._per_head(problem, {})])
         renamed = "names={...} of fl.Adapter, or --arg-names, renames keywords"
         return UsageError(
             "target",
@@ -354,7 +298,7 @@ class CallableTarget(Target):
         return code and (code.co_filename, code.co_firstlineno)
 
     def source(self) -> str | None:
-        if self.adapter.name in _outsiders():
+        if self.adapter.name in outsiders():
             return repr(self.adapter.name)
         given = named(self.adapter.fn)
         return given and f"fl.Adapter({given}, {self.adapter.framework!r}{self._conventions()})"
@@ -372,48 +316,10 @@ class CallableTarget(Target):
         return [out * p.itemsize, lse * 4, out * 4]  # many keep a float32 out beside that of the storage dtype
 
 
-def target_of(
-    target: Any, backend: str, *, device: str | None = None, tile: TileShape = None, framework: str | None = None
-) -> Target:
-    """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
-    backends = ("simulator", "emulator", "gpu")
-    if backend not in backends:
-        raise unknown("backend", backend, backends)
-    if isinstance(target, Adapter):
-        return _adapted(target)
-    if isinstance(target, str):
-        if target in _outsiders():
-            from flashlab.verify.outsiders import outsider
-
-            return CallableTarget(outsider(target))
-        if ":" in target:
-            return CallableTarget(Adapter(imported(target), framework or "numpy", name=target))
-    elif not isinstance(target, simulator.Program):
-        return _adapted(Adapter(target, framework or "numpy"))
-    if backend == "simulator":
-        return SimulatorTarget(_known(target), device or "h100", tile)
-    if not isinstance(target, str):
-        raise UsageError(
-            "backend", backend, "'simulator' for a tile program: only algorithms of the catalogue have kernels"
-        )
-    _known(target)
-    return AttentionTarget(target, backend, framework or ("cupy" if backend == "gpu" else "numpy"), device, tile)
-
-
-def _adapted(adapter: Adapter) -> Target:
-    from flashlab.verify.kernels import FileKernel, KernelTarget  # it imports this module
-
-    return KernelTarget(adapter, adapter.fn) if isinstance(adapter.fn, FileKernel) else CallableTarget(adapter)
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def _keywords(fn: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
     """What a function can be told by keyword, and whether each has a default; and may it take others?
 
-    One that takes any keyword, or doesn't say, is told `SAID_TO_ALL`.
+    One that takes any keyword is told of the masks that every kernel knows, and one that doesn't say of `SAID_TO_ALL`.
     """
     try:
         parameters = inspect.signature(fn).parameters
@@ -425,16 +331,10 @@ def _keywords(fn: Callable[..., Any]) -> tuple[dict[str, bool], bool]:
         if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     }
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return (dict.fromkeys(MASKS, False) | named if anything else named), anything
+    return (dict.fromkeys(COMMON_MASKS, False) | named if anything else named), anything
 
 
-def _known(algorithm: Any) -> Any:
-    if isinstance(algorithm, str) and algorithm not in CATALOGUE:
-        raise unknown("target", algorithm, [*CATALOGUE, *_outsiders(), "package:function"])
-    return algorithm
-
-
-def _outsiders() -> tuple[str, ...]:
+def outsiders() -> tuple[str, ...]:
     from flashlab.verify.outsiders import OUTSIDERS
 
     return tuple(OUTSIDERS)

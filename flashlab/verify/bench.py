@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashlab.verify.adapter import CallableTarget, Failure, Refused, Target
-from flashlab.verify.cases import Case, describe, make_inputs
+from flashlab.verify.cases import Case, describe
 from flashlab.verify.memory import Placed, place
 from flashlab.verify.report import Row
 from flashlab.verify.rule import Expected, Judgement, bottom_right, expect, judge, reference
+from flashlab.verify.steps import Ended, Steps
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
-from simulator.operations.attention import SCORE
+from simulator.operations.attention import ATTENTION, SCORE
+from simulator.problem import SCORES
 
 ORACLES_AGREE = 1e-12
 """How far two float64 oracles may be apart, times the largest score if over 1. They differ only in the order of
 sums."""
+Arrays = Mapping[str, Any]
+"""NumPy arrays by the names of their operands."""
 DENSE_LIMIT = 1 << 17
 """The most (query, key) pairs, over batch and heads, for which the loop over queries is run as a second oracle."""
 
@@ -60,6 +65,7 @@ class Bench:
     dtypes: tuple[str, ...]
     full: bool
     seed: int
+    steps: Steps = field(default_factory=Steps)
 
     def does(self, problem: Problem) -> bool:
         """Does the target take this problem?"""
@@ -67,9 +73,10 @@ class Bench:
 
     def probe(self) -> None:
         """Call an outsider's function once per dtype. Raises `UsageError` if it refuses its arguments, whatever they hold."""
-        if isinstance(self.target, CallableTarget):
+        if isinstance(target := self.target, CallableTarget):
             for dtype in self.dtypes:
-                self._probe(self.target, dtype)
+                with suppress(Ended, Refused):
+                    self.steps.step(lambda dtype=dtype: self._probe(target, dtype))
 
     def _probe(self, target: CallableTarget, dtype: str) -> None:
         for causal in (False, True):
@@ -79,31 +86,40 @@ class Bench:
         else:
             return  # it does neither: the rows will say why
         try:
-            target.call(p, *(target.frame.put(x) for x in make_inputs(p, seed=self.seed)))
+            self.call(p, {name: target.frame.put(x) for name, x in self.draw(p).items()})
         except (UsageError, Unavailable):
             raise
         except (Exception, SystemExit) as error:
             if (refusal := target.argument_error(p, error)) is not None:
                 raise refusal from None
 
+    def draw(self, problem: Problem, inputs: str = "normal") -> dict[str, Any]:
+        """A problem's operands by name, with values of a kind in `INPUTS`."""
+        return ATTENTION.draw(problem, self.seed, inputs)
+
+    def call(self, problem: Problem, arrays: Mapping[str, Any], **more: Any) -> tuple[Any, Any]:
+        """(out, lse) of the target, for operands of its framework by name."""
+        with self.steps.call():
+            return self.target.call(problem, arrays, **more)
+
     def run(
-        self, problem: Problem, q: Array, k: Array, v: Array, *, layout: str = "plain", garbage: float = math.nan,
+        self, problem: Problem, arrays: Arrays, *, layout: str = "plain", garbage: float = math.nan,
         tile: tuple[int, int] | None = None, out: bool = False, scales: Scales | None = None,
     ) -> Result:  # fmt: skip
-        """Run the target on q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim).
+        """Run the target on a problem's operands.
 
         Every buffer has guard bands of `garbage`. These and the inputs must be unchanged afterwards, or `Failure` is
         raised. With `out`, the target writes into a buffer of ours, which is full of garbage before the launch.
         """
         frame = self.target.frame
-        placed = {name: place(frame, x, layout, garbage) for name, x in (("q", q), ("k", k), ("v", v))}
+        placed = {name: place(frame, x, layout, garbage) for name, x in arrays.items()}
         mine: Placed | None = None
         if out:
             shape = (problem.batch, problem.heads, problem.len_q, problem.head_dim_v)
             mine = place(frame, np.full(shape, garbage, numpy_dtype(problem.out_dtype)), layout, garbage)
-        got, lse = self.target.call(
+        got, lse = self.call(
             problem,
-            *(x.view for x in placed.values()),
+            {name: x.view for name, x in placed.items()},
             out=None if mine is None else mine.view,
             tile=tile,
             scales=None if scales is None else Scales(*(frame.put(x.reshape(-1)).reshape(x.shape) for x in scales)),
@@ -116,22 +132,22 @@ class Bench:
             raise Failure(f"out: {harm}")
         return result
 
-    def expect(self, problem: Problem, q: Array, k: Array, v: Array) -> Expected:
+    def expect(self, problem: Problem, arrays: Arrays) -> Expected:
         """The truth for these inputs, by the target's convention for causal masks."""
-        return expect(problem, q, k, v, align=self.target.align)
+        return expect(problem, **arrays, align=self.target.align)
 
     def judge_case(self, case: Case) -> float:
         """Hold one case to the rule, by two oracles that share no mask code. Returns the worst error over its limit."""
         p, arrays = case.problem, case.arrays()
-        expected = self.expect(p, *arrays)
+        expected = self.expect(p, arrays)
         if p.len_q * p.len_kv * p.batch * p.heads <= DENSE_LIMIT:
             self.check_oracles(p, arrays, expected)
-        result = self.run(p, *arrays, layout=case.layout, tile=case.tile)
+        result = self.run(p, arrays, layout=case.layout, tile=case.tile)
         return held(judge(expected, result.out, result.lse)).worst
 
-    def check_oracles(self, problem: Problem, arrays: tuple[Array, Array, Array], expected: Expected) -> None:
+    def check_oracles(self, problem: Problem, arrays: Arrays, expected: Expected) -> None:
         """Raise `Failure` if the dense reference and the loop over queries disagree."""
-        loop = reference(problem, *arrays, align=self.target.align, loop=True)
+        loop = reference(problem, **arrays, align=self.target.align, loop=True)
         close = ORACLES_AGREE * float(np.maximum(1.0, expected.lse_tolerance / SCORE[problem.dtype]).max(initial=1.0))
         for name, a, b in (("out", expected.out, loop.out), ("LSE", expected.lse, loop.lse)):
             if not np.isclose(a, b, rtol=close, atol=close).all():
@@ -149,10 +165,13 @@ class Bench:
 
     def perform(self, check: str, trial: Trial) -> Row:
         """Run a trial and return its row of the report."""
-        begun = time.perf_counter()
         row = Row(
             check=check, case=trial.label, problem=describe(trial.problem), dtype=trial.problem.dtype, status="passed"
         )
+        return stepped(self.steps, lambda: self._performed(row, trial), row)
+
+    def _performed(self, row: Row, trial: Trial) -> Row:
+        begun = time.perf_counter()
         try:
             if reason := self.target.refuses(trial.problem):
                 raise Refused(reason)
@@ -169,6 +188,16 @@ class Bench:
         return replace(row, seconds=time.perf_counter() - begun)
 
 
+def stepped(steps: Steps, body: Callable[[], Row], row: Row) -> Row:
+    """The row that a step returns, or else what becomes of `row`."""
+    try:
+        return steps.step(body)
+    except Ended as ended:
+        return replace(row, status="failed", detail=ended.message, place=ended.place, ended=True)
+    except Refused as reason:
+        return replace(row, status="not run", detail=str(reason))
+
+
 def fitted(
     bench: Bench,
     word: str,
@@ -178,12 +207,19 @@ def fitted(
 ) -> Trial:
     """A trial of the nearest problem in the domain, or one that isn't run if that doesn't keep what the check needs."""
     inside = bench.target.domain.fit(p)
-    if keeps(inside):
+    if keeps_scores(inside, p) and keeps(inside):
         return Trial(word, inside, lambda: body(bench, inside))
-    return Trial(word, p, _no_such_problem)
+    return Trial(word, p, no_such_problem)
 
 
-def _no_such_problem() -> None:
+def keeps_scores(inside: Problem, wanted: Problem) -> bool:
+    """Has a problem that was moved into a domain still something of what changes the wanted one's scores, if anything does?"""
+    asked = [name for name in SCORES if name in wanted.applied]
+    return not asked or any(name in inside.applied for name in asked)
+
+
+def no_such_problem() -> None:
+    """The body of a trial that isn't run."""
     raise Refused("its domain has no such problem")
 
 

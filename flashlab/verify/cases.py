@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from simulator import Problem
-from simulator.dtypes import Array
 from simulator.errors import unknown
 from simulator.operations.attention import ATTENTION
-from simulator.problem import FIELDS
+from simulator.problem import FEATURES, FIELDS, SCORES
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -43,9 +42,9 @@ class Case:
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
 
-    def arrays(self) -> tuple[Array, Array, Array]:
-        """q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim), contiguous, as stored."""
-        return make_inputs(self.problem, self.inputs, self.seed)
+    def arrays(self) -> dict[str, Any]:
+        """Its operands by name, contiguous, as stored. The same seed gives the same arrays."""
+        return ATTENTION.draw(self.problem, self.seed, self.inputs)
 
     @property
     def source(self) -> str:
@@ -75,10 +74,49 @@ def describe(problem: Problem) -> str:
     return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *words])
 
 
-def make_inputs(problem: Problem, inputs: str = "normal", seed: int = 0) -> tuple[Array, Array, Array]:
-    """q, k and v with values of a kind in `INPUTS`. The same seed gives the same arrays."""
-    drawn = ATTENTION.draw(problem, seed, inputs)
-    return drawn["q"], drawn["k"], drawn["v"]
+def usual(dtype: str, **changes: Any) -> Problem:
+    """The problem that most checks vary: two heads of 97 queries and keys."""
+    return Problem(batch=1, heads=2, len_q=97, head_dim=64, dtype=dtype).replace(**changes)
+
+
+EMPTY_ROWS: dict[str, Any] = {"len_q": 100, "len_kv": 37, "causal": True}
+EVERY_SCORE: dict[str, Any] = {"soft_cap": 5.0, "sinks": True, "alibi": True}
+"""All that changes the scores."""
+SCORE_EDGES: dict[str, dict[str, Any]] = {
+    "soft cap": {"soft_cap": 5.0, "len_q": 97},
+    "soft cap, causal, GQA": {"soft_cap": 30.0, "heads": 8, "kv_heads": 2, "len_q": 113, "causal": True},
+    "soft cap below large logits": {"soft_cap": 5.0, "inputs": "large", "len_q": 150, "causal": True},
+    "soft cap, rising logits": {"soft_cap": 5.0, "inputs": "rising", "len_q": 150},
+    "soft cap, empty rows": {"soft_cap": 5.0, **EMPTY_ROWS},
+    "soft cap, window, scale below 0": {"soft_cap": 5.0, "len_q": 97, "window": (16, 8), "scale": -0.2},
+    "soft cap, one query": {"soft_cap": 5.0, "len_q": 1, "len_kv": 113},
+    "sinks": {"sinks": True, "len_q": 97},
+    "sinks, causal, GQA, batch 2": {
+        "sinks": True, "batch": 2, "heads": 6, "kv_heads": 2, "len_q": 81, "causal": True,
+    },
+    "sinks, empty rows": {"sinks": True, **EMPTY_ROWS},
+    "sinks, whole tiles of empty rows": {"sinks": True, "len_q": 239, "len_kv": 5, "causal": True},
+    "sinks, no keys": {"sinks": True, "len_q": 5, "len_kv": 0},
+    "sinks, one query, window": {"sinks": True, "len_q": 1, "len_kv": 113, "window": (16, None)},
+    "sinks, large logits": {"sinks": True, "inputs": "large", "len_q": 150, "causal": True},
+    "sinks, one key with a large negative logit": {"sinks": True, "inputs": "lone", "len_q": 97, "window": (0, 0)},
+    "sinks, scale 0": {"sinks": True, "len_q": 70, "scale": 0.0},
+    "ALiBi": {"alibi": True, "len_q": 97},
+    "ALiBi, causal, fewer queries than keys": {"alibi": True, "len_q": 64, "len_kv": 200, "causal": True},
+    "ALiBi, more queries than keys": {"alibi": True, "len_q": 150, "len_kv": 70},
+    "ALiBi, window, GQA": {"alibi": True, "heads": 8, "kv_heads": 2, "len_q": 97, "window": (40, 30)},
+    "ALiBi, long row of 1025 keys": {"alibi": True, "heads": 1, "len_q": 3, "len_kv": 1025},
+    "ALiBi, empty rows": {"alibi": True, **EMPTY_ROWS},
+    "ALiBi, one query": {"alibi": True, "len_q": 1, "len_kv": 113},
+    "ALiBi, scale below 0": {"alibi": True, "len_q": 97, "scale": -0.2, "causal": True},
+    "ALiBi, scale 0": {"alibi": True, "len_q": 97, "scale": 0.0},
+    "soft cap, sinks, ALiBi": {**EVERY_SCORE, "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 97, "causal": True},
+    "soft cap, sinks, ALiBi, window": {**EVERY_SCORE, "len_q": 113, "len_kv": 150, "window": (40, 5)},
+    "soft cap, sinks, ALiBi, empty rows": {**EVERY_SCORE, **EMPTY_ROWS},
+    "soft cap, sinks, ALiBi, head dim 111": {**EVERY_SCORE, "len_q": 65, "head_dim": 111, "layout": "bshd"},
+    "soft cap, sinks, ALiBi, one query, scale below 0": {**EVERY_SCORE, "len_q": 1, "len_kv": 97, "scale": -0.2},
+}  # fmt: skip
+"""Edges of what changes the scores, with its neighbours: the keywords of a case by its label."""
 
 
 def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
@@ -130,6 +168,8 @@ def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> 
     for inputs in list(INPUTS)[1:]:
         yield case(f"inputs {inputs}", inputs=inputs, len_q=150, causal=True)
     yield case("one valid key with a large negative logit", inputs="lone", len_q=97, window=(0, 0))
+    for word, changes in SCORE_EDGES.items():
+        yield case(word, **changes)
     if full:
         for n in (799, 1023, 2049):
             yield case(f"length {n}", len_q=n)
@@ -152,8 +192,12 @@ def random_cases(
     tiles: Sequence[tuple[int, int] | None],
     layouts: Sequence[str] = tuple(LAYOUTS),
     scales: Sequence[float | None] = (None, 0.3),
+    scores: Sequence[Sequence[str]] = ((),),
 ) -> SearchStrategy[Case]:
-    """Random cases for Hypothesis, with lengths up to `longest`. Every number shrinks towards the plainest problem."""
+    """Random cases for Hypothesis, with lengths up to `longest`. Every number shrinks towards the plainest problem.
+
+    `scores` are what may change the scores together, of `SCORES`.
+    """
     from hypothesis import strategies as st  # imported only for a search, since it is slow to import
 
     side = st.none() | st.integers(0, longest // 4)
@@ -173,6 +217,7 @@ def random_cases(
             causal=draw(st.booleans()),
             window=draw(st.none() | st.tuples(side, side)),
             scale=draw(st.sampled_from(list(scales))),
+            **_scores(draw(st.sampled_from(list(scores))), draw(st.sampled_from([5.0, 30.0, 0.3]))),
         )
         return Case(
             problem=problem,
@@ -183,6 +228,11 @@ def random_cases(
         )
 
     return draw_case()
+
+
+def _scores(names: Sequence[str], soft_cap: float) -> dict[str, Any]:
+    """Fields of a problem that has these of `SCORES`."""
+    return {name: {**EVERY_SCORE, "soft_cap": soft_cap}[name] for name in SCORES if name in names}
 
 
 def smaller_cases(case: Case) -> SearchStrategy[Case]:
@@ -208,7 +258,7 @@ def smaller_cases(case: Case) -> SearchStrategy[Case]:
             len_q=draw(at_most(p.len_q, 0)),
             len_kv=draw(at_most(p.len_kv, 0)),
             head_dim=draw(at_most(p.head_dim, 1)),
-            **{name: draw(st.sampled_from([FIELDS[name].default, value])) for name, value in p.masks.items()},
+            **{name: draw(st.sampled_from([FIELDS[name].default, getattr(p, name)])) for name in FEATURES},
         )
         inputs, layout = draw(st.sampled_from(["normal", case.inputs])), draw(st.sampled_from(["plain", case.layout]))
         return Case(problem=problem, inputs=inputs, layout=layout, tile=case.tile, seed=case.seed)

@@ -11,7 +11,7 @@ from flashlab.verify.cases import LAYOUTS, Case
 from simulator import Problem, UsageError
 from simulator.errors import unknown
 from simulator.fields import integer
-from simulator.problem import FIELDS, MASKS
+from simulator.problem import FEATURES, FIELDS
 
 LONG = 513
 """Keys of a long row where there must be as many queries: the square of more would be slow."""
@@ -27,10 +27,10 @@ class Domain:
     for any. `groups` are the query heads that share one KV head: 1 for no grouped heads. Both lengths (tokens) are
     multiples of `multiple`, where `len_q` or `len_kv` doesn't say them. `same_lengths`: as many keys as queries.
     `empty`: may a length be 0? If not said, it may where lengths are multiples of 1. `causal`: True if every problem is
-    causal, False if none is. `masks` names what it takes of causal, window and scale (None: what the function has a
-    keyword for). `layouts` are those in `flashlab.verify.LAYOUTS` in which it takes arrays: "plain" if they must be
-    contiguous. `pairs` is the most (query, key) pairs, over batch and heads, for a kernel that is slow. Raises
-    `UsageError` for values that no problem can have.
+    causal, False if none is. `masks` names what it takes of causal, window, scale, soft_cap, sinks and alibi (None: what
+    the function has a keyword for). `layouts` are those in `flashlab.verify.LAYOUTS` in which it takes arrays: "plain"
+    if they must be contiguous. `pairs` is the most (query, key) pairs, over batch and heads, for a kernel that is slow.
+    Raises `UsageError` for values that no problem can have.
 
     >>> import flashlab as fl
     >>> domain = fl.Domain(dtype="bfloat16", head_dim=128, multiple=64, groups=1)
@@ -60,7 +60,7 @@ class Domain:
             name: FIELDS[name].checked for name in ("dtype", "head_dim", "batch", "len_q", "len_kv")
         }
         sizes["groups"] = lambda n: integer("groups", n, 1)
-        sizes["masks"] = lambda name: _known("masks", name, MASKS)
+        sizes["masks"] = lambda name: _known("masks", name, FEATURES)
         sizes["layouts"] = lambda name: _known("layouts", name, LAYOUTS)
         for name, checked in sizes.items():
             given = getattr(self, name)
@@ -90,7 +90,7 @@ class Domain:
         """The nearest problem that lies in this domain: the same one, if it does."""
         p = problem
         changes: dict[str, Any] = {
-            name: FIELDS[name].default for name in MASKS if self.masks is not None and name not in self.masks
+            name: FIELDS[name].default for name in FEATURES if self.masks is not None and name not in self.masks
         }
         if self.causal is not None:
             changes["causal"] = self.causal

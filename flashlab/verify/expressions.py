@@ -32,13 +32,13 @@ _ARRAY = re.compile(r"(?:(out|lse)|([a-z]+\d\w*)\[(.+)\])(?::(out|zeros|full\((.
 
 
 def names_of(problem: Problem) -> dict[str, Any]:
-    """What an expression may name: the problem's numbers, both sides of the window (-1: open), and inf.
+    """What an expression may name: the problem's numbers, both sides of the window (-1: open), and inf. No soft cap is 0.
 
     >>> names = names_of(Problem(batch=2, heads=4, len_q=64, head_dim=16, dtype="float32"))
     >>> names["scale"], names["window_left"]
     (0.25, -1)
     """
-    found = {name: getattr(problem, name) for name in FIELDS}
+    found = {name: known.none if (x := getattr(problem, name)) is None else x for name, known in FIELDS.items()}
     sides = {"window_left": problem.left, "window_right": problem.right}
     return {
         **{name: value for name, value in found.items() if isinstance(value, int | float)},

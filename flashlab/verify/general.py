@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from flashlab.verify.bench import Failure
+from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.report import Row
+from flashlab.verify.steps import Steps
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
 from simulator.dtypes import Array, as_numpy
@@ -134,7 +136,9 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 """The checks of any operation, by name."""
 
 
-def rows(subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int) -> Iterator[Row]:
+def rows(
+    subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int, steps: Steps
+) -> Iterator[Row]:
     """Run the checks (None: all): one row of the report per check, dtype and shape."""
     for name, check in CHECKS.items():
         # the counts are the tile program's: kernels have none of their own here
@@ -143,12 +147,13 @@ def rows(subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | Non
         for dtype in dtypes:
             for label, shape in subject.row.operation.shapes.items():
                 sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": dtype}
-                yield _performed(subject, name, check, label, Problem(**sizes | dict(shape)), seed)
+                p = Problem(**sizes | dict(shape))
+                row = Row(check=name, case=label, problem=describe(p), dtype=dtype, status="passed")
+                yield stepped(steps, partial(_performed, row, subject, check, p, seed), row)
 
 
-def _performed(subject: Subject, name: str, check: Check, label: str, problem: Problem, seed: int) -> Row:
-    begun = time.perf_counter()
-    found = Row(check=name, case=label, problem=describe(problem), dtype=problem.dtype, status="passed")
+def _performed(row: Row, subject: Subject, check: Check, problem: Problem, seed: int) -> Row:
+    begun, found = time.perf_counter(), row
     try:
         if reason := subject.refuses(problem):
             found = replace(found, status="not run", detail=reason)

@@ -5,22 +5,22 @@ The emulator runs it. So whatever it finds (a race, an access out of bounds) is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
-from flashlab.verify.adapter import Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
-from flashlab.verify.cases import make_inputs
+from flashlab.verify.adapter import PER_HEAD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
 from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated
 from simulator import Problem, UsageError
 from simulator.dtypes import Array, as_numpy
 from simulator.operations.attention import ATTENTION
-from simulator.problem import FIELDS, MASKS
+from simulator.problem import FEATURES, FIELDS, Masks, spell_masks
 
 if TYPE_CHECKING:
     from flashlab.emulator import FileRun
@@ -30,7 +30,7 @@ __all__ = ["FileKernel", "KernelTarget", "is_kernel", "kernel", "kernel_named"]
 
 Size = int | str | Sequence[int] | Callable[[Problem], Any]
 """A number, an expression of a problem's fields such as "cdiv(len_q, 64), batch * heads", or a function of a problem."""
-Arguments = Mapping[str, Any] | Callable[[Problem, Array, Array, Array], Mapping[str, Any]]
+Arguments = Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 
 USUAL = {
     "q": ("q", "query", "queries"),
@@ -44,7 +44,8 @@ USUAL = {
     "len_q": ("n", "len_q", "q_len", "seq_len", "seqlen", "seq_len_q", "seqlen_q"),
     "len_kv": ("len_k", "len_kv", "kv_len", "seq_len_k", "seq_len_kv", "seqlen_k", "seqlen_kv"),
     "head_dim": ("d", "dim", "head_dim", "headdim", "head_size"),
-    **{name: (name, *FIELDS[name].aliases) for name in ("causal", "scale")},
+    **{name: (name, *FIELDS[name].aliases) for name in ("causal", "scale", "soft_cap")},
+    **{operand.name: (operand.name, *FIELDS[name].aliases) for name, operand in PER_HEAD.items()},
     **{side: (side,) for side in ("window_left", "window_right")},
 }
 """The names, in small letters, under which a kernel usually takes what. A name that means anything else is said."""
@@ -81,37 +82,49 @@ class FileKernel:
     sram: Any
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @spell_masks
     def __call__(
-        self, q: Any, k: Any, v: Any, *, causal: bool = False, window: Any = None, scale: float | None = None
+        self, q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, **masks: Unpack[Masks]
     ) -> Array:
         """`out` for q (batch, heads, len_q, head_dim), k and v (batch, kv_heads, len_kv, head_dim). Misuse is no error."""
-        q, k, v = (as_numpy(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-        problem = ATTENTION.problem({"q": q, "k": k, "v": v}, causal=causal, window=window, scale=scale)
-        return self.attend(problem, q, k, v).out
+        arrays = _given(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes)
+        problem = ATTENTION.problem(arrays, **masks)
+        return self.attend(problem, arrays).out
 
-    def run(self, problem: Problem, q: Any = None, k: Any = None, v: Any = None, **options: Any) -> FileRun:
+    def run(
+        self, problem: Problem, q: Any = None, k: Any = None, v: Any = None, *, sinks: Any = None,
+        alibi_slopes: Any = None, **options: Any,
+    ) -> FileRun:  # fmt: skip
         """One launch on the emulator: its arrays, findings and counts. Without q, k and v, on random ones.
 
         `options` are those of `fl.emulate_file`. Raises `UsageError` for arguments that don't fit the kernel, and
         `BuildError` for a file that doesn't compile.
         """
-        if q is None:
-            q, k, v = make_inputs(problem)
-        return self.attend(problem, q, k, v, **options).run
+        drawn = ATTENTION.draw(problem) if q is None else {}
+        arrays = _given(q=q, k=k, v=v, sinks=sinks, alibi_slopes=alibi_slopes)
+        return self.attend(problem, drawn | arrays, **options).run
 
-    def attend(self, problem: Problem, q: Any, k: Any, v: Any, *, layout: Layout = "bhsd", **options: Any) -> Attended:
-        """One launch, and what it returned. q, k, v and out have the layout's axes."""
+    def attend(
+        self, problem: Problem, arrays: Mapping[str, Any], *, layout: Layout = "bhsd", **options: Any
+    ) -> Attended:
+        """One launch, and what it returned. q, k, v and out have the layout's axes.
+
+        A kernel always gets the numbers per head that it has a parameter for. What the problem lacks changes nothing.
+        """
         from flashlab.emulator import emulate_file  # only where something is emulated
 
-        operands = {name: np.ascontiguousarray(as_numpy(name, x)) for name, x in (("q", q), ("k", k), ("v", v))}
-        said: Mapping[str, Any] = _of(self.arguments, problem, *operands.values())
+        given = {name: np.ascontiguousarray(as_numpy(name, x)) for name, x in arrays.items()}
+        per_head = {name: x for name, x in given.items() if name not in "qkv"}
+        said: Mapping[str, Any] = _of(self.arguments, problem, *(given[name] for name in "qkv"), **per_head)
+        none = {x.name: np.full(x.shape(problem), x.default, np.float32) for x in PER_HEAD.values()}
+        operands = none | given
         usual = {own: meaning for own in self.declared().parameters if (meaning := _MEANING.get(own.lower()))}
         shapes = _outputs(problem, layout)
-        given = {own: _argument(own, x, problem, operands, shapes) for own, x in {**usual, **said}.items()}
+        told = {own: _argument(own, x, problem, operands, shapes) for own, x in {**usual, **said}.items()}
         sizes = {"grid": self.grid, "block": self.block, "sram": self.sram}
         launch = {name: _size(name, value, problem) for name, value in sizes.items() if value is not None}
         launch |= {name: _of(value, problem) for name, value in {**self.options, **options}.items()}
-        run = emulate_file(self.file, given, kernel=self.instance(problem) or None, **launch)
+        run = emulate_file(self.file, told, kernel=self.instance(problem) or None, **launch)
         found: dict[str, Array] = {}
         for name, (shape, _) in shapes.items():
             own = _output(name, said, usual)
@@ -129,9 +142,9 @@ class FileKernel:
         """The kernel's name; of a template such as `flash<{head_dim}>`, with the problem's numbers in it."""
         return re.sub(r"\{([^{}]*)\}", lambda found: str(calculated("kernel", found[1], problem)), self.name)
 
-    def takes(self, mask: str) -> bool:
-        """Can it be told this mask: by a parameter of a usual name, or in an expression?"""
-        names = ("window_left", "window_right") if mask == "window" else (mask,)
+    def takes(self, feature: str) -> bool:
+        """Can it be told of this feature: by a parameter of a usual name, or in an expression?"""
+        names = ("window_left", "window_right") if feature == "window" else (FIELDS[feature].operand or feature,)
         said: Mapping[str, Any] = {} if callable(self.arguments) else self.arguments
         words = {word for text in said.values() if isinstance(text, str) for word in re.findall(r"\w+", text)}
         return bool(words & set(names)) or any(_MEANING.get(own.lower()) in names for own in self.declared().parameters)
@@ -151,6 +164,13 @@ class FileKernel:
             known = ", ".join(names) or "no __global__ function"
             raise UsageError("name", None, f"one of {self.file.name}'s: {known} (a template as flash<{{head_dim}}>)")
         return found.kernels[0]
+
+    def limits(self) -> dict[str, Any]:
+        """How long one launch may take, in `seconds`, and how much `memory` the process that runs it may use, in bytes."""
+        from flashlab.emulator.apart import MEMORY, patience
+
+        said = self.options.get("time_limit", 60)
+        return {"seconds": math.inf if callable(said) else patience(said), "memory": MEMORY}
 
     def source(self) -> str | None:
         """Python that makes it, or None where functions are part of it that have no name to import."""
@@ -183,9 +203,14 @@ def _output(name: str, said: Mapping[str, Any], usual: Mapping[str, str]) -> str
     return next((own for own, meaning in usual.items() if meaning == name), "")
 
 
-def _of(value: Any, *given: Any) -> Any:
+def _given(**arrays: Any) -> dict[str, Array]:
+    """Those arrays that there are, as NumPy's."""
+    return {name: as_numpy(name, x) for name, x in arrays.items() if x is not None}
+
+
+def _of(value: Any, *given: Any, **named: Any) -> Any:
     """What a function returns for what is given; anything else is itself."""
-    return value(*given) if callable(value) else value
+    return value(*given, **named) if callable(value) else value
 
 
 def _size(name: str, value: Size, problem: Problem) -> Any:
@@ -215,12 +240,13 @@ def kernel(
     own launches, where they say it in constants.
 
     Parameters of usual names (Q, K, V, O, lse, N, head_dim, scale, causal, ...) need no word. `arguments` says the
-    others, by name: a number, an array, or text: a name of an operand ("q", "k", "v", "out", "lse"), an expression, or
-    an array as in "float32[batch, heads, len_q]:full(-inf)" (or `:zeros`, or `:out` for the kernel to fill).
-    "out:zeros" is an output that starts as 0. Where the arrays are to be made from q, k and v (pages, other layouts),
-    `arguments` is a function of (problem, q, k, v) that returns them; it may raise `NotImplementedError`. Masks that no
-    parameter's name and no expression tells of are said by `Domain(masks=...)`. `options` go
-    to `fl.emulate_file`: `macros`, `device`, `time_limit` and so on, or functions of a `Problem` that return them.
+    others, by name: a number, an array, or text: a name of an operand ("q", "k", "v", "sinks", "alibi_slopes", "out",
+    "lse"), an expression, or an array as in "float32[batch, heads, len_q]:full(-inf)" (or `:zeros`, or `:out` for the
+    kernel to fill). "out:zeros" is an output that starts as 0. Where the arrays are to be made from q, k and v (pages,
+    other layouts), `arguments` is a function of (problem, q, k, v) that returns them; it may raise
+    `NotImplementedError`. Of a problem with sinks or ALiBi it is given these
+    too, as keywords. Masks that no parameter's name and no expression tells of are said by `Domain(masks=...)`. `options` go to
+    `fl.emulate_file`: `macros`, `device`, `time_limit` and so on, or functions of a `Problem` that return them.
 
     >>> source = '''__global__ void mean(const float* V, float* O, int N, int d) {
     ...   const int head = blockIdx.x * N * d;  // a softmax of equal scores
@@ -260,15 +286,21 @@ class KernelTarget(CallableTarget):
 
     def keyword(self, name: str) -> str | None:
         said = self.adapter.domain.masks
-        return name if (name in MASKS and ((said is not None and name in said) or self.kernel.takes(name))) else None
+        return name if (name in FEATURES and ((said is not None and name in said) or self.kernel.takes(name))) else None
 
     def call(
-        self, problem: Problem, q: Any, k: Any, v: Any, *, out: Any = None, tile: TileShape = None, scales: Any = None
+        self,
+        problem: Problem,
+        arrays: Mapping[str, Any],
+        *,
+        out: Any = None,
+        tile: TileShape = None,
+        scales: Any = None,
     ) -> tuple[Any, Any]:
         swap = self.adapter.layout == "bshd"
-        q, k, v = (x.swapaxes(1, 2) if swap else x for x in (q, k, v))
+        given = {name: x.swapaxes(1, 2) if swap and name in "qkv" else x for name, x in arrays.items()}
         try:
-            run, got, lse = self.kernel.attend(problem, q, k, v, layout=self.adapter.layout)
+            run, got, lse = self.kernel.attend(problem, given, layout=self.adapter.layout)
         except NotImplementedError as refusal:
             raise Refused.by(refusal) from None
         if not run.passed:

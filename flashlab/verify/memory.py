@@ -141,8 +141,13 @@ class Placed:
 
 
 def place(frame: Frame, x: Array, layout: str, garbage: float) -> Placed:
-    """Lay `x` (batch, heads, length, head_dim) into a buffer full of `garbage`, in a layout of `cases.LAYOUTS`."""
-    batch, heads, length, dim = x.shape
+    """Lay `x` (batch, heads, length, head_dim) into a buffer full of `garbage`, in a layout of `cases.LAYOUTS`.
+
+    Numbers per head, (heads,), have no rows to lay out: they are contiguous, but may begin anywhere.
+    """
+    if x.ndim < 4:
+        layout = layout if layout == "misaligned" else "plain"
+    batch, heads, length, dim = (1,) * (4 - x.ndim) + x.shape
     step = 2 if layout == "strided" else 1
     # whole 16-byte units for every dtype, and at least one of garbage: still a layout that needs no copy
     unit = max(8, 16 // x.itemsize)
@@ -153,6 +158,7 @@ def place(frame: Frame, x: Array, layout: str, garbage: float) -> Placed:
     offset = GUARD + (layout == "misaligned")
     flat = np.full(offset + batch * heads * length * row + GUARD, garbage, x.dtype)
     inside = np.zeros(flat.size, bool)
+    strides = strides[4 - x.ndim :]
     for mine, value in ((flat, x), (inside, True)):
         np.lib.stride_tricks.as_strided(mine[offset:], x.shape, tuple(s * mine.itemsize for s in strides))[...] = value
     buffer = frame.put(flat)

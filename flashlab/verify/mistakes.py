@@ -37,40 +37,65 @@ class Scene:
 
     problem: Problem
     align: Align
-    q: Array
-    k: Array
-    v: Array
+    arrays: dict[str, Array]
     seen: Array
     truth: Expected
 
     @classmethod
     def of(cls, bench: Bench, case: Case) -> Scene:
         p, arrays = case.problem, case.arrays()
-        q, k, v = (x.astype(np.float64) for x in arrays)
-        return cls(p, bench.target.align, q, k, v, visible(p, bench.target), bench.expect(p, *arrays))
+        exact = {name: x.astype(np.float64) for name, x in arrays.items()}
+        return cls(p, bench.target.align, exact, visible(p, bench.target), bench.expect(p, arrays))
 
     def heads(self, order: Array | None = None) -> tuple[Array, Array]:
         """K and V with one head per query head; `order` says which."""
         if order is None:
             order = np.arange(self.problem.heads) // self.problem.queries_per_kv
-        return self.k[:, order], self.v[:, order]
+        return self.arrays["k"][:, order], self.arrays["v"][:, order]
 
-    def scores(self, order: Array | None = None) -> Array:
-        """q k^T, unscaled."""
-        return self.q @ self.heads(order)[0].swapaxes(-1, -2)
+    @property
+    def sinks(self) -> Array:
+        """The sink of each head, or none."""
+        return self.arrays.get("sinks", np.full(self.problem.heads, -np.inf))
 
-    def softmax(self, s: Array, order: Array | None = None, extra: int = 0) -> Expected:
-        """What softmax(s) V comes to. Beside the keys, `extra` ones have a score and a value of 0."""
-        top: Array = s.max(-1, keepdims=True, initial=0.0 if extra else -np.inf)
-        e = np.exp(s - np.where(np.isneginf(top), 0.0, top))
-        total = e.sum(-1, keepdims=True) + (extra * np.exp(-top) if extra else 0.0)
+    @property
+    def slopes(self) -> Array:
+        """The ALiBi slope of each head, or 0."""
+        return self.arrays.get("alibi_slopes", np.zeros(self.problem.heads))
+
+    def scores(self, order: Array | None = None, scale: float | None = None) -> Array:
+        """The scores before any bias: scaled and, if the problem has a cap, bounded."""
+        s = (self.problem.scale if scale is None else scale) * self.products(order)
+        return s if self.problem.soft_cap is None else self.problem.soft_cap * np.tanh(s / self.problem.soft_cap)
+
+    def products(self, order: Array | None = None) -> Array:
+        """q k^T."""
+        return self.arrays["q"] @ self.heads(order)[0].swapaxes(-1, -2)
+
+    def distances(self, offset: int | None = None) -> Array:
+        """How far a key lies behind the one that its query is aligned with: (len_q, len_kv). Later keys are below 0."""
+        p = self.problem
+        rows = np.arange(p.len_q)[:, None] + (p.offset if offset is None else offset)
+        return rows - np.arange(p.len_kv)
+
+    def logits(self, order: Array | None = None, scale: float | None = None) -> Array:
+        """The scores and ALiBi's bias."""
+        return self.scores(order, scale) - self.slopes[:, None, None] * np.abs(self.distances())
+
+    def softmax(self, s: Array, order: Array | None = None, extra: int = 0, sinks: Array | None = None) -> Expected:
+        """What softmax(s) V comes to. Beside the keys, `extra` ones have a score and a value of 0, and `sinks` join."""
+        sink = (self.sinks if sinks is None else sinks)[:, None, None]
+        top: Array = np.maximum(s.max(-1, keepdims=True, initial=0.0 if extra else -np.inf), sink)
+        base = np.where(np.isneginf(top), 0.0, top)
+        e = np.exp(s - base)
+        total = e.sum(-1, keepdims=True) + (extra * np.exp(-top) if extra else 0.0) + np.exp(sink - base)
         with np.errstate(divide="ignore"):
             return self.weighted(e / np.where(total == 0, 1.0, total), (top + np.log(total))[..., 0], order)
 
     def weighted(self, weights: Array, lse: Array, order: Array | None = None) -> Expected:
         """What these weights of the keys come to, with the rule's tolerances."""
         p, (k, v) = self.problem, self.heads(order)
-        sizes = abs(p.scale) * (np.abs(self.q) @ np.abs(k).swapaxes(-1, -2))
+        sizes = abs(p.scale) * (np.abs(self.arrays["q"]) @ np.abs(k).swapaxes(-1, -2))
         d = SCORE[p.dtype] * np.maximum(1.0, np.where(self.seen, sizes, 0.0).max(-1, initial=0.0))
         out = weights @ v
         spread = (weights**2) @ (v**2).sum(-1)[..., None]
@@ -86,7 +111,7 @@ Suspect = tuple[str, Expected]
 
 def _masks(c: Scene) -> Iterator[Suspect]:
     """Other keys than those that a row should see."""
-    p, s = c.problem, c.problem.scale * c.scores()
+    p, s = c.problem, c.logits()
     key, row = np.arange(p.len_kv), np.arange(p.len_q)[:, None]
     aligned = {"bottom-right": row + p.offset, "top-left": row}
     seen: dict[str, Array] = {}
@@ -127,7 +152,7 @@ def _masks(c: Scene) -> Iterator[Suspect]:
 
 
 def _scales(c: Scene) -> Iterator[Suspect]:
-    p, s = c.problem, c.scores()
+    p = c.problem
     padded = 1 << (p.head_dim - 1).bit_length()
     scales = {
         "1/sqrt(head_dim)": 1 / math.sqrt(p.head_dim),
@@ -142,7 +167,7 @@ def _scales(c: Scene) -> Iterator[Suspect]:
     }
     default = " by default" if "scale" not in p.given else ""
     for words, scale in scales.items():
-        yield f"the scale is {words}{default}", c.softmax(c.masked(scale * s))
+        yield f"the scale is {words}{default}", c.softmax(c.masked(c.logits(scale=scale)))
 
 
 def _heads(c: Scene) -> Iterator[Suspect]:
@@ -151,14 +176,70 @@ def _heads(c: Scene) -> Iterator[Suspect]:
         orders = {"KV heads are interleaved: head h reads KV head h % kv_heads": np.arange(p.heads) % p.kv_heads}
         orders["all heads read KV head 0"] = np.zeros(p.heads, int)
         for words, order in orders.items():
-            yield words, c.softmax(c.masked(p.scale * c.scores(order)), order)
+            yield words, c.softmax(c.masked(c.logits(order)), order)
+
+
+def _soft_cap(c: Scene) -> Iterator[Suspect]:
+    p, cap = c.problem, c.problem.soft_cap
+    if cap is None:
+        return
+    s, bias = p.scale * c.products(), c.slopes[:, None, None] * np.abs(c.distances())
+    wrong = {
+        "the soft cap is ignored": s,
+        "the soft cap bounds products that aren't scaled yet": p.scale * cap * np.tanh(c.products() / cap),
+        "the soft cap's tanh isn't multiplied with the cap": np.tanh(s / cap),
+        "the soft cap cuts scores off, without a tanh": np.clip(s, -cap, cap),
+    }
+    for words, scores in wrong.items():
+        yield words, c.softmax(c.masked(scores - bias))
+    yield "the soft cap is applied after ALiBi's bias", c.softmax(c.masked(cap * np.tanh((s - bias) / cap)))
+    yield "the soft cap is applied after the mask", c.softmax(np.where(c.seen, c.logits(), -cap))
+
+
+def _sinks(c: Scene) -> Iterator[Suspect]:
+    p = c.problem
+    if not p.sinks:
+        return
+    s, none = c.masked(c.logits()), np.full(p.heads, -np.inf)
+    sinks = {
+        "the sinks are ignored": none,
+        "the sinks are scaled like scores": p.scale * c.sinks,
+        "the sinks are taken to base 2, without their log2(e)": c.sinks * math.log(2),
+        "each head has the sink of another: that of its KV head": c.sinks[np.arange(p.heads) // p.queries_per_kv],
+        "all heads have the sink of head 0": np.full(p.heads, c.sinks[0]),
+    }
+    for words, numbers in sinks.items():
+        yield words, c.softmax(s, sinks=numbers)
+    without = c.softmax(s, sinks=none)
+    yield "the LSE lacks the sinks, which `out` has", replace(c.truth, lse=without.lse)
+    yield "the LSE has the sinks, which `out` lacks", replace(without, lse=c.truth.lse)
+
+
+def _alibi(c: Scene) -> Iterator[Suspect]:
+    p = c.problem
+    if not p.alibi:
+        return
+    away, slopes = c.distances(), c.slopes[:, None, None]
+    one_kv = c.slopes[np.arange(p.heads) // p.queries_per_kv][:, None, None]
+    biases = {
+        "ALiBi is ignored": np.zeros_like(slopes),
+        "ALiBi's bias is added, not subtracted": -slopes * np.abs(away),
+        "ALiBi's distances are aligned top-left": slopes * np.abs(c.distances(0)),
+        "ALiBi's distances to later keys are negative": slopes * away,
+        "ALiBi's bias is scaled like scores": p.scale * slopes * np.abs(away),
+        "ALiBi's bias is taken to base 2, without its log2(e)": math.log(2) * slopes * np.abs(away),
+        "each head has the slope of another: that of its KV head": one_kv * np.abs(away),
+        "all heads have the slope of head 0": slopes[0] * np.abs(away),
+    }
+    for words, bias in biases.items():
+        yield words, c.softmax(c.masked(c.scores() - bias))
 
 
 def _sums(c: Scene) -> Iterator[Suspect]:
     """Sums over tiles that forget what their softmax was relative to."""
     p = c.problem
-    s = c.masked(p.scale * c.scores())
-    if not s.size:
+    s = c.masked(c.logits())
+    if not s.size or p.sinks:  # with a sink, each of these has variants of its own
         return
     top: Array = s.max(-1, keepdims=True)
     base = np.where(np.isneginf(top), 0.0, top)
@@ -186,8 +267,9 @@ def _sums(c: Scene) -> Iterator[Suspect]:
 def _lses(c: Scene) -> Iterator[Suspect]:
     """The LSE of another convention, beside the right output."""
     t = c.truth
-    s = c.masked(c.problem.scale * c.scores())
+    s = c.masked(c.logits())
     top: Array = s.max(-1, initial=-np.inf)
+    unscaled = c.softmax(c.masked(c.logits(scale=1.0))).lse
     with np.errstate(invalid="ignore", over="ignore"):
         log = t.lse - top
         lses = {
@@ -199,7 +281,7 @@ def _lses(c: Scene) -> Iterator[Suspect]:
             "the LSE has the sign of its logarithm wrong": top - log,
             "the LSE is upside-down: the logarithm is subtracted from nothing": -log,
             "the LSE is the sum, without a logarithm": np.exp(log),
-            "the LSE is of scores without their scale": np.where(np.isneginf(top), -np.inf, c.softmax(c.masked(c.scores())).lse),
+            "the LSE is of scores without their scale": np.where(np.isneginf(top), -np.inf, unscaled),
             "the LSE adds the maximum to the base-2 logarithm": top + log / math.log(2),
         }  # fmt: skip
     for words, lse in lses.items():
@@ -220,7 +302,7 @@ def _by_rows(c: Scene, result: Result) -> Iterator[str]:
     if (wrong == empty).all():
         yield "a row that sees no key must be 0, with an LSE of -inf; here it is something else"
         return
-    s = c.masked(c.problem.scale * c.scores())
+    s = c.masked(c.logits())
     top: Array = s.max(-1, initial=-np.inf)
     over, under, small = top > OVERFLOWS, (top < VANISHES) & ~empty, (top < SMALL) & ~empty
     for words, sure, perhaps in (
@@ -237,7 +319,7 @@ def _matching(bench: Bench, case: Case, *, failing: bool) -> set[str] | None:
     if p.batch * p.heads * p.len_q * p.len_kv > MOST_PAIRS or not bench.does(p):
         return None
     try:
-        result = bench.run(p, *case.arrays(), layout=case.layout, tile=case.tile)
+        result = bench.run(p, case.arrays(), layout=case.layout, tile=case.tile)
     except Unavailable:
         raise
     except (Exception, SystemExit):  # it raises, refuses, or writes where it must not: that says nothing of its numbers
@@ -267,7 +349,7 @@ _ROWS = {
 
 
 def _suspects(c: Scene) -> Iterator[Suspect]:
-    for kind in (_masks, _scales, _heads, _sums, _lses):
+    for kind in (_masks, _scales, _heads, _soft_cap, _sinks, _alibi, _sums, _lses):
         yield from kind(c)
 
 

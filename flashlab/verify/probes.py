@@ -10,13 +10,27 @@ from typing import Any
 import numpy as np
 
 import simulator
-from flashlab.verify.adapter import Refused, SimulatorTarget
-from flashlab.verify.bench import Bench, Failure, Result, Trial, fitted, held, near, visible
-from flashlab.verify.cases import Case, edges, make_inputs
+from flashlab.verify.adapter import Refused
+from flashlab.verify.bench import (
+    Bench,
+    Failure,
+    Result,
+    Trial,
+    fitted,
+    held,
+    keeps_scores,
+    near,
+    no_such_problem,
+    visible,
+)  # fmt: skip
+from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
+from flashlab.verify.masks import masks
 from flashlab.verify.rule import SUMS, judge, reference
+from flashlab.verify.scores import extremes, head_order, key_sets, neutral
+from flashlab.verify.targets import SimulatorTarget
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.attention import LARGEST_FP8, to_storage
+from simulator.operations.attention import ATTENTION, LARGEST_FP8, to_storage
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import TILE
 from simulator.quantize import quantize
@@ -27,10 +41,6 @@ MOST_SCORES = 1 << 21
 """The most (query, key) pairs per head for which `long_sums` asks."""
 
 
-def _problem(dtype: str, **changes: Any) -> Problem:
-    return Problem(batch=1, heads=2, len_q=97, head_dim=64, dtype=dtype).replace(**changes)
-
-
 def rule(bench: Bench) -> Iterator[Trial]:
     """Every row of every edge case obeys the rule against float64."""
     dims = (16, 32, 40, 64, 72, 96, 111, 128, 256)
@@ -39,92 +49,33 @@ def rule(bench: Bench) -> Iterator[Trial]:
         for word, edge in edges(dtype, full=bench.full, head_dims=None if bench.full else dims[1:]):
             wanted = replace(edge, seed=bench.seed)
             case = bench.target.domain.another(wanted, taken)
-            if case is not None:
+            if case is not None and not keeps_scores(case.problem, wanted.problem):
+                yield Trial(word, wanted.problem, no_such_problem)
+            elif case is not None:
                 taken.add(case)
                 shaped = "" if case == wanted else ", shaped"
                 yield Trial(word + shaped, case.problem, lambda case=case: bench.judge_case(case), case)
-
-
-def key_sets(bench: Bench) -> Iterator[Trial]:
-    """With q = 0 and one-hot values, `out` shows which keys each row attends to. The LSE is the log of their number."""
-    for dtype in bench.dtypes:
-        for word, p in (
-            ("no mask", _problem(dtype)),
-            ("causal", _problem(dtype, causal=True)),
-            ("causal, more keys", _problem(dtype, len_q=70, len_kv=150, causal=True)),
-            ("causal, more queries", _problem(dtype, len_q=150, len_kv=70, causal=True)),
-            ("window", _problem(dtype, window=(20, 10))),
-            ("causal window, GQA", _problem(dtype, heads=4, len_q=131, window=(40, None), causal=True)),
-            ("1025 keys", _problem(dtype, heads=1, len_q=2, len_kv=1025)),
-        ):
-            yield fitted(bench, word, p, _key_sets)
-
-
-def _key_sets(bench: Bench, p: Problem) -> None:
-    # a row of `out` shows head_dim keys, so each sequence of the batch shows another chunk of keys
-    chunks = -(-p.len_kv // p.head_dim_v)
-    p = p.replace(batch=chunks)
-    q, k, v = make_inputs(p, seed=bench.seed)
-    q[...], v[...] = 0, 0
-    for chunk in range(chunks):
-        keys = range(chunk * p.head_dim_v, min((chunk + 1) * p.head_dim_v, p.len_kv))
-        v[chunk, :, keys, range(len(keys))] = 1
-    result = _in_batches(bench, p, q, k, v)
-    spelled = result.out.astype(np.float64).transpose(1, 2, 0, 3).reshape(p.heads, p.len_q, -1)[..., : p.len_kv]
-    wanted = visible(p, bench.target)
-    counts = wanted.sum(-1)
-    for h, i in np.ndindex(spelled.shape[:2]):
-        got, want = set(np.flatnonzero(spelled[h, i] != 0).tolist()), set(np.flatnonzero(wanted[i]).tolist())
-        if got != want:
-            extra, missing = sorted(got - want), sorted(want - got)
-            raise Failure(
-                f"head {h}, row {i} attends to keys that it must not see: {extra[:5]}, and misses {missing[:5]}"
-            )
-    expected = bench.expect(p, q, k, v)
-    held(judge(expected, result.out, None))
-    if result.lse is not None:
-        with np.errstate(divide="ignore"):
-            truth = np.broadcast_to(np.log(counts), result.lse.shape)
-        wrong = ~np.isclose(result.lse, truth, rtol=0, atol=2e-5) & ~(np.isneginf(result.lse) & np.isneginf(truth))
-        if wrong.any():
-            b, h, i = np.argwhere(wrong)[0].tolist()
-            raise Failure(
-                f"LSE of head {h}, row {i} is {result.lse[b, h, i]:.7g}, not log({counts[i]}) = {truth[b, h, i]:.7g}"
-            )
-
-
-def _in_batches(bench: Bench, p: Problem, q: Array, k: Array, v: Array) -> Result:
-    """Run all sequences in one call, or one by one where the target takes no such batch."""
-    if bench.target.refuses(p) is None:
-        return bench.run(p, q, k, v)
-    one = bench.target.domain.fit(p.replace(batch=1))
-    size, parts = one.batch, list[Result]()
-    for first in range(0, p.batch, size):
-        rows = np.arange(first, first + size) % p.batch  # the last call may see some sequences again
-        parts.append(bench.run(one, q[rows], k[rows], v[rows]))
-    lses = [part.lse for part in parts if part.lse is not None]
-    out = np.concatenate([part.out for part in parts])[: p.batch]
-    return Result(out, np.concatenate(lses)[: p.batch] if lses else None)
 
 
 def hidden_keys(bench: Bench) -> Iterator[Trial]:
     """Keys and values that a row cannot see must not change it by one bit, even when they become very large."""
     for dtype in bench.dtypes:
         for word, p in (
-            ("causal", _problem(dtype, causal=True)),
-            ("window", _problem(dtype, len_q=80, len_kv=120, window=(30, 5))),
+            ("causal", usual(dtype, causal=True)),
+            ("window", usual(dtype, len_q=80, len_kv=120, window=(30, 5))),
+            ("soft cap, sinks, ALiBi", usual(dtype, **EVERY_SCORE, causal=True)),
         ):
             yield fitted(bench, word, p, _hidden_keys, lambda p: not visible(p, bench.target).all())
 
 
 def _hidden_keys(bench: Bench, p: Problem) -> None:
-    q, k, v = make_inputs(p, seed=bench.seed)
-    plain, seen = bench.run(p, q, k, v), visible(p, bench.target)
+    arrays = bench.draw(p)
+    plain, seen = bench.run(p, arrays), visible(p, bench.target)
     for row in sorted({0, p.len_q // 3, p.len_q - 1}):
-        loud_k, loud_v = k.copy(), v.copy()
+        loud_k, loud_v = arrays["k"].copy(), arrays["v"].copy()
         loud = min(1e4, LARGEST_FP8) if p.dtype == FP8 else 1e4
         loud_k[:, :, ~seen[row]], loud_v[:, :, ~seen[row]] = loud, -loud
-        changed = bench.run(p, q, loud_k, loud_v)
+        changed = bench.run(p, {**arrays, "k": loud_k, "v": loud_v})
         pick = (slice(None), slice(None), slice(row, row + 1))
         part = [Result(r.out[pick], None if r.lse is None else r.lse[pick]) for r in (plain, changed)]
         if not part[0].same_bits(part[1]):
@@ -137,15 +88,16 @@ def memory(bench: Bench) -> Iterator[Trial]:
         return
     for dtype in bench.dtypes:
         for word, layout, p in (
-            ("guard bands", "plain", _problem(dtype, len_q=113, causal=True)),
-            ("odd head dim", "plain", _problem(dtype, head_dim=111, len_q=50, len_kv=77)),
-            ("padded rows", "padded", _problem(dtype, head_dim=40, len_q=77, len_kv=50)),
+            ("guard bands", "plain", usual(dtype, len_q=113, causal=True)),
+            ("odd head dim", "plain", usual(dtype, head_dim=111, len_q=50, len_kv=77)),
+            ("padded rows", "padded", usual(dtype, head_dim=40, len_q=77, len_kv=50)),
             (
                 "padded rows, odd head dim, GQA",
                 "padded",
-                _problem(dtype, heads=4, kv_heads=2, head_dim=111, len_q=33, causal=True),
+                usual(dtype, heads=4, kv_heads=2, head_dim=111, len_q=33, causal=True),
             ),
-            ("empty rows", "plain", _problem(dtype, len_q=100, len_kv=37, causal=True)),
+            ("empty rows", "plain", usual(dtype, **EMPTY_ROWS)),
+            ("numbers per head", "plain", usual(dtype, **EVERY_SCORE, heads=6, kv_heads=3, causal=True)),
         ):
             layouts = bench.target.domain.layouts
             layout = layout if layouts is None or layout in layouts else "plain"
@@ -153,14 +105,14 @@ def memory(bench: Bench) -> Iterator[Trial]:
 
 
 def _memory(bench: Bench, p: Problem, layout: str) -> None:
-    arrays, target = make_inputs(p, seed=bench.seed), bench.target
+    arrays, target = bench.draw(p), bench.target
     if not target.frame.views:
         raise Refused(f"{target.frame.name} owns its memory")
-    clean = bench.run(p, *arrays, layout=layout, garbage=0.0)
+    clean = bench.run(p, arrays, layout=layout, garbage=0.0)
     for garbage in (math.nan, math.inf):
         for out in (False, True) if target.takes_out else (False,):
             target.frame.litter(target.footprint(p))
-            dirty = bench.run(p, *arrays, layout=layout, garbage=garbage, out=out)
+            dirty = bench.run(p, arrays, layout=layout, garbage=garbage, out=out)
             if not dirty.same_bits(clean):
                 where = (
                     "around the arrays, in the output or the workspace"
@@ -174,9 +126,7 @@ def odd_scale(bench: Bench) -> Iterator[Trial]:
     """A scale of 0 gives the plain mean of the values. With a scale below 0, the least score weighs most."""
     for dtype in bench.dtypes:
         for word, scale in (("0", 0.0), ("below 0", -0.125)):
-            case = bench.target.domain.fit_case(
-                Case(problem=_problem(dtype, scale=scale, causal=True), seed=bench.seed)
-            )
+            case = bench.target.domain.fit_case(Case(problem=usual(dtype, scale=scale, causal=True), seed=bench.seed))
             if case.problem.scale != scale:  # the rows that such a scale would have are `rule`'s
                 continue
             yield Trial(word, case.problem, lambda case=case: bench.judge_case(case), case)
@@ -185,26 +135,31 @@ def odd_scale(bench: Bench) -> Iterator[Trial]:
 def permutation(bench: Bench) -> Iterator[Trial]:
     """The result stays the same when keys and values are permuted together."""
     for dtype in bench.dtypes:
-        p = _problem(dtype, len_kv=150)
-        yield fitted(bench, "no mask", p, _permutation, lambda p: not p.causal and p.len_kv > 1)
+        for word, changes in (("no mask", {}), ("soft cap, sinks", {"soft_cap": 5.0, "sinks": True})):
+            p = usual(dtype, len_kv=150, **changes)
+            yield fitted(bench, word, p, _permutation, lambda p: not p.causal and p.len_kv > 1)
 
 
 def _permutation(bench: Bench, p: Problem) -> float:
-    q, k, v = make_inputs(p, seed=bench.seed)
+    arrays = bench.draw(p)
     order = np.random.default_rng(bench.seed).permutation(p.len_kv)
-    a, b = bench.run(p, q, k, v), bench.run(p, q, k[:, :, order], v[:, :, order])
-    return near(a, b, bench.expect(p, q, k, v), what="keys and values permuted")
+    a, b = bench.run(p, arrays), bench.run(p, {**arrays, **{name: arrays[name][:, :, order] for name in "kv"}})
+    return near(a, b, bench.expect(p, arrays), what="keys and values permuted")
 
 
 def split(bench: Bench) -> Iterator[Trial]:
-    """Attention over two parts of the keys, merged by their LSEs, is attention over all of them."""
+    """Attention over two parts of the keys, merged by their LSEs, is attention over all of them. One part has the sinks."""
     for dtype in bench.dtypes:
-        for cut in (32, 71):
-            wanted = _problem(dtype, len_kv=113)
+        for cut, word, changes in (
+            (32, "", {}),
+            (71, "", {}),
+            (71, ", soft cap, sinks", {"soft_cap": 5.0, "sinks": True}),
+        ):
+            wanted = usual(dtype, len_kv=113, **changes)
             cut = bench.target.domain.fit(wanted.replace(len_kv=cut)).len_kv
             yield fitted(
                 bench,
-                f"cut at {cut}",
+                f"cut at {cut}{word}",
                 wanted,
                 lambda bench, p, cut=cut: _split(bench, p, cut),
                 lambda p, cut=cut: not p.causal and all(bench.does(part) for part in _parts(p, cut)),
@@ -216,16 +171,18 @@ def _parts(p: Problem, cut: int) -> list[Problem]:
 
 
 def _split(bench: Bench, p: Problem, cut: int) -> float:
-    q, k, v = make_inputs(p, "biased", seed=bench.seed)
-    whole, expected = bench.run(p, q, k, v), bench.expect(p, q, k, v)
+    arrays = bench.draw(p, "biased")
+    whole, expected = bench.run(p, arrays), bench.expect(p, arrays)
     if whole.lse is None:  # a program may return none, too
         raise Refused("without an LSE, parts can't be merged")
     merged, lses = np.zeros(whole.out.shape), list[Array]()
     allowed = expected.out_tolerance.copy()
-    parts = [(k[:, :, :cut], v[:, :, :cut]), (k[:, :, cut:], v[:, :, cut:])]
-    for keys, values in parts:
-        one = p.replace(len_kv=keys.shape[2])
-        part, truth = bench.run(one, q, keys, values), bench.expect(one, q, keys, values)
+    parts = [{**arrays, **{name: arrays[name][:, :, keys] for name in "kv"}} for keys in (slice(cut), slice(cut, None))]
+    if p.sinks:
+        parts[1]["sinks"] = np.full_like(arrays["sinks"], -np.inf)
+    for each in parts:
+        one = p.replace(len_kv=each["k"].shape[2])
+        part, truth = bench.run(one, each), bench.expect(one, each)
         assert part.lse is not None
         weight = np.exp(part.lse.astype(np.float64) - expected.lse)
         merged += weight[..., None] * part.out.astype(np.float64)
@@ -245,8 +202,10 @@ def gqa(bench: Bench) -> Iterator[Trial]:
     """Grouped heads give the same result as ordinary heads with K and V repeated."""
     for dtype in bench.dtypes:
         for heads, kv_heads in ((8, 2), (7, 1), (6, 3)):
-            p = _problem(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)
+            p = usual(dtype, batch=2, heads=heads, kv_heads=kv_heads, len_q=40, len_kv=70, causal=True)
             yield fitted(bench, f"{heads}:{kv_heads}", p, _gqa, lambda p: _both_kinds_of_heads(bench, p))
+        p = usual(dtype, **EVERY_SCORE, heads=6, kv_heads=2, len_q=40, len_kv=70)
+        yield fitted(bench, "6:2, soft cap, sinks, ALiBi", p, _gqa, lambda p: _both_kinds_of_heads(bench, p))
 
 
 def _both_kinds_of_heads(bench: Bench, p: Problem) -> bool:
@@ -254,17 +213,18 @@ def _both_kinds_of_heads(bench: Bench, p: Problem) -> bool:
 
 
 def _gqa(bench: Bench, p: Problem) -> float:
-    q, k, v = make_inputs(p, seed=bench.seed)
-    grouped = bench.run(p, q, k, v)
-    repeated = bench.run(p.replace(kv_heads=None), q, *(np.repeat(x, p.queries_per_kv, axis=1) for x in (k, v)))
-    return near(grouped, repeated, bench.expect(p, q, k, v), what="K and V repeated for each head")
+    arrays = bench.draw(p)
+    own = {name: np.repeat(arrays[name], p.queries_per_kv, axis=1) for name in "kv"}
+    grouped, repeated = bench.run(p, arrays), bench.run(p.replace(kv_heads=None), {**arrays, **own})
+    return near(grouped, repeated, bench.expect(p, arrays), what="K and V repeated for each head")
 
 
 def prefix(bench: Bench) -> Iterator[Trial]:
     """Under a causal mask, row i equals full attention of that query over the first i + 1 keys."""
     for dtype in bench.dtypes:
-        p = _problem(dtype, len_q=130, causal=True)
-        yield fitted(bench, "causal", p, _prefix, lambda p: _has_prefixes(bench, p))
+        for word, changes in (("causal", {}), ("causal, soft cap, sinks, ALiBi", EVERY_SCORE)):
+            p = usual(dtype, len_q=130, causal=True, **changes)
+            yield fitted(bench, word, p, _prefix, lambda p: _has_prefixes(bench, p))
 
 
 def _row_alone(p: Problem, i: int) -> Problem:
@@ -276,52 +236,56 @@ def _has_prefixes(bench: Bench, p: Problem) -> bool:
 
 
 def _prefix(bench: Bench, p: Problem) -> float:
-    q, k, v = make_inputs(p, seed=bench.seed)
-    causal, worst = bench.run(p, q, k, v), 0.0
+    arrays = bench.draw(p)
+    causal, worst = bench.run(p, arrays), 0.0
     for i in (0, 1, 15, 16, 63, 64, 65, 129):
-        one = _row_alone(p, i)
-        arrays = q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]
-        row = Result(causal.out[:, :, i : i + 1], None if causal.lse is None else causal.lse[:, :, i : i + 1])
-        worst = max(
-            worst, near(row, bench.run(one, *arrays), bench.expect(one, *arrays), what=f"row {i} against {i + 1} keys")
-        )
+        one, this = _row_alone(p, i), (slice(None), slice(None), slice(i, i + 1))
+        alone = {**arrays, "q": arrays["q"][this], **{name: arrays[name][:, :, : i + 1] for name in "kv"}}
+        row = Result(causal.out[this], None if causal.lse is None else causal.lse[this])
+        off = near(row, bench.run(one, alone), bench.expect(one, alone), what=f"row {i} against {i + 1} keys")
+        worst = max(worst, off)
     return worst
 
 
 def batch(bench: Bench) -> Iterator[Trial]:
     """A sequence gives the same result alone and in a batch: the same bits for our kernels, by the rule for others."""
     for dtype in bench.dtypes:
-        p = _problem(dtype, batch=3, heads=4, kv_heads=2, causal=True)
-        yield fitted(bench, "of 3", p, _batch, lambda p: p.batch > 1 and bench.does(p.replace(batch=1)))
+        for word, changes in (("of 3", {}), ("of 3, soft cap, sinks, ALiBi", EVERY_SCORE)):
+            p = usual(dtype, batch=3, heads=4, kv_heads=2, causal=True, **changes)
+            yield fitted(bench, word, p, _batch, lambda p: p.batch > 1 and bench.does(p.replace(batch=1)))
 
 
 def _batch(bench: Bench, p: Problem) -> float:
-    arrays = make_inputs(p, seed=bench.seed)
-    together, worst = bench.run(p, *arrays), 0.0
+    arrays = bench.draw(p)
+    together, worst = bench.run(p, arrays), 0.0
     for b in range(p.batch):
-        alone = tuple(x[b : b + 1] for x in arrays)
+        alone = {name: ATTENTION.operand(name).part(x, {"batch": b}) for name, x in arrays.items()}
         one = p.replace(batch=1)
         a = Result(together.out[b : b + 1], None if together.lse is None else together.lse[b : b + 1])
-        c = bench.run(one, *alone)
+        c = bench.run(one, alone)
         if bench.target.bitwise and not a.same_bits(c):
             raise Failure(f"sequence {b} has other bits alone than in a batch of {p.batch}")
-        worst = max(worst, near(a, c, bench.expect(one, *alone), what=f"sequence {b} alone and in a batch"))
+        worst = max(worst, near(a, c, bench.expect(one, alone), what=f"sequence {b} alone and in a batch"))
     return worst
 
 
 def determinism(bench: Bench) -> Iterator[Trial]:
     """Every run gives the same bits."""
     for dtype in bench.dtypes:
-        for word, changes in (("no mask", {"len_q": 239}), ("causal", {"len_q": 130, "causal": True})):
-            p = _problem(dtype, heads=4, kv_heads=2, **changes)
+        for word, changes in (
+            ("no mask", {"len_q": 239}),
+            ("causal", {"len_q": 130, "causal": True}),
+            ("soft cap, sinks, ALiBi", EVERY_SCORE),
+        ):
+            p = usual(dtype, heads=4, kv_heads=2, **changes)
             yield fitted(bench, word, p, _determinism)
 
 
 def _determinism(bench: Bench, p: Problem) -> None:
-    arrays = make_inputs(p, seed=bench.seed)
-    first = bench.run(p, *arrays)
+    arrays = bench.draw(p)
+    first = bench.run(p, arrays)
     for n in range(2, 5):
-        if not bench.run(p, *arrays).same_bits(first):
+        if not bench.run(p, arrays).same_bits(first):
             raise Failure(f"run {n} differs from run 1")
 
 
@@ -336,20 +300,20 @@ def long_sums(bench: Bench) -> Iterator[Trial]:
     for dtype in bench.dtypes:
         for word, q_size, part in (("equal weights", 0.0, 1), ("normal weights", 1.0, 1), ("half of V", 1.0, 2)):
             keys = 65536 if bench.full else 8192
-            p = bench.target.domain.fit(_problem(dtype, heads=1, len_q=16, len_kv=keys))
+            p = bench.target.domain.fit(usual(dtype, heads=1, len_q=16, len_kv=keys))
             if p.len_q * p.len_kv > MOST_SCORES:  # as many queries as keys: both sums must stay affordable
                 p = bench.target.domain.fit(p.replace(len_q=1024, len_kv=1024))
             yield Trial(word, p, lambda p=p, q_size=q_size, part=part: _long_sums(bench, p, q_size, part))
 
 
 def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
-    q, k, v = make_inputs(p, seed=bench.seed)
-    q, keys, off = (q.astype(np.float32) * q_size).astype(q.dtype), p.len_kv // part, 0.0
+    arrays = bench.draw(p)
+    arrays["q"], keys, off = to_storage(arrays["q"].astype(np.float32) * q_size, p.dtype), p.len_kv // part, 0.0
     for first in range(0, p.len_kv, keys):
-        v[:] = 0
-        v[:, :, first : first + keys] = 1
-        share = reference(p, q, k, v).out
-        off = max(off, float(np.abs(bench.run(p, q, k, v).out.astype(np.float64) / share - 1).max()) / SUMS[p.dtype])
+        arrays["v"][:] = 0
+        arrays["v"][:, :, first : first + keys] = 1
+        share = reference(p, **arrays).out
+        off = max(off, float(np.abs(bench.run(p, arrays).out.astype(np.float64) / share - 1).max()) / SUMS[p.dtype])
     if not off <= 1:
         limit = f"{SUMS[p.dtype]:.2g}, the most that the sum may lose"
         raise Failure(f"the sum over {keys:,} of {p.len_kv:,} keys is off by {off:.3g} x {limit}")
@@ -362,22 +326,23 @@ def scaled_operands(bench: Bench) -> Iterator[Trial]:
     if row is None or not row.support.eight_bit:
         return
     for word, p in (
-        ("ragged", _problem(FP8, len_q=300, len_kv=411)),
-        ("causal, GQA", _problem(FP8, heads=4, kv_heads=2, len_q=260, causal=True)),
+        ("ragged", usual(FP8, len_q=300, len_kv=411)),
+        ("causal, GQA", usual(FP8, heads=4, kv_heads=2, len_q=260, causal=True)),
     ):
         yield Trial(word, p, lambda p=p: _scaled_operands(bench, p))
 
 
 def _scaled_operands(bench: Bench, p: Problem) -> float:
-    sizes, arrays = np.random.default_rng(bench.seed), list[Array]()
-    for x in make_inputs(p.replace(dtype="float32"), seed=bench.seed):  # tiles of very different sizes
+    sizes, arrays = np.random.default_rng(bench.seed), dict[str, Any]()
+    for name, x in bench.draw(p.replace(dtype="float32")).items():  # tiles of very different sizes
         tiles = np.exp(2 * sizes.standard_normal((*x.shape[:2], -(-x.shape[2] // TILE.rows))))
-        arrays.append(x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32))
-    arrays[0] *= np.float32(0.1)  # smaller logits, so that more than one key has a weight that counts
-    eight = quantize(arrays[0], arrays[1], arrays[2])
-    meant = [x.astype(np.float32) for x in eight.values()]
-    result = bench.run(p, eight.q, eight.k, eight.v, tile=(TILE.rows, TILE.cols), scales=eight.scales)
-    return held(judge(bench.expect(p, *meant), result.out, result.lse)).worst
+        arrays[name] = x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32)
+    arrays["q"] *= np.float32(0.1)  # smaller logits, so that more than one key has a weight that counts
+    eight = quantize(**arrays)
+    meant = {name: x.astype(np.float32) for name, x in zip("qkv", eight.values(), strict=True)}
+    given = {"q": eight.q, "k": eight.k, "v": eight.v}
+    result = bench.run(p, given, tile=(TILE.rows, TILE.cols), scales=eight.scales)
+    return held(judge(bench.expect(p, meant), result.out, result.lse)).worst
 
 
 def byte_counts(bench: Bench) -> Iterator[Trial]:
@@ -387,17 +352,18 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
         return
     for dtype in bench.dtypes:
         for word, p, tile in (
-            ("causal", _problem(dtype, causal=True), None),
-            ("ragged, GQA", _problem(dtype, heads=4, kv_heads=2, len_q=33, len_kv=70, head_dim=40), (32, 16)),
-            ("window", _problem(dtype, len_q=70, window=(20, 3)), (16, 32)),
+            ("causal", usual(dtype, causal=True), None),
+            ("ragged, GQA", usual(dtype, heads=4, kv_heads=2, len_q=33, len_kv=70, head_dim=40), (32, 16)),
+            ("window", usual(dtype, len_q=70, window=(20, 3)), (16, 32)),
+            ("soft cap, sinks, ALiBi", usual(dtype, **EVERY_SCORE, len_q=70, causal=True), (32, 16)),
         ):
             yield Trial(word, p, lambda p=p, tile=tile: _byte_counts(target, p, tile))
 
 
 def _byte_counts(target: SimulatorTarget, p: Problem, tile: tuple[int, int] | None) -> None:
-    q, k, v = make_inputs(p)
+    arrays: Any = ATTENTION.draw(p)
     where: dict[str, Any] = {"tile": target.tile or tile, "device": target.device, "lse": True}
-    run = simulator.simulate(target.algorithm, q, k, v, **p.masks, **where)
+    run = simulator.simulate(target.algorithm, **arrays, **p.masks, **where)
     ways = {
         "shapes": simulator.shape_run(target.algorithm, p, **where),
         "formula": simulator.count(target.algorithm, p, **where),
@@ -429,29 +395,30 @@ def huge(bench: Bench) -> Iterator[Trial]:
         ("k and v", {"heads": 1100, "len_q": 1, "len_kv": 16400, "head_dim": 128}),
         ("scores", {"heads": 1, "len_q": 47104, "head_dim": 64, "causal": True}),
     ):
-        p = _problem(dtype, **changes)
+        p = usual(dtype, **changes)
         yield Trial(word, p, lambda p=p: _huge(bench, p))
 
 
 def _huge(bench: Bench, p: Problem) -> float:
     """Judge some rows of a huge problem. Its heads repeat a few random ones, gathered on the device."""
-    frame, target, rng = bench.target.frame, bench.target, np.random.default_rng(bench.seed)
-    views, different = list[Any](), 5
-    for heads, length in ((p.heads, p.len_q), (p.kv_heads, p.len_kv), (p.kv_heads, p.len_kv)):
-        few = to_storage(rng.standard_normal((1, min(heads, different), length, p.head_dim)), p.dtype)
-        views.append(
-            frame.pick(frame.put(few.reshape(-1)).reshape(few.shape), [h % few.shape[1] for h in range(heads)])
-        )
-    out, lse = target.call(p, *views)
+    frame, rng = bench.target.frame, np.random.default_rng(bench.seed)
+    views, different = dict[str, Any](), 5
+    for operand in ATTENTION.required:
+        _, heads, length, dim = operand.shape(p)
+        few = to_storage(rng.standard_normal((1, min(heads, different), length, dim)), p.dtype)
+        many = frame.pick(frame.put(few.reshape(-1)).reshape(few.shape), [h % few.shape[1] for h in range(heads)])
+        views[operand.name] = many
+    out, lse = bench.call(p, views)
     worst = 0.0
     for h in sorted({0, p.heads // 2, p.heads - 1}):
         kv = h // p.queries_per_kv
-        k, v = (frame.get(x[:, kv : kv + 1]) for x in views[1:])
+        k, v = (frame.get(views[name][:, kv : kv + 1]) for name in "kv")
         for start in sorted({0, p.len_q // 2, max(0, p.len_q - 16)}):
             rows = slice(start, min(start + 16, p.len_q))
             last = p.len_kv if not p.causal else p.len_kv - p.len_q + rows.stop
             part = p.replace(heads=1, kv_heads=1, len_q=rows.stop - start, len_kv=last)
-            expected = bench.expect(part, frame.get(views[0][:, h : h + 1, rows]), k[:, :, :last], v[:, :, :last])
+            seen = {"q": frame.get(views["q"][:, h : h + 1, rows]), "k": k[:, :, :last], "v": v[:, :, :last]}
+            expected = bench.expect(part, seen)
             got = frame.get(out[:, h : h + 1, rows]), None if lse is None else frame.get(lse[:, h : h + 1, rows])
             worst = max(worst, held(judge(expected, *got)).worst)
     return worst
@@ -463,10 +430,12 @@ def misaligned(bench: Bench) -> Iterator[Trial]:
         layouts = bench.target.domain.layouts
         if layouts is not None and "misaligned" not in layouts:
             return
-        p = bench.target.domain.fit(_problem(dtype, batch=2, heads=4, kv_heads=2, len_q=65, causal=True))
+        p = bench.target.domain.fit(usual(dtype, batch=2, heads=4, kv_heads=2, len_q=65, causal=True))
         case = Case(problem=p, layout="misaligned", seed=bench.seed)
         yield Trial("the rule", p, lambda case=case: bench.judge_case(case), case)
-        odd = _problem(dtype, head_dim=72, len_q=33)
+        several = usual(dtype, **EVERY_SCORE, len_q=65)
+        yield fitted(bench, "memory, numbers per head", several, lambda bench, p: _memory(bench, p, "misaligned"))
+        odd = usual(dtype, head_dim=72, len_q=33)
         yield fitted(bench, "memory", odd, lambda bench, p: _memory(bench, p, "misaligned"))
 
 
@@ -481,6 +450,10 @@ CHECKS: dict[str, Check] = {
     "gqa": gqa,
     "prefix": prefix,
     "batch": batch,
+    "neutral": neutral,
+    "extremes": extremes,
+    "masks": masks,
+    "head_order": head_order,
     "determinism": determinism,
     "long_sums": long_sums,
     "scaled_operands": scaled_operands,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any, Literal
 
-from simulator.problem import FIELDS, MASKS
+from simulator.problem import COMMON_MASKS, FEATURES, FIELDS
 
 SCHEMA = 1
 """The version of `Report.to_dict`. It rises when a key changes its meaning."""
@@ -21,6 +21,12 @@ SHOWN = 10
 COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
 """The figures of each check, in tables."""
 
+_MASKS, _SOME_KNOW = (
+    {FIELDS[name].words: f" {FIELDS[name].words}" for name in names}
+    for names in (COMMON_MASKS, [name for name in FEATURES if name not in COMMON_MASKS])
+)
+"""How a row's problem shows a feature that every kernel knows, or another one, by the feature's words."""
+
 Status = Literal["passed", "failed", "not run"]
 
 
@@ -28,7 +34,8 @@ Status = Literal["passed", "failed", "not run"]
 class Row:
     """One check on one case. `worst` is the largest error over what the rule allows (None: the check measures none).
 
-    `place` is the (file, line) of what failed, where a line of the kernel's is to blame.
+    `place` is the (file, line) of what failed, where a line of the kernel's is to blame. `ended`: the target ended the
+    process that it ran in.
     """
 
     check: str
@@ -40,6 +47,7 @@ class Row:
     detail: str = ""
     seconds: float = 0.0
     place: tuple[str, int] | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +71,7 @@ class Report:
     >>> import flashlab as fl
     >>> report = fl.verify("flash2", checks=["gqa"], dtypes=["float16"])
     >>> isinstance(report, fl.Report), report.to_dict()["counts"]
-    (True, {'passed': 3, 'failed': 0, 'not run': 0})
+    (True, {'passed': 4, 'failed': 0, 'not run': 0})
     """
 
     target: str
@@ -135,8 +143,8 @@ class Report:
         if not passed:
             return "nothing run"
         # What refuses most of the checks hides more than it shows: often a slip in `supports`. A kernel that is for few
-        # problems has a domain, in which all checks run.
-        if passed < len(self.rows) / 2:
+        # problems has a domain, in which all checks run. What few kernels know at all says nothing of that.
+        if passed < len(self._without_unknown) / 2:
             return "too little ran"
         return "passed" if self.lse_checked else "passed, LSE unchecked"
 
@@ -157,10 +165,15 @@ class Report:
 
     @property
     def never_ran(self) -> list[str]:
-        """What was asked for and never ran, of masks and grouped heads. A scale here is one that isn't the default."""
-        marks = {FIELDS[name].words: f" {FIELDS[name].words}" for name in MASKS} | {"grouped heads": ":"}
-        asked = {word: [row for row in self.rows if mark in row.problem] for word, mark in marks.items()}
-        return [word for word, rows in asked.items() if rows and all(row.status == "not run" for row in rows)]
+        """What was asked for and never ran, of features and grouped heads. A scale here is one that isn't the default."""
+        masks = {**_MASKS, "grouped heads": ":"}
+        return [*_never_ran(masks, self._without_unknown), *_never_ran(_SOME_KNOW, self.rows)]
+
+    @property
+    def _without_unknown(self) -> list[Row]:
+        """The rows without those that ask for a soft cap, sinks, ALiBi or a mask of a target that never ran any."""
+        unknown = _never_ran(_SOME_KNOW, self.rows)
+        return [row for row in self.rows if not any(_SOME_KNOW[word] in row.problem for word in unknown)]
 
     @property
     def failed(self) -> list[Row]:
@@ -239,3 +252,9 @@ class Report:
             numbers = (str(counts[status]) for status in ("passed", "failed", "not run"))
             table.append((check, *numbers, "" if worst is None else f"{worst:.2f}"))
         return table
+
+
+def _never_ran(marks: Mapping[str, str], rows: Sequence[Row]) -> list[str]:
+    """The words of those features that rows ask for, of which none was run."""
+    asked = {word: [row for row in rows if mark in row.problem] for word, mark in marks.items()}
+    return [word for word, found in asked.items() if found and all(row.status == "not run" for row in found)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,21 +66,37 @@ def bottom_right(problem: Problem, align: Align) -> Problem:
 
 
 def reference(
-    problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", loop: bool = False
+    problem: Problem,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    align: Align = "bottom-right",
+    loop: bool = False,
+    **optional: Any,
 ) -> simulator.Reference:
-    """`.out` and `.lse` in float64: by the dense oracle, or with `loop` by the one that shares no mask code with it."""
+    """`.out` and `.lse` in float64: by the dense oracle, or with `loop` by the one that shares no mask code with it.
+
+    `optional` are the sinks, ALiBi slopes and the mask of a problem that has them.
+    """
     p = bottom_right(problem, align)
     oracle = simulator.naive_loop if loop else simulator.naive
-    keys = slice(p.len_kv)
-    return oracle(q, k[:, :, keys], v[:, :, keys], **p.masks)
+    return oracle(**_of_keys(p.len_kv, q=q, k=k, v=v, **optional), **p.masks)
 
 
-def expect(problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right") -> Expected:
-    """What a correct kernel returns for these inputs, and how far it may be off."""
-    ref = reference(problem, q, k, v, align=align)
+def _of_keys(keys: int, **arrays: Any) -> dict[str, Any]:
+    """Operands by name, of which only the first keys are seen."""
+    part = {"k": np.s_[:, :, :keys], "v": np.s_[:, :, :keys], "mask": np.s_[:, :keys]}
+    return {name: x[part[name]] if name in part else x for name, x in arrays.items()}
+
+
+def expect(
+    problem: Problem, q: Array, k: Array, v: Array, *, align: Align = "bottom-right", **optional: Any
+) -> Expected:
+    """What a correct kernel returns for these inputs, and how far it may be off; arrays as for `reference`."""
+    ref = reference(problem, q, k, v, align=align, **optional)
     p = bottom_right(problem, align)
-    seen = {"q": q, "k": k[:, :, : p.len_kv], "v": v[:, :, : p.len_kv]}
-    bounds = ATTENTION.bounds(p, seen, ref._asdict())
+    bounds = ATTENTION.bounds(p, _of_keys(p.len_kv, q=q, k=k, v=v, **optional), ref._asdict())
     return Expected(ref.out, ref.lse, bounds["out"], bounds["lse"])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -15,7 +15,7 @@ from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
-from simulator.operations.attention import Reference, naive, problem_of
+from simulator.operations.attention import ATTENTION, Reference, naive, problem_of
 from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
 
@@ -124,7 +124,7 @@ class Comparison:
         """Counts of the same heads at other lengths, by formula. Programs of your own have none and are left out."""
         from simulator import count
 
-        problems = [self.problem.replace(len_q=n, len_kv=None) for n in lengths]
+        problems = [self.problem.replace(lengths=None, len_q=n, len_kv=None) for n in lengths]
         return [
             count(row.target, problem, tile=self.tile, device=self.device, lse=self.lse)
             for row in self.rows
@@ -180,7 +180,7 @@ def compare(
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     masks.setdefault("causal", bool(getattr(what, "causal", None)))
     problem = problem_of(q, k, v, **masks)
-    reference = reference_of(problem, q, k, v)
+    reference = reference_of(problem, {"q": q, "k": k, "v": v})
     rows: list[Row] = []
     for target in progress(names(problem) if named is None else named):
         run = simulate(target, q, k, v, **masks, **run_it)
@@ -193,7 +193,7 @@ MOST_SCORES = 2**26, 2**29
 """The most scores, per head and in all, for which the dense float64 judge runs. A head of 8192 x 8192 takes 2.5 GiB."""
 
 
-def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[Any]) -> Reference | None:
+def reference_of(problem: Problem, arrays: Mapping[str, NDArray[Any]]) -> Reference | None:
     """Naive attention in float64, one head after the other, or None where that would take too much memory or time."""
     p = problem
     scores = p.len_q * p.len_kv
@@ -202,9 +202,9 @@ def reference_of(problem: Problem, q: NDArray[Any], k: NDArray[Any], v: NDArray[
     out = np.empty((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.empty((p.batch, p.heads, p.len_q))
     for b, h in np.ndindex(p.batch, p.heads):
-        kv = h // p.queries_per_kv
-        head = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
-        one = naive(*head, **p.masks)
+        places = {"batch": b, "heads": h, "kv_heads": h // p.queries_per_kv}
+        head = {name: ATTENTION.operand(name).part(x, places) for name, x in arrays.items()}
+        one = naive(**head, **p.masks)
         out[b, h], lse[b, h] = one.out[0, 0], one.lse[0, 0]
     return Reference(out, lse)
 

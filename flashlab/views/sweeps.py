@@ -15,6 +15,7 @@ from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
+from simulator.fields import Field
 from simulator.problem import FIELDS, Problem, Tile
 from simulator.program import Program
 
@@ -118,7 +119,7 @@ def sweep(
             raise unknown("axis", name, [*FIELDS, "sram", "tile", "device"])
     choices: dict[str, list[Any]] = {
         "algorithm": targets,
-        **{name: _choices(x, single=FIELDS[name].kind is tuple and _is_pair(x)) for name, x in axes.items()},
+        **{name: _choices(x, single=_is_one(FIELDS[name], x)) for name, x in axes.items()},
         "device": [Device.named(each) for each in _choices(device)],
         "sram_per_block": _choices(sram),
         "tile": [each and Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
@@ -151,8 +152,15 @@ def _choices(value: Any, *, single: bool = False) -> list[Any]:
     return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
+def _is_one(known: Field, value: Any) -> bool:
+    """Whether this is one value of a field whose values are pairs or lengths, rather than a list of them."""
+    if known.kind is list:
+        return not all(x is None or isinstance(x, list) for x in value or ())
+    return known.kind is tuple and _is_pair(value)
+
+
 def _is_pair(value: Any) -> bool:
-    """Whether this is one tile, or one value of a field of pairs, rather than a list of them."""
+    """Whether this is one pair, rather than a list of them."""
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int | None) for x in value)  # pyright: ignore
 
 

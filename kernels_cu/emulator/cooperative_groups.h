@@ -194,9 +194,10 @@ __forceinline__ coalesced_group binary_partition(const Group& group, bool p) { r
 
 class grid_group {
  public:
-  // Every block of the grid must run at once.
-  template <class = void>
-  __forceinline__ void sync() const { emu_ptx_refuse("grid.sync(), for which all blocks must run at once; the emulator runs one after the other"); }
+  struct arrival_token {};
+  __forceinline__ void sync() const { emu_grid_sync(); }
+  __forceinline__ arrival_token barrier_arrive() const { return {}; }  // all come at the wait
+  __forceinline__ void barrier_wait(arrival_token&&) const { emu_grid_sync(); }
   __forceinline__ bool is_valid() const { return true; }
   __forceinline__ unsigned long long size() const { return num_blocks() * emu::block_size(); }
   __forceinline__ unsigned long long num_threads() const { return size(); }

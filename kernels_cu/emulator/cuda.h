@@ -24,12 +24,9 @@
 #include "keywords.h"
 #endif
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
 #define __restrict__ __restrict
-#define __block_size__(...)
-#define __maxnreg__(n)
 #define __builtin_assume(condition) ((void)0)
 #define __CUDACC__ 1
 #define __NVCC__ 1

@@ -11,7 +11,7 @@ thread_local Fault fault;
 
 namespace {
 
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, LATE};
 constexpr std::size_t STACK_BYTES = 64 * 1024;
 
 std::mutex handlers;
@@ -34,6 +34,7 @@ Place place_of(const void* context) {
 }
 
 void on_signal(int signal, siginfo_t* info, void* context) {
+  if (!landing && signal == LATE) return;  // it has just ended by itself
   if (!landing) return void(sigaction(signal, &before[signal], nullptr));  // happens again, to whoever minds
   fault = {signal, place_of(context), info->si_addr};
   siglongjmp(*landing, 1);

@@ -1,5 +1,5 @@
 // Faults that the processor reports: a stack overflow, a jump to nowhere, an integer division that it can't do. They
-// come as signals. While a kernel runs, a signal becomes a finding and ends the block.
+// come as signals. While a kernel runs, a signal becomes a finding and ends the block. So does one that `watch` sends.
 #pragma once
 
 #include <csetjmp>
@@ -16,6 +16,8 @@ struct Fault {
   Place place = nullptr;
   const void* address = nullptr;
 };
+
+constexpr int LATE = SIGVTALRM;  // sent to a thread whose lane can't be stopped otherwise
 
 // Where the running thread goes on after a fault (null: no kernel runs, so the fault isn't the emulator's), and the
 // last fault.

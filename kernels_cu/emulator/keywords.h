@@ -9,6 +9,9 @@
 #define __managed__
 #define __global__ __attribute__((flatten, noinline))  // in the debug information, inlined calls keep the kernel's line
 #define __cluster_dims__(...)
+#define __block_size__(...)
+#define __launch_bounds__(...)
+#define __maxnreg__(...)
 #if defined(__clang__)
 #define __shared__ thread_local
 #else

@@ -14,6 +14,7 @@
 
 #include "faults.h"
 #include "machine.h"
+#include "watch.h"
 
 namespace emulator {
 
@@ -198,10 +199,12 @@ char* emu_launch(const EmuLaunch* given) {
   Counters counters;
   std::mutex results;
   const FaultHandlers handlers;
+  Watch watch(launch);
   auto sm = [&] {
     const SignalStack signals;
     Block block(launch);
     if (!block.has_stacks()) return void(launch.cramped = true);
+    const Watch::Watched watched(watch, block);
     for (std::uint64_t number; !launch.stop && (number = launch.next++) < launch.blocks;) {
       block.run(number);
       if (block.aborted) launch.stop = true;
@@ -241,7 +244,7 @@ char* emu_launch(const EmuLaunch* given) {
     thread->join();
   }
   std::fflush(stdout);  // what kernels printed
-  if (launch.cramped && !launch.stop && launch.next < launch.blocks) {
+  if (launch.cramped && findings.list.empty() && launch.next < launch.blocks) {
     Finding finding;
     finding.kind = "memory";
     finding.message = "has no memory for the stacks of a block's threads: less than it takes is free, or allowed";

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "grid.h"
 #include "memory.h"
 
 namespace emulator {
@@ -60,6 +61,7 @@ struct Launch {
   std::atomic<int> resident{0}, idle{0};  // blocks that have begun and not ended; those of them that only wait
   std::uint64_t most_resident = 0;
   std::function<void()> begin_another;    // block, beside those that are resident, for they may wait for it
+  GridBarrier grid;
 
   std::mutex busy;
   std::set<Place> checked;  // plain reads of what a compare-and-swap by the same thread checked next

@@ -127,22 +127,22 @@ void Block::run(std::uint64_t index) {
   }
   sigjmp_buf here;
   landing = &here;
-  if (sigsetjmp(here, 1) == 0)
-    schedule();
-  else
-    faulted();
-  landing = nullptr;
+  const bool fell = sigsetjmp(here, 1) != 0;
+  if (!fell) schedule();
+  landing = nullptr;  // of a fault in what follows, as in a heap that the kernel broke, the process ends
+  if (fell) faulted();
   settle();
   --launch.resident;
   if (idle) idle = false, --launch.idle;
-  if (!live) hopper->end();
+  if (!live) hopper->end(), launch.grid.left(number);
   for (auto& warp : warps) warp.log.flush(ledger);
   current = nullptr;
 }
 
 void Block::schedule() {
   for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
-    if (ready.empty() && !gather() && !hopper->go_on()) return diagnose();
+    if (ready.empty() && !gather() && !hopper->go_on() && !at_grid()) return diagnose();
+    if (aborted) return;
     if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
@@ -152,10 +152,11 @@ void Block::schedule() {
   }
 }
 
-// The processor refused to go on with the running lane.
+// The processor refused to go on with the running lane, or `watch` did.
 void Block::faulted() {
   aborted = true;
   Lane& lane = *running;
+  if (fault.signal == LATE) return too_late(lane, fault.place);
   const auto* at = static_cast<const char*>(fault.address);
   Finding found = finding(fault.signal == SIGFPE ? "division by zero" : "fault", fault.place, lane);
   if (fault.signal == SIGFPE)

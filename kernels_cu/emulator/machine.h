@@ -33,7 +33,7 @@ struct Launch;
 struct Warp;
 
 // What a lane waits for. `others`: until all other lanes have run as far as they can.
-enum class Wait { nothing, collective, barrier, mbarrier, warpgroup, registers, others };
+enum class Wait { nothing, collective, barrier, grid, mbarrier, warpgroup, registers, others };
 
 // The operands of a collective: a lane's inputs and its results.
 struct Operands {
@@ -145,6 +145,7 @@ struct Block {
   void finished(Lane& lane);
   void check_barrier(int id);
   bool gather();    // no lane can run: answers the lanes that wait in __activemask
+  bool at_grid();   // no lane can run: they wait for the other blocks of the grid
   void diagnose();  // no lane can run: reports why
   Finding finding(const char* kind, Place place, const Lane& lane) const;
   void tell_other(Finding& finding, const Access& other) const;

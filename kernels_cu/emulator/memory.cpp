@@ -227,7 +227,7 @@ Conflict enter(const Actor& actor, Accesses& accesses, const Access& mine, bool 
       past = accesses.back();
       accesses.pop_back();
     } else {
-      if (!here && !past.write && (mine.bytes & ~past.bytes) == 0) {
+      if (!here && !ordered && !past.write && (mine.bytes & ~past.bytes) == 0) {
         two_readers |= reader != mine.block && reader != past.block;
         reader = past.block;
       }

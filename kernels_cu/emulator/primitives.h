@@ -65,6 +65,7 @@ unsigned emu_active_mask();
 void emu_syncwarp(unsigned mask);
 void emu_syncthreads();
 int emu_syncthreads_count(int predicate);
+void emu_grid_sync();
 void emu_named_barrier(int id, int threads);
 void emu_named_arrive(int id, int threads);
 

@@ -95,9 +95,16 @@ __forceinline__ T fetched(const Texture& t, float x, float y, float z, int dimen
   return of_texel<T>(sum);
 }
 
+// One layer of an array of images or rows, `stride` bytes from the next one. A layer past the ends is the first or the last.
+inline Texture layer_of(Texture t, int layer, int layers, long long stride) {
+  t.base += (layer < 0 ? 0 : layer < layers ? layer : layers - 1) * stride;
+  return t;
+}
+
 }  // namespace emulator
 
 using cudaTextureObject_t = emulator::Texture;
+using CUtexObject = cudaTextureObject_t;
 
 // Outside of the array a fetch by an index gives 0.
 template <class T>
@@ -107,6 +114,10 @@ __forceinline__ T tex1Dfetch(const cudaTextureObject_t& t, int i) {
 template <class T> __forceinline__ T tex1D(const cudaTextureObject_t& t, float x) { return emulator::fetched<T>(t, x, 0, 0, 1); }
 template <class T> __forceinline__ T tex2D(const cudaTextureObject_t& t, float x, float y) { return emulator::fetched<T>(t, x, y, 0, 2); }
 template <class T> __forceinline__ T tex3D(const cudaTextureObject_t& t, float x, float y, float z) { return emulator::fetched<T>(t, x, y, z, 3); }
+template <class T>
+__forceinline__ T tex1DLayered(const cudaTextureObject_t& t, float x, int layer) { return tex1D<T>(emulator::layer_of(t, layer, t.height, t.pitch), x); }
+template <class T>
+__forceinline__ T tex2DLayered(const cudaTextureObject_t& t, float x, float y, int layer) { return tex2D<T>(emulator::layer_of(t, layer, t.depth, t.slice), x, y); }
 template <class T> __forceinline__ T tex1DLod(const cudaTextureObject_t& t, float x, float) { return tex1D<T>(t, x); }
 template <class T> __forceinline__ T tex2DLod(const cudaTextureObject_t& t, float x, float y, float) { return tex2D<T>(t, x, y); }
 template <class T> __forceinline__ T tex3DLod(const cudaTextureObject_t& t, float x, float y, float z, float) { return tex3D<T>(t, x, y, z); }

@@ -62,6 +62,9 @@ DEVICE void open(const Sram& sram) {
   barrier();
 }
 
+// Named barriers of a block. Barrier 0 is barrier()'s. TURN + i is of consumer i, and of the one that passes its turn on to it.
+enum NamedBarrier { TURN = 1, CLEARED = TURN + CONSUMERS };
+
 // A launch gives all warpgroups the same share of an SM's 65,536 registers. These two share them out anew: the warpgroup
 // that loads needs few.
 DEVICE void become_producer() {
@@ -101,6 +104,17 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
     tma_load(tile.panel(i), map, batch, head, first_row, first_column + i * PANEL_ELEMENTS, full, hint);
 }
 
+// A box may reach beyond its sequence into the next one. The consumers write zeros over those rows, from `first` on, all of them
+// together. Hidden keys weigh 0, but 0 times a NaN is NaN. And rows of Q have a say in whether their warp rescales.
+template <class TileT>
+DEVICE void clear_rows(TileT tile, int first) {
+  for (int i = 0; i < TileT::PANELS; ++i)
+    for (int at = first * 128 + (threadIdx.x - WARPGROUP) * CHUNK_BYTES; at < TileT::PANEL_BYTES; at += CONSUMERS * WARPGROUP * CHUNK_BYTES)
+      store_shared(tile.panel(i) + at, make_uint4(0, 0, 0, 0));
+  fence_async();
+  named_barrier_sync(CLEARED, CONSUMERS * WARPGROUP);
+}
+
 // S = Q K_jᵀ, waited for: nothing of this warpgroup runs beside it.
 DEVICE void multiply_qk_alone(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTile k) {
   settle(s);
@@ -111,19 +125,20 @@ DEVICE void multiply_qk_alone(float (&s)[S_FRAGMENTS][4], QTile q, int row, KTil
 }
 
 // Stores a lane's part of a row of O times `factor`. `half` says which of its two rows. Rows outside are left out.
-DEVICE void store_o(const Tensor& out, const Shape& shape, const Work& work, int row, const float (&o)[O_FRAGMENTS][4], int half,
+DEVICE void store_o(const Tensor& out, const Shape& batches, const Work& work, int row, const float (&o)[O_FRAGMENTS][4], int half,
                     float factor) {
-  store_row(row_address(out, work.batch, work.head, row), o, half, factor, row < shape.len_q ? padded_row_bytes(shape) : 0);
+  const Shape shape = work.alone(batches);
+  char* address = row_address(out, work.batch, work.head, work.q + row);
+  store_row(address, o, half, factor, row < shape.len_q ? padded_row_bytes(shape) : 0);
 }
 
 // Stores a row's LSE: m + log(l), and -inf for a row without keys.
-DEVICE void store_lse(float* lse, const Shape& shape, const Work& work, int row, float m, float sum) {
-  float* row_lse = lse + (static_cast<long long>(work.batch) * shape.heads + work.head) * shape.len_q + row;
+DEVICE void store_lse(float* lse, const Shape& batches, const Work& work, int row, float m, float sum) {
+  const Shape shape = work.alone(batches);
+  const long long flat_head = static_cast<long long>(work.batch) * shape.heads + work.head;
+  float* row_lse = lse + flat_head * batches.len_q + work.q + row;
   if (row < shape.len_q && lane_id() % 4 == 0) store_global(row_lse, (m - LARGEST_P + log2_approx(sum)) * LN2);
 }
-
-// Named barriers of a block. Barrier 0 is barrier()'s.
-enum NamedBarrier { TURN = 1 };  // TURN + i: of consumer i, and of the one that passes its turn on to it
 
 // The consumers take turns at the tensor cores: one issues its products, then the next. (FlashAttention-3: ping-pong, by
 // warp-scheduler barriers.) The turns go round. start() gives consumer 0 the first.

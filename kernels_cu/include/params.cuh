@@ -15,6 +15,8 @@ struct Shape {
   int left, right;  // query i sees keys i + len_kv - len_q - left .. + right; 2^30 stands for "no bound"
   int group;        // (batch, head) pairs that run side by side before the next ones start
   float scale;
+  float soft_cap;
+  int sequences;  // of a ragged batch
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

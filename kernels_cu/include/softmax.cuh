@@ -4,8 +4,8 @@
 // pair.
 #pragma once
 
-#include "mask.cuh"
-#include "warp.cuh"
+#include "packed_mask.cuh"
+#include "scores.cuh"
 
 #ifndef E4M3
 #define E4M3 0  // 1: operands of 8 bits (flash3_fp8)
@@ -17,33 +17,28 @@ constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;  // of 8 columns
 // 2^LARGEST_P. exp2(3.8 + 5) is just within e4m3's 448.
 constexpr float TAU = E4M3 ? 3.8f : 8, LARGEST_P = E4M3 ? 5 : 0;
 
-// Exponentials are taken to the base 2: exp(scale (s - max)) = exp2(c s - m), one FMA and one ex2. m is c times a maximum;
-// l is this lane's part of the row's sum. LOWEST serves as -inf: no score is below it, and m - m is 0, not NaN. A negative
-// scale flips S instead, so that the largest s stays the largest exponent; scale 0 makes S 0.
-struct Softmax {
-  float c, sign;
+// m is c times a maximum; l is this lane's part of the row's sum. LOWEST serves as -inf: no score is below it, and m - m is 0,
+// not NaN.
+struct Softmax : Scores {
   float m[2], l[2];
 
-  DEVICE explicit Softmax(const Shape& shape)
-      : c((shape.scale != 0 ? fabsf(shape.scale) : 1.f) * LOG2E),
-        sign(shape.scale > 0 ? 1.f : shape.scale < 0 ? -1.f : 0.f) {
-    begin();
-  }
+  DEVICE explicit Softmax(const Shape& shape) : Scores(shape) { begin(); }
 
   DEVICE void begin() { m[0] = m[1] = LOWEST, l[0] = l[1] = 0; }
 
   // Masks key tile j. `row` is the query of this lane's upper row; the tiles in `full` need no mask.
   DEVICE void mask(float (&s)[S_FRAGMENTS][4], const Shape& shape, int row, int j, Keys full) const {
     if (j >= full.first && j <= full.last && sign == 1) return;
-    if (sign != 1) {
-#pragma unroll
-      for (int n = 0; n < S_FRAGMENTS; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[n][e] *= sign;
-    }
+    flip(s);
     const int key = j * BC + 2 * (opaque(lane_id()) % 4);
     if (j > full.last) mask_side<Side::AFTER>(s, shape, row, key);
     if (j < full.first) mask_side<Side::BEFORE>(s, shape, row, key);
+  }
+
+  // The same for a mask that an array says.
+  DEVICE void mask(float (&s)[S_FRAGMENTS][4], const MaskBits& hidden, Visit visit) const {
+    flip(s);
+    hidden.hide(s, visit);
   }
 
   // The bits of the largest score that the lane holds of a row. Floats above 0 compare as their bits do, and integers have

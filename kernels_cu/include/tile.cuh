@@ -59,6 +59,13 @@ struct TileLoader {
     from += ROWS * stride;
   }
 
+  // The loader of the rows that lie so many tiles further on.
+  DEVICE TileLoader at(int tiles) const {
+    TileLoader there = *this;
+    there.from += tiles * ROWS * stride;
+    return there;
+  }
+
   template <bool WHOLE>
   DEVICE void copy(TileT tile, int rows) const {
     if constexpr (EVEN) {

@@ -13,6 +13,7 @@ DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xfff
 
 // The value that lane `source` holds.
 DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+DEVICE unsigned shuffle(unsigned x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 
 // x of lane 0: tells the compiler that all lanes hold the same, so that it needn't be kept in a register of each.
 DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
@@ -30,6 +31,11 @@ DEVICE void lanes_meet() {
 
 // True in every lane if it is in any.
 DEVICE bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
+
+// The lanes in which it is true, a bit each; how many such bits there are, and how many in lanes below this one.
+DEVICE unsigned ballot(bool x) { return __ballot_sync(0xffffffffu, x); }
+DEVICE int count_bits(unsigned x) { return __popc(x); }
+DEVICE int count_below(unsigned lanes) { return count_bits(lanes & (1u << lane_id()) - 1); }
 
 DEVICE float quad_max(float x) {
   x = fmaxf(x, shuffle_xor(x, 1));

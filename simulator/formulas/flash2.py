@@ -6,6 +6,8 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.mask import count_masked, count_packing
+from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
 
@@ -17,15 +19,14 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     """
     del lse
     p, es, t = problem, problem.itemsize, book.tensors
-    heads, rows, readers = p.batch * p.heads, p.row_tiles(tile), config.readers
+    heads, rows, w, readers = p.batch * p.heads, p.row_tiles(tile), config.warps, config.readers
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     visited = walk(p, tile)
     q_tile, k_tile, v_tile = br * d * es, bc * d * es, bc * dv * es
     ring = config.stages * (k_tile + v_tile) if visited.pairs else 0
-    book.launch(
-        "flash2", rows * heads, config.warps, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile)
-    )
+    count_packing(book, p, tile, config.heads_together)
+    book.launch("flash2", rows * heads, w, config.heads_together, q_tile + ring, partial(p.tiles_of_row, tile=tile))
 
     tiles, pairs = heads * rows, heads * visited.pairs
     q_bytes = heads * p.len_q * t["q"].row_bytes
@@ -44,6 +45,8 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
+    count_masked(book, p, tile, readers=w)
+    count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=w)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(

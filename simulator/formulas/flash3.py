@@ -6,6 +6,8 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.mask import count_masked, count_packing
+from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL, backwards, sram_bytes
@@ -22,6 +24,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited = walk(p, tile)
+    count_packing(book, p, tile, config.heads_together)
     book.launch(
         book.algorithm,
         rows * heads,
@@ -32,6 +35,9 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     )
 
     tiles, pairs = heads * rows, heads * visited.pairs
+    if p.lengths is not None:  # rows of the next sequence are cleared
+        book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * d * es)
+        book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * dv * es)
     book.add("load_q", "q", hbm_read=tiles * tile.rows * d * es, sram_write=tiles * br * d * es)
     book.add("scores", "q", sram_read=pairs * br * d * es)
     for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
@@ -44,6 +50,8 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     book.distinct("out", "write", t["out"].nbytes)
     book.distinct("lse", "write", t["lse"].nbytes)
 
+    count_masked(book, p, tile, readers=4 * readers + 1)
+    count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * readers)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(

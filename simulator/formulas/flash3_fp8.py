@@ -21,10 +21,8 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
     """
     del lse
     p, t = problem, book.tensors
-    heads, kv_heads, rows, keys = p.batch * p.heads, p.batch * p.kv_heads, p.row_tiles(tile), p.key_tiles(tile)
+    heads, kv_heads, rows = p.batch * p.heads, p.batch * p.kv_heads, p.row_tiles(tile)
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    for name, owners, tiles in (("q", heads, rows), ("k", kv_heads, keys), ("v", kv_heads, keys)):
-        book.tensor(Spec(f"{name}_scale", owners, tiles, 1, "float32", "input", vector=True))
     v_t = book.tensor(Spec("v_t", kv_heads, p.head_dim_v, round_up(p.len_kv, 16), p.dtype, "workspace"))
 
     blocks = kv_heads * -(-p.len_kv // KEYS) if p.len_q else 0

@@ -28,12 +28,13 @@ class Walk(NamedTuple):
     """What the row tiles of one head visit together.
 
     `pairs` counts the (row tile, key tile) pairs, `keys` the keys that all pairs load, and `distinct_keys` the keys
-    that are loaded at least once.
+    that are loaded at least once. `to_the_end` counts the row tiles that visit the last key tile.
     """
 
     pairs: int
     keys: int
     distinct_keys: int
+    to_the_end: int
 
 
 def walk(problem: Problem, tile: Tile) -> Walk:
@@ -44,7 +45,7 @@ def walk(problem: Problem, tile: Tile) -> Walk:
     """
     p, (br, bc), rows = problem, tile, problem.row_tiles(tile)
     if not rows or not p.len_kv:
-        return Walk(0, 0, 0)
+        return Walk(0, 0, 0, 0)
     n, tiles = p.len_kv, p.key_tiles(tile)
     a = -(rows * br) - n if p.left is None else p.offset - p.left
     b = rows * br + n if p.right is None else br + p.offset + p.right
@@ -61,13 +62,13 @@ def walk(problem: Problem, tile: Tile) -> Walk:
     begin = min(max(first, -(a // br)), max(first, stop))  # before this one, row tiles begin with key tile 0
     starts = progression(begin, max(first, stop), a)
     reach_last = min(max(first, ((tiles - 1) * bc - b) // br + 1), max(first, stop))
-    ragged = max(first, stop) - reach_last
+    to_the_end = max(first, stop) - reach_last
     pairs = ends - starts if count else 0
 
     tail = p.tiles_of_row(rows - 1, tile)
     pairs += len(tail)
-    ragged += bool(tail) and tail.stop == tiles
+    to_the_end += bool(tail) and tail.stop == tiles
     low = p.tiles_of_row(first, tile).start if count else tail.start
     high = tail.stop if tail else (p.tiles_of_row(stop - 1, tile).stop if count else 0)
     distinct = min(high * bc, n) - low * bc if pairs else 0
-    return Walk(pairs, pairs * bc - ragged * (tiles * bc - n), distinct)
+    return Walk(pairs, pairs * bc - to_the_end * (tiles * bc - n), distinct, to_the_end)

@@ -1,12 +1,18 @@
 """Attention: softmax(scale Q K^T + mask) V. Its operands, two judges that share no line, and the rule for its errors.
 
+A soft cap bounds the scores, ALiBi adds a bias to them, and a sink adds an exponential to each row's denominator: see
+`Problem`. A sink weighs no value. The sequences of a ragged batch lie one behind the other in the rows of one batch, and
+`offsets_q` and `offsets_kv` say where each begins.
+
 In the rule, e = out - ref in float64, p are the softmax weights, and u is the rounding unit of the storage dtype: 2^-11
 for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. Each row has to keep
 
     |e| <= 1.5 u * sqrt(|o|^2 + sum_j p_j^2 |v_j|^2)  +  d * sqrt(sum_j p_j^2 |v_j - o|^2)
     |LSE - ref| <= max(2e-5, d)
 
-with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees.
+with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees. A soft cap multiplies this size of
+a score by its derivative, 1 - tanh^2, and adds the capped score. ALiBi adds its bias. A sink counts as a key whose score it
+is and whose value is 0; one of -inf, which is none, doesn't count.
 
 The first term is what a correct kernel loses by rounding `out` and P. It is up to 0.8 u if P is rounded before it is
 normalised. It is up to 1.4 u if P is rounded afterwards: equal weights of a row then all err the same way (`standard`
@@ -41,9 +47,9 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError, dtype_name, unknown
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
-from simulator.problem import COMMON_MASKS, DTYPES, FP8, MASKS, Masks, Problem, spell_masks
+from simulator.problem import COMMON_MASKS, DTYPES, FP8, ITEMSIZE, MASKS, SCORES, Masks, Problem, Tile, spell_masks
 
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
@@ -64,10 +70,12 @@ LARGEST_FP8 = 448.0
 """The largest float8_e4m3fn, which has no infinity."""
 
 
-def problem_of(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Problem:
+def problem_of(
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
+) -> Problem:
     """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    Raises a `UsageError` that names the array or the mask at fault.
+    With `sinks`, `alibi_slopes` or `mask` it has them. Raises a `UsageError` that names the array or the mask at fault.
     """
     for name in masks:
         if name not in MASKS:
@@ -85,8 +93,23 @@ def problem_of(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Problem:
         raise UsageError("v.shape", tuple(v.shape), f"batch, heads and length {(kb, kv_heads, len_kv)}, as k has")
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
-        dtype=dtype, **masks,
+        dtype=dtype, sinks=sinks is not None, alibi=alibi_slopes is not None,
+        mask=None if mask is None else form_of(mask), **masks,
     )  # fmt: skip
+
+
+def form_of(mask: Any) -> str:
+    """The form in which an array says which keys a query sees: one of `MASK_FORMS`. Raises `UsageError` for any other."""
+    accepted = "bool (len_q, len_kv), True where a key is visible"
+    if not hasattr(mask, "shape"):
+        raise UsageError("mask", type(mask).__name__, f"an array of {accepted}")
+    dtype = dtype_name(mask)
+    if dtype not in ("bool", "uint8"):
+        hint = "; an additive bias isn't taken" if dtype in ITEMSIZE else ""
+        raise UsageError("mask.dtype", dtype, f"{accepted}{hint}")
+    if len(mask.shape) != 2:
+        raise UsageError("mask.shape", tuple(mask.shape), accepted)
+    return "dense"
 
 
 class Reference(NamedTuple):
@@ -103,12 +126,16 @@ class Reference(NamedTuple):
 
 
 @spell_masks
-def naive(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
+def naive(
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
+) -> Reference:
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
-    of any storage dtype. The results are NumPy's. Masks are aligned bottom-right. A row that sees no key gets output 0
-    and LSE -inf. Raises `UsageError` for arrays that pose no problem.
+    of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
+    is visible. The results are NumPy's. Masks are aligned bottom-right. With `lengths`, the rows of a batch of 1 are
+    sequences of these lengths, one behind the other. A row that sees no key gets output 0 and LSE -inf, or its sink. Raises
+    `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -117,15 +144,24 @@ def naive(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p = _judged(problem_of(q, k, v, **masks))
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    of_head = {name: x.astype(np.float64).reshape(p.kv_heads, -1, 1, 1) for name, x in given.items() if name != "mask"}
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
     with np.errstate(invalid="ignore"):
         s = p.scale * (grouped @ keys.swapaxes(-1, -2))
-    np.putmask(s, np.broadcast_to(hidden_pairs(p), s.shape), -np.inf)
+        if p.soft_cap:
+            s = p.soft_cap * np.tanh(s / p.soft_cap)
+        if p.alibi:
+            s = s - of_head["alibi_slopes"] * distances(p)
+    np.putmask(s, np.broadcast_to(~visible_pairs(p, given), s.shape), -np.inf)
     top: Array = s.max(-1, keepdims=True, initial=-np.inf)
+    if p.sinks:
+        top = np.maximum(top, of_head["sinks"])
     e: Array = np.exp(s - np.where(np.isneginf(top), 0, top))
     total = e.sum(-1, keepdims=True)
+    if p.sinks:
+        total = total + np.exp(of_head["sinks"] - np.where(np.isneginf(top), 0, top))
     # a hidden key's value must not matter, not even if it is NaN (0 x NaN is NaN)
     out = _weighted_sum(e / np.where(total == 0, 1, total), values)
     with np.errstate(divide="ignore"):
@@ -134,11 +170,29 @@ def naive(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-def _judged(problem: Problem) -> Problem:
-    """The problem, unless the judges would leave out one of its masks."""
-    if (error := problem.unknown_mask(COMMON_MASKS, "naive attention")) is not None:
+KNOWN = (*COMMON_MASKS, *SCORES, "mask", "lengths")
+"""What the judges reckon with."""
+
+
+def _judged(q: Array, k: Array, v: Array, masks: Masks, **optional: Any) -> tuple[Problem, dict[str, Array]]:
+    """The problem, unless the judges would leave out one of its features, and its arrays beside q, k and v."""
+    given = {name: as_numpy(name, x) for name, x in optional.items() if x is not None}
+    problem = problem_of(q, k, v, **given, **masks)
+    if (error := problem.unknown_mask(KNOWN, "naive attention")) is not None:
         raise error
-    return problem
+    ATTENTION.check(problem, given)
+    return problem, given
+
+
+def distances(problem: Problem) -> Array:
+    """How far key j is from the key that query i is aligned with, |i + len_kv - len_q - j|, (len_q, len_kv)."""
+    return np.abs(_behind(problem))
+
+
+def _behind(problem: Problem) -> Array:
+    """How far key j lies behind the key that query i is aligned with, (len_q, len_kv). Hidden pairs have some number."""
+    shifts, rows = zip(*((keys.stop - rows.stop, len(rows)) for rows, keys in problem.spans), strict=True)
+    return np.arange(problem.len_kv) - (np.arange(problem.len_q) + np.repeat(shifts, rows))[:, None]
 
 
 def _weighted_sum(weights: Array, values: Array) -> Array:
@@ -150,9 +204,9 @@ def _weighted_sum(weights: Array, values: Array) -> Array:
 
 def hidden_pairs(problem: Problem) -> Array:
     """Is key j hidden from query i? A boolean array (len_q, len_kv)."""
-    p = problem
-    distance = np.arange(p.len_kv) - (np.arange(p.len_q)[:, None] + p.offset)
-    hidden = np.zeros(distance.shape, bool)
+    p, distance = problem, _behind(problem)
+    rows, keys = (np.repeat(np.arange(len(p.spans)), [len(x) for x in each]) for each in zip(*p.spans, strict=True))
+    hidden: Array = rows[:, None] != keys
     if p.right is not None:
         hidden = np.logical_or(hidden, distance > p.right)
     if p.left is not None:
@@ -160,9 +214,17 @@ def hidden_pairs(problem: Problem) -> Array:
     return hidden
 
 
+def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
+    """Does query i see key j? A boolean array (len_q, len_kv), of causal mask, window and the array `mask` together."""
+    visible = ~hidden_pairs(problem)
+    return visible & (arrays["mask"].reshape(visible.shape) != 0) if problem.mask else visible
+
+
 @spell_masks
-def naive_loop(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
-    """The same as `naive`, by a loop over queries that slices out each query's keys. It shares no mask code.
+def naive_loop(
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
+) -> Reference:
+    """The same as `naive`, by a loop over queries that picks out each query's keys. It shares no mask code.
 
     Arrays, results and errors are those of `naive`.
 
@@ -173,20 +235,33 @@ def naive_loop(q: Any, k: Any, v: Any, **masks: Unpack[Masks]) -> Reference:
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p = _judged(problem_of(q, k, v, **masks))
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
-        last_seen = p.len_kv - p.len_q + i
-        stop = p.len_kv if p.right is None else max(0, min(p.len_kv, last_seen + p.right + 1))
-        start = 0 if p.left is None else max(0, last_seen - p.left)
-        if start >= stop:
+        rows, keys = next(span for span in p.spans if i in span[0])
+        last_seen = keys.stop - rows.stop + i
+        stop = keys.stop if p.right is None else max(keys.start, min(keys.stop, last_seen + p.right + 1))
+        start = keys.start if p.left is None else max(keys.start, last_seen - p.left)
+        if p.sinks:
+            lse[b, h, i] = given["sinks"][h]
+        seen = [j for j in range(start, stop) if not p.mask or given["mask"][i, j]]
+        if not seen:
             continue
         kv = h // p.queries_per_kv
-        logits = p.scale * (k[b, kv, start:stop].astype(np.float64) @ q[b, h, i].astype(np.float64))
-        lse[b, h, i] = np.logaddexp.reduce(logits)
-        out[b, h, i] = np.exp(logits - lse[b, h, i]) @ v[b, kv, start:stop].astype(np.float64)
+        logits = p.scale * (k[b, kv, seen].astype(np.float64) @ q[b, h, i].astype(np.float64))
+        if p.soft_cap:
+            logits = [p.soft_cap * math.tanh(logit / p.soft_cap) for logit in logits]
+        if p.alibi:
+            slope = float(given["alibi_slopes"][h])
+            logits = [logit - slope * abs(last_seen - j) for j, logit in zip(seen, logits, strict=True)]
+        lse[b, h, i] = np.logaddexp.reduce(logits, initial=lse[b, h, i])
+        out[b, h, i] = np.exp(np.asarray(logits) - lse[b, h, i]) @ v[b, kv, seen].astype(np.float64)
     return Reference(out, lse)
+
+
+OPTIONAL = ("sinks", "alibi_slopes", "mask")
+"""The inputs of attention that a problem has only where the caller passes them."""
 
 
 class Attention(Operation):
@@ -201,6 +276,13 @@ class Attention(Operation):
             Operand(name=f"{name}_scale", axes=("batch", heads, tiles), dtype="float32", when=lambda p: p.dtype == FP8, default=1.0)
             for name, heads, tiles in (("q", "heads", "row_tiles"), ("k", "kv_heads", "key_tiles"), ("v", "kv_heads", "key_tiles"))
         ),
+        Operand(name="sinks", axes=("heads",), dtype="float32", when=lambda p: p.sinks, default=-math.inf),
+        Operand(name="alibi_slopes", axes=("heads",), dtype="float32", when=lambda p: p.alibi, default=0.0),
+        Operand(name="offsets_q", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(rows.stop for rows, _ in p.spans)]),
+        Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
+                default=lambda p: [0, *(keys.stop for _, keys in p.spans)]),
+        Operand(name="mask", axes=("len_q", "len_kv"), dtype="bool", when=lambda p: p.mask == "dense", default=True),
     )  # fmt: skip
     outputs = (
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
@@ -217,7 +299,31 @@ class Attention(Operation):
     }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        return problem_of(arrays["q"], arrays["k"], arrays["v"], **masks)
+        optional = {name: arrays.get(name) for name in OPTIONAL}
+        return problem_of(arrays["q"], arrays["k"], arrays["v"], **optional, **masks)
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head.
+        NumPy's offsets must be those of the lengths.
+        """
+        super().check(problem, arrays, tile)
+        for name, accepted in (
+            ("sinks", "finite numbers, or -inf for a head without one"),
+            ("alibi_slopes", "finite numbers"),
+        ):
+            x: Any = arrays.get(name)
+            if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
+                continue
+            numbers = np.asarray(x, np.float32)
+            wrong = ~np.isfinite(numbers) & ~((name == "sinks") & np.isneginf(numbers))
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+        for name in ("offsets_q", "offsets_kv"):
+            x = arrays.get(name)
+            if isinstance(x, np.ndarray) and (wrong := x != self.operand(name).left_out(problem)).any():
+                at = int(np.argmax(wrong))
+                raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q
@@ -225,11 +331,11 @@ class Attention(Operation):
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         normal = super().draw(problem.replace(dtype="float32"), seed, kind)
         drawn = _of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
-        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()}
+        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()} | random_optional(problem, seed)
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        q, k, v = (arrays[name] for name in "qkv")
-        return naive(q, k, v, **problem.masks)._asdict()
+        given = {name: arrays[name] for name in ("q", "k", "v", *OPTIONAL) if name in arrays}
+        return naive(**given, **problem.masks)._asdict()
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         """The bounds of the module's rule, both (batch, heads, len_q).
@@ -246,18 +352,31 @@ class Attention(Operation):
         for row in range(p.len_q):
             seen = p.visible_keys(row)
             visible[row, seen.start : seen.stop] = True
+        if p.mask:
+            visible &= arrays["mask"] != 0
         sizes = abs(p.scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
+        if p.soft_cap:
+            bent = np.tanh(scores / p.soft_cap)
+            scores, sizes = p.soft_cap * bent, sizes * (1 - bent**2) + p.soft_cap * np.abs(bent)
+        if p.alibi:
+            bias = arrays["alibi_slopes"].astype(np.float64).reshape(p.kv_heads, -1, 1, 1) * distances(p)
+            scores, sizes = scores - bias, sizes + np.abs(bias)
         if p.dtype == FP8:
             largest = np.abs(queries).max(-1, keepdims=True) * np.abs(keys).max(-1)[..., None, :]
             sizes = sizes + CUT / SCORE[FP8] * math.sqrt(p.head_dim) * abs(p.scale) * largest
         top = np.where(visible, sizes, 0.0).max(axis=-1, initial=0.0)
         lse: Array = truth["lse"].reshape(*grouped, p.len_q, 1)
-        weights = np.exp(np.where(visible, scores - np.where(np.isneginf(lse), 0.0, lse), -np.inf))
+        base = np.where(np.isneginf(lse), 0.0, lse)
+        weights = np.exp(np.where(visible, scores - base, -np.inf))
         out = truth["out"].reshape(*grouped, p.len_q, p.head_dim_v)
         squares = weights**2
         own = (out**2).sum(-1)
         spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
         around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
+        if p.sinks:
+            sinks = arrays["sinks"].astype(np.float64).reshape(p.kv_heads, -1, 1)
+            top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
+            around = around + np.exp(sinks - base[..., 0]) ** 2 * own
         smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
         score = SCORE[p.dtype]
         tolerance = (
@@ -301,6 +420,22 @@ def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k
         drawn["v"] = v + 8.0
     elif kind == "outliers":
         return {name: outliers(x, rng) for name, x in drawn.items()}
+    return drawn
+
+
+def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
+    """The inputs beside q, k and v that a problem has.
+
+    Sinks lie among the logits of a row's LSE. Slopes are as ALiBi's paper has them: powers of 2^(-8 / heads). A mask shows
+    a random half of the pairs.
+    """
+    p, drawn = problem, dict[str, Array]()
+    if p.sinks:
+        drawn["sinks"] = np.random.default_rng((seed, 2)).normal(3.0, 2.0, p.heads).astype(np.float32)
+    if p.alibi:
+        drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
+    if p.mask:
+        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
     return drawn
 
 

@@ -17,6 +17,9 @@ from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 Arrays = Mapping[str, Array]
 """Arrays by the names of their operands."""
 
+SAID_AS = {"bool": ("bool", "uint8")}
+"""The dtypes of arrays that callers may pass for an operand's, where they are several. Of a byte, any bit says True."""
+
 LEADING = ("batch", "heads", "kv_heads")
 """The axes along which blocks run beside one another. The other axes of an operand are its rows and columns."""
 
@@ -32,11 +35,12 @@ class Operand:
     """An array that the caller passes or gets back. It has one name in tile program, formula, `.cu`, trace and errors.
 
     - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
-      "head_dim_v") or of its tiling ("row_tiles", "key_tiles").
+      "head_dim_v"), of its tiling ("row_tiles", "key_tiles") or of its sequences ("offsets").
     - `dtype` is "storage" (the problem's), "out" (the output's for that storage dtype), or a plain one such as
       "float32".
     - `when(problem)` says whether a problem has the operand.
-    - `default` is the value of every element if callers leave the input out. With None they may not.
+    - `default` is the value of every element if callers leave the input out, or a function of the problem that gives them
+      all. With None callers may not.
     - `asked`: the output is written on request only.
 
     >>> p = Problem(batch=2, heads=4, kv_heads=2, len_q=10, len_kv=30, head_dim=64, dtype="float16")
@@ -48,7 +52,7 @@ class Operand:
     axes: tuple[str, ...]
     dtype: str = "storage"
     when: Callable[[Problem], bool] = always
-    default: float | None = None
+    default: float | Callable[[Problem], Any] | None = None
     asked: bool = False
 
     @property
@@ -59,6 +63,16 @@ class Operand:
     def shape(self, problem: Problem, tile: Tile | None = None) -> tuple[int, ...]:
         """Its shape. An operand with an axis of tiles needs `tile`."""
         return tuple(size_of(axis, problem, tile) for axis in self.axes)
+
+    def left_out(self, problem: Problem, tile: Tile | None = None) -> Array:
+        """What stands for an input that the caller leaves out: full of its default."""
+        assert self.default is not None, self.name
+        values = self.default(problem) if callable(self.default) else self.default
+        return np.full(self.shape(problem, tile), values, numpy_dtype(self.dtype_in(problem)))
+
+    def part(self, x: Array, places: Mapping[str, int]) -> Array:
+        """What belongs to one batch or head: `places` says which, by axis. The axes stay, with one element."""
+        return x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in self.axes)]
 
     def dtype_in(self, problem: Problem) -> str:
         """The name of its dtype in a problem."""
@@ -110,6 +124,10 @@ class Operation(ABC):
     def required(self) -> tuple[Operand, ...]:
         """The inputs that callers may not leave out. A tile program takes them by position."""
         return tuple(operand for operand in self.inputs if operand.default is None)
+
+    def taken(self, problem: Problem) -> list[Operand]:
+        """The inputs of a problem: the required ones, and those that it has and callers may leave out."""
+        return [operand for operand in self.inputs if operand.when(problem)]
 
     @property
     def written(self) -> tuple[Operand, ...]:
@@ -206,7 +224,7 @@ class Operation(ABC):
             shape, dtype = operand.shape(problem, tile), operand.dtype_in(problem)
             if tuple(x.shape) != shape:
                 raise UsageError(f"{name}.shape", tuple(x.shape), f"{shape}, its axes are {', '.join(operand.axes)}")
-            if dtype_name(x) != dtype:
+            if dtype_name(x) not in SAID_AS.get(dtype, (dtype,)):
                 raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
 
 

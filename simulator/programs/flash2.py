@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from simulator.config import Config, heads_that_share_the_l2, padded, warps_for
+from simulator.config import Config, features, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.mask import pack_mask
+from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -39,6 +41,12 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         candidates = [(128, 32, 2), (128, 32, 1), (64, 32, 1)]
     else:
         candidates = [(64, 64, 1), (64, 32, 1)]
+    if (
+        tile is None and half and d <= 128 and (problem.soft_cap or problem.alibi or problem.mask)
+    ):  # these need registers, too
+        candidates = [(rows, cols // 2, stages) for rows, cols, stages in candidates]
+    elif tile is None and half and d in (64, 128) and capability >= (9, 0) and problem.lengths:  # so does a sequence
+        candidates = [(rows, cols * 3 // 4, stages) for rows, cols, stages in candidates]
     if capability < (8, 0):  # without cp.async there is nothing to load ahead
         candidates = [c for c in candidates if c[2] == 1]
 
@@ -60,6 +68,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         q_in_registers=half and d <= 64 and cols == 64,
         heads_together=heads_that_share_the_l2(problem, device),
         blocks_per_sm=2,
+        constants=features(problem),
     )
 
 
@@ -75,23 +84,31 @@ def flash2(
     """
     c = m.config
     out, lse = m.output("out"), m.output("lse")
-    visible = partial(problem.tiles_of_row, tile=tile)
+    packed = pack_mask(m, tile)
+    visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)
     for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, readers=c.readers, walk=visible):
         i = block.i
         block.step("load_q")
         q_i: SramTile | Registers = block.load(q, i, tile.rows)
         if c.q_in_registers:
             q_i = block.to_registers(q_i)
+        slope = of_head("alibi_slopes", m, block, c.warps)
+        if packed:
+            packed.begin(block, c.warps)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages)
+            if packed:
+                packed.visit(block, j, c.warps)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+            s = soft_cap(block, s, problem)
             block.step("mask")
-            s = block.mask(s, i, j)
+            s = alibi(block, s, slope, j)
+            s = packed.hide(block, s, j) if packed else block.mask(s, i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())
@@ -105,6 +122,7 @@ def flash2(
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
+        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, c.warps), m_i, l_i, acc)
         acc = acc / l_i.nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")

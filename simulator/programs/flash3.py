@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from simulator.config import Config, heads_that_share_the_l2
+from simulator.config import Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.mask import pack_mask
+from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
 
 PANEL = 64
@@ -25,10 +27,12 @@ _LONG = 64  # with more row tiles per head, the start of a block hardly counts
 def choose_tile(problem: Problem) -> Tile:
     """The tile of the top rung, by head dim and length."""
     d = round_up(problem.head_dim, PANEL)
-    if d > 128:
-        return Tile(128, 64)
+    if d > 128:  # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
+        return Tile(128, 48 if problem.soft_cap and problem.lengths is not None else 64)
     # in a short causal problem, the mask hides too much of a tile of 192 rows
-    return Tile(128 if d == 128 or (_triangular(problem) and problem.len_q <= 2048) else 192, 128)
+    short = _triangular(problem) and problem.padded.len_q <= 2048
+    # three warpgroups leave a thread no registers for a bias, or for bits
+    return Tile(128 if d == 128 or short or problem.alibi or problem.mask else 192, 128)
 
 
 def configure_rung(
@@ -71,17 +75,20 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the tile by head dim and length, and the order of work."""
     rung = configure_rung(problem, device, tile, choose_tile(problem))
-    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+    together = heads_that_share_the_l2(problem, device)
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile))
 
 
 def order(problem: Problem, tile: Tile) -> dict[str, bool]:
     """The order of work: `persistent` and `pairs` of a `Config`.
 
     If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
-    tiles, each has a block of its own instead, and the longest start first.
+    tiles, each has a block of its own instead, and the longest start first. So it is in a ragged batch, whose row tiles are
+    unequal in any case.
     """
     triangular, long = _triangular(problem), problem.row_tiles(tile) > _LONG
-    return {"persistent": not (triangular and long), "pairs": triangular and not long}
+    persistent = problem.lengths is None and not (triangular and long)
+    return {"persistent": persistent, "pairs": persistent and triangular}
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
@@ -101,28 +108,36 @@ def attend(
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
     natural logarithm. A block has a row tile of Br queries, 64 per warpgroup. So each warpgroup reads all of K_j and
-    V_j from SRAM.
+    V_j from SRAM. In a ragged batch, boxes of Q and V that reach into the next sequence are cleared there.
     """
-    c = m.config
+    c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")
-    visible = partial(backwards, problem, tile)
+    packed = pack_mask(m, tile, backwards=True)
+    visible = packed.walk if packed else partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.step("load_q")
         for ring in (k, v):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.alloc("mbarriers", MBARRIERS)
-        q_i = block.load(q, i, tile.rows, panel=PANEL)
+        q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
+        slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
+        if packed:
+            packed.begin(block, 1 + 4 * c.consumers)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, v.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
             k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
+            if packed:
+                packed.visit(block, j, 1 + 4 * c.consumers)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+            s = soft_cap(block, s, problem)
             block.step("mask")
-            s = block.mask(s, i, j)
+            s = alibi(block, s, slope, j)
+            s = packed.hide(block, s, j) if packed else block.mask(s, i, j)
             block.step("softmax")
             m_new = block.maximum(m_i, s.max())
             p = block.exp(s - m_new.finite())
@@ -132,10 +147,11 @@ def attend(
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
-            v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL)
+            v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL, clear=ragged)
             block.step("output")
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
+        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
         acc = acc / l_i.nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")

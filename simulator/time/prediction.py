@@ -14,7 +14,7 @@ from simulator import catalogue
 from simulator.api import count
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
-from simulator.problem import Problem, Tile
+from simulator.problem import COMMON_MASKS, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
 from simulator.time.costs import LONGEST_WALK, Costs, run
@@ -173,7 +173,9 @@ def timeline(
     row = catalogue.get(algorithm)
     if row.schedule is None:
         raise unknown("algorithm", row.name, [each.name for each in catalogue.CATALOGUE.values() if each.schedule])
-    config = row.program.configure(Problem.checked(problem), on, tile)
+    if (error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES), "the model of time")) is not None:
+        raise error
+    config = row.program.configure(problem, on, tile)
     rates = Rates(on, problem.dtype)
     launches = row.schedule(problem, config, rates)
     counts = count(algorithm, problem, tile=tile, device=on)

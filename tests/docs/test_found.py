@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from docs._site import found as page
 from docs._site.blocks import replaced
-from flashlab.measure import found, results
-from flashlab.measure.corpus_defects import DEFECTS, Defect
+from flashlab.measure import found, found_gpu, results
+from flashlab.measure.corpus_defects import DEFECTS, NUMBERS, Defect
+from flashlab.measure.found_gpu import Plain, Seen
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = results.latest("found", ROOT / results.FOLDER)
@@ -19,14 +21,87 @@ ROWS = found.Found.model_validate(RESULT.data).rows
 
 def test_the_page_is_what_the_data_say() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
-    assert replaced(text, "found", {"defects": page.block()}) == text, "run python -m docs._site.found"
+    assert replaced(text, "found", page.blocks()) == text, "run python -m docs._site.found"
 
 
 def test_every_defect_is_on_record_and_found_where_it_is() -> None:
     by_name = {(row.repository, row.file, row.kernel): row for row in ROWS}
-    assert by_name.keys() == {(each.repository, each.file, each.kernel) for each in DEFECTS}
+    assert by_name.keys() == {(each.repository, each.file, each.kernel) for each in (*DEFECTS, *NUMBERS)}
+    assert all(by_name[each.repository, each.file, each.kernel].nans for each in NUMBERS)
     for each in DEFECTS:
         assert set(each.lines) & set(by_name[each.repository, each.file, each.kernel].lines), each.kernel
+
+
+ABOUT = {
+    "device": {"name": "NVIDIA H200", "compute_capability": "9.0", "sms": 132, "memory": 1, "l2": 1},
+    "driver": "580.1", "cuda_runtime": "13.0", "nvrtc": "13.0", "cudnn": None, "versions": {"flashlab": "1"},
+    "date": "2026-11-23T00:00:00Z", "commit": "abc", "command": "found_gpu",
+}  # fmt: skip
+
+
+def on_gpu(folder: Path, **changed: str) -> None:
+    """Puts what a GPU might show into a folder: the first defect is seen by racecheck and in the results, the second by nobody."""
+
+    def row(i: int, tools: list[Seen], plain: Plain) -> found_gpu.Row:
+        of = ROWS[i].model_dump(include={"repository", "file", "commit", "kernel"}) | changed
+        return found_gpu.Row(**of, registers=32, plain=plain, tools=tools)
+
+    quiet = [
+        Seen(tool=tool, findings=0, warnings=0, first="", kernel=False, lines=[], takes_part=False)
+        for tool in found_gpu.TOOLS
+    ]
+    loud = {
+        "findings": 3,
+        "warnings": 1,
+        "first": "Error: hazard",
+        "kernel": True,
+        "lines": [268, 288],
+        "takes_part": True,
+    }
+    hung = {"findings": None, "first": "not done within 120 s"}
+    mixed = [quiet[0], quiet[1].model_copy(update=loud), quiet[2].model_copy(update=hung), quiet[3]]
+    same = Plain(launches=1000, distinct=1, error=0.0, nans=0, said="")
+    rows = [row(0, mixed, same.model_copy(update={"distinct": 17, "error": 0.25})), row(1, quiet, same)]
+    data = found_gpu.FoundOnGpu(rows=rows).model_dump()
+    results.save(found_gpu.KIND, [], data, subject="kernels", folder=folder, about=ABOUT)
+    assert RESULT is not None
+    about = {key: RESULT.content[key] for key in ABOUT}
+    results.save(found.KIND, [], RESULT.data, subject="kernels", folder=folder, about=about)
+
+
+def test_what_a_gpu_showed_stands_in_the_table_and_in_the_sections(tmp_path: Path) -> None:
+    on_gpu(tmp_path)
+    blocks = page.blocks(tmp_path)
+    first = (
+        "| `softmax_forward_kernel4` | race, 6.5e-09 off | – | 3, at its lines | no end | – | 17 results, 0.25 off |"
+    )
+    assert "On an NVIDIA H200 (2026-11-23) the same launches ran" in blocks["gpu"]
+    assert first in blocks["gpu"]
+    assert re.search(
+        r"\| `attention_forward_fused1` \| race, \S+ off \| – \| – \| – \| – \| always the same \|", blocks["gpu"]
+    )
+    sections = blocks["defects"].split("\n## ")
+    assert "1,000 launches left 17 different results. They are at most 0.25 from NumPy in float64." in sections[0]
+    assert "Nothing is found by memcheck and synccheck." in sections[0]
+    assert "racecheck finds 3 (1 of them as warnings), at lines 268, 288; the first: `Error: hazard`." in sections[0]
+    assert "initcheck didn't come to its end: `not done within 120 s`." in sections[0]
+    assert "1,000 launches left the same result. It is exact." in sections[1]
+    assert "Nothing is found by memcheck, racecheck, initcheck and synccheck." in sections[1]
+    assert not any("H200" in section for section in sections[2:])
+
+
+def test_another_commit_is_no_comparison(tmp_path: Path) -> None:
+    on_gpu(tmp_path, commit="f" * 40)
+    blocks = page.blocks(tmp_path)
+    assert blocks["gpu"] == page.NOT_RUN
+    assert "H200" not in blocks["defects"]
+
+
+def test_a_finding_s_kind_is_read_from_its_words() -> None:
+    for row in ROWS:
+        said = page.kinds(row)
+        kinds = "race|race, race between blocks|out of bounds|divergent collective"
+        assert re.fullmatch(rf"({kinds})(, \S+ off)?|32 NaN", said), said
 
 
 @pytest.mark.compiler
@@ -40,8 +115,14 @@ def test_a_row_is_what_the_command_line_says(tmp_path: Path) -> None:
         defect = Defect("a/b", "k.cu", "k", "Too far", (2,), "It is.", "None.", arguments, (1,), (32,))
         return found.run(defect, tmp_path, "0" * 40)
 
-    assert row(0).findings == []
+    assert row(0).findings == [] and row(0).nans == 0
+    assert row(0).blob == "58ff76cbb47f8ab420115ee2b3c31fc285ccae9b"
     assert row(1).lines == [2] and "out of bounds" in row(1).findings[0]
     with pytest.raises(RuntimeError, match="n = 'many'"):
         defect = Defect("a/b", "k.cu", "k", "", (), "", "", ("x=float32[32]:zeros", "n=many"), (1,), (32,))
         found.run(defect, tmp_path, "")
+    (tmp_path / "k.cu").write_text(
+        "__global__ void k(float* x) { x[threadIdx.x] /= x[threadIdx.x]; }", encoding="utf-8"
+    )
+    zeros = Defect("a/b", "k.cu", "k", "", (), "", "", ("x=float32[32]:zeros",), (1,), (32,))
+    assert found.run(zeros, tmp_path, "").nans == 32

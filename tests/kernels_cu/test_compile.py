@@ -65,6 +65,19 @@ def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) ->
     assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
 
 
+MASKED = [(n, d, head_dim, a) for n, d, head_dim, a in MATRIX if "mask" in CATALOGUE[n].support.masks]
+
+
+@pytest.mark.parametrize("case", one_of_each(MASKED, lambda case: case[0], lambda case: "-".join(map(str, case))))
+def test_masks_compile_without_spills_or_warnings(case: tuple[str, str, int, str]) -> None:
+    name, dtype, head_dim, arch = case
+    for length in (1024, 4096):  # which have tiles of their own
+        problem = Problem(batch=1, heads=8, len_q=length, head_dim=head_dim, dtype=dtype, causal=True, mask="dense")
+        config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
+        for source in (name, "mask"):
+            assert complaints(compile_kernel(source, defines(config, dtype, head_dim), arch=arch)) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("length", [1024, 16384])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 import kernels_cu
-from simulator import Problem, catalogue, random_inputs, simulate
+from simulator import Problem, catalogue, simulate
+from simulator.operations.attention import ATTENTION
 
 NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
@@ -19,15 +21,29 @@ def marks(text: str) -> list[str]:
     return [name for name, tag in MARK.findall(text) if not tag]
 
 
-def program_steps(name: str) -> list[str]:
-    """The steps of the launches that `<name>.cu` holds, in the order in which the tile program first takes them."""
-    dtype = catalogue.get(name).dtypes[0]
-    problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype=dtype, causal=True)
-    trace = simulate(name, *random_inputs(problem), causal=True, tile=(16, 16), lse=True, trace=True).trace
+def sources_of(algorithm: str) -> set[str]:
+    return {kernel.source for kernel in catalogue.get(algorithm).kernels}
+
+
+def program_steps(source: str, algorithm: str) -> list[str]:
+    """The steps of the launches that `<source>.cu` holds, in the order in which the tile program first takes them."""
+    row = catalogue.get(algorithm)
+    mask = "dense" if "mask" in row.support.masks else None
+    problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask)
+    inputs: dict[str, Any] = {**ATTENTION.draw(problem), "lse": True, "trace": True}
+    trace = simulate(algorithm, **inputs, causal=True, tile=(16, 16)).trace
     assert trace is not None
     launches = dict.fromkeys(event.launch for event in trace.events)
-    here = {e for e, kernel in zip(launches, catalogue.get(name).kernels, strict=True) if kernel.source == name}
+    here = {e for e, kernel in zip(launches, row.launched(problem), strict=True) if kernel.source == source}
     return list(dict.fromkeys(event.step for event in trace.events if event.launch in here))
+
+
+LAUNCHING = {
+    name: [algorithm for algorithm in catalogue.with_kernels() if name in sources_of(algorithm)] for name in NAMES
+}
+"""The algorithms that launch what a .cu holds."""
+PAIRS = [(n, a) for n, launching in LAUNCHING.items() for a in launching if n == a or n not in catalogue.CATALOGUE]
+"""A .cu and an algorithm whose steps it has: that of its name, or else all that share it."""
 
 
 def trespasses(text: str) -> list[str]:
@@ -45,14 +61,15 @@ def trespasses(text: str) -> list[str]:
     return found + [f"an intrinsic: {word}" for word in re.findall(r"\b__\w+", code) if word not in ALLOWED]
 
 
-def test_every_algorithm_has_its_kernel() -> None:
-    assert set(catalogue.with_kernels(language="cuda")) == set(NAMES)
+def test_every_algorithm_has_its_kernel_and_every_kernel_an_algorithm() -> None:
+    assert set(catalogue.with_kernels(language="cuda")) <= set(NAMES)
+    assert all(LAUNCHING.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_are_the_tile_programs(name: str) -> None:
+@pytest.mark.parametrize(("name", "algorithm"), PAIRS)
+def test_steps_are_the_tile_programs(name: str, algorithm: str) -> None:
     text = kernels_cu.source(name).read_text(encoding="utf-8")
-    assert marks(text) == program_steps(name)
+    assert marks(text) == program_steps(name, algorithm)
     assert {step for step, _ in MARK.findall(text)} == set(marks(text)), "a tagged mark names a step of its own"
     assert len(re.findall(r"step:", text)) == len(MARK.findall(text)), "a mark that isn't well-formed"
 
@@ -88,4 +105,4 @@ def test_a_step_out_of_order_is_seen() -> None:
         .replace("step: load_k", "step: load_q")
         .replace("step: x", "step: load_k")
     )
-    assert marks(swapped) != program_steps("standard")
+    assert marks(swapped) != program_steps("standard", "standard")

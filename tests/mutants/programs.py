@@ -16,7 +16,7 @@ PROGRAMS = [
         file=FLASH2,
         check="prefix",
         blind=True,
-        find="s = block.mask(s, i, j)",
+        find="s = packed.hide(block, s, j) if packed else block.mask(s, i, j)",
         put="pass",
     ),
     Mutant(
@@ -34,8 +34,8 @@ PROGRAMS = [
         file=BLOCK,
         check="key_sets",
         blind=True,
-        find="rows = rows // group + p.offset",
-        put="rows = rows // group",
+        find="return rows // group + self._m.problem.offset, keys",
+        put="return rows // group, keys",
     ),
     Mutant(
         mechanism="one zero-padded key leaks at the ragged end",
@@ -70,7 +70,7 @@ PROGRAMS = [
         file=FLASH2,
         check="key_sets",
         blind=True,
-        find="visible = partial(problem.tiles_of_row, tile=tile)",
+        find="visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)",
         put="visible = lambda i: range(-(-problem.visible_keys(i * tile.rows).stop // tile.cols))",
     ),
     Mutant(
@@ -282,7 +282,7 @@ BYTES = [
         file=FLASH2,
         check="bytes",
         blind=True,
-        find="visible = partial(problem.tiles_of_row, tile=tile)",
+        find="visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)",
         put="visible = lambda i: range(problem.key_tiles(tile))",
     ),
     Mutant(

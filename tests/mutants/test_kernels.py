@@ -20,14 +20,14 @@ MUTANTS = [pytest.param(mutant, id=mutant.name) for mutant in KERNELS]
 
 
 @pytest.fixture
-def sources(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def sources(mutant: Mutant, tmp_path: Path) -> Iterator[Path]:
     """The kernels with the bug among them, in place of the real ones."""
     folder = tmp_path / "kernels_cu"
     shutil.copytree(ROOT / "kernels_cu", folder)
     (tmp_path / mutant.file).write_text(mutant.source, encoding="utf-8")
-    monkeypatch.setattr(kernels_cu, "_HERE", folder)
     _forget()
-    yield folder
+    with kernels_cu.sources_in(folder):
+        yield folder
     _forget()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -42,16 +43,21 @@ class Entry(NamedTuple):
 
 
 QKV: Mapping[str, Any] = {"q": Q, "k": K, "v": V}
-MASKS = "causal window scale"
+MASKS = "causal window scale soft_cap"
+NUMBERS = "sinks alibi_slopes"
 ENTRIES = {
-    "attention": Entry(fl.attention, {**QKV, "backend": "emulator"}, f"q k v algorithm {MASKS} out tile device scales"),
+    "attention": Entry(
+        fl.attention, {**QKV, "backend": "emulator"}, f"q k v algorithm {MASKS} {NUMBERS} out tile device scales"
+    ),
     "attention on a GPU": Entry(fl.attention, QKV, "q k v device"),
     "simulate": Entry(
-        fl.simulate, {"algorithm": "flash2", **QKV}, f"q k v algorithm {MASKS} tile device lse trace scales"
+        fl.simulate, {"algorithm": "flash2", **QKV}, f"q k v algorithm {MASKS} {NUMBERS} tile device lse trace scales"
     ),
-    "emulate": Entry(fl.emulate, {"algorithm": "flash2", **QKV}, f"q k v algorithm {MASKS} tile device lse scales"),
-    "naive": Entry(fl.naive, QKV, f"q k v {MASKS}"),
-    "naive_loop": Entry(fl.naive_loop, QKV, f"q k v {MASKS}"),
+    "emulate": Entry(
+        fl.emulate, {"algorithm": "flash2", **QKV}, f"q k v algorithm {MASKS} {NUMBERS} tile device lse scales"
+    ),
+    "naive": Entry(fl.naive, QKV, f"q k v {MASKS} {NUMBERS}"),
+    "naive_loop": Entry(fl.naive_loop, QKV, f"q k v {MASKS} {NUMBERS}"),
     "compare": Entry(fl.compare, {"what": P, "algorithms": ["flash2"]}, f"what algorithms {MASKS} tile device"),
     "compare arrays": Entry(fl.compare, {"what": (Q, K, V), "algorithms": ["flash2"]}, f"{MASKS} tile device"),
     "count": Entry(fl.count, {"algorithm": "flash2", "problem": P}, "algorithm problem tile device length"),
@@ -75,7 +81,7 @@ ENTRIES = {
     "Problem": Entry(
         fl.Problem,
         {"batch": 1, "heads": 2, "len_q": 8, "head_dim": 16, "dtype": "float16"},
-        f"batch heads kv_heads len_q len_kv head_dim head_dim_v dtype {MASKS}",
+        f"batch heads kv_heads len_q len_kv head_dim head_dim_v dtype {MASKS} sinks alibi",
     ),
     "Tile": Entry(fl.Tile.parse, {}, "tile"),
     "Device": Entry(fl.DEVICES["h100"].replace, {}, "name sms sram_per_block l2 bandwidth memory"),
@@ -101,6 +107,67 @@ def test_an_array_in_the_wrong_place(name: str, argument: str, kind: str) -> Non
             assert name == "Scales", (
                 made
             )  # three arrays are what it takes: their shapes are looked at when they are used
+
+
+NONE = "a finite number of at least 0; 0 or None is none"
+SHAPE = "(2,), its axes are heads"
+FINITE = "finite numbers"
+OF_SCORES: list[tuple[dict[str, Any], str]] = [
+    ({"soft_cap": -1.0}, f"soft_cap = -1.0: expected {NONE}"),
+    ({"soft_cap": math.nan}, f"soft_cap = nan: expected {NONE}"),
+    ({"soft_cap": math.inf}, f"soft_cap = inf: expected {NONE}"),
+    ({"sinks": np.zeros(3, "f4")}, f"sinks.shape = (3,): expected {SHAPE}"),
+    ({"sinks": np.zeros((1, 2), "f4")}, f"sinks.shape = (1, 2): expected {SHAPE}"),
+    ({"sinks": np.zeros(2, "f2")}, "sinks.dtype = 'float16': expected float32"),
+    ({"sinks": np.float32([0, math.nan])}, f"sinks[1] = nan: expected {FINITE}, or -inf for a head without one"),
+    ({"sinks": np.float32([math.inf, 0])}, f"sinks[0] = inf: expected {FINITE}, or -inf for a head without one"),
+    ({"alibi_slopes": np.zeros(1, "f4")}, f"alibi_slopes.shape = (1,): expected {SHAPE}"),
+    ({"alibi_slopes": np.zeros(2, "f8")}, "alibi_slopes.dtype = 'float64': expected float32"),
+    ({"alibi_slopes": np.float32([math.nan, 0])}, f"alibi_slopes[0] = nan: expected {FINITE}"),
+    ({"alibi_slopes": np.float32([0, -math.inf])}, f"alibi_slopes[1] = -inf: expected {FINITE}"),
+]
+"""What is wrong with a soft cap, sinks or slopes, and its line."""
+
+
+@pytest.mark.parametrize("name", ["attention", "simulate", "emulate", "naive", "naive_loop"])
+@pytest.mark.parametrize(("wrong", "line"), OF_SCORES, ids=[line.split(":")[0] for _, line in OF_SCORES])
+def test_a_soft_cap_sinks_and_slopes_that_are_none(name: str, wrong: dict[str, Any], line: str) -> None:
+    call, good, _ = ENTRIES[name]
+    with pytest.raises(fl.UsageError) as refused:
+        call(**good, **wrong)
+    assert str(refused.value) == line
+
+
+ONES = np.ones(2, np.float32)
+UNKNOWN = [
+    ({"soft_cap": 5.0}, {"soft_cap": 5.0}, "soft_cap = 5.0"),
+    ({"sinks": ONES}, {"sinks": True}, "sinks = True"),
+    ({"alibi_slopes": ONES}, {"alibi": True}, "alibi = True"),
+]
+"""What changes the scores, as a call and as a problem say it, and how a line names it."""
+
+
+@pytest.mark.parametrize("name", ["attention", "simulate", "emulate", "count"])
+@pytest.mark.parametrize("algorithm", ["standard", "flash1", "flash3_3"])
+@pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
+def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: Any, field: Any, named: str) -> None:
+    call, good, _ = ENTRIES[name]
+    asked = {"problem": P.replace(**field)} if name == "count" else said
+    with pytest.raises(fl.UsageError) as refused:
+        call(**{**good, **asked, "algorithm": algorithm})
+    assert str(refused.value) == f"{named}: expected nothing: {algorithm} knows causal, window, scale"
+
+
+@pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
+def test_no_backward_pass_knows_them(said: Any, field: Any, named: str) -> None:
+    with pytest.raises(
+        fl.UsageError, match=f"^{named}: expected nothing: flash2_backward knows causal, window, scale$"
+    ):
+        fl.count("flash2_backward", P.replace(**field))
+    lse = np.zeros(Q.shape[:3], np.float32)
+    with pytest.raises(fl.UsageError) as refused:
+        fl.simulate("flash2_backward", Q, K, V, Q, lse, Q, **said)
+    assert next(iter(said)) in str(refused.value) and "\n" not in str(refused.value)
 
 
 @given(

@@ -24,11 +24,11 @@ import flashlab as fl
 import kernels_cu
 from flashlab.cli import options
 from flashlab.run import abi
-from simulator.problem import COMMON_MASKS, FIELDS, MASKS, SIZES, Masks
+from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, SIZES, Masks
 
 ROOT = Path(__file__).resolve().parents[2]
-FIELD = '    soft_cap: float | None = described("Bound of the scores", default=None, aliases=("softcap",))\n'
-MEMBER = "  float soft_cap;\n"
+FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
+MEMBER = "  float ceiling;\n"
 PROGRAM = """
 import flashlab as fl
 
@@ -37,11 +37,11 @@ def capped(m, q, k, v, problem, tile):
     out = m.output("out")
     for block in m.launch("capped", rows=problem.row_tiles(tile), warps=4):
         block.step("copy")
-        block.store(out, block.fetch(q, block.i, tile.rows) * (problem.soft_cap or 1.0), block.i, tile.rows)
+        block.store(out, block.fetch(q, block.i, tile.rows) * (problem.ceiling or 1.0), block.i, tile.rows)
     return out
 
-def outsider(q, k, v, causal=False, softcap=None):
-    return q * (softcap or 1)
+def outsider(q, k, v, causal=False, upper=None):
+    return q * (upper or 1)
 """
 
 
@@ -88,15 +88,15 @@ def run(*arguments):
 names = [command.callback.__name__ for command in app.registered_commands]
 print(json.dumps({
     "help": {name: run(name, "--help")[1] for name in names},
-    "count": run("count", "mine.py:capped", "--soft-cap", "30", "--json"),
-    "simulate": run("simulate", "mine.py:capped", "--soft-cap", "30", "--len-q", "16"),
+    "count": run("count", "mine.py:capped", "--ceiling", "30", "--json"),
+    "simulate": run("simulate", "mine.py:capped", "--ceiling", "30", "--len-q", "16"),
     "left out": run("simulate", "flash2", "--len-q", "16", "--json"),
-    "refused": run("count", "flash2", "--soft-cap", "30"),
-    "no number": run("count", "flash2", "--soft-cap", "x"),
-    "not finite": run("count", "flash2", "--soft-cap", "inf"),
-    "trace": run("trace", "mine.py:capped", "--soft-cap", "30", "--len-q", "16", "--json", "-"),
+    "refused": run("count", "flash2", "--ceiling", "30"),
+    "no number": run("count", "flash2", "--ceiling", "x"),
+    "not finite": run("count", "flash2", "--ceiling", "inf"),
+    "trace": run("trace", "mine.py:capped", "--ceiling", "30", "--len-q", "16", "--json", "-"),
     "compare": run("compare", "flash2", "--sample", "--json"),
-    "swept": run("sweep", "flash2", "mine.py:capped", "--soft-cap", "none,30,50", "--json"),
+    "swept": run("sweep", "flash2", "mine.py:capped", "--ceiling", "none,30,50", "--json"),
 }))
 """
 
@@ -105,22 +105,22 @@ def test_a_new_field_is_an_option_of_every_command_that_takes_a_problem(copy: Pa
     said = python(copy, COMMANDS)
     for name, text in said["help"].items():
         expected = ("--len-kv" in text, "Bound of the scores." in text)
-        assert ("--soft-cap" in text, "--soft-cap" in text) == expected, name
-    assert sum("--soft-cap" in text for text in said["help"].values()) >= 8
-    assert re.search(r"--soft-cap +<float> ", said["help"]["count"])
-    assert json.loads(said["count"][1])["problem"]["soft_cap"] == 30.0
-    assert json.loads(said["left out"][1])["counts"]["problem"]["soft_cap"] is None
-    assert json.loads(said["trace"][1])["problem"]["soft_cap"] == 30.0
-    assert json.loads(said["compare"][1])["problem"]["soft_cap"] is None
+        assert ("--ceiling" in text, "--ceiling" in text) == expected, name
+    assert sum("--ceiling" in text for text in said["help"].values()) >= 8
+    assert re.search(r"--ceiling +<float> ", said["help"]["count"])
+    assert json.loads(said["count"][1])["problem"]["ceiling"] == 30.0
+    assert json.loads(said["left out"][1])["counts"]["problem"]["ceiling"] is None
+    assert json.loads(said["trace"][1])["problem"]["ceiling"] == 30.0
+    assert json.loads(said["compare"][1])["problem"]["ceiling"] is None
     # what an algorithm, or the judge, doesn't reckon with it doesn't pretend to
-    knows = "soft_cap = 30.0: expected nothing: {} knows causal, window, scale"
+    knows = f"ceiling = 30.0: expected nothing: {{}} knows {', '.join(FEATURES)}"
     assert said["refused"] == [2, "", f"flashlab: {knows.format('flash2')}\n"]
     assert said["simulate"] == [2, "", f"flashlab: {knows.format('naive attention')}\n"]
-    assert said["no number"][0] == 2 and "--soft-cap" in said["no number"][2]
-    assert said["not finite"] == [2, "", "flashlab: soft_cap = inf: expected a finite number, or None\n"]
+    assert said["no number"][0] == 2 and "--ceiling" in said["no number"][2]
+    assert said["not finite"] == [2, "", "flashlab: ceiling = inf: expected a finite number, or None\n"]
     table = json.loads(said["swept"][1])
-    assert table["axes"] == ["algorithm", "soft_cap"]
-    assert [row["soft_cap"] for row in table["rows"]] == [None, 30.0, 50.0] * 2
+    assert table["axes"] == ["algorithm", "ceiling"]
+    assert [row["ceiling"] for row in table["rows"]] == [None, 30.0, 50.0] * 2
     refused = [knows.format("flash2").replace("30", n) for n in ("30", "50")]
     assert [row["reason"] for row in table["rows"]] == [None, *refused, None, None, None]
 
@@ -139,15 +139,15 @@ from flashlab.views import figures
 from mine import capped, outsider
 
 p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=16, dtype="float32", causal=True)
-capped_p = p.replace(soft_cap=30)
+capped_p = p.replace(ceiling=30)
 q, k, v = fl.random_inputs(p)
-run = fl.simulate(capped, q, k, v, causal=True, soft_cap=30, trace=True)
+run = fl.simulate(capped, q, k, v, causal=True, ceiling=30, trace=True)
 cases = [workload.Case("mine", "flash2", capped_p)]
 with tempfile.TemporaryDirectory() as folder:
-    rows = fl.sweep(capped, p, soft_cap=[None, 30.0], len_q=[16, 32])
+    rows = fl.sweep(capped, p, ceiling=[None, 30.0], len_q=[16, 32])
     read = workload.read(workload.write(cases, Path(folder)))
     csv = rows.to_csv(Path(folder, "rows.csv")).read_text()
-    rows.plot(x="soft_cap", path=Path(folder, "rows.png"))
+    rows.plot(x="ceiling", path=Path(folder, "rows.png"))
 
 def refusal(call):
     try:
@@ -162,20 +162,20 @@ print(json.dumps({
     "source": problem_source(capped_p),
     "words": [describe(capped_p), figures.problem(capped_p), document(run.trace)["subtitle"], describe(p)],
     "cases": read == cases,
-    "rows": [row["soft_cap"] for row in rows.rows],
+    "rows": [row["ceiling"] for row in rows.rows],
     "csv": csv.splitlines()[0].split(","),
-    "signatures": ["soft_cap" in inspect.signature(f).parameters for f in (fl.simulate, fl.emulate, fl.attention, fl.naive)],
-    "shape": [float(abi.shape_struct(each, 1)["soft_cap"]) for each in (p, capped_p)],
+    "signatures": ["ceiling" in inspect.signature(f).parameters for f in (fl.simulate, fl.emulate, fl.attention, fl.naive)],
+    "shape": [float(abi.shape_struct(each, 1)["ceiling"]) for each in (p, capped_p)],
     "size": abi.SHAPE.itemsize,
-    "outsider": bool((CallableTarget(fl.Adapter(outsider)).call(capped_p, q, k, v)[0] == 30 * q).all()),
+    "outsider": bool((CallableTarget(fl.Adapter(outsider)).call(capped_p, {"q": q, "k": k, "v": v})[0] == 30 * q).all()),
     "outsider refuses": CallableTarget(fl.Adapter(lambda q, k, v, causal: q)).refuses(capped_p),
     "refusals": [
         refusal(lambda: fl.count("flash2_backward", capped_p)),
-        refusal(lambda: fl.naive(q, k, v, soft_cap=3)),
-        refusal(lambda: fl.naive_loop(q, k, v, soft_cap=3)),
-        refusal(lambda: fl.attention(q, k, v, soft_cap=3, backend="emulator")),
-        refusal(lambda: fl.attention(q, k, v, soft_cup=3, backend="emulator")),
-        refusal(lambda: fl.compare((q, k, v), algorithms=["flash2"], soft_cap=3)),
+        refusal(lambda: fl.naive(q, k, v, ceiling=3)),
+        refusal(lambda: fl.naive_loop(q, k, v, ceiling=3)),
+        refusal(lambda: fl.attention(q, k, v, ceiling=3, backend="emulator")),
+        refusal(lambda: fl.attention(q, k, v, ceilling=3, backend="emulator")),
+        refusal(lambda: fl.compare((q, k, v), algorithms=["flash2"], ceiling=3)),
     ],
     "counters": emulated.run([workload.Case("flash2", "flash2", p)]).to_dict(),
 }))
@@ -186,27 +186,28 @@ print(json.dumps({
 def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
     said = python(copy, CALLS)
     assert said["out"] and said["problem"] and said["cases"] and said["outsider"]
-    assert said["counters"]["passed"] and said["counters"]["launches"][0]["problem"]["soft_cap"] is None
-    assert said["repr"].endswith("causal=True, soft_cap=30.0)") and said["source"] == f"fl.{said['repr']}"
+    assert said["counters"]["passed"] and said["counters"]["launches"][0]["problem"]["ceiling"] is None
+    assert said["repr"].endswith("causal=True, ceiling=30.0)") and said["source"] == f"fl.{said['repr']}"
     *with_it, without = said["words"]
-    assert all("causal" in text and "soft cap 30" in text for text in with_it) and "soft cap" not in without
-    assert said["rows"] == [None, None, 30.0, 30.0] and "soft_cap" in said["csv"]
+    assert all("causal" in text and "ceiling 30" in text for text in with_it) and "ceiling" not in without
+    assert said["rows"] == [None, None, 30.0, 30.0] and "ceiling" in said["csv"]
     assert said["signatures"] == [True] * 4
     assert said["shape"] == [0.0, 30.0] and said["size"] == abi.SHAPE.itemsize + 4
-    assert said["outsider refuses"] == "the function takes no soft_cap"
+    assert said["outsider refuses"] == "the function takes no ceiling"
     backward, naive, loop, emulated, misspelt, compared = said["refusals"]
-    assert backward == "soft_cap = 30.0: expected nothing: flash2_backward knows causal, window, scale"
-    assert naive == loop == "soft_cap = 3.0: expected nothing: naive attention knows causal, window, scale"
-    assert emulated == "soft_cap = 3.0: expected nothing: flash2 knows causal, window, scale"
-    assert misspelt.startswith("keyword = 'soft_cup': expected one of ") and "did you mean soft_cap" in misspelt
-    assert compared is not None and "soft_cap = 3.0" in compared
+    assert backward == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale"
+    assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {', '.join(FEATURES)}"
+    assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {', '.join(FEATURES)}"
+    assert misspelt.startswith("keyword = 'ceilling': expected one of ") and "did you mean ceiling" in misspelt
+    assert compared is not None and "ceiling = 3.0" in compared
 
 
 def test_metadata_are_whole():
     assert list(FIELDS) == [field.name for field in dataclasses.fields(fl.Problem)]
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
-    assert set(SIZES) | {"dtype"} | set(MASKS) == set(FIELDS)
+    assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis
@@ -214,7 +215,7 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles"} <= set(SIZES)
+    assert sized - {"row_tiles", "key_tiles", "offsets"} <= set(SIZES)
 
 
 def test_type_checkers_know_the_masks():
@@ -225,7 +226,13 @@ def test_type_checkers_know_the_masks():
 def test_signatures_show_the_masks():
     for function in (fl.attention, fl.simulate, fl.emulate, fl.naive, fl.naive_loop):
         shown = inspect.signature(function).parameters
-        assert {name: shown[name].default for name in MASKS} == {"causal": False, "window": None, "scale": None}
+        assert {name: shown[name].default for name in MASKS} == {
+            "causal": False,
+            "window": None,
+            "scale": None,
+            "soft_cap": None,
+            "lengths": None,
+        }
 
 
 def test_the_default_problem_leaves_out_what_it_can():
@@ -235,9 +242,16 @@ def test_the_default_problem_leaves_out_what_it_can():
 
 
 def test_the_kernels_shape_holds_what_a_problem_says():
-    """Every field but the dtype, which kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds."""
-    own = {"left", "right", "group"}
-    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - {"dtype", "head_dim_v", "causal", "window"}
+    """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds, and
+    of lengths how many."""
+    own = {"left", "right", "group", "sequences"}
+    compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
+    assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
+        "head_dim_v",
+        "causal",
+        "window",
+        "lengths",
+    }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
     members = re.search(r"struct Shape {(.*?)};", source, re.DOTALL)
     assert members
@@ -252,9 +266,12 @@ KNOW_WINDOWS = {
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",
     "flashlab/verify/cases.py": "draws some",
     "flashlab/verify/probes.py": "probes some",
+    "flashlab/verify/masks.py": "puts one beside a mask",
+    "flashlab/verify/scores.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
+    "flashlab/measure/features.py": "times one",
     "flashlab/measure/sanitizers.py": "sanitises one",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }

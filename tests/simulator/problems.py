@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from simulator import CATALOGUE, DEVICES, Device, Problem, Tile, catalogue
+from simulator.problem import FIELDS, SCORES
 
 DTYPES = ("float32", "float16", "bfloat16")
 ALGORITHMS = tuple(catalogue.of())
@@ -12,16 +15,28 @@ FP8 = "float8_e4m3fn"
 
 
 def taken_by(algorithm: str, problem: Problem) -> Problem:
-    """The problem, in another dtype if an algorithm doesn't take its own."""
+    """The problem, in another dtype if an algorithm doesn't take its own, and without what it doesn't know of scores."""
     row = CATALOGUE[algorithm]
+    problem = problem.replace(**{name: FIELDS[name].default for name in SCORES if name not in row.support.masks})
     return problem if row.refusal(problem) is None else problem.replace(dtype=row.dtypes[0])
 
 
 _side = st.none() | st.integers(0, 60)
 
+scores: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"soft_cap": st.sampled_from([None, 5.0, 0.3]), "sinks": st.booleans(), "alibi": st.booleans()}
+)
+"""What changes the scores of a problem; most algorithms know none of it."""
+
 
 @st.composite
-def problems(draw: st.DrawFn, *, longest: int = 150, dims: st.SearchStrategy[int] | None = None) -> Problem:
+def problems(
+    draw: st.DrawFn,
+    *,
+    longest: int = 150,
+    dims: st.SearchStrategy[int] | None = None,
+    scores: st.SearchStrategy[dict[str, Any]] | None = None,
+) -> Problem:
     """Every option of `Problem`: GQA, ragged lengths, zero lengths, windows, odd head dims, head_dim_v, a scale."""
     kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     dim = draw(dims if dims is not None else st.sampled_from([1, 8, 16, 40, 64, 72, 96, 111, 128, 256]))
@@ -37,6 +52,7 @@ def problems(draw: st.DrawFn, *, longest: int = 150, dims: st.SearchStrategy[int
         causal=draw(st.booleans()),
         window=draw(st.none() | st.tuples(_side, _side)),
         scale=draw(st.none() | st.sampled_from([1.0, 0.3])),
+        **(draw(scores) if scores is not None else {}),
     )
 
 

@@ -11,13 +11,14 @@ import flashlab as fl
 from simulator import Device, Problem, SramOverflow, Tile
 from simulator.counts import Book
 from simulator.formulas.walk import floor_sum, walk
-from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, taken_by, tiles
+from simulator.operations.attention import ATTENTION
+from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, scores, taken_by, tiles
 from tests.work import calls
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=150)
-@given(problem=problems(), tile=tiles | kernel_tiles, device=devices, lse=st.booleans())
+@given(problem=problems(scores=scores), tile=tiles | kernel_tiles, device=devices, lse=st.booleans())
 def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, device: Device, lse: bool) -> None:
     problem = taken_by(algorithm, problem)
     try:
@@ -35,11 +36,13 @@ def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile, 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=40)
-@given(problem=problems(longest=100), tile=tiles | kernel_tiles, lse=st.booleans(), seed=st.integers(0, 3))
+@given(
+    problem=problems(longest=100, scores=scores), tile=tiles | kernel_tiles, lse=st.booleans(), seed=st.integers(0, 3)
+)
 def test_data_run_equals_formula(algorithm: str, problem: Problem, tile: Tile, lse: bool, seed: int) -> None:
     problem = taken_by(algorithm, problem)
-    q, k, v = fl.random_inputs(problem, seed=seed)
-    run = fl.simulate(algorithm, q, k, v, **problem.masks, tile=tile, device=ROOMY, lse=lse)
+    arrays = ATTENTION.draw(problem, seed)
+    run = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device=ROOMY, lse=lse)
     assert run.counts.problem == problem
     expected = fl.count(algorithm, problem, tile=tile, device=ROOMY, lse=lse)
     assert run.counts == expected
@@ -65,10 +68,15 @@ def test_heads_shared_out_among_cores_add_up(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=60)
-@given(problem=problems(), device=devices)
+@given(problem=problems(scores=scores), device=devices)
 def test_default_tile_fits_every_device(algorithm: str, problem: Problem, device: Device) -> None:
     problem = taken_by(algorithm, problem)
-    assert fl.shape_run(algorithm, problem, device=device) == fl.count(algorithm, problem, device=device)
+    try:
+        counted = fl.shape_run(algorithm, problem, device=device)
+    except SramOverflow:  # 64 rows of float32 on a small GPU: Hopper's kernels don't run there
+        assert fl.CATALOGUE[algorithm].refuses(problem, device)
+        return
+    assert counted == fl.count(algorithm, problem, device=device)
 
 
 @given(st.integers(0, 50), st.integers(1, 40), st.integers(-40, 40), st.integers(-300, 300))
@@ -89,6 +97,7 @@ def test_walk_equals_a_loop_over_row_tiles(problem: Problem, tile: Tile) -> None
         sum(map(len, ranges)),
         sum(keys(j) for r in ranges for j in r),
         sum(map(keys, visited)),
+        sum(bool(r) and r.stop == problem.key_tiles(tile) for r in ranges),
     )
 
 

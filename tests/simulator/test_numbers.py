@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import flashlab as fl
 from simulator import Problem, Tile
 from simulator.dtypes import round_to
-from tests.simulator.problems import ALGORITHMS, FP8, ROOMY, kernel_tiles, problems, taken_by, tiles
+from simulator.operations.attention import ATTENTION
+from tests.simulator.problems import ALGORITHMS, FP8, ROOMY, kernel_tiles, problems, scores, taken_by, tiles
 
 U = {"float32": 2e-6, "float16": 2**-11, "bfloat16": 2**-8, FP8: 2**-4}
 ROUNDED_SUM = -np.log(1 - U[FP8])
@@ -25,23 +26,24 @@ def largest_score(q: Any, k: Any) -> float:
 
 
 @settings(max_examples=80)
-@given(problem=problems(longest=60), seed=st.integers(0, 5))
+@given(problem=problems(longest=60, scores=scores), seed=st.integers(0, 5))
 def test_the_two_oracles_agree(problem: Problem, seed: int) -> None:
-    data = fl.random_inputs(problem, seed=seed)
-    dense, loop = fl.naive(*data, **problem.masks), fl.naive_loop(*data, **problem.masks)
+    data = {**ATTENTION.draw(problem, seed), **problem.masks}
+    dense, loop = fl.naive(**data), fl.naive_loop(**data)
     np.testing.assert_allclose(dense.out, loop.out, rtol=1e-11, atol=1e-13)
     np.testing.assert_allclose(dense.lse, loop.lse, rtol=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=40)
-@given(problem=problems(longest=100), tile=tiles | kernel_tiles, seed=st.integers(0, 5))
+@given(problem=problems(longest=100, scores=scores), tile=tiles | kernel_tiles, seed=st.integers(0, 5))
 def test_programs_equal_naive(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """The row rule of `flashlab.verify`, written out once more: |e| <= u sqrt(|o|^2 + sum p^2 |v|^2)."""
     problem = taken_by(algorithm, problem)
-    q, k, v = fl.random_inputs(problem, seed=seed)
-    run = fl.simulate(algorithm, q, k, v, **problem.masks, tile=tile, device=ROOMY, lse=True)
-    ref = fl.naive(q, k, v, **problem.masks)
+    arrays = ATTENTION.draw(problem, seed)
+    q, k, v = (arrays[name] for name in "qkv")
+    run = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device=ROOMY, lse=True)
+    ref = fl.naive(**arrays, **problem.masks)
     assert run.out.dtype.name == problem.out_dtype
     assert run.lse is not None
     error = np.linalg.norm(run.out.astype(np.float64) - ref.out, axis=-1)

@@ -253,12 +253,12 @@ DEVICE void warpgroup_products(long long* clocks, int rounds, float* sink) {
 }
 
 // A consumer's exponentials, as in flash3, of 64 x BC scores per warpgroup.
-struct Scores {
+struct TileOfScores {
   Softmax softmax;
   float s[S_FRAGMENTS][4];
   unsigned p[P_REGISTERS][4];
 
-  DEVICE explicit Scores(const Shape& shape) : softmax(shape) {
+  DEVICE explicit TileOfScores(const Shape& shape) : softmax(shape) {
     for (int n = 0; n < S_FRAGMENTS; ++n)
       for (int e = 0; e < 4; ++e) s[n][e] = shape.scale * (n + e);
     softmax.m[0] = softmax.m[1] = 0;
@@ -302,7 +302,7 @@ DEVICE void exponentials_beside(long long* clocks, int rounds, float x, float* s
     if (threadIdx.x % WARPGROUP == 0) clocks[2 * blockIdx.x + 1] = now() - begun;
     if (c[0][0] == 12345) *sink = c[0][0];
   } else {
-    Scores scores(shape);
+    TileOfScores scores(shape);
 #pragma unroll 1
     for (int n = 0; n < rounds; ++n) scores.exponentials();
     if (threadIdx.x == 0) clocks[2 * blockIdx.x] = now() - begun;
@@ -315,7 +315,7 @@ extern "C" {
 __global__ void exponentials(long long* clocks, int rounds, float x, float* sink) {
   Shape shape{};
   shape.scale = x;
-  Scores scores(shape);
+  TileOfScores scores(shape);
   timed(clocks, [&] {
 #pragma unroll 1
     for (int n = 0; n < rounds; ++n) scores.exponentials();

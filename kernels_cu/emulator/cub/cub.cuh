@@ -44,6 +44,13 @@ struct Room {
 };
 struct Nothing {};
 
+// Where a thread's element i lies among those of its block, of which each thread has N.
+template <int N, int THREADS, bool STRIPED>
+__forceinline__ int place(int i) {
+  const int rank = static_cast<int>(groups::rank_in_block());
+  return STRIPED ? i * THREADS + rank : rank * N + i;
+}
+
 // The lanes of a logical warp of N threads.
 template <int N>
 __forceinline__ unsigned mask() {
@@ -269,10 +276,7 @@ class BlockScan {
 
 template <class T, int X, int N, BlockLoadAlgorithm HOW = BLOCK_LOAD_DIRECT, int Y = 1, int Z = 1, int = 0>
 class BlockLoad {
-  static __forceinline__ int place(int i) {
-    const int rank = static_cast<int>(cooperative_groups::emu::rank_in_block());
-    return HOW == BLOCK_LOAD_STRIPED ? i * X * Y * Z + rank : rank * N + i;
-  }
+  static __forceinline__ int place(int i) { return emu::place<N, X * Y * Z, HOW == BLOCK_LOAD_STRIPED>(i); }
 
  public:
   using TempStorage = emu::Nothing;
@@ -295,10 +299,7 @@ class BlockLoad {
 
 template <class T, int X, int N, BlockStoreAlgorithm HOW = BLOCK_STORE_DIRECT, int Y = 1, int Z = 1, int = 0>
 class BlockStore {
-  static __forceinline__ int place(int i) {
-    const int rank = static_cast<int>(cooperative_groups::emu::rank_in_block());
-    return HOW == BLOCK_STORE_STRIPED ? i * X * Y * Z + rank : rank * N + i;
-  }
+  static __forceinline__ int place(int i) { return emu::place<N, X * Y * Z, HOW == BLOCK_STORE_STRIPED>(i); }
 
  public:
   using TempStorage = emu::Nothing;

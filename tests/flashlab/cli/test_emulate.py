@@ -379,3 +379,10 @@ def test_a_published_file(tmp_path: Path) -> None:
     assert (kept["y"] == -np.inf).all() and (kept["x"] == 3).all() and kept["factor"] == [-np.inf]
     assert "--symbol factor = 'float32[1]:full()'" in one_line("emulate", path, "--symbol", "factor=float32[1]:full()")
     assert "--std = 'c++20'" in one_line("emulate", "flash2", "--std", "c++20")
+
+
+def test_what_a_kernel_prints_stays_out_of_the_document(tmp_path: Path) -> None:
+    (tmp_path / "hello.cu").write_text('__global__ void k() { printf("hello\\n"); }')
+    words = ["emulate", tmp_path / "hello.cu", *ONE]
+    assert document(*words)["passed"]
+    assert run(*words).stdout.startswith("hello\n") and run(*words, "--json").stderr == "hello\n"

@@ -122,7 +122,8 @@ def attention_job(
         for s in counts.tensors.values()
     ]
     pointers: dict[str, Pointer] = {
-        s.name: Pointer(s.name, None if s.vector else abi.strides_of(s, problem.batch)) for s in counts.tensors.values()
+        s.name: Pointer(s.name, None if s.by_pointer else abi.strides_of(s, problem.batch))
+        for s in counts.tensors.values()
     }
     shape = abi.shape_struct(problem, config.heads_together)
     macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
@@ -137,7 +138,7 @@ def attention_job(
             tuple(includes),
             launch.sram_peak,
         )
-        for launch, kernel in zip(counts.launches, get(algorithm).kernels, strict=True)
+        for launch, kernel in zip(counts.launches, get(algorithm).launched(problem), strict=True)
     )
     major, minor = DEVICES[device].compute_capability
     return Job(tuple(arrays), launches, 100 * major + 10 * minor, watch, counts.tensors), counts

@@ -11,12 +11,7 @@ each side found and where; it needs a GPU, CuPy, compute-sanitizer and a C++ com
 from __future__ import annotations
 
 import argparse
-import os
-import re
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 import kernels_cu  # noqa: E402
-from flashlab.measure import results, sanitizers, workload  # noqa: E402
+from flashlab.measure import results, sanitizers  # noqa: E402
 from flashlab.measure.results import Data, Kind, markdown_table  # noqa: E402
+from flashlab.measure.sanitizers import OPTIONS, Ran  # noqa: E402
 from flashlab.run import nvrtc  # noqa: E402
 from flashlab.run.arrays import cupy  # noqa: E402
 from simulator.errors import Unavailable, UsageError, unknown  # noqa: E402
@@ -41,7 +37,6 @@ from tests.flashlab.emulator.zoo import ZOO  # noqa: E402
 
 HANG_TIMEOUT = 20
 LAUNCHING = "launching"  # what never says so didn't hang a GPU
-_PLACE = re.compile(r"\bin (?:\S*/)?([\w.]+\.cuh?):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,6 @@ class Row:
     gpu_lines: tuple[str, ...]
     same_line: bool
     verdict: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a tool printed of one run, or as much of it as it had when it was killed."""
-
-    text: str
-    killed: bool
     seconds: float
 
 
@@ -130,35 +116,12 @@ def source(each: Launch) -> tuple[str, tuple[str, ...]]:
 # Here: the tools, one process a run
 
 
-def under(program: str, tool: str, command: Sequence[str], timeout: float) -> Said:
-    """Run a command under a tool, and kill both at the end of the time."""
-    whole = [program, "--tool", tool, *sanitizers._OPTIONS.get(tool, ()), *command]
-    begun = time.monotonic()
-    process = subprocess.Popen(
-        whole,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=workload.environment(),
-        start_new_session=True,
-    )
-    try:
-        text, _ = process.communicate(timeout=timeout)
-        killed = False
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # the tool's child, too, whose kernel never ends
-        text, _ = process.communicate()
-        killed = True
-    return Said(text, killed, time.monotonic() - begun)
-
-
-def judge(mutant: Mutant, *, is_sound: bool, said: Said) -> Row:
+def judge(mutant: Mutant, *, is_sound: bool, said: Ran) -> Row:
     """A tool's verdict beside the emulator's."""
     ran = emulate(sound_job(mutant) if is_sound else mutant.job(), time_limit=1 if mutant.hangs else 20)
     mine = [f for f in ran.findings if f.kind == mutant.sees]
     lines = {str(x) for f in mine for x in (f.line, f.other_line, *f.via) if x}
     found = sanitizers.parse(said.text)
-    places = tuple(dict.fromkeys(f"{name}:{number}" for name, number in _PLACE.findall(said.text)))
     errors = found.number or int(bool(found.first) and said.killed)
     if is_sound:
         verdict = (
@@ -174,7 +137,7 @@ def judge(mutant: Mutant, *, is_sound: bool, said: Said) -> Row:
         f"sound:{mutant.name}" if is_sound else mutant.name, mutant.kernel, is_sound,
         ", ".join(dict.fromkeys(f.kind for f in ran.findings)), str(mine[0].line) if mine else "", mutant.tool or "memcheck",
         found.number, found.first if found.first else _last_line(said.text) if verdict == "not finished" else "",
-        places[:12], bool(lines & set(places)), verdict, round(said.seconds, 1),
+        found.places[:12], bool(lines & set(found.places)), verdict, round(said.seconds, 1),
     )  # fmt: skip
 
 
@@ -222,7 +185,8 @@ def compare(*, only: str, workers: int, timeout: float) -> list[Row]:
         mutant, is_sound = target
         command = [sys.executable, str(Path(__file__)), "--run", f"sound:{mutant.name}" if is_sound else mutant.name]
         limit = HANG_TIMEOUT if mutant.hangs else timeout
-        said = under(program, mutant.tool or "memcheck", command, limit)
+        tool = mutant.tool or "memcheck"
+        said = sanitizers.limited([program, "--tool", tool, *OPTIONS[tool], *command], limit)
         row = judge(mutant, is_sound=is_sound, said=said)
         print(f"{row.verdict:14}{row.tool:10} {row.target} {row.seconds} s", file=sys.stderr, flush=True)
         return row

@@ -372,6 +372,15 @@ def test_the_time_limit_ends_a_loop(folder: Path) -> None:
     assert run(path, {"flag": np.ones(1, "i4")}, grid=1, block=1, time_limit=0).passed
 
 
+@pytest.mark.parametrize("loop", ["for (;;) continue", "while (n) s[0] = 1"])
+def test_the_time_limit_ends_a_loop_that_the_compiler_has_emptied(folder: Path, loop: str) -> None:
+    """No lane calls the runtime in it: what it stores has been moved out of it."""
+    path = written(folder, "spin", f"__global__ void spin(int n) {{\n  extern __shared__ int s[];\n  {loop};\n}}")
+    (finding,) = run(path, {"n": 7}, grid=3, block=2, sram=64, time_limit=0.2).launched.findings
+    assert (finding.kind, finding.line and finding.line.number) == ("time limit", 3)
+    assert "is still running after 0.2 s" in str(finding)
+
+
 # Parameters' names
 
 

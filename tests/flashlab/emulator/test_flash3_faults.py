@@ -200,8 +200,8 @@ RESULTS = [
         name="K of the tile before", within="load_k", old="load_k(j - 1);", new="load_k(j);", sees="numbers",
     ),
     Fault(
-        name="box a row too low", within="load_v", old="kv, j * BC, sram", new="kv, j * BC + 1, sram", sees="numbers",
-        problem=BFLOAT16,
+        name="box a row too low", within="load_v", old="key_tile(j, here) * BC;",
+        new="key_tile(j, here) * BC + 1;", sees="numbers", problem=BFLOAT16,
     ),
     Fault(
         name="box of the query's head", old="kv_head(shape, work.head);", new="work.head;", sees="numbers",

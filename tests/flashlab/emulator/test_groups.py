@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flashlab as fl
+from flashlab.emulator import FileRun
 
 pytestmark = pytest.mark.compiler
 
@@ -61,7 +64,61 @@ def test_copies_of_groups(n: int) -> None:
     assert np.array_equal(y, x[::-1])
 
 
-def test_the_whole_grid_cannot_wait() -> None:
-    ran = fl.emulate_file(SOURCE, {"y": fl.Empty((2,))}, kernel="whole_grid", grid=2, block=1)
-    assert {x.kind for x in ran.launched.findings} == {"not emulated"}
-    assert "grid.sync()" in str(ran.launched.findings[0])
+# The whole grid
+
+
+def rounds(mistake: int, blocks: int, threads: int, count: int, **options: Any) -> FileRun:
+    x = np.random.default_rng(blocks).integers(0, 10, blocks * threads).astype("f4")
+    arguments = {"x": x, "y": fl.Empty(x.shape), "n": x.size, "count": count}
+    return fl.emulate_file(SOURCE, arguments, kernel=f"rounds<{mistake}>", grid=blocks, block=threads, **options)
+
+
+@given(st.integers(1, 7), st.integers(1, 70), st.integers(1, 4), st.integers(1, 3))
+def test_the_whole_grid_waits(blocks: int, threads: int, count: int, workers: int) -> None:
+    ran = rounds(0, blocks, threads, count, workers=workers)
+    x = np.random.default_rng(blocks).integers(0, 10, blocks * threads).astype("f4")
+    for _ in range(count):
+        x = np.roll(x, 1) + np.roll(x, -1)
+    assert ran.complaints() == []
+    assert np.array_equal(ran.arrays["y" if count % 2 else "x"], x)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("mistake", [1, 2])
+def test_without_the_grids_barrier_it_is_a_race(mistake: int, workers: int) -> None:
+    """A barrier of the block or a fence in its place orders no blocks."""
+    findings = rounds(mistake, 3, 64, 3, workers=workers).launched.findings
+    reads = 1 + next(n for n, line in enumerate(SOURCE.read_text().splitlines()) if line.endswith("// reads"))
+    races = [x for x in findings if x.kind == "race between blocks"]
+    assert races and {x.at.number for x in races if x.at} == {reads}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_read_behind_the_grids_barrier_is_remembered_beside_those_before_it(workers: int) -> None:
+    given = {"x": np.zeros(4, "f4").view("f4,f4,f4,f4"), "y": np.zeros(6, "f4")}
+    ran = fl.emulate_file(SOURCE, given, kernel="readers", grid=6, block=1, workers=workers)
+    assert [x.kind for x in ran.launched.findings] == ["race between blocks"]
+
+
+def test_a_block_that_does_not_come_to_the_grids_barrier() -> None:
+    (finding,) = rounds(3, 3, 32, 2).launched.findings
+    assert finding.kind == "deadlock" and finding.line is not None
+    assert SOURCE.read_text().splitlines()[finding.line.number - 1].endswith("grid.sync();")
+    assert str(finding).endswith("waits in grid.sync() for block 1, which has ended")
+
+
+def test_a_block_that_waits_for_ever_before_the_grids_barrier() -> None:
+    ran = fl.emulate_file(SOURCE, {"flag": np.zeros(1, "i4")}, kernel="stuck", grid=3, block=32, time_limit=0.5)
+    assert ran.launched.stopped and {x.kind for x in ran.launched.findings} <= {"deadlock", "time limit"}
+
+
+def test_sram_outlives_the_grids_barrier() -> None:
+    x = np.random.default_rng(2).integers(0, 100, (5, 64)).astype("f4")
+    y = run("middle", 5, 64, {"x": x, "parts": fl.Empty((5,)), "y": fl.Empty(x.shape)})["y"]
+    assert np.array_equal(y, np.broadcast_to((x.sum() + x.sum(1))[:, None], x.shape))
+
+
+def test_a_grid_of_more_blocks_than_run_at_once() -> None:
+    (finding,) = rounds(0, 40, 1024, 1, workers=1).launched.findings
+    assert finding.kind == "not emulated"
+    assert str(finding).endswith("is in grid.sync() of 40 blocks, and of this size 24 at a time is the most")

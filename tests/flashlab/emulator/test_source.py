@@ -127,6 +127,28 @@ def test_one_bad_kernel_does_not_spoil_the_others(tmp_path: Path) -> None:
         fl.emulate_file(path, x, kernel="bad", grid=1, block=1)
 
 
+def test_the_types_of_cufft(tmp_path: Path) -> None:
+    path = tmp_path / "spectrum.cu"
+    path.write_text("""
+#include <cufftXt.h>
+__global__ void scaled(cufftComplex* z, cufftReal by) { z[threadIdx.x] = {by * z[threadIdx.x].x, by * z[threadIdx.x].y}; }
+""")
+    z = np.arange(8, dtype="c8").view("f4").reshape(8, 2)
+    run = fl.emulate_file(path, {"z": z, "by": 3.0}, grid=1, block=8)
+    assert run.passed and np.array_equal(run.arrays["z"], 3 * z)
+
+
+def test_an_unknown_type_of_a_parameter_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "unknown.cu"
+    path.write_text("#include <missing.h>\n__global__ void k(Missing* state, int* x) { *x = 1; }\n")
+    with pytest.raises(BuildError) as error:
+        fl.emulate_file(path, {}, grid=1, block=1)
+    head, hint, *_ = str(error.value).splitlines()
+    assert head == "unknown.cu doesn't compile at unknown.cu:2, in k:"
+    assert hint == "Missing comes perhaps from <missing.h>, which isn't here"
+    assert "declared void" not in str(error.value).partition("error: ")[2].splitlines()[0]
+
+
 def test_what_is_not_plain_cpp(tmp_path: Path) -> None:
     """Inline PTX, also of a macro and in a header's host code; a keyword that the system's headers use as a word."""
     path = tmp_path / "ptx.cu"

@@ -65,6 +65,20 @@ def test_by_index() -> None:
     assert ran.launched.total("hbm.read") == 120
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("linear", [False, True])
+def test_layers_are_read_one_by_one(linear: bool) -> None:
+    """Nothing is filtered between them, and those past the ends are the first and the last."""
+    x = np.random.default_rng(1).standard_normal((3, 4, 5)).astype("f4")
+    layers = np.arange(-1, 5)
+    given = {"images": Texture(x, linear=linear), "rows": Texture(x[:, 2], linear=linear), "y": fl.Empty((2, 6))}
+    ran = fl.emulate_file(SOURCE, given, kernel="layers", grid=1, block=6)
+    assert ran.complaints() == []
+    image = x[layers.clip(0, 2)]
+    pixel = image[:, 2:4, 1:3].mean((1, 2)) if linear else image[:, 3, 2]
+    assert np.allclose(ran.arrays["y"], [pixel, image[:, 2, 1:3].mean(1) if linear else image[:, 2, 2]], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("array", "options", "said"),
     [

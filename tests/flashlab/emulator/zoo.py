@@ -32,9 +32,9 @@ WAITS = [
     ),
     Mutant(
         mechanism="barrier before the single stage is filled again removed", kernel="flash2", sees="race", blind=True,
-        within="load_k", old="barrier(); if (j < tiles.last) load_k(j + 1);", new="if (j < tiles.last) load_k(j + 1);",
+        within="load_k", old="barrier(); if (j < tiles.last) load_k(j + 1, next);", new="if (j < tiles.last) load_k(j + 1, next);",
         problem=ONE_STAGE, tool="racecheck",
-        at="if (j < tiles.last) load_k(j + 1);", step="load_k", tensor="k", other="load_b_rows(k_tile(j)",
+        at="if (j < tiles.last) load_k(j + 1, next);", step="load_k", tensor="k", other="load_b_rows(k_tile(j)",
     ),
     Mutant(
         mechanism="wait leaves one group too many", kernel="flash2", sees="wait forgotten", blind=False, problem=ONE_STAGE,
@@ -99,7 +99,7 @@ MEMORY = [
     ),
     Mutant(
         mechanism="query head for the KV head", kernel="flash2", sees="out of bounds", blind=True, tool="memcheck",
-        old="row_address(k, batch, kv_head(shape, head), 0)", new="row_address(k, batch, head, 0)",
+        old="row_address(k, batch, kv_head(shape, head), own.kv)", new="row_address(k, batch, head, 0)",
         at="if (tiles.first <= tiles.last) load_k", step="load_k", tensor="k", also=("uninitialised",),
     ),
     Mutant(

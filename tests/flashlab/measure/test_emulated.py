@@ -13,10 +13,12 @@ from flashlab.measure import emulated
 from flashlab.measure.agreement import distance
 from flashlab.measure.problems import matrix
 from flashlab.measure.workload import Case
-from flashlab.verify.cases import LAYOUTS, make_inputs
+from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import frame_named, place
 from flashlab.verify.rule import expect, judge
 from simulator.counts import Entry
+from simulator.operations.attention import ATTENTION
+from tests.simulator.problems import scores, taken_by
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
@@ -57,6 +59,7 @@ def problems(draw: st.DrawFn, dtype: str) -> fl.Problem:
         causal=draw(st.booleans()),
         window=draw(st.sampled_from([None, (left, right)])),
         scale=draw(st.sampled_from([None, None, 0.3, -0.2, 0.0])),
+        **draw(scores),
     )
 
 
@@ -80,16 +83,18 @@ def test_right_and_counted_far_and_wide(algorithm: str, dtype: str, data: st.Dat
 
 
 def check_right_and_counted(algorithm: str, dtype: str, data: st.DataObject) -> None:
-    p = data.draw(problems(dtype))
+    p = taken_by(algorithm, data.draw(problems(dtype)))
     inputs = data.draw(st.sampled_from(["normal", "large", "rising"]))
     layout = data.draw(st.sampled_from(list(LAYOUTS)))
-    plain = make_inputs(p, inputs, seed=1)
-    placed = [place(frame_named("numpy"), x, layout, float("nan")) for x in plain]
-    run = emulate(algorithm, p, [x.view for x in placed], tile=data.draw(st.sampled_from([small(algorithm), None])))
+    plain: Any = ATTENTION.draw(p, 1, inputs)
+    placed = {name: place(frame_named("numpy"), x, layout, float("nan")) for name, x in plain.items()}
+    views: Any = {name: x.view for name, x in placed.items()}
+    tile = data.draw(st.sampled_from([small(algorithm), None]))
+    run = fl.emulate(algorithm, **views, **p.masks, lse=True, tile=tile)
     assert run.complaints() == []
     assert run.passed
-    assert [x.harm() for x in placed] == [None] * 3
-    judgement = judge(expect(p, *plain), run.out, run.lse)
+    assert [x.harm() for x in placed.values() if x.harm()] == []
+    judgement = judge(expect(p, **plain), run.out, run.lse)
     assert judgement.passed, judgement.message
 
 
@@ -98,7 +103,7 @@ def check_right_and_counted(algorithm: str, dtype: str, data: st.DataObject) -> 
 def test_without_cp_async(algorithm: str, dtype: str) -> None:
     """A T4's kernels copy by registers."""
     p = fl.Problem(batch=1, heads=2, len_q=97, len_kv=130, head_dim=40, dtype=dtype, causal=True)
-    arrays = make_inputs(p)
+    arrays = fl.random_inputs(p)
     run = emulate(algorithm, p, arrays, device="t4")
     assert run.complaints() == []
     assert judge(expect(p, *arrays), run.out, run.lse).passed
@@ -109,7 +114,7 @@ def test_without_cp_async(algorithm: str, dtype: str) -> None:
 def test_nothing_bypasses_the_primitives(pair: tuple[str, str]) -> None:
     algorithm, dtype = pair
     p = fl.Problem(batch=1, heads=2, len_q=50, len_kv=70, head_dim=40, dtype=dtype, causal=True)
-    run = emulate(algorithm, p, make_inputs(p), tile=small(algorithm), watch=True)
+    run = emulate(algorithm, p, fl.random_inputs(p), tile=small(algorithm), watch=True)
     assert [launch.plain for launch in run.launches] == [0] * len(run.launches)
     assert run.passed
 
@@ -117,7 +122,7 @@ def test_nothing_bypasses_the_primitives(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_same_on_one_core_and_on_many(algorithm: str) -> None:
     p = fl.Problem(batch=2, heads=3, len_q=70, head_dim=16, dtype=native(algorithm, "bfloat16"))
-    arrays = make_inputs(p)
+    arrays = fl.random_inputs(p)
     one, many = (emulate(algorithm, p, arrays, tile=small(algorithm), workers=n) for n in (1, 5))
     assert one.out.tobytes() == many.out.tobytes()
     assert [x.ledger for x in one.launches] == [x.ledger for x in many.launches]
@@ -126,7 +131,7 @@ def test_the_same_on_one_core_and_on_many(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_without_sanitizers_the_same(algorithm: str) -> None:
     p = fl.Problem(batch=1, heads=2, len_q=70, len_kv=50, head_dim=16, dtype=native(algorithm, "float16"))
-    arrays = make_inputs(p)
+    arrays = fl.random_inputs(p)
     looked, blind = (emulate(algorithm, p, arrays, tile=small(algorithm), sanitize=s) for s in (True, False))
     assert looked.out.tobytes() == blind.out.tobytes()
     assert looked.launches == blind.launches
@@ -158,7 +163,7 @@ def check_matrix(cases: list[Case]) -> None:
 def test_the_registers_option() -> None:
     """Tiles of which flash2 keeps Q in registers read it from SRAM once; two stages and one move the same bytes."""
     p = fl.Problem(batch=1, heads=1, len_q=130, len_kv=200, head_dim=64, dtype="float16", causal=True)
-    arrays = make_inputs(p)
+    arrays = fl.random_inputs(p)
     seen: set[tuple[int, bool]] = set()
     for device in ("h100", "t4", "l4", "a100"):
         for tile in ((64, 64), (64, 32), (128, 64), (128, 128), None):
@@ -172,7 +177,7 @@ def test_the_registers_option() -> None:
 def test_a_difference_is_told() -> None:
     """Bytes that aren't the formula's come out with step, tensor and both counts."""
     p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=16, dtype="float16")
-    run = emulate("flash2", p, make_inputs(p), tile=SMALL)
+    run = emulate("flash2", p, fl.random_inputs(p), tile=SMALL)
     launch = run.counts.launches[0]
     ledger = {**launch.ledger, Entry("load_k", "k", "hbm.read"): launch.ledger[Entry("load_k", "k", "hbm.read")] - 32}
     wrong = replace(run, counts=replace(run.counts, launches=(replace(launch, ledger=ledger, flops_matmul=0),)))
@@ -186,8 +191,8 @@ def test_a_difference_is_told() -> None:
 def test_distance_of_outputs_is_measured_by_the_rule() -> None:
     case = matrix(["flash2"])[0]
     p = case.problem
-    inputs = fl.random_inputs(p, seed=0)
-    truth = expect(p, *inputs)
+    inputs = ATTENTION.draw(p)
+    truth = expect(p, **inputs)
     out = truth.out.astype(p.dtype)
     moved = out.copy()
     moved[0, 0, 7, 0] += np.float32(truth.out_tolerance[0, 0, 7])

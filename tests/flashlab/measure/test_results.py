@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -319,3 +321,19 @@ def test_the_environment_is_found_without_a_gpu_too() -> None:
     found = results.environment()
     assert {"python", "numpy", "flashlab"} <= set(found["versions"])
     assert found["date"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "typed"),
+    [
+        ("flashlab/measure/found.py", "flashlab.measure.found", "python -m flashlab.measure.found llm.c --force"),
+        ("flashlab/__main__.py", "flashlab.__main__", "flashlab llm.c --force"),
+        ("tool.py", None, "tool.py llm.c --force"),
+    ],
+)
+def test_the_command_is_as_one_would_type_it(
+    program: str, module: str | None, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = module and SimpleNamespace(name=module)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    assert results._command([f"/somewhere/{program}", "/checkouts/llm.c", "--force"]) == typed

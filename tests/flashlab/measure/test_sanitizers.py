@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import stat
 import sys
-from types import SimpleNamespace
+import time
+from pathlib import Path
 
 import pytest
 
 from flashlab.measure import sanitizers
-from flashlab.measure.sanitizers import FAULTS, TOOLS, Findings, Row, SanitizersReport
+from flashlab.measure.sanitizers import FAULTS, OPTIONS, TOOLS, Findings, Ran, Row, SanitizersReport
 from simulator.catalogue import CATALOGUE, with_kernels
 from simulator.errors import Unavailable
 
@@ -34,11 +35,31 @@ launched 1 cases
 """
 
 
+OF_A_TEMPLATE = """\
+========= COMPUTE-SANITIZER
+========= Warning: Potential WAW hazard detected at __shared__ 0x0 in block (0,0,0) :
+=========     Write Thread (0,0,0) at void space::sums<(int)128, (bool)1>(float *, const float *)+0x110 in sums.cu:651
+=========     Write Thread (31,0,0) at void space::sums<(int)128, (bool)1>(float *, const float *)+0x1f0 in /a/b-c/sums.cu:659
+=========     Current Value : 0, Incoming Value : 1
+=========
+========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)
+"""
+
+
 def test_findings_are_counted_and_named() -> None:
     assert sanitizers.parse(MEMCHECK) == Findings(64, ("planted",), "Invalid __global__ write of size 4 bytes")
     found = sanitizers.parse(RACECHECK)
-    assert (found.number, found.kernels) == (1, ("flash2",))
+    assert (found.number, found.kernels, found.warnings, found.places) == (1, ("flash2",), 0, ())
     assert found.first.startswith("Error: Race reported")
+    found = sanitizers.parse(OF_A_TEMPLATE)
+    assert (found.number, found.warnings, found.kernels) == (3, 2, ("space::sums",))
+    assert found.places == ("sums.cu:651", "sums.cu:659")
+
+
+def test_errors_that_were_not_printed_are_counted_once() -> None:
+    more = "========= ERROR SUMMARY: 924 errors were not printed. Use --print-limit option to adjust the number\n"
+    text = MEMCHECK.replace("64 errors", "1024 errors") + more
+    assert sanitizers.parse(text).number == 1024
 
 
 @pytest.mark.parametrize(
@@ -53,17 +74,33 @@ def test_findings_are_counted_and_named() -> None:
     ],
 )
 def test_silence_is_no_health(printed: str, number: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = SimpleNamespace(stdout=printed, stderr="", returncode=0)
-    monkeypatch.setattr(sanitizers.subprocess, "run", lambda *_, **__: done)
-    assert sanitizers._findings("compute-sanitizer", "memcheck", ["python"], 10).number == number
+    monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(printed, False, 1.0))
+    assert sanitizers.findings("compute-sanitizer", "memcheck", ["python"], 10).number == number
+
+
+def test_a_program_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = (
+        "========= COMPUTE-SANITIZER\nTraceback\nUnavailable: no GPU\n========= Target application returned an error\n"
+    )
+    monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(printed, False, 1.0))
+    found = sanitizers.findings("compute-sanitizer", "memcheck", ["python"], 10)
+    assert found == Findings(None, (), "Unavailable: no GPU")
 
 
 def test_a_program_that_hangs_is_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: object, timeout: float, **__: object) -> None:
-        raise subprocess.TimeoutExpired("compute-sanitizer", timeout)
+    monkeypatch.setattr(sanitizers, "limited", lambda *_: Ran(RACECHECK, True, 20.0))
+    assert sanitizers.findings("compute-sanitizer", "memcheck", [], 20) == Findings(None, (), "not done within 20 s")
 
-    monkeypatch.setattr(sanitizers.subprocess, "run", hang)
-    assert sanitizers._findings("compute-sanitizer", "memcheck", [], 20) == Findings(None, (), "not done within 20 s")
+
+def test_what_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    program, mark = tmp_path / "program", tmp_path / "alive"
+    program.write_text(f"#!/bin/sh\necho '========= Barrier error'\n(sleep 1; touch {mark}) &\nsleep 60\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    ran = sanitizers.limited([str(program)], 0.5)
+    assert ran.killed
+    assert ran.text.startswith("========= Barrier error")
+    time.sleep(1)
+    assert not mark.exists()
 
 
 def test_a_missed_fault_or_an_unfinished_run_fails_the_report() -> None:
@@ -92,7 +129,7 @@ def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_tool_has_a_fault_to_find_and_the_grid_has_every_edge() -> None:
-    assert {fault.tool for fault in FAULTS.values()} == set(TOOLS)
+    assert {fault.tool for fault in FAULTS.values()} == set(TOOLS) == set(OPTIONS)
     grid = sanitizers.grid()
     assert {case.algorithm for case in grid} == set(with_kernels())
     for algorithm in with_kernels():
@@ -114,5 +151,5 @@ def test_the_tool_finds_the_planted_fault(fault: str) -> None:
     except Unavailable as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "flashlab.measure.sanitizers", fault]
-    found = sanitizers._findings(program, FAULTS[fault].tool, command, 300)
+    found = sanitizers.findings(program, FAULTS[fault].tool, command, 300)
     assert found.number, found

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -275,12 +276,16 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, np.dtype(np.uintp), abi.SHAPE]
+            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 7, abi.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
-    def flash2(self, q: Any, k: Any, v: Any, out: Any, lse: Any, shape: Any) -> None:
-        """`shape` has the fields of the struct by name, as an array of the struct's or a dictionary."""
+    def flash2(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, offsets_q: Any,
+        offsets_kv: Any, *rest: Any,
+    ) -> None:  # fmt: skip
+        *packed_mask, shape = rest
+        assert not any(packed_mask), "the stand-in packs none"
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
@@ -288,7 +293,16 @@ class Kernel:
             self.load(x, (b, h, n, dim))
             for x, h, n in ((q, heads, len_q), (k, kv_heads, len_kv), (v, kv_heads, len_kv))
         )
-        right_answer = simulator.naive(q, k, v, window=(left, right), scale=float(shape["scale"]))
+        pointers = {"sinks": int(sinks), "alibi_slopes": int(alibi_slopes)}
+        of_head = {name: at(pointer, (heads,), (4,), "f4").copy() for name, pointer in pointers.items() if pointer}
+        scale, cap = float(shape["scale"]), float(shape["soft_cap"])
+        lengths = None
+        if n := int(shape["sequences"]):
+            ends = (at(int(x), (n + 1,), (4,), "i4").tolist() for x in (offsets_q, offsets_kv))
+            lengths = list(zip(*([b - a for a, b in pairwise(each)] for each in ends), strict=True))
+        right_answer = simulator.naive(
+            q, k, v, lengths=lengths, window=(left, right), scale=scale, soft_cap=cap, **of_head
+        )
         width = -(-dim * q.itemsize // 16) * 16
         target = at(*self.place(out, (b, heads, len_q, width)), "u1")
         target[...] = 0xEE  # what lies in the pads
@@ -327,7 +341,8 @@ class TritonKernel(Kernel):
             np.array((told[x], *(told[f"{x}_{axis}"] * width for axis in ("batch", "head", "row"))), abi.TENSOR)[()]
             for x in ("q", "k", "v", "out")
         ]
-        self.flash2(*tensors, told["lse"], told | {"head_dim": self.head_dim})
+        none = {"soft_cap": 0, "sequences": 0}
+        self.flash2(*tensors, told["lse"], *[0] * 6, told | none | {"head_dim": self.head_dim})
 
 
 ROW = simulator.catalogue.get("flash2_triton").kernels[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,57 @@ def test_any_layout_gives_the_same(cupy: FakeCupy, dtype: str, head_dim: int, gi
             assert around == memory_around(target)
         else:
             assert out.strides == np.empty(q.shape, q.dtype).strides
+
+
+def test_numbers_of_heads_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
+    q, k, v = inputs("float16")
+    heads = q.shape[1]
+    of_head = {"sinks": np.linspace(-1, 2, heads, dtype="f4"), "alibi_slopes": np.linspace(0, 1, heads, dtype="f4")}
+    for names in (["sinks"], ["alibi_slopes"], ["sinks", "alibi_slopes"]):
+        some = {name: of_head[name] for name in names}
+        expected = simulator.naive(q, k, v, causal=True, soft_cap=3, **some)
+        on_gpu = {name: cupy.asarray(x) for name, x in {"q": q, "k": k, "v": v, **some}.items()}
+        out, lse = call.attention(**on_gpu, causal=True, soft_cap=3, lse=True)
+        assert close(out, expected.out) and np.array_equal(lse.host, expected.lse.astype("f4"))
+    plain = [cupy.asarray(x) for x in (q, k, v)]
+    for sinks, what in (
+        (np.zeros(heads + 1, "f4"), f"sinks.shape = ({heads + 1},): expected ({heads},), its axes are heads"),
+        (np.zeros(heads), "sinks.dtype = float64: expected float32"),
+        (np.zeros(2 * heads, "f4")[::2], "sinks.strides = (8,): expected a contiguous array"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(*plain, sinks=cupy.asarray(sinks))
+    with pytest.raises(UsageError, match="sinks = .*: expected nothing: flash1 knows causal, window, scale"):
+        call.attention(*plain, sinks=cupy.asarray(of_head["sinks"]), algorithm="flash1")
+
+
+def test_lengths_go_to_the_kernel_as_offsets(cupy: FakeCupy) -> None:
+    """However they are said; and a call with the same ones finds its plan again."""
+    lengths = [(7, 9), 0, (0, 4), (12, 3)]
+    p = simulator.Problem(batch=1, heads=4, kv_heads=2, lengths=lengths, head_dim=24, dtype="float16", causal=True)
+    arrays = simulator.random_inputs(p)
+    expected = simulator.naive(*arrays, causal=True, lengths=lengths)
+    on_gpu = [cupy.asarray(x) for x in arrays]
+    made = list[Any]()
+    for said in (lengths, tuple(lengths), np.array([(7, 9), (0, 0), (0, 4), (12, 3)]), lengths):
+        out, lse = call.attention(*on_gpu, causal=True, lengths=said, lse=True)
+        assert close(out, expected.out) and np.allclose(lse.host, expected.lse, atol=1e-5)
+        made.append(call._cached_plan.cache_info().misses)
+    assert len(set(made)) == 1
+    for wrong, what in (
+        ([7, 9], "lengths = 16 queries in all: expected 19, the len_q"),
+        ([19], "lengths = 19 keys in all: expected 16, the len_kv"),
+        ([(7, 9), (12, -7)], "lengths[1] = -7: expected an integer of at least 0, or a pair of them, (queries, keys)"),
+        ([], "lengths = []: expected a list with the length of each sequence: n, or (queries, keys)"),
+        ("7,12", "lengths[0] = '7': expected an integer of at least 0"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(*on_gpu, lengths=wrong)
+    with pytest.raises(UsageError, match="lengths = .*: expected nothing: flash1 knows causal, window, scale"):
+        call.attention(*on_gpu, lengths=lengths, algorithm="flash1")
+    two = [cupy.asarray(np.repeat(x, 2, axis=0)) for x in arrays]
+    with pytest.raises(UsageError, match="batch = 2: expected 1 with lengths"):
+        call.attention(*two, lengths=lengths)
 
 
 def memory_around(x: np.ndarray[Any, Any]) -> bytes:
@@ -456,4 +508,4 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
 def test_structs_lie_as_in_c() -> None:
     assert abi.TENSOR.itemsize == 32
     assert [abi.TENSOR.fields[name][1] for name in abi.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
-    assert abi.SHAPE.itemsize == 40
+    assert abi.SHAPE.itemsize == 48

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 import flashlab as fl
 import kernels_cu
 from flashlab.run import emulated
-from flashlab.verify.cases import LAYOUTS, make_inputs
+from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import frame_named, place
 from flashlab.verify.rule import expect, judge
 from simulator.dtypes import numpy_dtype
+from simulator.operations.attention import ATTENTION
 from tests.patches import patched
+from tests.simulator.problems import scores, taken_by
 
 pytestmark = pytest.mark.compiler
 
@@ -35,28 +37,30 @@ def attention(*arrays: Any, **options: Any) -> Any:
 def test_arrays_of_numpy_however_they_lie(dtype: str, data: st.DataObject) -> None:
     """The right numbers in new arrays of the inputs' dtype; of the inputs not a byte is changed."""
     layouts = st.sampled_from(list(LAYOUTS))
+    algorithm, changes = data.draw(st.sampled_from(ALGORITHMS)), data.draw(scores)
     p = SMALL.replace(dtype=dtype, head_dim=data.draw(st.sampled_from([32, 19])), causal=data.draw(st.booleans()))
-    plain = make_inputs(p, "normal", seed=3)
-    placed = [place(frame_named("numpy"), x, data.draw(layouts), float("nan")) for x in plain]
-    algorithm = data.draw(st.sampled_from(ALGORITHMS))
-    out, lse = attention(*(x.view for x in placed), algorithm=algorithm, causal=p.causal, lse=True, tile=(32, 16))
-    assert [x.harm() for x in placed] == [None] * 3
+    p = taken_by(algorithm, p.replace(**changes))
+    plain: Any = ATTENTION.draw(p, seed=3)
+    placed = {name: place(frame_named("numpy"), x, data.draw(layouts), float("nan")) for name, x in plain.items()}
+    views: Any = {name: x.view for name, x in placed.items()}
+    out, lse = attention(**views, algorithm=algorithm, **p.masks, lse=True, tile=(32, 16))
+    assert [x.harm() for x in placed.values() if x.harm()] == []
     assert out.dtype == numpy_dtype(dtype) and lse.dtype == np.float32
     assert out.flags.c_contiguous and out.flags.writeable
-    judgement = judge(expect(p, *plain), out, lse)
+    judgement = judge(expect(p, **plain), out, lse)
     assert judgement.passed, judgement.message
 
 
 def test_reversed_and_broadcast_inputs() -> None:
     """Strides below one that a kernel can't take: copied, never misread."""
-    q, k, v = make_inputs(SMALL)
+    q, k, v = fl.random_inputs(SMALL)
     q, k, v = q[:, :, ::-1], np.broadcast_to(k[:, :, :1], k.shape), v[..., ::-1]
     ref = fl.naive(q, k, v)
     assert abs(attention(q, k, v) - ref.out).max() < 2e-3
 
 
 def test_lse_only_where_asked_for() -> None:
-    arrays = make_inputs(SMALL)
+    arrays = fl.random_inputs(SMALL)
     out = attention(*arrays, causal=True)
     again, lse = attention(*arrays, causal=True, lse=True)
     assert out.tobytes() == again.tobytes() and lse.shape == out.shape[:3]
@@ -64,20 +68,20 @@ def test_lse_only_where_asked_for() -> None:
 
 @pytest.mark.parametrize("device", ["a100", "t4", "h100", "l40s"])
 def test_built_for_a_gpu(device: str) -> None:
-    arrays = make_inputs(SMALL)
+    arrays = fl.random_inputs(SMALL)
     judgement = judge(expect(SMALL, *arrays), attention(*arrays, causal=True, device=device), None)
     assert judgement.passed, judgement.message
 
 
 @pytest.mark.parametrize(("len_q", "len_kv"), [(0, 5), (5, 0)])
 def test_nothing_to_do(len_q: int, len_kv: int) -> None:
-    out, lse = attention(*make_inputs(SMALL.replace(len_q=len_q, len_kv=len_kv)), lse=True)
+    out, lse = attention(*fl.random_inputs(SMALL.replace(len_q=len_q, len_kv=len_kv)), lse=True)
     assert out.shape == (1, 2, len_q, 32) and not out.any()
     assert np.all(lse == -np.inf)
 
 
 def test_memory_maps_are_arrays_of_numpy(tmp_path: Path) -> None:
-    q, k, v = make_inputs(SMALL)
+    q, k, v = fl.random_inputs(SMALL)
     np.save(tmp_path / "q.npy", q)
     mapped = np.load(tmp_path / "q.npy", mmap_mode="r")
     assert attention(mapped, k, v).tobytes() == attention(q, k, v).tobytes()
@@ -87,7 +91,7 @@ def test_memory_maps_are_arrays_of_numpy(tmp_path: Path) -> None:
 
 
 def test_out_is_written_and_returned() -> None:
-    arrays = make_inputs(SMALL)
+    arrays = fl.random_inputs(SMALL)
     wide = np.full((1, 40, 2, 64), 7, np.float16)
     out = wide.transpose(0, 2, 1, 3)[..., ::2]  # every other element of rows of another order
     assert attention(*arrays, out=out) is out
@@ -119,7 +123,7 @@ def test_out_that_cannot_be_written(made: Any, line: str, monkeypatch: pytest.Mo
         raise AssertionError("ran")
 
     monkeypatch.setattr(emulated, "emulate", never)
-    q, k, v = make_inputs(SMALL)
+    q, k, v = fl.random_inputs(SMALL)
     with pytest.raises(fl.UsageError) as refused:
         attention(q, k, v, out=made(q))
     assert line in str(refused.value) and "\n" not in str(refused.value)
@@ -159,7 +163,7 @@ def test_a_program_of_ones_own_has_no_kernel() -> None:
     def mine(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any: ...
 
     with pytest.raises(fl.UsageError, match="one with a kernel"):
-        attention(*make_inputs(SMALL), algorithm=mine)
+        attention(*fl.random_inputs(SMALL), algorithm=mine)
 
 
 # A kernel that misuses the machine
@@ -180,7 +184,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_misuse_raises_and_leaves_out_alone(changed: Any) -> None:
     changed("flash2", "load_k", "copy_wait<0>(); … barrier();", "")
-    q, k, v = make_inputs(SMALL)
+    q, k, v = fl.random_inputs(SMALL)
     out = np.full_like(q, 7)
     with pytest.raises(fl.EmulationError) as misused:
         attention(q, k, v, out=out)
@@ -192,7 +196,7 @@ def test_misuse_raises_and_leaves_out_alone(changed: Any) -> None:
 def test_what_is_not_written_raises(changed: Any) -> None:
     changed("flash2", None, "const bool inside = row < shape.len_q;", "const bool inside = row < shape.len_q - 1;")
     with pytest.raises(fl.EmulationError, match="never written"):
-        attention(*make_inputs(SMALL.replace(len_q=3)))
+        attention(*fl.random_inputs(SMALL.replace(len_q=3)))
 
 
 def test_verify_names_the_misuse(changed: Any) -> None:

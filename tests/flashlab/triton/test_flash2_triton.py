@@ -23,8 +23,8 @@ from flashlab.measure.workload import Case
 from flashlab.run import tritonc
 from flashlab.run.emulated import EmulationError
 from flashlab.triton import source
-from flashlab.verify.cases import make_inputs
 from flashlab.verify.rule import expect, judge
+from simulator.operations.attention import ATTENTION
 from tests.flashlab.measure.test_emulated import check_right_and_counted
 
 pytestmark = pytest.mark.triton
@@ -34,7 +34,12 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 
 def run(p: fl.Problem, inputs: str = "normal", **options: Any) -> fl.Emulation:
-    return fl.emulate(NAME, *make_inputs(p, inputs), lse=True, **p.masks, **options)
+    return fl.emulate(NAME, **drawn(p, inputs), lse=True, **p.masks, **options)
+
+
+def drawn(p: fl.Problem, inputs: str = "normal") -> Any:
+    """q, k and v by name."""
+    return ATTENTION.draw(p, 0, inputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,7 +69,7 @@ def test_its_default_tiles(dtype: str, head_dim: int) -> None:
     p = fl.Problem(batch=1, heads=1, len_q=150, len_kv=200, head_dim=head_dim, dtype=dtype, causal=True)
     done = run(p)
     assert done.passed, done
-    assert judge(expect(p, *make_inputs(p)), done.out, done.lse).passed
+    assert judge(expect(p, **drawn(p)), done.out, done.lse).passed
     assert done.launches[0].exp == done.counts.exp
     assert done.launches[0].flops == done.counts.flops.matmul  # for such head dims
 
@@ -150,7 +155,7 @@ def seen(path: Path | None) -> set[str]:
         found |= {finding.kind for finding in done.findings}
         found |= {"bytes"} if done.differences else set()
         found |= {"never written"} if done.unwritten else set()
-        found |= set() if judge(expect(p, *make_inputs(p, inputs)), done.out, done.lse).passed else {"the rule"}
+        found |= set() if judge(expect(p, **drawn(p, inputs)), done.out, done.lse).passed else {"the rule"}
     return found
 
 

@@ -11,7 +11,8 @@ __device__ float element(const float* x, int i) {
 // A thread per query. out (batch, heads, len_q, head_dim), head_dim of up to 64.
 template <int MISTAKE>
 __global__ void rows(const float* Q, const float* K, const float* V, float* out, float* lse, int num_heads,
-                     int kv_heads, int seqlen_q, int seqlen_k, int head_dim, float softmax_scale, bool is_causal) {
+                     int kv_heads, int seqlen_q, int seqlen_k, int head_dim, float softmax_scale, bool is_causal,
+                     float softcap, const float* s_aux, const float* alibi_slopes) {
   __shared__ float row[32];
   const int i = blockIdx.x * blockDim.x + threadIdx.x, head = blockIdx.y;
   row[threadIdx.x] = 0;
@@ -28,6 +29,8 @@ __global__ void rows(const float* Q, const float* K, const float* V, float* out,
     for (int x = 0; x < head_dim; ++x) s += q[x] * k[j * head_dim + x];
     if (MISTAKE == PAST_THE_END) s += 0 * element(q, head_dim);
     s *= softmax_scale;
+    if (softcap > 0) s = softcap * tanhf(s / softcap);
+    s -= alibi_slopes[head % num_heads] * abs(i + seqlen_k - seqlen_q - j);
     if (MISTAKE == RACE) {  // no barrier
       row[threadIdx.x] = s;
       if (row[(threadIdx.x + 1) % 32] == 1234.5f) s = 0;
@@ -36,6 +39,12 @@ __global__ void rows(const float* Q, const float* K, const float* V, float* out,
     sum = sum * shrink + p;
     for (int x = 0; x < head_dim; ++x) acc[x] = acc[x] * shrink + p * v[j * head_dim + x];
     top = now;
+  }
+  const float sink = s_aux[head % num_heads], most = fmaxf(top, sink);
+  if (sink > -INFINITY) {
+    const float shrink = __expf(top - most);
+    for (int x = 0; x < head_dim; ++x) acc[x] *= shrink;
+    sum = sum * shrink + __expf(sink - most), top = most;
   }
   for (int x = 0; x < head_dim; ++x)
     if (MISTAKE != LAZY || x < 8) out[(size_t(head) * seqlen_q + i) * head_dim + x] = sum > 0 ? acc[x] / sum : 0;

@@ -13,6 +13,9 @@ import flashlab as fl
 from flashlab.verify import Case, run_case, verify
 from tests.flashlab.verify.candidates import Array, attention
 
+SCORES = ["soft cap", "sinks", "alibi"]
+"""What these functions know nothing of."""
+
 
 def fails(fn: Any, **options: Any) -> fl.Report:
     report = verify(fl.Adapter(fn, lse="e"), dtypes=["float32"], examples=20, **options)
@@ -54,15 +57,52 @@ def test_keywords_have_other_names() -> None:
 
     named = fl.Adapter(theirs, lse="e", names={"causal": "hide_future", "scale": "factor"})
     report = verify(named, dtypes=["float32"], checks=["rule", "prefix"])
-    assert report.verdict == "passed" and not report.never_ran and "causal" in report.rows[1].problem
+    assert report.verdict == "passed" and report.never_ran == SCORES and "causal" in report.rows[1].problem
     assert "causal" in verify(fl.Adapter(theirs, lse="e"), dtypes=["float32"], checks=["prefix"]).never_ran
+
+
+def test_what_changes_the_scores_has_other_names_too() -> None:
+    """Other libraries' names, a name that the adapter says, and sinks that the function can't do without."""
+
+    def theirs(
+        q: Array, k: Array, v: Array, s_aux: Array, is_causal: bool = False, slopes: Any = None, softcap: float = 0
+    ):
+        return attention(q, k, v, causal=is_causal, sinks=s_aux, alibi_slopes=slopes, soft_cap=softcap)
+
+    named = fl.Adapter(theirs, lse="e", names={"alibi": "slopes"})
+    report = verify(named, dtypes=["float16"], examples=20)
+    assert report.verdict == "passed" and report.never_ran == ["window", "mask"], report
+    not_run = {row.detail for row in report.rows if row.status == "not run"}
+    assert not_run <= {"the function takes no window", "the function takes no mask"}
+    assert "alibi" in verify(fl.Adapter(theirs, lse="e"), dtypes=["float16"], checks=["rule"]).never_ran
+
+
+def test_any_keywords_are_no_word_for_sinks() -> None:
+    """What passes anything on is told of the masks that every kernel knows, and of no more."""
+    report = verify(
+        fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e"), dtypes=["float16"], examples=9
+    )
+    assert report.verdict == "passed" and report.never_ran == [*SCORES, "mask"]
+    told = fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e", names={"sinks": "sinks"})
+    assert verify(told, dtypes=["float16"], checks=["rule"]).never_ran == ["soft cap", "alibi"]
+
+
+def test_alibi_has_no_top_left_convention() -> None:
+    report = verify(fl.Adapter(attention, lse="e", causal="top-left"), dtypes=["float16"], checks=["key_sets"])
+    assert report.failed and "alibi has no top-left convention here" in {row.detail for row in report.rows}
 
 
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ({"casual": "causal"}, "names = 'casual': expected one of causal, window, scale, lse (did you mean causal?)"),
-        ({"causal": "is_causal"}, "names = 'is_causal': expected one of q, k, v, causal, scale, window, keys"),
+        (
+            {"casual": "causal"},
+            "names = 'casual': expected one of causal, window, scale, soft_cap, sinks, alibi, mask, lengths, lse (did you mean causal?)",  # noqa: E501
+        ),
+        (
+            {"causal": "is_causal"},
+            "names = 'is_causal': expected one of q, k, v, causal, scale, window, soft_cap, sinks",
+        ),
         ("causal", "names = 'causal': expected a dictionary"),
     ],
 )
@@ -106,7 +146,8 @@ def test_whatever_it_raises_is_a_failed_check(error: type[BaseException]) -> Non
 
     report = fails(ragged, checks=["rule"])
     assert f"raised {error.__name__}: lengths of 16" in {row.detail for row in report.failed}
-    assert not any(row.status == "not run" for row in report.rows)
+    reasons = {row.detail for row in report.rows if row.status == "not run"}
+    assert reasons == {f"the function takes no {name}" for name in ("window", "soft_cap", "sinks", "alibi_slopes")}
 
 
 def test_not_implemented_is_not_run() -> None:
@@ -116,7 +157,7 @@ def test_not_implemented_is_not_run() -> None:
         return attention(q, k, v)
 
     report = verify(fl.Adapter(without, lse="e"), dtypes=["float32"], checks=["rule"])
-    assert report.passed and report.never_ran == ["window"]
+    assert report.passed and report.never_ran == ["window", *SCORES]
     assert "windows are next week's" in str(report)
 
 
@@ -136,7 +177,7 @@ def test_the_verdict_says_how_much_ran() -> None:
     report = verify(fl.Adapter(lambda q, k, v: attention(q, k, v)[0]), dtypes=["float32"], examples=20)
     ran = len(report.rows) - report.counts["not run"]
     assert report.headline.endswith(f"passed, LSE unchecked ({ran} of {len(report.rows)} checks ran)")
-    assert report.never_ran == ["causal", "window"]
+    assert report.never_ran == ["causal", "window", *SCORES, "mask"]
 
 
 def test_without_an_lse_no_split_is_claimed() -> None:

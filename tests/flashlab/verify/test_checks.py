@@ -93,6 +93,49 @@ def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
     return (acc.astype(np.float32) / k.shape[2]).astype(q.dtype), lse
 
 
+def takes_empty_tiles_for_visible(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    mask: Any = None,
+) -> tuple[Array, Array]:
+    """Right but where a mask hides 16 keys from 16 queries altogether."""
+    if mask is None:
+        return attention(q, k, v, causal=causal, scale=scale, window=window)
+    rows, cols = (-(-n // 16) for n in mask.shape)
+    padded = np.zeros((16 * rows, 16 * cols), bool)
+    padded[: mask.shape[0], : mask.shape[1]] = mask
+    empty = ~padded.reshape(rows, 16, cols, 16).any((1, 3))
+    padded |= np.kron(empty, np.ones((16, 16), bool))
+    mask = padded[: mask.shape[0], : mask.shape[1]]
+    return attention(q, k, v, causal=causal, scale=scale, window=window, mask=mask)
+
+
+def keeps_the_cap_in_16_bits(q: Array, k: Array, v: Array, *, soft_cap: float | None = None, **options: Any) -> Any:
+    with np.errstate(all="ignore"):
+        return attention(q, k, v, soft_cap=None if soft_cap is None else float(np.float16(soft_cap)), **options)
+
+
+def adds_the_sink_as_it_is(q: Array, k: Array, v: Array, *, sinks: Array | None = None, **options: Any) -> Any:
+    """exp(sink) joins a sum that isn't relative to a maximum: too large for float32 from 89 on."""
+    out, lse = attention(q, k, v, **options)
+    if sinks is None:
+        return out, lse
+    with np.errstate(all="ignore"):
+        total = np.exp(lse) + np.exp(sinks)[:, None]
+        share = np.exp(lse) / np.where(total == 0, np.float32(1), total)
+        return (out * share[..., None]).astype(out.dtype), np.log(total)
+
+
+def takes_the_slope_of_its_neighbour(q: Array, k: Array, v: Array, *, alibi_slopes: Any = None, **options: Any) -> Any:
+    slopes = None if alibi_slopes is None else np.roll(alibi_slopes, 1)
+    return attention(q, k, v, alibi_slopes=slopes, **options)
+
+
 @pytest.mark.parametrize(
     ("fn", "check"),
     [
@@ -111,6 +154,10 @@ def adds_up_in_16_bits(q: Array, k: Array, v: Array, **options: Any) -> tuple[Ar
         (forgets_empty_rows, "rule"),
         (forgets_empty_rows, "search"),
         (adds_up_in_16_bits, "long_sums"),
+        (takes_empty_tiles_for_visible, "masks"),
+        (keeps_the_cap_in_16_bits, "neutral"),
+        (adds_the_sink_as_it_is, "extremes"),
+        (takes_the_slope_of_its_neighbour, "head_order"),
     ],
 )
 def test_each_check_fails_under_its_bug(fn: Attention, check: str) -> None:

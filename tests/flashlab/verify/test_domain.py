@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab.verify import CHECKS, Case, verify
-from flashlab.verify.adapter import target_of
 from flashlab.verify.bench import Bench
 from flashlab.verify.cases import random_cases
+from flashlab.verify.targets import target_of
 from tests.flashlab.verify.candidates import Array, attention
 
 
@@ -67,7 +67,7 @@ def test_a_narrow_kernel_runs_sixty_checks(name: str) -> None:
     assert report.verdict == "passed, LSE unchecked", report.failed[:3]
     assert report.counts["passed"] >= 60
     target = target_of(NARROW[name], "simulator")
-    cases = [trial.case for trial in CHECKS["rule"](Bench(target, target.dtypes, False, 0))]
+    cases = [trial.case for trial in CHECKS["rule"](Bench(target, target.dtypes, False, 0)) if trial.case]
     assert len(set(cases)) == len(cases) > 40, "nothing is run twice"
     (search,) = (row for row in report.rows if row.check == "search")
     assert int(search.case.split()[0]) >= 50
@@ -155,13 +155,14 @@ def test_few_pairs(case: Case, multiple: int, same: bool) -> None:
 def test_a_kernel_that_is_always_causal_needs_no_keyword() -> None:
     always = fl.Adapter(lambda q, k, v: attention(q, k, v, causal=True), lse="e", domain=fl.Domain(causal=True))
     report = verify(always, dtypes=["float32"], examples=20)
-    assert report.verdict == "passed" and all("causal" in row.problem for row in report.rows if row.check == "rule")
+    ran = [row for row in report.rows if row.check == "rule" and row.status != "not run"]
+    assert report.verdict == "passed" and all("causal" in row.problem for row in ran)
 
 
 def test_a_batch_of_one_spells_out_its_keys_one_sequence_after_the_other() -> None:
     domain = fl.Domain(batch=1)
     one = verify(fl.Adapter(attention, lse="e", domain=domain), dtypes=["float32"], checks=["key_sets", "batch"])
-    assert one.passed and one.counts == {"passed": 7, "failed": 0, "not run": 1}
+    assert one.passed and one.counts == {"passed": 13, "failed": 0, "not run": 2}
     missing = fl.Adapter(lambda q, k, v: attention(q, k[:, :, :96], v[:, :, :96]), lse="e", domain=domain)
     assert len(verify(missing, dtypes=["float32"], checks=["key_sets"]).failed) == 6  # of 70 keys none is lost
 

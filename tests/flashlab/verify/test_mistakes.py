@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -116,8 +117,80 @@ BY_TILES: dict[Fault, str] = {
     "LSE is the sum": "the LSE is the sum, without a logarithm",
     "sentinel -1e4": "hidden scores are finite, such as -1e4, instead of -inf",
 }
+
+
+def scored(wrong: Callable[[Array, Array, Array, dict[str, Any]], Any]) -> Kernel:
+    """The same for a kernel that takes all that changes the scores, too."""
+
+    def kernel(
+        q: Array, k: Array, v: Array, causal: bool = False, scale: float | None = None, window: Any = None,
+        soft_cap: float | None = None, sinks: Any = None, alibi_slopes: Any = None,
+    ) -> Any:  # fmt: skip
+        numbers = {"soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+        return wrong(q, k, v, told(causal, scale, window) | numbers)
+
+    return kernel
+
+
+def without(name: str) -> Kernel:
+    return scored(lambda q, k, v, m: attention(q, k, v, **m | {name: None}))
+
+
+def of_the_kv_head(name: str) -> Kernel:
+    def wrong(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+        group = q.shape[1] // k.shape[1]
+        own = None if m[name] is None else m[name][np.arange(q.shape[1]) // group]
+        return attention(q, k, v, **m | {name: own})
+
+    return scored(wrong)
+
+
+def sinks_in_one_of_two(of: str) -> Kernel:
+    def wrong(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+        whole, plain = attention(q, k, v, **m), attention(q, k, v, **m | {"sinks": None})
+        return (whole[0], plain[1]) if of == "out" else (plain[0], whole[1])
+
+    return scored(wrong)
+
+
+def times(name: str, factor: float) -> Kernel:
+    def wrong(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+        return attention(q, k, v, **m | {name: None if m[name] is None else m[name] * np.float32(factor)})
+
+    return scored(wrong)
+
+
+def capped_without_scale(q: Array, k: Array, v: Array, m: dict[str, Any]) -> Any:
+    """cap * tanh(product / cap) * scale, which is a cap of cap * scale behind the scale."""
+    scale = q.shape[-1] ** -0.5 if m["scale"] is None else m["scale"]
+    return attention(q, k, v, **m | {"soft_cap": m["soft_cap"] and abs(m["soft_cap"] * scale)})
+
+
+OF_SCORES: dict[str, tuple[Kernel, str]] = {
+    "cap ignored": (without("soft_cap"), "the soft cap is ignored"),
+    "cap before the scale": (scored(capped_without_scale), "the soft cap bounds products that aren't scaled yet"),
+    "sinks ignored": (without("sinks"), "the sinks are ignored"),
+    "LSE without sinks": (sinks_in_one_of_two("out"), "the LSE lacks the sinks, which `out` has"),
+    "out without sinks": (sinks_in_one_of_two("lse"), "the LSE has the sinks, which `out` lacks"),
+    "sinks to base 2": (times("sinks", math.log(2)), "the sinks are taken to base 2, without their log2(e)"),
+    "sink of the KV head": (of_the_kv_head("sinks"), "each head has the sink of another: that of its KV head"),
+    "ALiBi ignored": (without("alibi_slopes"), "ALiBi is ignored"),
+    "bias added": (times("alibi_slopes", -1), "ALiBi's bias is added, not subtracted"),
+    "bias to base 2": (times("alibi_slopes", math.log(2)), "ALiBi's bias is taken to base 2, without its log2(e)"),
+    "slope of the KV head": (of_the_kv_head("alibi_slopes"), "each head has the slope of another: that of its KV head"),
+}
+MISTAKES |= OF_SCORES
 ALL = [*MISTAKES, *BY_TILES]
-IN_EACH_RUN = ("top-left", "1/d", "base 2", "heads", "accumulator not rescaled", "no maximum")
+IN_EACH_RUN = (
+    "top-left",
+    "1/d",
+    "base 2",
+    "heads",
+    "accumulator not rescaled",
+    "no maximum",
+    "LSE without sinks",
+    "bias added",
+)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashlab as fl
-from flashlab.verify.cases import Case, make_inputs, random_cases
+from flashlab.verify.cases import Case, random_cases
 from flashlab.verify.rule import bottom_right, expect, judge, reference
 from simulator.operations.attention import ROUNDINGS, UNIT
+from simulator.problem import SCORES
 from tests.flashlab.verify.candidates import attention
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -26,7 +27,7 @@ def problem(**changes: Any) -> fl.Problem:
 @pytest.mark.parametrize("keys", [16, 97])
 def test_a_correct_kernel_passes(dtype: str, keys: int) -> None:
     p = problem(dtype=dtype, causal=True)
-    arrays = make_inputs(p)
+    arrays = fl.random_inputs(p)
     judged = judge(expect(p, *arrays), *attention(*arrays, causal=True, scale=p.scale, keys=keys))
     assert judged.passed and 0.02 < judged.worst < 0.8, judged
 
@@ -35,7 +36,7 @@ def test_a_correct_kernel_passes(dtype: str, keys: int) -> None:
 def test_out_is_rounded_once_and_p_once(dtype: str) -> None:
     """u is the unit that out and P round by: the correct result, rounded, comes near the rule's limit but never over it."""
     p = problem(dtype=dtype, len_q=1, len_kv=1)
-    q, k, v = make_inputs(p)
+    q, k, v = fl.random_inputs(p)
     expected = expect(p, q, k, v)
     # one key: out is v exactly, and p = 1, so the rule allows sqrt(2) * ROUNDINGS * u of |v|
     size = np.linalg.norm(v.astype(np.float64), axis=-1)
@@ -45,7 +46,7 @@ def test_out_is_rounded_once_and_p_once(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_lost_key_of_many_fails(dtype: str) -> None:
     p = problem(dtype=dtype, len_kv=1000, scale=0.02)
-    q, k, v = make_inputs(p)
+    q, k, v = fl.random_inputs(p)
     out, lse = attention(q, k[:, :, 1:], v[:, :, 1:], scale=p.scale)
     expected = expect(p, q, k, v)
     assert np.allclose(out.astype(float), expected.out, atol=1e-2, rtol=1e-2), "the usual tolerance does not see it"
@@ -60,7 +61,7 @@ def test_an_lse_of_8_bits_may_be_that_of_the_rounded_weights(keys: int) -> None:
     p = fl.Problem(
         batch=1, heads=1, len_q=1, len_kv=keys, head_dim=16, dtype="float8_e4m3fn", scale=-np.log(0.999 * 2.0**-15)
     )
-    q, k, v = make_inputs(p)
+    q, k, v = fl.random_inputs(p)
     q[:], k[:], v[:] = 0, 0, 1
     q[..., 0], k[:, :, 1:, 0] = 1, -1
     rounded = (32 * np.exp(p.scale * k[0, 0, :, 0].astype(float))).astype(k.dtype).astype(float) / 32
@@ -74,7 +75,7 @@ def test_an_lse_of_8_bits_may_be_that_of_the_rounded_weights(keys: int) -> None:
 
 def test_nan_and_shape_are_said() -> None:
     p = problem()
-    expected = expect(p, *make_inputs(p))
+    expected = expect(p, *fl.random_inputs(p))
     broken = expected.out.copy()
     broken[0, 1, 5, 3] = np.nan
     assert judge(expected, broken, None).message == "out at (batch, head, row) (0, 1, 5) holds NaN or inf"
@@ -84,7 +85,7 @@ def test_nan_and_shape_are_said() -> None:
 @pytest.mark.parametrize("wrong", [np.inf, np.nan, 0.0, -1e30])
 def test_the_lse_of_an_empty_row_is_minus_infinity(wrong: float) -> None:
     p = problem(len_q=3, len_kv=1, causal=True)
-    expected = expect(p, *make_inputs(p))
+    expected = expect(p, *fl.random_inputs(p))
     assert judge(expected, expected.out, expected.lse).passed
     lse = expected.lse.copy()
     lse[0, 0, 0] = wrong
@@ -99,11 +100,11 @@ def test_a_top_left_mask_is_a_bottom_right_problem(len_q: int, len_kv: int) -> N
         assert list(same.visible_keys(row)) == list(range(min(row + 1, len_kv)))
 
 
-@given(random_cases(DTYPES, longest=40, head_dims=[1, 17], tiles=[None]))
+@given(random_cases(DTYPES, longest=40, head_dims=[1, 17], tiles=[None], scores=[(), SCORES]))
 def test_the_oracles_agree(case: Case) -> None:
     arrays = case.arrays()
-    dense, loop = (reference(case.problem, *arrays, loop=loop) for loop in (False, True))
-    close = 1e-12 * float(np.maximum(1, expect(case.problem, *arrays).lse_tolerance / 2e-6).max(initial=1))
+    dense, loop = (reference(case.problem, **arrays, loop=loop) for loop in (False, True))
+    close = 1e-12 * float(np.maximum(1, expect(case.problem, **arrays).lse_tolerance / 2e-6).max(initial=1))
     assert np.allclose(dense.out, loop.out, rtol=close, atol=close)
     assert np.allclose(dense.lse, loop.lse, rtol=close, atol=close)
 

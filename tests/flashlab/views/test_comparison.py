@@ -108,7 +108,7 @@ def test_error_where_there_is_nothing_to_be_wrong() -> None:
 def test_the_judge_goes_head_by_head() -> None:
     problem = CAUSAL.replace(batch=2, window=(30, None))
     q, k, v = fl.random_inputs(problem)
-    ours, whole = reference_of(problem, q, k, v), fl.naive(q, k, v, causal=True, window=(30, None))
+    ours, whole = reference_of(problem, {"q": q, "k": k, "v": v}), fl.naive(q, k, v, causal=True, window=(30, None))
     assert ours is not None
     np.testing.assert_allclose(ours.out, whole.out, rtol=1e-12)
     np.testing.assert_allclose(ours.lse, whole.lse, rtol=1e-12)
@@ -117,8 +117,8 @@ def test_the_judge_goes_head_by_head() -> None:
 def test_the_judge_declines_what_would_take_too_much() -> None:
     n = math.isqrt(MOST_SCORES[0]) + 1
     empty: Any = None  # looked at only if it doesn't decline
-    assert reference_of(CAUSAL.replace(len_q=n), empty, empty, empty) is None
-    assert reference_of(CAUSAL.replace(batch=10_000, len_q=1000), empty, empty, empty) is None
+    assert reference_of(CAUSAL.replace(len_q=n), dict.fromkeys("qkv", empty)) is None
+    assert reference_of(CAUSAL.replace(batch=10_000, len_q=1000), dict.fromkeys("qkv", empty)) is None
 
 
 def test_own_program_is_a_row_but_has_no_lengths() -> None:

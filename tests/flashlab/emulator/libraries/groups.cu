@@ -68,7 +68,45 @@ __global__ void copies(const float* x, float* y, int n) {
   for (int i = block.thread_rank(); i < n; i += block.size()) y[i] = s[n - 1 - i];
 }
 
-__global__ void whole_grid(float* y) {
-  y[blockIdx.x] = 1;
+// Each element becomes the sum of those around it, again and again, from one array into the other.
+template <int MISTAKE>
+__global__ void rounds(float* x, float* y, int n, int count) {
+  const cg::grid_group grid = cg::this_grid();
+  const int i = grid.thread_rank();
+  for (int round = 0; round < count; ++round) {
+    y[i] = x[(i + n - 1) % n] + x[(i + 1) % n];  // reads
+    if (MISTAKE == 1) __syncthreads();
+    else if (MISTAKE == 2) __threadfence();
+    else if (MISTAKE != 3 || blockIdx.x != 1 || round == 0) grid.sync();
+    float* const other = x;
+    x = y, y = other;
+  }
+}
+
+// The last block to come sums what all have left in SRAM and memory, in the middle of the kernel.
+__global__ void middle(const float* x, float* parts, float* y) {
+  __shared__ float sum;
+  if (threadIdx.x == 0) sum = 0;
+  __syncthreads();
+  atomicAdd(&sum, x[blockIdx.x * blockDim.x + threadIdx.x]);
+  __syncthreads();
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+  cg::sync(cg::this_grid());
+  float all = sum;  // a block's SRAM outlives it
+  for (int i = 0; i < gridDim.x; ++i) all += parts[i];
+  y[blockIdx.x * blockDim.x + threadIdx.x] = all;
+}
+
+__global__ void stuck(int* flag) {
+  if (blockIdx.x == 0)
+    while (atomicAdd(flag, 0) == 0) continue;
   cg::this_grid().sync();
+}
+
+// Many blocks read before the barrier. Behind it one reads and one writes.
+__global__ void readers(float4* x, float* y) {
+  const float4 before = x[0];
+  cg::this_grid().sync();
+  y[blockIdx.x] = blockIdx.x + 2 == gridDim.x ? x[0].x : before.x;
+  if (blockIdx.x + 1 == gridDim.x) x[0].x = 1;  // writes
 }

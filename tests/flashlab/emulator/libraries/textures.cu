@@ -8,3 +8,9 @@ __global__ void by_place(cudaTextureObject_t t, const float2* at, float* y, int 
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] = tex2D<float>(t, at[i].x, at[i].y);
 }
+
+__global__ void layers(CUtexObject images, cudaTextureObject_t rows, float* y) {
+  const int i = threadIdx.x;
+  y[i] = tex2DLayered<float>(images, 2.0f, 3.0f, i - 1);  // between four pixels
+  y[blockDim.x + i] = tex1DLayered<float>(rows, 2.0f, i - 1);
+}

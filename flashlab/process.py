@@ -1,4 +1,4 @@
-"""The child process of a check: started with limits, watched, ended with everything that it has started."""
+"""A child process: started with limits, watched, ended with everything that it has started."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 START, GRACE = 120.0, 10.0
 """How long Python may take to start, and to say where a program hangs."""
@@ -17,6 +19,8 @@ FLOOD = 100_000
 """Bytes that it may print."""
 SHOWN = 2_000
 """Bytes of that which are shown."""
+ONE_THREAD: Mapping[str, str] = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+"""For a child with little address space: each thread of a library takes its share."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +32,24 @@ class Outcome:
     printed: str
 
 
-def run_child(folder: Path, seconds: float, module: str) -> Outcome:
-    """Run a module on the job in a folder; when this returns, none of its processes is left."""
+def run_child(
+    folder: Path, seconds: float, module: str, environment: Mapping[str, str] = ONE_THREAD, *, flood: int = FLOOD,
+    poll: Callable[[], object] = lambda: None,
+) -> Outcome:  # fmt: skip
+    """Run a module on the job in a folder; when this returns, none of its processes is left.
+
+    It may print `flood` bytes. `poll` is called over and over while it runs.
+    """
     printed = folder / "printed.txt"
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "TMPDIR": str(folder)}
-    environment |= {"TMP": str(folder), "TEMP": str(folder), "MPLBACKEND": "Agg"}
-    environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
+    own = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
+    temporary = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(folder))
     command = [sys.executable, "-P", "-m", module, str(folder), str(seconds)]
     with printed.open("wb") as sink:
         child = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment,
+            env={**kept, **own, **temporary, **environment},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
@@ -53,7 +62,8 @@ def run_child(folder: Path, seconds: float, module: str) -> Outcome:
             now = time.monotonic()
             if not started and ready.exists():  # on a busy machine Python takes its time to start: that is not counted
                 started, end = True, now + seconds
-            if printed.stat().st_size > FLOOD:
+            poll()
+            if printed.stat().st_size > flood:
                 kind = "flood"
                 break
             # when its time is up, the child writes down which line it is in
@@ -62,10 +72,10 @@ def run_child(folder: Path, seconds: float, module: str) -> Outcome:
                 break
             time.sleep(0.01)
     finally:
-        _kill(child)
+        end_child(child)
     text = printed.read_bytes()
-    if len(text) > FLOOD:
-        return Outcome("flood", f"it printed more than {FLOOD:,} bytes", _start(text))
+    if len(text) > flood:
+        return Outcome("flood", f"it printed more than {flood:,} bytes", _start(text))
     if kind == "hang":
         return Outcome("hang", f"still running after {seconds:g} seconds", _start(text))
     if not (folder / "done.json").exists():
@@ -81,7 +91,7 @@ def _start(text: bytes) -> str:
     return shown + ("\n[…]" if len(text) > SHOWN else "")
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
+def end_child(child: subprocess.Popen[Any]) -> None:
     """End a child and whatever it has started."""
     if os.name == "nt":
         child.kill()

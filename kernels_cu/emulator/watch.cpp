@@ -1,0 +1,74 @@
+#include "watch.h"
+
+#include <chrono>
+#include <ctime>
+
+#include "faults.h"
+#include "launch.h"
+#include "machine.h"
+
+namespace emulator {
+
+namespace {
+
+// Seconds of the processor without a call of the runtime. No other work of a lane takes as long.
+constexpr double LONG = 1;
+constexpr std::chrono::milliseconds PAUSE{250};
+
+double processor_seconds(pthread_t thread) {
+  clockid_t clock;
+  timespec time{};
+  if (pthread_getcpuclockid(thread, &clock) == 0) clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+}  // namespace
+
+Watch::Seen::Seen(const Block& block, pthread_t thread)
+    : block(block), thread(thread), lane(nullptr), polls(0), seconds(0) {}
+
+// It reads what the thread writes. A value that is old by now is as good.
+bool Watch::Seen::stuck() {
+  const Lane* running = __atomic_load_n(&block.running, __ATOMIC_RELAXED);
+  const std::uint32_t count = running ? __atomic_load_n(&running->polls, __ATOMIC_RELAXED) : 0;
+  const double now = processor_seconds(thread);
+  if (!running || running != lane || count != polls) {
+    lane = running, polls = count, seconds = now;
+    return false;
+  }
+  return now - seconds > LONG;
+}
+
+Watch::Watch(const Launch& launch) : launch_(launch) {
+  if (launch.given.time_limit > 0) thread_ = std::thread([this] { look(); });
+}
+
+Watch::~Watch() {
+  {
+    const std::lock_guard lock(busy_);
+    over_ = true;
+  }
+  end_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watch::look() {
+  std::unique_lock lock(busy_);
+  const std::chrono::duration<double> limit(launch_.given.time_limit);
+  if (end_.wait_for(lock, limit, [this] { return over_; })) return;
+  while (!end_.wait_for(lock, PAUSE, [this] { return over_; }))
+    for (auto& seen : all_)
+      if (launch_.late() && seen.stuck()) pthread_kill(seen.thread, LATE);
+}
+
+Watch::Watched::Watched(Watch& watch, const Block& block) : watch_(watch) {
+  const std::lock_guard lock(watch.busy_);
+  seen_ = watch.all_.emplace(watch.all_.end(), block, pthread_self());
+}
+
+Watch::Watched::~Watched() {
+  const std::lock_guard lock(watch_.busy_);
+  watch_.all_.erase(seen_);
+}
+
+}  // namespace emulator

@@ -1,0 +1,51 @@
+// Ragged batches (RAGGED): the rows of a batch of 1 are sequences of any lengths, one behind the other. Sequence s has the queries
+// offsets_q[s] .. offsets_q[s + 1] - 1 and the keys offsets_kv[s] .. offsets_kv[s + 1] - 1; the first offsets are 0.
+//
+// Its row tiles begin at its first query, and only the offsets say where that is. So that no list of tiles is needed, each
+// sequence has places for its tiles: place `first / BR + s` is that of its first tile, where `first` is its first query. The
+// places suffice, and at most one of each sequence stays empty.
+#pragma once
+
+#include "memory.cuh"
+#include "params.cuh"
+#include "warp.cuh"
+
+#ifndef RAGGED
+#define RAGGED 0
+#endif
+
+struct Offsets { const int *q, *kv; };  // NULL unless RAGGED
+
+// A row tile of a sequence. Rows of a ragged batch are numbered as the keys that they are aligned with, from len_kv - len_q on:
+// so `keys` is all that is left of both lengths, which saves registers. Row `row` is row q + row of its head, key `key` is kv + key.
+struct SequenceRows {
+  int first_row, q, kv, keys;
+
+  // The problem that the sequence is alone.
+  DEVICE Shape alone(const Shape& batches) const {
+    Shape own = batches;
+    if constexpr (RAGGED) own.len_q = own.len_kv = keys;
+    return own;
+  }
+};
+
+// The row tiles of a head, empty ones included.
+DEVICE int row_tiles_of(const Shape& shape) {
+  return RAGGED ? shape.len_q / BR + shape.sequences : ceil_div(shape.len_q, BR);
+}
+
+// Row tile `place` of a head: of the last sequence whose first place isn't behind it. That sequence is found by halves.
+DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int place) {
+  if constexpr (!RAGGED) return {place * BR, 0, 0, shape.len_kv};
+  int low = 0, high = shape.sequences, first = 0, end = shape.len_q;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2, begin = load_global<int>(offsets.q + middle);
+    if (begin / BR + middle <= place)
+      low = middle, first = begin;
+    else
+      high = middle, end = begin;
+  }
+  const int kv = load_global<int>(offsets.kv + low), keys = load_global<int>(offsets.kv + low + 1) - kv;
+  const int aligned = keys - (end - first);  // the key that the first row is aligned with
+  return {uniform(aligned + (place - first / BR - low) * BR), uniform(first - aligned), uniform(kv), uniform(keys)};
+}

@@ -1,0 +1,39 @@
+"""What a kernel does to scores beside scaling and masking them: soft cap, ALiBi, sinks."""
+
+from __future__ import annotations
+
+from simulator.block import Block
+from simulator.machine import Machine
+from simulator.problem import Problem
+from simulator.registers import Registers
+
+
+def of_head(name: str, m: Machine, block: Block, warps: int) -> Registers | None:
+    """The ALiBi slope or the sink of a block's head, which each of `warps` warps requests, or None without any."""
+    has = m.operation.operand(name).when(m.problem)
+    return block.fetch(m.optional(name), 0, 1, warps=warps) if has else None
+
+
+def soft_cap(block: Block, s: Registers, problem: Problem) -> Registers:
+    """cap * tanh(s / cap), as Gemma 2 bounds its scores (arXiv 2408.00118, section 2)."""
+    cap = problem.soft_cap
+    return s if cap is None else block.tanh(s * (1 / cap)) * cap
+
+
+def alibi(block: Block, s: Registers, slope: Registers | None, j: int) -> Registers:
+    """s - slope * |i + len_kv - len_q - j|, the bias of ALiBi (arXiv 2108.12409, section 3)."""
+    return s if slope is None else s - slope * block.distances(s, block.i, j)
+
+
+def join_sink(
+    block: Block, sink: Registers | None, m_i: Registers, l_i: Registers, acc: Registers
+) -> tuple[Registers, Registers, Registers]:
+    """m, l and the accumulator of rows that see one key more, whose logit is the sink and whose value is 0.
+
+    So a row may attend to nothing (StreamingLLM, arXiv 2309.17453, found such keys; gpt-oss learns their logits).
+    """
+    if sink is None:
+        return m_i, l_i, acc
+    m_new = block.maximum(m_i, sink)
+    alpha = block.exp(m_i - m_new.finite())
+    return m_new, l_i * alpha + block.exp(sink - m_new.finite()), acc * alpha

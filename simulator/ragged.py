@@ -1,0 +1,105 @@
+"""Ragged batches: what is counted of a launch whose rows are sequences of any lengths, one behind the other.
+
+It does with each sequence what it does with that sequence alone. Beside that, each block finds its own. The row tiles of a
+sequence begin at its first query, and only the offsets say where that is. So that no list of tiles is needed, each sequence has
+places for its tiles: place `first // rows + s` is that of the first tile of sequence s, whose first query is number `first`. The
+places suffice, and at most one of each sequence stays empty: that block ends at once.
+
+A block goes by halves through offsets_q for the last sequence whose first place isn't behind its own (sequences.cuh). It then
+reads two numbers of offsets_kv. Each warp that needs to know asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from simulator.config import Config
+from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
+from simulator.operations.operation import Operation
+from simulator.problem import Problem, Tile
+
+_NUMBER = 4  # bytes of an offset
+_STEP = "load_q"  # what a block does first
+
+
+def places(problem: Problem, rows: int) -> list[int]:
+    """How many places each sequence has for its row tiles of `rows` queries.
+
+    >>> p = Problem(batch=1, heads=1, lengths=[100, 28, 0, 65], head_dim=8, dtype="float16")
+    >>> places(p, 64)  # they begin at the queries 0, 100, 128 and 128
+    [2, 2, 1, 2]
+    """
+    return [each.stop // rows - each.start // rows + 1 for each, _ in problem.spans] if problem.len_q else []
+
+
+def halvings(sequence: int, sequences: int) -> int:
+    """How many offsets a block looks at until it has found its sequence."""
+    low, high, n = 0, sequences, 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle <= sequence else (low, middle)
+        n += 1
+    return n
+
+
+def evaluated(problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]) -> Counts:
+    """The counts of a problem, where `count` has those of a plain one, or of one sequence. A plain problem is just counted."""
+    if problem.lengths is None:
+        return count(problem)
+    once = {sequence: count(sequence) for sequence in set(problem.sequences)}
+    return joined([once[sequence] for sequence in problem.sequences], problem, operation, config)
+
+
+def joined(parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config) -> Counts:
+    """The counts of a ragged batch from those of its sequences, in their order."""
+    total, tile = summed(parts, problem), config.tile
+    tensors = {name: _whole(spec, parts, problem, operation, tile) for name, spec in total.tensors.items()}
+    launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
+    same = Counter(part.problem for part in parts)
+    different = {part.problem: part for part in parts}
+    sequences = tuple((different[one], n) for one, n in same.items())
+    return replace(total, launches=launches, tensors=tensors, sequences=sequences)
+
+
+def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Operation, tile: Tile) -> Spec:
+    """An array of the whole batch. What the sequences have of a workspace lies one behind the other, too."""
+    if spec.role != "workspace":
+        return operation.operand(spec.name).spec(problem, tile, spec.role)
+    same = [part.tensors[spec.name] for part in parts]
+    if len({each.cols for each in same}) == 1:
+        return replace(same[0], rows=sum(each.rows for each in same))
+    return replace(same[0], rows=1, cols=sum(each.rows * each.row_bytes for each in same) // spec.itemsize)
+
+
+def _launch(
+    total: LaunchCounts, index: int, parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config
+) -> LaunchCounts:
+    """A launch of the whole batch, where `total` is the sum over its sequences."""
+    p, each = problem, [part.launches[index] for part in parts]
+    axes = {x.name: set(x.axes) for x in (*operation.inputs, *operation.outputs)}
+    boxes, distinct = Counter[Box](), dict(total.distinct)
+    for launch, (rows, keys) in zip(each, p.spans, strict=True):
+        for box, n in launch.boxes.items():
+            first = rows.start if "len_q" in axes[box.tensor] else keys.start
+            boxes[box._replace(row=first + box.row)] += n
+    for name, way in distinct:
+        if name in axes and axes[name].isdisjoint(("len_q", "len_kv")):  # all sequences have it in common
+            distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
+    room, ledger = places(p, config.tile.rows), dict(total.ledger)
+    heads, asking = p.batch * p.heads, 4 * config.consumers + 1 if config.consumers else config.warps
+    searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
+    for name, looks, seen in (("offsets_q", searched, len(room) - 1), ("offsets_kv", 2 * sum(room), len(room) + 1)):
+        if looks:
+            ledger[Entry(_STEP, name, "hbm.read")] = _NUMBER * looks * heads * asking
+            distinct[name, "read"] = _NUMBER * seen
+    return replace(
+        total,
+        blocks=total.blocks + heads * (sum(room) - sum(one.row_tiles(config.tile) for one in p.sequences if room)),
+        sram_peak=max(launch.sram_peak for launch in each),
+        ledger=ledger,
+        distinct=distinct,
+        boxes=boxes,
+        walk=None,
+    )

@@ -1,0 +1,274 @@
+"""Targets in a process of their own: the verdict is the same, and a check in which the process ends has failed."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashlab as fl
+from flashlab.verify import Options, Row, apart, load, verify
+from flashlab.verify.adapter import Refused
+from flashlab.verify.bench import Bench
+from flashlab.verify.steps import MOST_ENDS, Ended, Journal, Steps
+from tests.flashlab.cli.typed import document, one_line, run
+
+# a thread per element of a row; it dies on more than 4 heads, in one way or another
+SOURCE = """
+#include <csignal>
+constexpr int ABORTS = 1, KILLED = 2, OVERRUNS = 3, ENDLESS = 4;
+
+__global__ void rows(const float* Q, const float* K, const float* V, float* O, int N, int len_k, int d, float scale) {
+  extern __shared__ float s[];
+  const int row = blockIdx.x, head = blockIdx.y, i = threadIdx.x;
+  if (gridDim.y > 4 && row + head + i == 0) {
+    if (WRONG == ABORTS) abort();
+    if (WRONG == KILLED) raise(SIGKILL);
+    if (WRONG == OVERRUNS) sprintf((char*)malloc(24), "%0100000d", 1);  // in the C library, where nothing is watched
+    if (WRONG == ENDLESS) for (;;) continue;
+  }
+  const float *q = Q + (head * N + row) * d, *k = K + head * len_k * d, *v = V + head * len_k * d;
+  if (i == 0) {
+    float top = -INFINITY, sum = 0;
+    for (int j = 0; j < len_k; ++j) {
+      s[j] = 0;
+      for (int e = 0; e < d; ++e) s[j] += scale * q[e] * k[j * d + e];
+      top = fmaxf(top, s[j]);
+    }
+    for (int j = 0; j < len_k; ++j) sum += s[j] = expf(s[j] - top);
+    for (int j = 0; j < len_k; ++j) s[j] /= sum;
+  }
+  __syncthreads();
+  float o = 0;
+  for (int j = 0; j < len_k; ++j) o += s[j] * v[j * d + i];
+  O[(head * N + row) * d + i] = o;
+}
+"""
+SIZES: Any = {"grid": "len_q, batch * heads", "block": "head_dim", "sram": "4 * len_kv + 4"}
+DOMAIN = fl.Domain(dtype="float32", head_dim=16, groups=1, empty=False, pairs=100)
+OPTIONS = ("--dtype", "float32", "--head-dims", 16, "--groups", 1, "--no-empty", "--pairs", 100, "--examples", 5)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sources") / "rows.cu"
+    path.write_text(SOURCE)
+    return path
+
+
+def typed(source: Path, wrong: int, *words: object) -> dict[str, Any]:
+    launch = [word for name, value in SIZES.items() for word in (f"--{name}", value)]
+    checks = "permutation,batch,determinism"
+    return document(
+        "verify", f"{source}:rows", *launch, *OPTIONS, "-D", f"WRONG={wrong}", "--check", checks, *words, code=1
+    )
+
+
+def ran(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["status"] != "not run"]
+
+
+def failures(found: dict[str, Any]) -> list[str]:
+    return [row["detail"] for row in found["rows"] if row["status"] == "failed"]
+
+
+# kernels of `.cu` files
+
+
+@pytest.mark.compiler
+def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
+    kernel = fl.kernel(source, "rows", **SIZES, macros={"WRONG": 0})
+    asked: Any = {"checks": ["rule", "search", "determinism"], "examples": 5}
+    here = verify(fl.Adapter(kernel, domain=DOMAIN), **asked)
+    shown: list[Row] = []
+    there = apart.verify_apart("rows", lambda: fl.Adapter(kernel, domain=DOMAIN), Options(**asked), on_row=shown.append)
+    assert here.passed and there.passed
+    # a search may meet other problems in another process, where Hypothesis keeps no examples
+    assert [replace(x, seconds=0, worst=None) for x in here.rows] == [
+        replace(x, seconds=0, worst=None) for x in there.rows
+    ]
+    assert shown == there.rows
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("wrong", "words", "said"),
+    [
+        (1, (), r"rows.cu:9: exit: thread 0 of block 0 calls abort\(\)"),
+        (2, (), "^its process was ended by SIGKILL$"),
+        (3, (), "^its process was ended by SIG(ABRT|SEGV)$"),
+        (4, ("--time-limit", 1), "rows.cu:12: time limit: thread 0 of block 0 is still running after 1 s"),
+    ],
+)
+def test_a_kernel_that_ends_its_process_or_never_ends(
+    source: Path, wrong: int, words: tuple[object, ...], said: str
+) -> None:
+    found = typed(source, wrong, *words)
+    statuses = {"permutation": "passed", "batch": "failed", "determinism": "passed"}
+    assert {row["check"]: row["status"] for row in ran(found)} == statuses, "the others are run, in another process"
+    [told] = failures(found)
+    assert re.search(said, told) and told in found["failing"]["message"]
+
+
+@pytest.mark.compiler
+def test_a_kernel_by_its_name_runs_apart_in_python_too(source: Path) -> None:
+    report = verify(f"{source}:rows", **SIZES, macros={"WRONG": 2}, dtypes=["float32"], checks=["split"])
+    assert {row.status for row in report.rows} == {"not run"}, "it has no LSE"
+    always = source.with_name("always.cu")
+    always.write_text(SOURCE.replace("gridDim.y > 4 && row + head + i == 0", "true"))
+    report = verify(f"{always}:rows", **SIZES, macros={"WRONG": 2}, dtypes=["float32"], checks=["rule"])
+    failed, rest = report.rows[: MOST_ENDS - 1], report.rows[MOST_ENDS - 1 :]  # it has died in the probe, too
+    assert {(row.status, row.detail, row.ended) for row in failed} == {
+        ("failed", "its process was ended by SIGKILL", True)
+    }
+    assert {(row.status, row.detail) for row in rest} == {("not run", "its process had ended 5 times")}
+
+
+# Python's functions
+
+PYTHON = """
+import os, sys
+import numpy as np
+import flashlab as fl
+
+def right(q, k, v, causal=False):
+    return fl.naive(q, k, v, causal=causal).out.astype(q.dtype)
+
+def aborts(q, k, v, causal=False):
+    if q.shape[2] == 130: os.abort()
+    print("run")
+    return right(q, k, v, causal)
+
+def hangs(q, k, v, causal=False):
+    while q.shape[2] == 130:
+        pass
+    return right(q, k, v, causal)
+
+def leaves(q, k, v, causal=False):
+    sys.exit("enough")
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Path:
+    path = tmp_path / "theirs.py"
+    path.write_text(PYTHON)
+    return path
+
+
+def words_for(module: Path, function: str) -> list[object]:
+    return ["verify", f"{module}:{function}", "--dtype", "float32", "--check", "determinism,prefix"]
+
+
+def test_a_function_that_ends_its_process(module: Path) -> None:
+    found = document(*words_for(module, "aborts"), code=1)
+    ends = ("failed", "its process was ended by SIGABRT", True)
+    assert [(row["status"], row["detail"], row["ended"]) for row in ran(found)] == [
+        ("passed", "", False),
+        ends,
+        ends,
+    ]
+    assert found["failing"]["message"] == "determinism, causal: its process was ended by SIGABRT"
+
+
+def test_a_function_that_never_ends(module: Path) -> None:
+    found = document(*words_for(module, "hangs"), "--time-limit", 2, code=1)
+    row = found["rows"][1]
+    assert (row["status"], row["detail"]) == ("failed", "a call was still running after 2 seconds")
+    line = 1 + next(n for n, text in enumerate(PYTHON.splitlines()) if "while" in text)
+    assert row["place"][0] == str(module) and row["place"][1] in (line, line + 1)
+
+
+def test_a_function_that_leaves_is_a_failed_check(module: Path) -> None:
+    assert set(failures(document(*words_for(module, "leaves"), code=1))) == {"raised SystemExit: enough"}
+
+
+def test_what_it_prints_stays_out_of_the_document(module: Path) -> None:
+    result = run(*words_for(module, "aborts"), "--json", code=1)
+    assert "run\n" in result.stderr and "run" not in result.stdout.replace('"not run"', "")
+
+
+def test_a_target_that_cannot_be_loaded(module: Path) -> None:
+    module.write_text("import os; os.abort()")
+    said = one_line(*words_for(module, "right"))
+    assert said.endswith("theirs.py:right: expected a target that can be loaded: its process was ended by SIGABRT\n")
+    assert "nowhere.py" in one_line("verify", "nowhere.py:f")
+    assert "--time-limit = -1.0: expected seconds" in one_line("verify", "nowhere.py:f", "--time-limit", -1)
+    assert "--time-limit = 3.0: expected nothing" in one_line("verify", "flash2", "--time-limit", 3)
+
+
+def test_what_is_refused_in_the_child_is_refused_here() -> None:
+    def loads_nothing() -> Any:
+        raise fl.UsageError("fn", np.zeros((2, 3)), "a function")
+
+    with pytest.raises(fl.UsageError, match=r"^fn = array of float64, \(2, 3\): expected a function$"):
+        apart.verify_apart("nothing", loads_nothing, Options())
+
+
+def test_a_search_costs_one_end() -> None:
+    """The case that ended the process isn't made smaller, for each step of that would end another one."""
+    ended = list[str]()
+
+    class Once(Steps):
+        def step(self, body: Callable[[], Any]) -> Any:
+            ended.append("")
+            raise Ended("it ended")
+
+    from flashlab.verify import _search  # pyright: ignore[reportPrivateUsage]
+    from flashlab.verify.targets import target_of
+
+    bench = Bench(target_of(load("flashlab:naive"), "simulator"), ("float32",), False, 0, Once())
+    row, trial = _search(bench, 50, any_tile=False)
+    assert (row.status, row.detail, row.ended) == ("failed", "it ended", True) and trial is not None
+    assert len(ended) == 1
+
+
+# the journal
+
+
+class Death(BaseException):
+    """Stands for the end of a process."""
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_a_journal_resumes_where_the_process_ended(deaths: list[bool]) -> None:
+    """Every step is run once, except those in which it ended; those after too many ends aren't."""
+    with tempfile.TemporaryDirectory() as folder:
+        ran = [0] * len(deaths)
+
+        def body(n: int) -> int:
+            ran[n] += 1
+            if deaths[n]:
+                raise Death
+            return 10 * n
+
+        def process() -> list[object]:
+            journal, results = Journal(Path(folder), 1), list[object]()
+            for n in range(len(deaths)):
+                try:
+                    results.append(journal.step(lambda n=n: body(n)))
+                except Ended as ended:
+                    results.append(ended.message)
+                except Refused:
+                    results.append(None)
+            return results
+
+        while True:
+            try:
+                results = process()
+                break
+            except Death:
+                assert Journal(Path(folder), 1).end("died")
+        assert not Journal(Path(folder), 1).end("died"), "it was in no step"
+    fatal = [n for n, dies in enumerate(deaths) if dies]
+    last = fatal[MOST_ENDS - 1] if len(fatal) >= MOST_ENDS else len(deaths)
+    assert results == [None if n > last else "died" if dies else 10 * n for n, dies in enumerate(deaths)]
+    assert ran == [int(n <= last) for n in range(len(deaths))]

@@ -1,0 +1,129 @@
+"""Masks that an array says: the judges agree, tile programs equal them, and counts are those of the tiles that are seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from flashlab.verify.rule import expect, judge
+from simulator import Problem, Tile, UsageError
+from simulator.dtypes import Array
+from simulator.operations.attention import ATTENTION
+from tests.simulator.masks import blocky, masks
+from tests.simulator.problems import problems, tiles
+
+ALGORITHMS = ("flash2", "flash3")
+P = Problem(batch=1, heads=2, kv_heads=1, len_q=97, len_kv=150, head_dim=40, dtype="float16")
+
+
+def drawn(p: Problem, mask: Array) -> dict[str, Any]:
+    """The inputs of a problem, with the mask."""
+    return {**ATTENTION.draw(p), "mask": mask}
+
+
+@settings(max_examples=30)
+@given(st.data(), problems(longest=90), tiles)
+def test_tile_programs_equal_the_judge(data: st.DataObject, problem: Problem, tile: Tile) -> None:
+    p = problem.replace(mask="dense", head_dim_v=None)
+    mask = data.draw(masks(p))
+    inputs = drawn(p, mask)
+    expected = expect(p, **inputs)
+    loop = fl.naive_loop(**inputs, **p.masks)
+    np.testing.assert_allclose(loop.out, expected.out, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(loop.lse, expected.lse, rtol=1e-9, atol=1e-9)
+    for algorithm in ALGORITHMS:
+        run = fl.simulate(algorithm, **inputs, **p.masks, tile=tile, device="b200", lse=True)
+        assert judge(expected, run.out, run.lse).message is None
+        assert run.counts.hbm.read <= fl.count(algorithm, p, tile=tile, device="b200").hbm.read
+
+
+@settings(max_examples=60)
+@given(problems(), tiles, st.sampled_from(ALGORITHMS))
+def test_without_data_all_tiles_are_mixed(problem: Problem, tile: Tile, algorithm: str) -> None:
+    p = problem.replace(mask="dense")
+    assert fl.shape_run(algorithm, p, tile=tile, device="b200") == fl.count(algorithm, p, tile=tile, device="b200")
+    stripes = np.indices((p.len_q, p.len_kv)).sum(0) % 2 == 0
+    if p.len_q > 1 < p.len_kv and tile.rows > 1 < tile.cols and not p.causal and p.window is None:
+        run = fl.simulate(algorithm, **drawn(p, stripes), **p.masks, tile=tile, device="b200")
+        ragged = (p.len_q % tile.rows == 1, p.len_kv % tile.cols == 1)  # a last tile of one row may show all or nothing
+        assert any(ragged) or run.counts == fl.count(algorithm, p, tile=tile, device="b200")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_is_hidden_costs_nothing(algorithm: str) -> None:
+    """Of 4 x 4 tiles row tile 0 sees one in part and one whole, row tile 1 none, and the others one whole each."""
+    p, tile = P.replace(len_q=256, len_kv=256, mask="dense"), (64, 64)
+    mask = np.zeros((256, 256), bool)
+    mask[5, 70] = mask[:64, 128:192] = mask[128:192, :64] = mask[192:, 192:] = True
+    counts = fl.simulate(algorithm, **drawn(p, mask), tile=tile).counts
+    packing, attention = counts.launches
+    readers = 4 if algorithm == "flash2" else 5
+    assert packing.bytes("hbm.read") == 256 * 256
+    assert packing.bytes("hbm.write", "mask_bits") == 256 * 256 // 8
+    assert packing.bytes("hbm.write", "mask_tiles") == 4 * (4 + 4)
+    assert attention.bytes("hbm.read", "mask_bits") == p.heads * 64 * 64 // 8
+    assert attention.bytes("hbm.read", "mask_tiles") == p.heads * readers * 4 * (4 + 4)
+    for name in "kv":
+        width = 48 if algorithm == "flash2" else 64
+        assert attention.bytes("sram.write", name) == p.heads * 4 * 64 * width * 2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("masked", [{"causal": True}, {"window": (40, 7)}])
+def test_a_mask_is_worth_what_it_says(algorithm: str, masked: dict[str, Any]) -> None:
+    """A causal mask as booleans, or both, give the same bits as the causal mask."""
+    p = P.replace(**masked)
+    inputs = ATTENTION.draw(p)
+    seen = np.array([[j in p.visible_keys(i) for j in range(p.len_kv)] for i in range(p.len_q)])
+    plain = fl.simulate(algorithm, **inputs, **p.masks, tile=(64, 32), lse=True)
+    for more in ({}, p.masks):
+        run = fl.simulate(algorithm, **inputs, mask=seen, **more, tile=(64, 32), lse=True)
+        assert run.out.tobytes() == plain.out.tobytes()
+        assert run.lse is not None and plain.lse is not None and run.lse.tobytes() == plain.lse.tobytes()
+
+
+def test_large_problems_are_not_cut_into_parts_that_each_pack_the_mask() -> None:
+    p = Problem(batch=2, heads=2, len_q=1024, head_dim=16, dtype="float16", mask="dense", sinks=True)
+    mask = blocky(p, seed=0, density=0.5, block=64)
+    run = fl.simulate("flash2", **drawn(p, mask), tile=(128, 64))
+    one = fl.simulate("flash2", **drawn(p.replace(batch=1), mask), tile=(128, 64))
+    assert run.counts.launches[0].ledger == one.counts.launches[0].ledger
+    assert run.counts.tensors["sinks"].nbytes == 8
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (np.ones((97, 149), bool), r"mask.shape = (97, 149): expected (97, 150), its axes are len_q, len_kv"),
+        (np.ones((1, 2, 97, 150), bool), "mask.shape = (1, 2, 97, 150): expected bool (len_q, len_kv), True where"),
+        (np.zeros((97, 150), np.float32), "mask.dtype = 'float32': expected bool (len_q, len_kv), True where a key is visible; "
+         "an additive bias isn't taken"),
+        (np.zeros((97, 150), np.int64), "mask.dtype = 'int64': expected bool"),
+        ("causal", "mask = 'str': expected an array of"),
+    ],
+)  # fmt: skip
+def test_bad_masks_are_refused_in_a_line(mask: Any, said: str) -> None:
+    inputs = ATTENTION.draw(P)
+    for call in (fl.simulate, fl.emulate):
+        with pytest.raises(UsageError) as error:
+            call("flash2", **inputs, mask=mask)
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_algorithms_that_know_no_mask_refuse_one() -> None:
+    mask = np.ones((97, 150), bool)
+    with pytest.raises(UsageError, match="mask = 'dense': expected nothing: flash1 knows causal, window, scale"):
+        fl.simulate("flash1", **ATTENTION.draw(P), mask=mask)
+
+
+def test_a_byte_says_true_by_any_bit() -> None:
+    inputs, mask = ATTENTION.draw(P), blocky(P, seed=3, density=0.5, block=40)
+    bytes_ = np.where(mask, 128, 0).astype(np.uint8)
+    a, b = (fl.simulate("flash2", **inputs, mask=x) for x in (mask, bytes_))
+    assert a.out.tobytes() == b.out.tobytes() and a.counts == b.counts
+    assert fl.naive(**inputs, mask=mask).out.tobytes() == fl.naive(**inputs, mask=bytes_).out.tobytes()
