@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, NamedTuple, Self, cast
@@ -150,8 +151,9 @@ def run_on_data(
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
+            here = [copy_context() for _ in parts]  # the caller's np.errstate holds in all threads
             with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
-                done = list(pool.map(run, parts))
+                done = list(pool.map(lambda context, part: context.run(run, part), here, parts))
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:
@@ -195,11 +197,10 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
 
 def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The sequences of a ragged batch, each with its rows of the arrays."""
-    operands, parts = [operation.operand(name) for name in arrays], list[Part]()
+    parts = list[Part]()
     for one, (rows, keys) in zip(problem.sequences, problem.spans, strict=True):
         cut = {"len_q": slice(rows.start, rows.stop), "len_kv": slice(keys.start, keys.stop)}
-        places = {x.name: tuple(cut.get(axis, slice(None)) for axis in x.axes) for x in operands}
-        parts.append(Part(one, {name: arrays[name][place] for name, place in places.items()}))
+        parts.append(Part(one, {name: operation.operand(name).cut(x, cut) for name, x in arrays.items()}))
     return parts
 
 

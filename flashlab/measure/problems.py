@@ -15,7 +15,7 @@ __all__ = ["l2_problems", "matrix"]
 
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
-    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks and ALiBi."""
+    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi and a ragged batch."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
         "ragged": {"batch": 1, "heads": 2, "len_q": 239, "head_dim": 40},
@@ -50,6 +50,18 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             **shapes["more-queries"], "soft_cap": 5.0, "sinks": True, "alibi": True, "causal": True,
         },
     }  # fmt: skip
+    lengths = [239, (113, 799), 0, (1, 64), (421, 97), (0, 30), 509]
+    sequences: dict[str, dict[str, Any]] = {
+        f"sequences {word}": {
+            "batch": 1,
+            "heads": 4,
+            "kv_heads": 2,
+            "lengths": lengths,
+            "head_dim": 64,
+            "causal": causal,
+        }
+        for word, causal in (("full", False), ("causal", True))
+    }
 
     def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
@@ -58,7 +70,8 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             f"{name} {word}": {**shape, "causal": causal}
             for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())
         }
-        return masked | (scored if set(SCORES) <= set(row.support.masks) else {})
+        known = set(row.support.masks)
+        return masked | (scored if set(SCORES) <= known else {}) | (sequences if "lengths" in known else {})
 
     return [
         _case(algorithm, label, dtype=dtype, **problem)

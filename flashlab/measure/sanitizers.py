@@ -204,7 +204,8 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows, and a soft cap, sinks and ALiBi where an algorithm knows them.
+    The problems have ragged edges, masks, GQA and empty rows, and where an algorithm knows them a soft cap, sinks, ALiBi and a
+    ragged batch.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -216,12 +217,16 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "soft cap, sinks, ALiBi": {**problems["ragged causal"], "soft_cap": 5.0, "sinks": True, "alibi": True},
         "sinks, empty rows": {**problems["empty rows"], "sinks": True},
     }
+    sequences: dict[str, dict[str, Any]] = {
+        "sequences": {"heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True}
+    }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
 
     def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
-        own = whole if row.support.eight_bit else scored if set(SCORES) <= set(row.support.masks) else {}
-        return problems | own
+        known = set(row.support.masks)
+        own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
+        return problems | own | (sequences if "lengths" in known else {})
 
     return [
         Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)

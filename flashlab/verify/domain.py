@@ -89,6 +89,11 @@ class Domain:
     def fit(self, problem: Problem) -> Problem:
         """The nearest problem that lies in this domain: the same one, if it does."""
         p = problem
+        if p.lengths is not None:  # it takes the lengths as they are, or none
+            plain = self.fit(p.replace(lengths=None, len_q=p.len_q, len_kv=p.len_kv))
+            same = (plain.batch, plain.len_q, plain.len_kv) == (p.batch, p.len_q, p.len_kv)
+            takes = "lengths" in (FEATURES if self.masks is None else self.masks)
+            return plain.replace(lengths=p.lengths) if same and takes else plain
         changes: dict[str, Any] = {
             name: FIELDS[name].default for name in FEATURES if self.masks is not None and name not in self.masks
         }

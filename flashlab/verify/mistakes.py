@@ -354,7 +354,12 @@ def _suspects(c: Scene) -> Iterator[Suspect]:
 
 
 def likely(bench: Bench, case: Case, others: Sequence[Case] = ()) -> str:
-    """The mistake that explains a failing case and the `others`, or nothing. At most two are named, with an "or"."""
+    """The mistake that explains a failing case and the `others`, or nothing. At most two are named, with an "or".
+
+    All are mistakes in one sequence, so nothing explains a ragged batch.
+    """
+    if case.problem.lengths is not None:
+        return ""
     with np.errstate(all="ignore"):
         found = _matching(bench, case, failing=True)
         if not found:

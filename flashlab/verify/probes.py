@@ -25,6 +25,7 @@ from flashlab.verify.bench import (
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
 from flashlab.verify.masks import masks
+from flashlab.verify.ragged import SHORT, ragged
 from flashlab.verify.rule import SUMS, judge, reference
 from flashlab.verify.scores import extremes, head_order, key_sets, neutral
 from flashlab.verify.targets import SimulatorTarget
@@ -356,6 +357,7 @@ def byte_counts(bench: Bench) -> Iterator[Trial]:
             ("ragged, GQA", usual(dtype, heads=4, kv_heads=2, len_q=33, len_kv=70, head_dim=40), (32, 16)),
             ("window", usual(dtype, len_q=70, window=(20, 3)), (16, 32)),
             ("soft cap, sinks, ALiBi", usual(dtype, **EVERY_SCORE, len_q=70, causal=True), (32, 16)),
+            ("ragged batch", usual(dtype, len_q=None, lengths=SHORT, causal=True), (32, 16)),
         ):
             yield Trial(word, p, lambda p=p, tile=tile: _byte_counts(target, p, tile))
 
@@ -450,6 +452,7 @@ CHECKS: dict[str, Check] = {
     "gqa": gqa,
     "prefix": prefix,
     "batch": batch,
+    "ragged": ragged,
     "neutral": neutral,
     "extremes": extremes,
     "masks": masks,

@@ -74,6 +74,10 @@ class Operand:
         """What belongs to one batch or head: `places` says which, by axis. The axes stay, with one element."""
         return x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in self.axes)]
 
+    def cut(self, x: Array, where: Mapping[str, slice]) -> Array:
+        """A view of what lies in slices of some axes, by name."""
+        return x[tuple(where.get(axis, slice(None)) for axis in self.axes)]
+
     def dtype_in(self, problem: Problem) -> str:
         """The name of its dtype in a problem."""
         return {"storage": problem.dtype, "kv": problem.dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)

@@ -268,6 +268,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/probes.py": "probes some",
     "flashlab/verify/masks.py": "puts one beside a mask",
     "flashlab/verify/scores.py": "probes some",
+    "flashlab/verify/ragged.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",

@@ -211,7 +211,7 @@ RESULTS = [
         sees="numbers",
     ),
     Fault(
-        name="mask of the last tile skipped", old="softmax.mask(s, shape, lane_row, work.tiles.last, full);", new="",
+        name="mask of the last tile skipped", old="softmax.mask(s, own, lane_row, work.tiles.last, full);", new="",
         sees="numbers",
     ),
     Fault(
@@ -219,7 +219,7 @@ RESULTS = [
         sees="numbers", also=("bytes", "unwritten"),
     ),
     Fault(
-        name="LSE a row too low", file=HEADER, old="* shape.len_q + row;", new="* shape.len_q + row + 1;",
+        name="LSE a row too low", file=HEADER, old="* batches.len_q + work.q + row;", new="* batches.len_q + work.q + row + 1;",
         sees="out of bounds", at="store_lse(lse",
     ),
     Fault(
