@@ -27,6 +27,7 @@ __all__ = [
     "box_rows",
     "defaults",
     "own_source",
+    "passed",
     "shape_struct",
     "source_of",
     "strides_of",
@@ -64,7 +65,7 @@ SHAPE = _struct("Shape")
 def source_of(kernel: catalogue.Kernel) -> Path:
     """The file that a kernel is in.
 
-    >>> [source_of(catalogue.get(name).kernels[0]).name for name in ("flash2", "flash2_triton")]
+    >>> [source_of(catalogue.get(name).kernels[-1]).name for name in ("flash2", "flash2_triton")]
     ['flash2.cu', 'flash2_triton.py']
     """
     return (triton if kernel.language == "triton" else kernels_cu).source(kernel.source)
@@ -88,6 +89,17 @@ def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
     p, tile = counts.problem, counts.tile
     sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
     return {name: sides[side] for name, side in kernel.boxes}
+
+
+def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:
+    """What a launch passes to a kernel in CUDA, by name and in order. None is the NULL of an array that the call doesn't have.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16")
+    >>> passed(fl.CATALOGUE["flash1"].kernels[0], fl.count("flash1", p))
+    ('q', 'k', 'v', 'o', 'l', 'm', 'out', None, 'shape')
+    """
+    return (*(name if name in counts.tensors else None for name in kernel.arguments), "shape")
 
 
 def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:

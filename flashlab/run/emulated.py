@@ -249,8 +249,7 @@ def _in_cuda(job: _Job, kernel: Kernel, launch: LaunchCounts) -> Launched:
         arch=100 * major + 10 * minor,
         watch=job.watch or job.source is not None,
     )
-    values = {name: x.tobytes() for name, x in job.values("cuda").items()}
-    boxes = {
+    values = {name: x.tobytes() for name, x in job.values("cuda").items()} | {
         name: _tensor_map(job.arena, counts.tensors[name], problem, rows)
         for name, rows in abi.box_rows(kernel, counts).items()
     }
@@ -258,10 +257,7 @@ def _in_cuda(job: _Job, kernel: Kernel, launch: LaunchCounts) -> Launched:
         kernel.entry,
         (abi.blocks_of(kernel, counts, launch),),
         (32 * launch.warps,),
-        [
-            *({**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments),
-            values["shape"],
-        ],
+        [values[name] for name in abi.passed(kernel, counts)],
         job.arena,
         sram=launch.sram_peak,
         sanitize=job.sanitize,

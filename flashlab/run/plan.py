@@ -236,8 +236,7 @@ class Plan:
         values = {each.language: abi.VALUES[each.language](self.counts, at, self._shape) for each in self._launches}
         found: list[tuple[tuple[int, ...], _Packed]] = []
         for each in self._launches:
-            boxes = {name: self._box(name, rows, at[name]) for name, rows in each.boxes.items()}
-            own = {**values[each.language], **boxes}
+            own = values[each.language] | {name: self._box(name, rows, at[name]) for name, rows in each.boxes.items()}
             found.append((each.configuration, _Packed([own[name] for name in each.arguments])))
         return found
 
@@ -374,7 +373,7 @@ def _in_cuda(kernel: Kernel, counts: Counts, launch: LaunchCounts, arch: str | N
         grid=(abi.blocks_of(kernel, counts, launch),),
         block=(32 * launch.warps,),
         sram=launch.sram_peak,
-        arguments=(*(name if name in counts.tensors else None for name in kernel.arguments), "shape"),
+        arguments=abi.passed(kernel, counts),
         boxes=abi.box_rows(kernel, counts),
     )
 
