@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -85,6 +86,22 @@ def test_tiles_are_powers_of_two(cupy: FakeCupy, tile: tuple[int, int], taken: b
 def test_an_older_gpu_is_refused() -> None:
     line = fl.CATALOGUE[NAME].refuses(P, fl.DEVICES["t4"])
     assert line == "Tesla T4 has compute capability 7.5: the kernels need 8.0 or higher"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"soft_cap": 5.0}, {"sinks": True}, {"alibi": True}, {"mask": "dense"}, {"lengths": [20, 30]}],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_what_it_does_not_know_is_refused_in_a_line(asked: dict[str, Any]) -> None:
+    """It has no code for these: without the refusal it would compute as if nobody had asked."""
+    p = P.replace(**asked)
+    line = fl.CATALOGUE[NAME].refuses(p)
+    assert line is not None and re.fullmatch(
+        rf"{next(iter(asked))} = .*: expected nothing: {NAME} knows causal, window, scale", line
+    )
+    with pytest.raises(fl.UsageError, match=f"{NAME} knows"):
+        fl.count(NAME, p)
 
 
 def test_what_is_counted_is_compiled_without_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
