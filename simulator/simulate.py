@@ -151,9 +151,10 @@ def run_on_data(
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
-            here = [copy_context() for _ in parts]  # the caller's np.errstate holds in all threads
             with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
-                done = list(pool.map(lambda context, part: context.run(run, part), here, parts))
+                # in a copy of the caller's context, so that its np.errstate holds in all threads
+                waiting = [pool.submit(copy_context().run, run, part) for part in parts]
+                done = [each.result() for each in waiting]
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:

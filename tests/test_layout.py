@@ -71,10 +71,14 @@ def test_import_loads_nothing_slow():
 
 
 def test_import_loads_few_modules():
-    """A bound on the work, for a time would depend on the machine: what is left costs about 0.2 s."""
+    """A bound on the work, for a time would depend on the machine: what is left costs about 0.2 s.
+
+    What each algorithm has of its own isn't bounded, since the catalogue grows.
+    """
     code = "import flashlab, sys; print(*(n for n in sys.modules if n.split('.')[0] in ('flashlab', 'simulator')))"
-    loaded = python(code).split()
-    assert len(loaded) <= 90, sorted(loaded)
+    own = ("simulator.programs.", "simulator.formulas.", "simulator.time.schedules.")
+    loaded = [name for name in python(code).split() if not name.startswith(own)]
+    assert len(loaded) <= 75, sorted(loaded)
     assert not {
         name
         for name in loaded

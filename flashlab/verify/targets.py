@@ -18,6 +18,9 @@ from simulator.errors import SramOverflow, Unavailable, unknown
 from simulator.operations.attention import ATTENTION
 from simulator.problem import SCORES
 
+UNCOMMON = {**EVERY_SCORE, "mask": "dense", "lengths": ((9, 6), (7, 10))}
+"""The features that a tile program of one's own may not know, each with a value. The lengths are those of 16 queries and keys."""
+
 
 class SimulatorTarget(Target):
     """An algorithm or a tile program on the simulator."""
@@ -34,16 +37,15 @@ class SimulatorTarget(Target):
         self.name, self.frame = self.row.name, frame_named("numpy")
         if self.row.support.eight_bit:
             self.dtypes = self.row.dtypes
-        known = _scores(self.row)
-        if self.row is not CATALOGUE.get(self.name):  # nobody said what a program of one's own knows
-            known = tuple(filter(self._minds, known))
-        self.ignored = set(_scores(self.row)) - set(known)
+        own = self.row is not CATALOGUE.get(self.name)  # nobody said what a program of one's own knows
+        self.ignored = {feature for feature in UNCOMMON if own and not self._minds(feature)}
+        known = [name for name in _scores(self.row) if name not in self.ignored]
         self.scores = tuple(itertools.chain(*(itertools.combinations(known, n) for n in range(len(known) + 1))))
 
     def _minds(self, feature: str) -> bool:
         """Does a program of one's own give another result with a feature than without? If not, it doesn't know it."""
         p = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float32")
-        asked = p.replace(**{feature: EVERY_SCORE[feature]})
+        asked = p.replace(**{feature: UNCOMMON[feature]})
         arrays = ATTENTION.draw(asked)
         plain = {name: x for name, x in arrays.items() if ATTENTION.operand(name).when(p)}
         try:

@@ -19,6 +19,7 @@ from flashlab.run import nvrtc
 from flashlab.run.nvrtc import Compiled, compile_kernel, defines
 from simulator import CATALOGUE, Config, Device, Problem, Tile
 from simulator.catalogue import with_kernels
+from simulator.problem import SCORES
 from tests.patches import patched
 from tests.tiers import one_of_each
 
@@ -38,12 +39,20 @@ MATRIX = [
     if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
     and (case[0] in HOPPER) == (case[3] == "sm_90a")
 ] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
+SCORED = [
+    case
+    for name, arches in (("flash2", ("sm_90", "sm_80", "sm_75")), ("flash3", ("sm_90a",)))
+    for case in itertools.product(
+        [name], [("soft_cap",), ("sinks",), ("alibi",), SCORES], CATALOGUE[name].dtypes, (64, 128, 256), arches
+    )
+    if case[4] != "sm_75" or case[2] == "float16"  # a T4 has no bfloat16, and in float32 all three spill 8 bytes there
+]
 FLASH3_3, INCLUDE = kernels_cu.source("flash3_3"), kernels_cu.include_dir()
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
 
 
-def compiled_by_default(name: str, dtype: str, head_dim: int, arch: str, *options: str) -> Compiled:
-    problem = Problem(batch=1, heads=8, len_q=4096, head_dim=head_dim, dtype=dtype, causal=True)
+def compiled_by_default(name: str, dtype: str, head_dim: int, arch: str, *options: str, **features: Any) -> Compiled:
+    problem = Problem(batch=1, heads=8, len_q=4096, head_dim=head_dim, dtype=dtype, causal=True, **features)
     config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
     return compile_kernel(name, (*defines(config, dtype, head_dim), *options), arch=arch)
 
@@ -63,6 +72,15 @@ def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) ->
     entries = {kernel.entry for kernel in CATALOGUE[name].kernels if kernel.source == name}
     assert set(compiled.resources) == entries
     assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
+
+
+@pytest.mark.parametrize(
+    "case", one_of_each(SCORED, lambda case: case[:2], lambda case: "-".join(map(str, (case[0], *case[1], *case[2:]))))
+)
+def test_what_changes_the_scores_spills_nothing_either(case: tuple[str, tuple[str, ...], str, int, str]) -> None:
+    name, features, dtype, head_dim, arch = case
+    asked = {feature: {"soft_cap": 30.0}.get(feature, True) for feature in features}
+    assert complaints(compiled_by_default(name, dtype, head_dim, arch, **asked)) == []
 
 
 MASKED = [(n, d, head_dim, a) for n, d, head_dim, a in MATRIX if "mask" in CATALOGUE[n].support.masks]

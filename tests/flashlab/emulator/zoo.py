@@ -39,7 +39,7 @@ WAITS = [
     Mutant(
         mechanism="wait leaves one group too many", kernel="flash2", sees="wait forgotten", blind=False, problem=ONE_STAGE,
         within="load_v", old="copy_wait<1>();", new="copy_wait<2>();", tool="racecheck",
-        at="load_b_columns(v_tile(j)", step="output", tensor="v", other="load_v(j);", also=("race",),
+        at="load_b_columns(v_tile(j)", step="output", tensor="v", other="load_v(j, here);", also=("race",),
     ),
     Mutant(
         mechanism="wait before the commit", kernel="standard", sees="wait forgotten", blind=False, tool="racecheck",
@@ -65,12 +65,13 @@ WAITS = [
     Mutant(
         mechanism="stale buffer of the ring", kernel="flash2", sees="wait forgotten", blind=False, tool="racecheck",
         within="output", old="load_b_columns(v_tile(j), key", new="load_b_columns(v_tile(j + 1), key",
-        at="load_b_columns(v_tile(j + 1)", step="output", tensor="v", other="load_v(j + 1);", also=("race",),
+        at="load_b_columns(v_tile(j + 1)", step="output", tensor="v", other="load_v(j + 1, next);", also=("race",),
     ),
     Mutant(
         mechanism="two stages in one buffer", kernel="flash2", sees="wait forgotten", blind=True, tool="racecheck",
         old="(j & (STAGES - 1)) * KVTile::BYTES", new="0 * KVTile::BYTES",
-        at="load_b_rows(k_tile(j)", step="scores", tensor="k", other="else if (j < tiles.last) { … load_k(j + 1);", also=("race",),
+        at="load_b_rows(k_tile(j)", step="scores", tensor="k", other="else if (j < tiles.last) { … load_k(j + 1, next);",
+        also=("race",),
     ),
     Mutant(
         mechanism="tiles overlap in SRAM", kernel="standard", sees="race", blind=False, tool="racecheck",
@@ -105,7 +106,7 @@ MEMORY = [
     Mutant(
         mechanism="tile behind the end of the SRAM", kernel="flash2", sees="out of bounds", blind=False, tool="memcheck",
         old="k_tile(j).base + STAGES * KVTile::BYTES}", new="k_tile(j).base + (STAGES + 1) * KVTile::BYTES}",
-        at="load_v(j + 1);", step="load_v", tensor="v",
+        at="load_v(j + 1, next);", step="load_v", tensor="v",
     ),
     Mutant(
         mechanism="static SRAM array too small", kernel="block_sum", sees="out of bounds", blind=False, tool="memcheck",
@@ -159,7 +160,7 @@ MEMORY = [
     ),
     Mutant(
         mechanism="batch stride forgotten", kernel="flash2", sees="race between blocks", blind=True, file=PARAMS,
-        old="batch * t.batch", new="0 * t.batch", at="store_row(out_row", step="store_o", tensor="out",
+        old="batch * t.batch", new="0 * t.batch", at="store_row(address", step="store_o", tensor="out",
     ),
     Mutant(
         mechanism="LSE written by every lane of a quad", kernel="flash2", sees="race", blind=True,
