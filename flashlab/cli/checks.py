@@ -391,7 +391,8 @@ def bench(
         seconds=seconds,
         progress=output.track("problems"),
     )
-    save.keep("ladder" if sum(name in CATALOGUE for name in peers) > 1 else "bench", [algorithm], report)
+    rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
+    save.keep("ladder" if rungs > 1 else "bench", [algorithm], report)
     if cells is not None:
         replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
     _finish(report, json, report.passed)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from flashlab import files
 from flashlab.cli import app, options, output
-from flashlab.measure import counters, problems, sanitizers, speed
+from flashlab.measure import counters, problems, results, sanitizers, speed
 from flashlab.run import tritonc
 from flashlab.views import tables
 from simulator.problem import FIELDS
@@ -588,6 +588,18 @@ def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert asked["names"] == ("flash1", ["fa4", "cudnn"])
     assert asked["cells"] == [speed.Cell("float16", 64, True, 1024)]
+
+
+@pytest.mark.parametrize(
+    ("against", "kind"),
+    [("sdpa-flash,cudnn", "bench"), ("sdpa-flash,flash2", "bench"), ("flash2,flash3_1,flash3_2", "ladder")],
+)
+def test_a_ladder_has_several_rungs(against: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(speed, "run", lambda *_, **__: report(True))
+    monkeypatch.setattr(results, "save", lambda of, *_, **__: kept.append(of.name))
+    run("bench", "flash3", "--against", against, "--save", ".")
+    assert kept == [kind]
 
 
 def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
