@@ -33,11 +33,11 @@ test-torch: .venv-torch/.torch
 	FLASHLAB_REQUIRE=compiler,torch,transformers $(TORCH)/python $(PYTEST) -m "(torch or transformers) and not triton and not gpu and not long"
 
 test-triton: .venv-triton/.triton
-	FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "triton and not gpu and not long"
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "triton and not gpu and not long"
 
 test-long: .venv/.test .venv-torch/.jax .venv-triton/.triton browser
 	$(BIN)/python $(PYTEST) -m "long and not jax and not triton"
-	FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "long and triton and not gpu"
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
 # Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
