@@ -57,6 +57,7 @@ def test_it_is_verified(dtype: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_verified_by_all_checks(dtype: str) -> None:
     report = fl.verify(NAME, "emulator", dtypes=[dtype])
