@@ -23,7 +23,7 @@ from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels]
+ALGORITHMS = fl.catalogue.with_kernels(language="cuda")
 HOPPER = [name for name in ALGORITHMS if fl.CATALOGUE[name].arch]
 ELSEWHERE = [name for name in ALGORITHMS if name not in HOPPER]
 IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
