@@ -142,9 +142,10 @@ def _totals(launched: tuple[Launched, ...]) -> Counter[Key]:
 
 def _differences(mutant: Mutant, launched: tuple[Launched, ...]) -> list[str]:
     """Where the bytes by step and tensor aren't the formula's."""
-    return [
-        line for x, formula in zip(launched, mutant.counts().launches, strict=True) for line in _compare(x, formula)
-    ]
+    counts = mutant.counts()
+    kernels = fl.CATALOGUE[counts.algorithm].launched(counts.problem)
+    each = zip(launched, counts.launches, kernels, strict=True)
+    return [line for x, formula, kernel in each for line in _compare(x, formula, kernel)]
 
 
 @pytest.mark.parametrize("mutant", some(SOUND.values(), lambda mutant: mutant.kernel))
