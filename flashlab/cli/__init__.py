@@ -49,13 +49,14 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, typer.Abort):
         return "interrupted"
     if format_message := getattr(error, "format_message", None):  # typer's own errors, in any of its versions
-        return f"{format_message()} (see flashlab --help)"
+        context = getattr(error, "ctx", None)
+        return f"{format_message()} (see {context.command_path if context else 'flashlab'} --help)"
     return None
 
 
 app = typer.Typer(
     cls=_OneLineErrors,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Attention algorithms, counted to the byte: by simulator, by formula and by a GPU's own counters.",
