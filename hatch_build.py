@@ -1,7 +1,8 @@
-"""What a package index shows: README.md, with no link that leads nowhere there.
+"""What Hatchling asks for whenever it builds: the text for a package index, and the notebooks in the wheel.
 
-An index resolves no relative link. If pyproject.toml states the repository (`[project.urls]`, `Source`), links and pictures
-become addresses there; if not, a link becomes its words and a picture goes. Hatchling calls this whenever it builds.
+An index shows README.md. It resolves no relative link. If pyproject.toml states the repository (`[project.urls]`, `Source`),
+links and pictures
+become addresses there; if not, a link becomes its words and a picture goes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PICTURE = re.compile(r"!\[([^]]*)\]\(((?!https?:|mailto:|#)[^)\s]+)\)\n*")
@@ -31,3 +33,12 @@ class ReadmeHook(MetadataHookInterface):
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         repository = metadata.get("urls", {}).get("Source")
         metadata["readme"] = {"content-type": "text/markdown", "text": description(text, repository)}
+
+
+class NotebooksHook(BuildHookInterface[Any]):
+    """Puts the lessons into the wheel, as flashlab/notebooks. An editable install has them in the checkout."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version != "editable":
+            for path in sorted((Path(self.root) / "notebooks").glob("*.ipynb")):
+                build_data["force_include"][str(path)] = f"flashlab/notebooks/{path.name}"

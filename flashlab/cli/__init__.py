@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, time
+from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -83,6 +83,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
         print(context.get_help(), end="")
 
 
+lessons.register(app)
 counts.register(app)
 checks.register(app)
 emulate.register(app)

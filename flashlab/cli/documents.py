@@ -375,6 +375,14 @@ class Capture(Document):
     note: dict[str, Any]
 
 
+class Lessons(Document):
+    """The notebooks that were copied into a folder, and those that were there and stayed."""
+
+    folder: str
+    copied: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
 class Source(Data):
     """The text of a program, and where it begins in its file."""
 
@@ -459,6 +467,7 @@ class Counters(RootModel[_measured(counter_report.Counted) | _measured(agreement
 
 
 DOCUMENTS: Mapping[str, type[BaseModel]] = {
+    "lessons": Lessons,
     "compare": Compare,
     "count": Count,
     "simulate": Simulate,
