@@ -1,6 +1,7 @@
 # make demo       set up the library and run its main job on real attention inputs
 # make test       set up and run what each change must pass: lint, types, tests, documentation
-# make test-torch run, on a CPU, what needs torch and Triton; in an environment of its own
+# make test-torch run, on a CPU, what needs torch; in an environment of its own
+# make test-triton run, on a CPU, what needs Triton, by its interpreter; in an environment of its own
 # make test-long  run what takes too long for make test, and what needs JAX
 # make lab        open JupyterLab at the first lesson
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
@@ -11,11 +12,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := .venv-torch/bin
+TRITON := .venv-triton/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-torch test-long browser lab lessons docs lock clean
+.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -26,12 +28,16 @@ test: .venv/.test browser
 	$(BIN)/basedpyright
 	$(BIN)/python $(PYTEST)
 
-# Neither asks for a GPU; on a machine with one, .venv-torch/bin/pytest -m torch runs what needs both.
+# None asks for a GPU; on a machine with one, .venv-torch/bin/pytest -m torch runs what needs both.
 test-torch: .venv-torch/.torch
-	FLASHLAB_REQUIRE=compiler,torch,triton,transformers $(TORCH)/python $(PYTEST) -m "(torch or triton or transformers) and not gpu and not long"
+	FLASHLAB_REQUIRE=compiler,torch,transformers $(TORCH)/python $(PYTEST) -m "(torch or transformers) and not triton and not gpu and not long"
 
-test-long: .venv/.test .venv-torch/.jax browser
-	$(BIN)/python $(PYTEST) -m "long and not jax"
+test-triton: .venv-triton/.triton
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "triton and not gpu and not long"
+
+test-long: .venv/.test .venv-torch/.jax .venv-triton/.triton browser
+	$(BIN)/python $(PYTEST) -m "long and not jax and not triton"
+	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
 # Jupyter refuses to run as root unless told, since whoever reaches its port is root then. It listens on this machine alone, and
@@ -67,6 +73,10 @@ docs: .venv/.test
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
+.venv-triton/.triton: requirements/triton.in .venv-triton/.test
+	$(TRITON)/python $(INSTALL) --requirement $<
+	@touch $@
+
 .venv-torch/.jax: requirements/jax.in .venv-torch/.test
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
@@ -80,7 +90,7 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
 	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
-.venv .venv-torch:
+.venv .venv-torch .venv-triton:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $@
@@ -91,4 +101,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-triton out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

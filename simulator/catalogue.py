@@ -30,6 +30,7 @@ from simulator.programs import standard as standard_program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash2 import flash2
 from simulator.programs.flash2_backward import flash2_backward
+from simulator.programs.flash2_triton import flash2_triton
 from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
@@ -38,7 +39,7 @@ from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
-from simulator.support import Support, warpgroups
+from simulator.support import Support, powers_of_two, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
 from simulator.time.schedules import flash1 as flash1_schedule
@@ -61,12 +62,13 @@ Schedule = Callable[[Problem, Config, Rates], list[Launch]]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A launch on the GPU: the `.cu` file, its entry point, and the names of the arrays that it takes, in order.
+    """A launch on the GPU: the source file, its entry point, and the names of the arrays that it takes, in order.
 
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. It is launched if `when(problem)`.
+    tiles. It is launched if `when(problem)`. `language` is "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of
+    `flashlab/triton`).
     """
 
     source: str
@@ -77,6 +79,15 @@ class Kernel:
     persistent: bool = False
     language: str = "cuda"
     when: Callable[[Problem], bool] = always
+
+    def settles(self, what: str) -> bool:
+        """Does its source settle a count, such as "sram.read"? In Triton the compiler decides all but HBM's bytes.
+
+        >>> import flashlab as fl
+        >>> [fl.CATALOGUE[name].kernels[0].settles("sram.read") for name in ("flash2", "flash2_triton")]
+        [True, False]
+        """
+        return self.language == "cuda" or what.startswith("hbm.")
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,11 @@ class Algorithm:
         return tuple(kernel for kernel in self.kernels if kernel.when(problem))
 
     @property
+    def language(self) -> str | None:
+        """The language of its kernels: "cuda" or "triton", or None for a program without kernels."""
+        return self.kernels[0].language if self.kernels else None
+
+    @property
     def arch(self) -> str | None:
         """The architecture that its kernels are compiled for. None is the GPU's own."""
         return next((kernel.arch for kernel in self.kernels if kernel.arch), None)
@@ -135,7 +151,7 @@ class Algorithm:
         if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
             return error
         if not self.kernels:  # a program without kernels takes any problem
-            without = "one with a CUDA kernel (fl.simulate runs tile programs)"
+            without = "one with a kernel (fl.simulate runs tile programs)"
             return None if device is None else UsageError("algorithm", self.name, without)
         return self.support.refusal(self.name, problem, device, tile)
 
@@ -165,6 +181,9 @@ _HOPPER = Support(
     only=(9, 0),
     tile=warpgroups,
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
+)
+_TRITON = Support(
+    least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
 
 
@@ -214,6 +233,11 @@ CATALOGUE = {
             Support(dtypes=(FP8,), only=(9, 0), tile=flash3_fp8_program.accepts, tiles=(None, *flash3_fp8_program.TILES[1:])),
             flash3_fp8_program.ABOUT, "flash3",
         ),
+        Algorithm(
+            "flash2_triton", flash2_triton, flash2_formula.flash2,
+            kernels=(Kernel("flash2_triton", "flash2", _FORWARD, language="triton"),), support=_TRITON,
+            about=flash2_program.ABOUT, follows="flash2",
+        ),
         Algorithm("flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, about=flash2_backward_program.ABOUT),
         Algorithm("softmax_naive", softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, about=softmax_program.ABOUT),
@@ -234,13 +258,17 @@ def of(operation: Operation = ATTENTION) -> dict[str, Algorithm]:
     return {name: row for name, row in CATALOGUE.items() if row.operation is operation}
 
 
-def with_kernels(operation: Operation | None = None) -> list[str]:
-    """The algorithms that have kernels, of one operation or of all.
+def with_kernels(operation: Operation | None = None, language: str | None = None) -> list[str]:
+    """The algorithms that have kernels, of one operation or of all, in one language or in any.
 
-    >>> with_kernels()[:2]
-    ['standard', 'online_softmax']
+    >>> with_kernels()[:2], with_kernels(language="triton")
+    (['standard', 'online_softmax'], ['flash2_triton'])
     """
-    return [row.name for row in CATALOGUE.values() if row.kernels and operation in (None, row.operation)]
+    return [
+        row.name
+        for row in CATALOGUE.values()
+        if row.kernels and operation in (None, row.operation) and language in (None, row.language)
+    ]
 
 
 def ladder(top: str, bottom: str) -> list[str]:

@@ -44,6 +44,11 @@ class Config:
     pairs: bool = False
     constants: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def readers(self) -> int:
+        """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""
+        return self.consumers or self.warps
+
     def grid(self, problem: Problem, device: Device, blocks: int) -> int:
         """The number of blocks that are launched for `blocks` row tiles (those of all heads).
 

@@ -31,6 +31,13 @@ def warpgroups(tile: Tile, problem: Problem) -> str | None:
     return "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
 
 
+def powers_of_two(tile: Tile, problem: Problem) -> str | None:
+    """None for a tile that Triton makes of a few warps, else what is accepted."""
+    del problem
+    sides = (16, 32, 64, 128)
+    return None if tile.rows in sides and tile.cols in sides else "sides of 16, 32, 64 or 128: Triton has powers of two"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Support:
     """What an algorithm's kernels support.

@@ -13,7 +13,7 @@ from typing import Any
 # Before NumPy is imported: two workers whose matrix products spin on every core slow each other down twentyfold.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Before Triton is imported, by whatever library: its own functions are made for its interpreter then, or for a GPU.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl") else "1")
 
 import pytest
 from hypothesis import settings
@@ -52,6 +52,12 @@ def _compiler() -> str | None:
     return None if any(map(shutil.which, names)) else "no C++ compiler: install g++ or clang++"
 
 
+def _triton() -> str | None:
+    if find_spec("triton") is None:
+        return "no Triton: make test-triton"
+    return None if os.environ["TRITON_INTERPRET"] == "1" else "Triton is set to its compiler: TRITON_INTERPRET=1"
+
+
 def _nvcc() -> str | None:
     return None if shutil.which("nvcc") else "no nvcc: install the CUDA toolkit"
 
@@ -84,7 +90,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
         ("compiler", _compiler),
         ("browser", _browser),
         ("torch", _module("torch", "PyTorch: make test-torch")),
-        ("triton", _module("triton", "Triton: make test-torch")),
+        ("triton", _triton),
         ("transformers", _module("transformers", "Transformers: make test-torch")),
         ("jax", _module("jax", "JAX: make test-long")),
     )

@@ -54,9 +54,14 @@ COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify
 """Their examples need a C++ compiler."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.compiler if name in COMPILED else ()) for name in MODULES]
-)
+def _needs(name: str) -> Any:
+    """What a module, or its examples, can't do without."""
+    if name.startswith("flashlab.triton."):
+        return pytest.mark.triton
+    return pytest.mark.compiler if name in COMPILED else ()
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_needs(name)) for name in MODULES])
 def test_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)

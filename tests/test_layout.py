@@ -17,7 +17,7 @@ import simulator
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve()
-SLOW = {"cupy", "hypothesis", "jax", "matplotlib", "rich", "safetensors", "torch", "typer"}
+SLOW = {"cupy", "hypothesis", "jax", "matplotlib", "rich", "safetensors", "torch", "triton", "typer"}
 """What costs import time, and waits until it is asked for."""
 
 
@@ -120,7 +120,9 @@ def test_an_algorithm_has_its_rooms(name: str):
     row = fl.CATALOGUE[name]
     program = "softmax" if name.startswith("softmax_") else name  # the vector programs share a file
     rooms = {f"simulator/programs/{program}.py", f"simulator/operations/{row.operation.name}.py"}
-    rooms |= {f"kernels_cu/{source}.cu" for source in {name, *(kernel.source for kernel in row.kernels)} if row.kernels}
+    folder, ending = ("flashlab/triton", "py") if row.language == "triton" else ("kernels_cu", "cu")
+    sources = {name, *(kernel.source for kernel in row.kernels)} if row.kernels else set[str]()
+    rooms |= {f"{folder}/{source}.{ending}" for source in sources}
     rooms |= {f"simulator/time/schedules/{name}.py"} if row.schedule else set()
     assert {room for room in rooms if not (ROOT / room).is_file()} == set()
 

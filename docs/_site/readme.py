@@ -10,13 +10,14 @@ import functools
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import kernels_cu
 from docs._site.blocks import replaced
 from flashlab.files import replace_file
 from flashlab.measure import results
+from flashlab.run import abi
 from simulator.catalogue import CATALOGUE, Algorithm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,9 +67,8 @@ def written(thing: Any) -> Path:
 
 
 def kernel(row: Algorithm) -> Found:
-    """The algorithm's CUDA source. Of several, it is the one of the algorithm's name, or else the last."""
-    sources = [each.source for each in row.kernels]
-    return kernels_cu.source(row.name if row.name in sources else sources[-1]) if sources else None
+    """The algorithm's source in CUDA or Triton."""
+    return abi.own_source(row)
 
 
 def emulated(row: Algorithm) -> Found:
@@ -102,18 +102,16 @@ def lesson(row: Algorithm) -> Found:
 
 def timed(row: Algorithm) -> Found:
     """The result that times it: on its own, or else beside the algorithm that it leads to."""
-    for kind in ("bench", "fp8", "ladder", "blind"):
-        for of in reversed(measured(kind)):
-            rows = of.data.get("rows", [])
-            if row.name in {each.get("peer") or each.get("algorithm") for each in rows} or of.algorithms == (row.name,):
-                return of
-    return None
+    found = [of for kind in ("bench", "fp8", "ladder", "blind") for of in reversed(measured(kind))]
+    own = (of for of in found if of.algorithms == (row.name,))
+    beside = (of for of in found if row.name in {x.get("peer") or x.get("algorithm") for x in of.data.get("rows", [])})
+    return next(chain(own, beside), None)
 
 
 COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
     "program": program,
     "formula": formula,
-    "CUDA": kernel,
+    "kernel": kernel,
     "CPU emulator": emulated,
     "bytes = counters": counted,
     "verified": verified,

@@ -15,7 +15,7 @@ from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from simulator.catalogue import CATALOGUE, get, with_kernels
-from simulator.errors import UsageError, unknown
+from simulator.errors import Unavailable, UsageError, unknown
 
 
 def register(app: typer.Typer) -> None:
@@ -74,13 +74,29 @@ class SaveOptions:
         output.remark(str(path))
 
 
-def _finish(report: Any, json: bool, passed: bool) -> None:
+def _finish(report: Any, json: bool, passed: bool, left_out: str = "") -> None:
+    if left_out:
+        output.remark(left_out)
     if json:
         output.document(report.to_dict())
     else:
         report.print()
     if not passed:
         raise typer.Exit(1)
+
+
+def _with_kernels(backend: str) -> tuple[list[str], str]:
+    """The algorithms that have kernels, and why those in Triton are left out, where it can't run them; else an empty text."""
+    from flashlab.run import tritonc
+
+    try:
+        if backend != "emulator":
+            tritonc.compiler()
+        if backend != "gpu":
+            tritonc.interpreter()
+    except Unavailable as error:
+        return with_kernels(language="cuda"), f"not run: {', '.join(with_kernels(language='triton'))} ({error})"
+    return with_kernels(), ""
 
 
 _FOREIGN = "An attention function from elsewhere"
@@ -405,7 +421,8 @@ def bench(
         seconds=seconds,
         progress=output.track("problems"),
     )
-    save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
+    rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
+    save.keep("ladder" if rungs > 1 else "bench", [algorithm], report)
     if cells is not None:
         replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
     _finish(report, json, report.passed)
@@ -461,7 +478,8 @@ def counters(
 
     if matrix or l2:
         problem.refuse_shape()
-    names = algorithms or (with_kernels() if matrix or l2 else ["flash2"])
+    every, left_out = _with_kernels(backend) if (matrix or l2) and not algorithms else (["flash2"], "")
+    names = algorithms or every
     cases = [
         *(problems.matrix(names) if matrix else []),
         *(c for c in (problems.l2_problems() if l2 else []) if c.algorithm in names),
@@ -490,7 +508,7 @@ def counters(
     else:
         raise unknown("--backend", backend, ("gpu", "emulator", "both"))
     save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
-    _finish(report, json, report.passed)
+    _finish(report, json, report.passed, left_out)
 
 
 def sanitize(
@@ -507,6 +525,8 @@ def sanitize(
     """Run compute-sanitizer's four tools on every kernel, over a small grid of problems."""
     from flashlab.measure import sanitizers
 
-    report = sanitizers.run(sanitizers.grid(algorithms), faults=faults, progress=output.track("runs"))
+    every, left_out = ([], "") if algorithms else _with_kernels("gpu")
+    cases = sanitizers.grid(algorithms or every)
+    report = sanitizers.run(cases, faults=faults, progress=output.track("runs"))
     save.keep("sanitizers", report.algorithms, report)
-    _finish(report, json, report.passed)
+    _finish(report, json, report.passed, left_out)

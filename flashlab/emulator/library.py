@@ -46,7 +46,7 @@ class Unset(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A misuse of the machine: what kind, where in the source, by which thread, to which bytes.
+    """A misuse of the machine: what kind, where in the source, by which thread (None: of a whole block), to which bytes.
 
     `at` is the line that did it, and `line` the kernel's own, which is another if it called a function. `via` has all
     lines between, innermost first, also those of flashlab's own primitives, which `at` leaves out. The fields `other_…`
@@ -61,7 +61,7 @@ class Finding:
     via: tuple[Line, ...]
     step: str
     block: tuple[int, int, int]
-    thread: tuple[int, int, int]
+    thread: tuple[int, int, int] | None
     space: str
     tensor: str
     offset: int
@@ -80,7 +80,9 @@ class Finding:
         where = _where(self.at, self.line) + (f", step {self.step}" if self.step else "")
         element = self.index or f", byte {self.offset:,}"
         what = f" ({self.tensor}{element} in {self.space.upper()})" if self.tensor else ""
-        who = f"thread {_point(self.thread)} of block {_point(self.block)}"
+        who = f"block {_point(self.block)}"
+        if self.thread is not None:
+            who = f"thread {_point(self.thread)} of {who}"
         other = ""
         if self.other_thread is not None and self.other_block is not None:
             block = "" if self.other_block == self.block else f" of block {_point(self.other_block)}"

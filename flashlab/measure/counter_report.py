@@ -30,7 +30,8 @@ class Check:
     """One quantity of one launch, as simulated, by formula, and measured (None: not to be had).
 
     `sectors` is what the counters show of it where that is not the quantity itself, because they work in whole sectors
-    (`flashlab.measure.sectors` predicts it); else None.
+    (`flashlab.measure.sectors` predicts it); else None. What the kernel's source leaves to its compiler isn't `settled`:
+    then the measurement is reported, and not judged.
     """
 
     what: str
@@ -38,12 +39,17 @@ class Check:
     formula: int
     measured: int | None
     sectors: int | None = None
+    settled: bool = True
 
     @property
     def verdict(self) -> str:
         if self.simulated not in (None, self.formula):
             return "differs"
-        return "not measured" if self.measured is None else "equal" if self.measured == _expected(self) else "differs"
+        if self.measured is None:
+            return "not measured"
+        if not self.settled:
+            return "the compiler's"
+        return "equal" if self.measured == _expected(self) else "differs"
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class CountersReport:
 
     @property
     def summary(self) -> dict[str, Any]:
-        checks = [check for launch in self.launches for check in launch.checks if check.measured is not None]
+        checks = [check for launch in self.launches for check in launch.checks if check.verdict in ("equal", "differs")]
         judged = [launch.dram for launch in self.launches if launch.dram and launch.dram.judged]
         errors = [abs(model.error) for model in self.models if model.large]
         return {
@@ -229,7 +235,7 @@ def _print_launch(launch: LaunchReport, third: str) -> None:
     from flashlab.views.tables import line, table
 
     def sign(check: Check) -> str:
-        return {"equal": "=", "differs": "≠", "not measured": "?"}[check.verdict] + _unit(check)
+        return {"equal": "=", "differs": "≠", "not measured": "?", "the compiler's": "~"}[check.verdict] + _unit(check)
 
     rows = [(c.what, _figure(c.simulated), _figure(c.formula), _figure(c.measured), sign(c)) for c in launch.checks]
     table(
@@ -267,9 +273,11 @@ def _figure(n: int | None) -> str:
 
 
 def _cell(row: Check | Quantity | None) -> str:
-    """What was measured, and what it should have been where that differs."""
+    """What was measured, and what it should have been where that differs. Of what is the compiler's, the formula is beside it."""
     if row is None or row.measured is None:
         return ""
+    if row.verdict == "the compiler's":
+        return f"{row.measured:,} ~ {row.formula:,}"
     return (f"= {row.measured:,}" if row.verdict == "equal" else f"{row.measured:,} ≠ {_expected(row):,}") + _unit(row)
 
 
@@ -297,6 +305,7 @@ class Quantity(Data):
     formula: int
     measured: int | None
     sectors: int | None = None
+    settled: bool = True
     verdict: str
 
 

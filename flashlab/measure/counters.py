@@ -102,8 +102,9 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     """Hold one measured launch against the same launch of simulator and formula. Needs no GPU."""
     launch = formula.launches[index]
     simulated_launch = None if simulated is None else simulated.launches[index]
+    kernel = get(case.algorithm).launched(case.problem)[index]
     # no counter sees what TMA writes into SRAM
-    unseen = {"sram.write"} if get(case.algorithm).launched(case.problem)[index].boxes else set[str]()
+    unseen = {"sram.write"} if kernel.boxes else set[str]()
     checks = [
         Check(
             what,
@@ -111,13 +112,15 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
             launch.bytes(what),
             None if what in unseen else measured.total(names),
             sectors=sectors.beside_bytes(simulated, index) if what == "hbm.read" else None,
+            settled=kernel.settles(what),
         )
         for what, names in BYTES.items()
     ]
     if operations := TENSOR_OPS.get(case.problem.dtype):
         simulated_ops = None if simulated_launch is None else simulated_launch.flops_matmul
         found = next((n for name in operations if (n := measured.total([name])) is not None), None)
-        checks.append(Check("flops.matmul", simulated_ops, launch.flops_matmul, found))
+        settled = kernel.settles("flops.matmul")
+        checks.append(Check("flops.matmul", simulated_ops, launch.flops_matmul, found, settled=settled))
     special = measured.total([EXP])  # instructions of a warp, so 32 elements each
     return LaunchReport(
         case=case,

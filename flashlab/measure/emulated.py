@@ -12,6 +12,7 @@ from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation, emulate
 from simulator import shape_run
+from simulator.catalogue import Kernel
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
 from simulator.operations.attention import ATTENTION
@@ -53,21 +54,35 @@ def launches(case: Case, done: Emulation) -> list[LaunchReport]:
     simulated = shape_run(case.algorithm, case.problem, tile=case.tile, device=formula.device, lse=case.lse)
     real = [i for i, launch in enumerate(formula.launches) if launch.blocks]
     return [
-        _launch(case, formula.launches[i], simulated.launches[i], launched, sectors.beside_bytes(simulated, i))
+        _launch(
+            case,
+            done.kernels[i],
+            formula.launches[i],
+            simulated.launches[i],
+            launched,
+            sectors.beside_bytes(simulated, i),
+        )
         for i, launched in zip(real, done.launches, strict=True)
     ]
 
 
 def _launch(
-    case: Case, formula: LaunchCounts, simulated: LaunchCounts, launched: Launched, read_in_sectors: int | None
+    case: Case,
+    kernel: Kernel,
+    formula: LaunchCounts,
+    simulated: LaunchCounts,
+    launched: Launched,
+    read_in_sectors: int | None,
 ) -> LaunchReport:
     in_sectors = {"hbm.read": read_in_sectors}
+
+    def check(what: str, both: tuple[int, int], emulated: int) -> Check:
+        settled = kernel.settles(what)
+        return Check(what, *both, emulated if settled else None, in_sectors.get(what), settled)
+
     checks = [
-        *(
-            Check(what, simulated.bytes(what), formula.bytes(what), launched.shown(what), in_sectors.get(what))
-            for what in BYTES
-        ),
-        Check("flops.matmul", simulated.flops_matmul, formula.flops_matmul, launched.flops),
+        *(check(what, (simulated.bytes(what), formula.bytes(what)), launched.shown(what)) for what in BYTES),
+        check("flops.matmul", (simulated.flops_matmul, formula.flops_matmul), launched.flops),
     ]
     return LaunchReport(
         case=case,

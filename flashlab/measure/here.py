@@ -11,7 +11,7 @@ from typing import Any
 from flashlab.emulator.build import compiler
 from flashlab.emulator.places import check_tools
 from flashlab.measure import ncu, results, sanitizers
-from flashlab.run import nvrtc
+from flashlab.run import nvrtc, tritonc
 from flashlab.run.arrays import cupy
 from simulator.errors import Unavailable
 
@@ -94,6 +94,7 @@ def _finders(about: dict[str, Any]) -> Iterator[tuple[str, str, Callable[[], str
     yield "GPU", "kernels on a GPU", gpu
     yield "CuPy", "kernels on a GPU", cupy_of_a_gpu
     yield "NVRTC", "compiling kernels without a GPU", lambda: f"its headers are in {nvrtc.cuda_include_dir()}"
+    yield "Triton", "kernels in Triton", lambda: tritonc.package().__version__
     yield "ncu", "flashlab counters", lambda: tool("ncu", ncu.program())
     yield "compute-sanitizer", "flashlab sanitize", lambda: tool("compute-sanitizer", sanitizers.program())
     yield "C++ compiler", "the emulator", cpp

@@ -23,7 +23,7 @@ from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
 from flashlab.run.plan import gpu_plan
-from simulator.catalogue import get
+from simulator.catalogue import get, with_kernels
 from simulator.devices import Device
 
 
@@ -116,7 +116,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("sources", type=Path, help="the folder kernels_cu of the other revision")
-    parser.add_argument("algorithms", nargs="+", help="whose kernels are timed")
+    parser.add_argument("algorithms", nargs="+", choices=with_kernels(language="cuda"), help="whose kernels are timed")
     parser.add_argument("--revision", required=True, help="what the other revision is called")
     parser.add_argument("--seconds", type=float, default=0.5, help="per cell")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file")

@@ -103,7 +103,7 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
 
 def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False) -> None:
     """Launch every case once on this machine's GPU, and wait for it."""
-    from flashlab.run import nvrtc
+    from flashlab.run import nvrtc, tritonc
     from flashlab.run.arrays import cupy
     from flashlab.run.call import attention
 
@@ -111,6 +111,7 @@ def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False)
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
     if counted:
         nvrtc.OPTIONS = (*nvrtc.OPTIONS, "-DCOUNTED")
+        tritonc.OPTIONS = {**tritonc.OPTIONS, "num_stages": 1}  # no pipeline: the same requests, by plain loads
     warm(cases)
     for case in cases:
         p = case.problem

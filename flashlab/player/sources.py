@@ -1,4 +1,7 @@
-"""Finds the lines of each step: from its `block.step` on in the tile program, from its `// step:` marks in the .cu."""
+"""Finds the lines of each step: from its `block.step` on in the tile program, from its `// step:` marks in the kernel.
+
+A kernel in Triton has `# step:` marks.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-import kernels_cu
 from simulator import catalogue
 from simulator.errors import UsageError
 from simulator.trace import Trace
 
 __all__ = ["Kernel", "Mark", "kernels_of", "marks", "step_lines"]
 
-_MARK = re.compile(r"\s*// step: (\w+)(?: \((.+)\))?\s*$")
+_MARK = re.compile(r"\s*(//|#) step: (\w+)(?: \((.+)\))?\s*$")
 _STEP = re.compile(r"\.step\(")
-_EMPTY = re.compile(r"[\s{};)]*(//.*)?")
+_EMPTY = re.compile(r"[\s{};)]*((//|# ).*)?")
+_END = {"//": re.compile(r"}"), "#": re.compile(r"\S")}
+"""Where a function ends, by the sign of a comment."""
 
 
 class Mark(NamedTuple):
@@ -28,7 +32,7 @@ class Mark(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A .cu file, and the marks of each step in it."""
+    """The file of a kernel, and the marks of each step in it."""
 
     name: str
     text: str
@@ -68,7 +72,7 @@ def _opens_a_step(lines: list[str], at: int) -> bool:
 
 
 def marks(text: str) -> dict[str, list[Mark]]:
-    """The marked lines of a .cu, by step. A mark covers the code up to the next mark or the end of its function.
+    """The marked lines of a kernel, by step. A mark covers the code up to the next mark or the end of its function.
 
     >>> marks("// step: a\\nx();\\n\\n// step: b (ahead)\\ny();\\n}\\n")
     {'a': [Mark(first=1, last=2, tag='')], 'b': [Mark(first=4, last=5, tag='ahead')]}
@@ -79,37 +83,40 @@ def marks(text: str) -> dict[str, list[Mark]]:
         if not (mark := _MARK.match(line)):
             continue
         end = at + 1
-        while end < len(lines) and not _MARK.match(lines[end]) and not lines[end].startswith("}"):
+        while end < len(lines) and not _MARK.match(lines[end]) and not _END[mark[1]].match(lines[end]):
             end += 1
         while end > at + 1 and (_EMPTY.fullmatch(lines[end - 1]) or _leads_to_a_mark(lines, end - 1)):
             end -= 1
-        found[mark[1]].append(Mark(at + 1, end, mark[2] or ""))
+        found[mark[2]].append(Mark(at + 1, end, mark[3] or ""))
     return dict(found)
 
 
 def _leads_to_a_mark(lines: list[str], at: int) -> bool:
-    """True for an `if (...) {` right above a mark: it belongs to the mark's step."""
-    return lines[at].rstrip().endswith("{") and at + 1 < len(lines) and bool(_MARK.match(lines[at + 1]))
+    """True for an `if (...) {` or a `for ...:` right above a mark: it belongs to the mark's step."""
+    return lines[at].rstrip().endswith(("{", ":")) and at + 1 < len(lines) and bool(_MARK.match(lines[at + 1]))
 
 
 def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:
-    """The .cu of each launch of a trace: `kernel` (an algorithm's name or a path) for all, or the algorithm's own."""
+    """The file of each launch's kernel: `kernel` (an algorithm's name or a path) for all, or the algorithm's own."""
+    from flashlab.run import abi  # only where a page is made
+
     launches = list(dict.fromkeys(event.launch for event in trace.events))
     if kernel is not None:
         found = _kernel(_path(kernel))
         return dict.fromkeys(launches, found)
     row = catalogue.CATALOGUE.get(trace.algorithm)
-    sources = {each.entry: each.source for each in row.kernels} if row else {}
-    files = {source: _kernel(kernels_cu.source(source)) for source in set(sources.values())}
-    return {launch: files[sources[launch]] for launch in launches if launch in sources}
+    paths = {each.entry: abi.source_of(each) for each in row.kernels} if row else {}
+    files = {path: _kernel(path) for path in set(paths.values())}
+    return {launch: files[paths[launch]] for launch in launches if launch in paths}
 
 
 def _path(kernel: str | Path) -> Path:
-    if str(kernel) in catalogue.CATALOGUE:
-        return kernels_cu.source(str(kernel))
-    path = Path(kernel)
+    from flashlab.run import abi
+
+    row = catalogue.CATALOGUE.get(str(kernel))
+    path = row and abi.own_source(row) or Path(kernel)
     if not path.is_file():
-        known = ", ".join(catalogue.CATALOGUE)
+        known = ", ".join(catalogue.with_kernels())
         raise UsageError("kernel", str(kernel), f"a .cu file, or one of {known}")
     return path
 

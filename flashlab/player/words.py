@@ -16,7 +16,7 @@ GLOSSARY = {
     "m": "Per query row, the largest score so far. It is subtracted before exp, so that nothing overflows.",
     "ℓ": "Per query row, the sum so far of exp(score − m).",
     "accumulator": "Per query row, the sum so far of exp(score − m) times the value. Divided by ℓ, it is the output.",
-    "step": "A named part of the tile program; the CUDA kernel has a mark of the same name.",
+    "step": "A named part of the tile program; the kernel has a mark of the same name.",
 }
 """The words that the page explains, with their meanings."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kernels_cu
+from flashlab import triton
 from flashlab.run import tma
 from simulator import catalogue
 from simulator.counts import Counts, LaunchCounts, Spec
@@ -18,14 +21,24 @@ from simulator.support import MOST_KEYS
 __all__ = [
     "SHAPE",
     "TENSOR",
+    "VALUES",
+    "At",
     "blocks_of",
     "box_rows",
     "defaults",
+    "own_source",
+    "passed",
     "shape_struct",
+    "source_of",
     "strides_of",
+    "triton_parameters",
 ]
 
+At = tuple[int, tuple[int, ...]]
+"""Where an array lies: its pointer, and strides in bytes."""
+
 _TYPES = {"void*": "u8", "long long": "i8", "int": "i4", "float": "f4"}
+_IN_TRITON = {"i4": "i32", "f4": "fp32", "float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 _UNBOUNDED = MOST_KEYS  # the kernels' "no bound" of a window
 
 
@@ -43,8 +56,26 @@ def _struct(name: str) -> np.dtype[Any]:
 
 TENSOR = _struct("Tensor")
 """`struct Tensor` of the kernels."""
+_AXES = (TENSOR.names or ())[1:]
+_CHUNK = 16  # bases and strides are multiples of so many bytes
 SHAPE = _struct("Shape")
 """`struct Shape` of the kernels: fields of the problem, under their names, and what `shape_struct` adds."""
+
+
+def source_of(kernel: catalogue.Kernel) -> Path:
+    """The file that a kernel is in.
+
+    >>> [source_of(catalogue.get(name).kernels[-1]).name for name in ("flash2", "flash2_triton")]
+    ['flash2.cu', 'flash2_triton.py']
+    """
+    return (triton if kernel.language == "triton" else kernels_cu).source(kernel.source)
+
+
+def own_source(row: catalogue.Algorithm) -> Path | None:
+    """The file of an algorithm's kernels; of several, the one of its name, or else the last. None without kernels."""
+    if not row.kernels:
+        return None
+    return source_of(next((kernel for kernel in row.kernels if kernel.source == row.name), row.kernels[-1]))
 
 
 def blocks_of(kernel: catalogue.Kernel, counts: Counts, launch: LaunchCounts) -> int:
@@ -58,6 +89,17 @@ def box_rows(kernel: catalogue.Kernel, counts: Counts) -> dict[str, int]:
     p, tile = counts.problem, counts.tile
     sides = {"rows": tile.rows, "cols": tile.cols, "head_dim": round_up(p.head_dim, tma.ROW_BYTES // p.itemsize)}
     return {name: sides[side] for name, side in kernel.boxes}
+
+
+def passed(kernel: catalogue.Kernel, counts: Counts) -> tuple[str | None, ...]:
+    """What a launch passes to a kernel in CUDA, by name and in order. None is the NULL of an array that the call doesn't have.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16")
+    >>> passed(fl.CATALOGUE["flash1"].kernels[0], fl.count("flash1", p))
+    ('q', 'k', 'v', 'o', 'l', 'm', 'out', None, 'shape')
+    """
+    return (*(name if name in counts.tensors else None for name in kernel.arguments), "shape")
 
 
 def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
@@ -83,3 +125,44 @@ def shape_struct(problem: Problem, group: int) -> Any:
     own = {"left": left, "right": right, "group": group, "sequences": sequences}
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]
+
+
+def _cuda_values(counts: Counts, places: Mapping[str, At], shape: Any) -> dict[str | None, Any]:
+    """What a kernel in CUDA is passed, by name: a `Tensor` for an array, a pointer for a vector, and the `shape`."""
+    found: dict[str | None, Any] = {None: np.uintp(0), "shape": shape}
+    for name, (pointer, strides) in places.items():
+        alone = counts.tensors[name].by_pointer
+        found[name] = np.uintp(pointer) if alone else np.array((pointer, *strides[:3]), TENSOR)[()]
+    return found
+
+
+def _triton_values(counts: Counts, places: Mapping[str, At], shape: Any) -> dict[str | None, Any]:
+    """What a kernel in Triton is passed, by its parameters' names, of the types of `triton_parameters`."""
+    found: dict[str | None, Any] = {None: np.uintp(0), **{name: shape[name] for name in SHAPE.names or ()}}
+    for name, (pointer, strides) in places.items():
+        found[name] = np.uintp(pointer)
+        width = counts.tensors[name].itemsize
+        found |= {f"{name}_{axis}": np.int64(n // width) for axis, n in zip(_AXES, strides, strict=False)}
+    return found
+
+
+VALUES: dict[str, Callable[[Counts, Mapping[str, At], Any], dict[str | None, Any]]] = {
+    "cuda": _cuda_values,
+    "triton": _triton_values,
+}
+"""By language: all that a launch may pass, by name, for arrays that lie at these places. None is NULL."""
+
+
+def triton_parameters(counts: Counts) -> dict[str, tuple[str, int | None]]:
+    """The parameters that a kernel in Triton may have: by name their type, and a number that divides the value.
+
+    They are members of `struct Shape`, pointers `q`, and strides `q_batch`, `q_head`, `q_row`, in elements.
+    """
+    found: dict[str, tuple[str, int | None]] = {
+        name: (_IN_TRITON[SHAPE[name].str[1:]], None) for name in SHAPE.names or ()
+    }
+    for x in counts.tensors.values():
+        found[x.name] = _IN_TRITON[x.dtype], None if x.by_pointer else _CHUNK
+        if not x.by_pointer:
+            found |= {f"{x.name}_{axis}": ("i64", _CHUNK // x.itemsize) for axis in _AXES}
+    return found

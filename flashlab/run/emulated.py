@@ -10,14 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 
-import kernels_cu
+from flashlab.emulator import interpreter
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched
 from flashlab.emulator.maps import UNUSED, tensor_map
-from flashlab.run import abi, arrays, host, nvrtc
+from flashlab.run import abi, arrays, host, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
 from simulator import Algorithm, catalogue, count
+from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
@@ -42,7 +43,7 @@ class EmulationError(RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class Emulation:
-    """What an algorithm's kernels did: `outputs` by name, the `launches` beside the formula's `counts`.
+    """What an algorithm's `kernels` did: `outputs` by name, the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
     its bytes are judged.
@@ -60,6 +61,7 @@ class Emulation:
     counts: Counts
     launches: tuple[Launched, ...]
     unwritten: Mapping[str, int]
+    kernels: tuple[Kernel, ...]
 
     @property
     def out(self) -> Array:
@@ -78,12 +80,13 @@ class Emulation:
     @cached_property
     def differences(self) -> list[str]:
         """Where the bytes, by step and tensor, or the matrix products aren't the formula's, a line each."""
-        formula = [launch for launch in self.counts.launches if launch.blocks]
+        planned = zip(self.counts.launches, self.kernels, strict=True)
+        formula = [(launch, kernel) for launch, kernel in planned if launch.blocks]
         return [
             line
-            for launch, expected in zip(self.launches, formula, strict=True)
+            for launch, (expected, kernel) in zip(self.launches, formula, strict=True)
             if not launch.stopped
-            for line in _compare(launch, expected)
+            for line in _compare(launch, expected, kernel)
         ]
 
     def checked(self) -> Emulation:
@@ -122,8 +125,10 @@ class Emulation:
         }
 
 
-def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
-    wanted = {(step, tensor, what): n for (step, tensor, what), n in expected.ledger.items() if n}
+def _compare(launch: Launched, expected: LaunchCounts, kernel: Kernel) -> list[str]:
+    wanted = {
+        (step, tensor, what): n for (step, tensor, what), n in expected.ledger.items() if n and kernel.settles(what)
+    }
     # without what makes a block ready, as in Launched.counted
     found = {key: n for key, n in launch.ledger.items() if n and (key[0] or key[2] != "sram.write")}
     for step, tensor, what in [key for key in found if "+" in key[1]]:  # arrays that lie interleaved in one place
@@ -138,7 +143,7 @@ def _compare(launch: Launched, expected: LaunchCounts) -> list[str]:
         for key in sorted({*found, *wanted})
         if found.get(key) != wanted.get(key)
     ]
-    if launch.flops != expected.flops_matmul:
+    if launch.flops != expected.flops_matmul and kernel.settles("flops.matmul"):
         lines.append(f"{launch.kernel}: {launch.flops:,} matmul FLOPs, the formula {expected.flops_matmul:,}")
     return lines
 
@@ -193,50 +198,94 @@ def emulate_problem(
     config = counts.config
     assert config is not None
     row.check(problem, counts.device, config.tile)
-    arena = Arena()
     row.operation.check(problem, arrays, config.tile)
     if problem.mask:  # which tiles it hides is data
         asked = ("lse",) if lse else ()
         counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
-    values = _arguments(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
-    shape = abi.shape_struct(problem, config.heads_together).tobytes()
-    macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
-    major, minor = counts.device.compute_capability
-    launches: list[Launched] = []
-    for launch, kernel in zip(counts.launches, row.launched(problem), strict=True):
-        if not launch.blocks:
-            continue
-        path = kernels_cu.source(kernel.source) if source is None else Path(source)
-        library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
-        boxes = {
-            name: _tensor_map(arena, counts.tensors[name], problem, rows)
-            for name, rows in abi.box_rows(kernel, counts).items()
-        }
-        passed = [{**values, **boxes}[name if name in counts.tensors else None] for name in kernel.arguments]
-        launches.append(
-            library.launch(
-                kernel.entry,
-                (abi.blocks_of(kernel, counts, launch),),
-                (32 * launch.warps,),
-                [*passed, shape],
-                arena,
-                sram=launch.sram_peak,
-                sanitize=sanitize,
-                workers=workers,
-                time_limit=time_limit,
-            )
-        )
+    arena, kernels = Arena(), row.launched(problem)
+    _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
+    job = _Job(counts, arena, None if source is None else Path(source), sanitize, watch, workers, time_limit)
+    launches = [
+        _LAUNCHES[kernel.language](job, kernel, launch)
+        for launch, kernel in zip(counts.launches, kernels, strict=True)
+        if launch.blocks
+    ]
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
     judged = sanitize and not any(launched.stopped for launched in launches)
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
     asked = [x for x in row.operation.outputs if x.name in counts.tensors and (lse or not x.asked)]
     found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
-    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n})
+    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels)
 
 
-def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dict[str | None, bytes]:
-    """Every tensor in the arena, and the bytes by which a kernel is told of it: a `Tensor`, or a pointer."""
-    values: dict[str | None, bytes] = {None: np.uint64(0).tobytes()}
+@dataclass(frozen=True)
+class _Job:
+    """What the launches of a call share. `source` stands in for the algorithm's own file."""
+
+    counts: Counts
+    arena: Arena
+    source: Path | None
+    sanitize: bool
+    watch: bool
+    workers: int | None
+    time_limit: float
+
+    def values(self, language: str) -> dict[str | None, Any]:
+        """All that a launch may pass, by name."""
+        config = self.counts.config
+        assert config is not None
+        places = {name: (self.arena.pointer(name), x.strides) for name, x in self.arena.buffers.items()}
+        return abi.VALUES[language](self.counts, places, abi.shape_struct(self.counts.problem, config.heads_together))
+
+
+def _in_cuda(job: _Job, kernel: Kernel, launch: LaunchCounts) -> Launched:
+    """Run a kernel in CUDA, compiled for the CPU."""
+    counts, problem, config = job.counts, job.counts.problem, job.counts.config
+    assert config is not None
+    major, minor = counts.device.compute_capability
+    library = build(
+        job.source or abi.source_of(kernel),
+        nvrtc.defines(config, problem.dtype, problem.head_dim),
+        arch=100 * major + 10 * minor,
+        watch=job.watch or job.source is not None,
+    )
+    values = {name: x.tobytes() for name, x in job.values("cuda").items()} | {
+        name: _tensor_map(job.arena, counts.tensors[name], problem, rows)
+        for name, rows in abi.box_rows(kernel, counts).items()
+    }
+    return library.launch(
+        kernel.entry,
+        (abi.blocks_of(kernel, counts, launch),),
+        (32 * launch.warps,),
+        [values[name] for name in abi.passed(kernel, counts)],
+        job.arena,
+        sram=launch.sram_peak,
+        sanitize=job.sanitize,
+        workers=job.workers,
+        time_limit=job.time_limit,
+    )
+
+
+def _in_triton(job: _Job, kernel: Kernel, launch: LaunchCounts) -> Launched:
+    """Run a kernel in Triton by its interpreter, which is always watched."""
+    values = {name: x.item() for name, x in job.values("triton").items() if name is not None}
+    return interpreter.launch(
+        job.source or abi.source_of(kernel),
+        kernel.entry,
+        abi.blocks_of(kernel, job.counts, launch),
+        {**values, **tritonc.constants_of(job.counts)},
+        job.arena,
+        {x.name: x.dtype for x in job.counts.tensors.values()},
+        time_limit=job.time_limit,
+    )
+
+
+_LAUNCHES = {"cuda": _in_cuda, "triton": _in_triton}
+"""By language: what runs a launch."""
+
+
+def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
+    """Put every tensor into the arena."""
     batch = counts.problem.batch
     for spec in counts.tensors.values():
         if spec.vector and spec.name in inputs:
@@ -251,10 +300,6 @@ def _arguments(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> dic
             arena.new(spec.name, spec.nbytes)
             strides = abi.strides_of(spec, batch)
         arena.buffers[spec.name].strides = strides if spec.vector else (*strides, spec.itemsize)
-        pointer = arena.pointer(spec.name)
-        tensor = np.array((pointer, *strides), abi.TENSOR)
-        values[spec.name] = np.uint64(pointer).tobytes() if spec.by_pointer else tensor.tobytes()
-    return values
 
 
 def _tensor_map(arena: Arena, spec: Spec, problem: Problem, rows: int) -> bytes:

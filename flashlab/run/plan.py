@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 import kernels_cu
-from flashlab.run import abi, arrays, host, nvrtc, tma
+from flashlab.run import abi, arrays, host, nvrtc, tma, tritonc
+from flashlab.run.abi import At
 from flashlab.run.arrays import Allocate, View, cupy, from_the_pool
 from flashlab.run.devices import current_device
 from simulator import catalogue, count
-from simulator.counts import Counts
+from simulator.catalogue import Kernel
+from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
-from simulator.errors import Unavailable, UsageError, unknown
+from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
 from simulator.problem import WIDTH, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
@@ -31,7 +33,6 @@ __all__ = ["ARCH", "EmulatorPlan", "Plan", "Ready", "SimulatorPlan", "gpu_plan",
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
-_NULL = np.uintp(0)
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
@@ -47,9 +48,10 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _Launch:
-    """One kernel with its grid. `arguments` are names of tensors and vectors, None for a NULL. `boxes` names the tensors
+    """One kernel with its grid. `arguments` are names of what its `language` passes (`abi.VALUES`). `boxes` names the tensors
     that the kernel takes as TMA descriptors, each with the rows of its box."""
 
+    language: str
     kernel: Any
     grid: tuple[int]
     block: tuple[int]
@@ -64,15 +66,11 @@ class _Launch:
         return self.kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, self.sram
 
 
-# an array's pointer and strides
-_At = tuple[int, tuple[int, ...]]
-
-
 class Ready:
     """A plan for arrays that lie at known places (None for a workspace), in the order of `plan.tensors`: what is left is
     to allocate the workspaces and to queue the kernels."""
 
-    def __init__(self, plan: Plan, places: tuple[_At | None, ...]) -> None:
+    def __init__(self, plan: Plan, places: tuple[At | None, ...]) -> None:
         self._plan, self._places = plan, places
         self._workspaces = [nbytes for (_, nbytes, _), at in zip(plan.tensors, places, strict=True) if at is None]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
@@ -111,9 +109,9 @@ class Plan:
     that a CUDA graph can capture the first one. There is one exception: where arrays are neither dense nor laid out as the
     kernels take them, CuPy compiles what copies them at the first call.
 
-    Compiled kernels are kept on disk. CuPy keeps those that it compiles, in `CUPY_CACHE_DIR`. It never compiles for Hopper's
-    sm_90a, nor for an `arch` that was asked for: flashlab compiles those itself, and keeps them in its own cache (`flashlab
-    cache dir`).
+    Compiled kernels are kept on disk. CuPy keeps those that it compiles, in `CUPY_CACHE_DIR`, and Triton its own, in
+    `TRITON_CACHE_DIR`. CuPy never compiles for Hopper's sm_90a, nor for an `arch` that was asked for: flashlab compiles those
+    itself, and keeps them in its own cache (`flashlab cache dir`).
 
     Several threads may use a plan at once, on any streams.
     """
@@ -145,16 +143,8 @@ class Plan:
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)
-        macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
         self._launches = [
-            _Launch(
-                kernel=kernel_of(kernel.source, kernel.entry, macros, kernel.arch or arch, launch.sram_peak),
-                grid=(abi.blocks_of(kernel, self.counts, launch),),
-                block=(32 * launch.warps,),
-                sram=launch.sram_peak,
-                arguments=tuple(name if name in tensors else None for name in kernel.arguments),
-                boxes=abi.box_rows(kernel, self.counts),
-            )
+            _LAUNCHES[kernel.language](kernel, self.counts, launch, arch)
             for launch, kernel in zip(self.counts.launches, row.launched(problem), strict=True)
             if launch.blocks
         ]
@@ -236,26 +226,25 @@ class Plan:
         ]
         return self._ready(tuple(found))
 
-    def _place_of_default(self, name: str, strides: tuple[int, ...]) -> _At | None:
+    def _place_of_default(self, name: str, strides: tuple[int, ...]) -> At | None:
         """Where an operand lies that callers left out; None for a workspace."""
         return (self._left_out[name].ptr, strides) if name in self._left_out else None
 
-    def launches_at(self, places: Sequence[_At]) -> list[tuple[tuple[int, ...], _Packed]]:
+    def launches_at(self, places: Sequence[At]) -> list[tuple[tuple[int, ...], _Packed]]:
         """Each launch and what it passes when the tensors lie at these pointers, with these strides."""
-        problem, values = self.counts.problem, dict[str | None, Any]({None: _NULL})
-        for (name, *_), (pointer, strides) in zip(self.tensors, places, strict=True):
-            alone = self.counts.tensors[name].by_pointer
-            values[name] = np.uintp(pointer) if alone else np.array((pointer, *strides[:3]), abi.TENSOR)[()]
+        at = {name: place for (name, *_), place in zip(self.tensors, places, strict=True)}
+        values = {each.language: abi.VALUES[each.language](self.counts, at, self._shape) for each in self._launches}
         found: list[tuple[tuple[int, ...], _Packed]] = []
         for each in self._launches:
-            own = dict(values)
-            for (name, *_), (pointer, strides) in zip(self.tensors, places, strict=True):
-                if rows := each.boxes.get(name):
-                    spec = self.counts.tensors[name]
-                    shape = problem.batch, spec.heads // problem.batch, spec.rows, spec.cols
-                    own[name] = tma.descriptor(pointer, shape, strides, spec.dtype, rows)
-            found.append((each.configuration, _Packed([*[own[name] for name in each.arguments], self._shape])))
+            own = values[each.language] | {name: self._box(name, rows, at[name]) for name, rows in each.boxes.items()}
+            found.append((each.configuration, _Packed([own[name] for name in each.arguments])))
         return found
+
+    def _box(self, name: str, rows: int, at: At) -> Any:
+        """The TMA descriptor of a tensor."""
+        spec, (pointer, strides), batch = self.counts.tensors[name], at, self.counts.problem.batch
+        shape = batch, spec.heads // batch, spec.rows, spec.cols
+        return tma.descriptor(pointer, shape, strides, spec.dtype, rows)
 
 
 def plan(
@@ -373,14 +362,58 @@ def _cuda() -> Any:
     return cuda
 
 
+def _in_cuda(kernel: Kernel, counts: Counts, launch: LaunchCounts, arch: str | None) -> _Launch:
+    """A launch of a kernel in CUDA."""
+    config, problem = counts.config, counts.problem
+    assert config is not None
+    macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
+    return _Launch(
+        language="cuda",
+        kernel=kernel_of(kernel.source, kernel.entry, macros, kernel.arch or arch, launch.sram_peak),
+        grid=(abi.blocks_of(kernel, counts, launch),),
+        block=(32 * launch.warps,),
+        sram=launch.sram_peak,
+        arguments=abi.passed(kernel, counts),
+        boxes=abi.box_rows(kernel, counts),
+    )
+
+
+def _in_triton(kernel: Kernel, counts: Counts, launch: LaunchCounts, arch: str | None) -> _Launch:
+    """A launch of a kernel in Triton, whose compiler chooses how much SRAM it takes."""
+    key = kernel, counts.problem.dtype, counts.problem.head_dim, counts.tile, counts.device.name
+    with _compiling.setdefault(key, threading.Lock()):  # as in `kernel_of`
+        compiled = tritonc.compile_kernel(kernel, counts)
+    if compiled.sram > counts.device.sram_per_block:
+        needed, limit = compiled.sram, counts.device.sram_per_block
+        raise SramOverflow("tile", str(counts.tile), needed=needed, limit=limit, device=counts.device.name)
+    ending, image = ("ptx", compiled.ptx) if arch else ("cubin", compiled.cubin)
+    return _Launch(
+        language="triton",
+        kernel=_roomy(_loaded(image, ending, kernel.entry, _cuda().runtime.getDevice()), compiled.sram),
+        grid=(abi.blocks_of(kernel, counts, launch),),
+        block=(32 * compiled.warps,),
+        sram=compiled.sram,
+        arguments=compiled.arguments,
+        boxes={},
+    )
+
+
+_LAUNCHES = {"cuda": _in_cuda, "triton": _in_triton}
+"""By language: what makes a launch."""
+
+
 def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None, sram: int) -> Any:
     """A kernel of the current device, compiled or from a cache, that may use `sram` bytes per block."""
     text = kernels_cu.source(source).read_text(encoding="utf-8")
     key = source, text, entry, macros, arch, nvrtc.sources_digest(), _cuda().runtime.getDevice()
     with _compiling.setdefault(key, threading.Lock()):  # a second thread waits, rather than compile it as well
-        kernel = _compiled(*key)
-        if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):  # never lowered: plans share the kernel
-            kernel.max_dynamic_shared_size_bytes = sram
+        return _roomy(_compiled(*key), sram)
+
+
+def _roomy(kernel: Any, sram: int) -> Any:
+    """A kernel that may use `sram` bytes per block from now on. Plans share it, so this never lowers what it may use."""
+    if sram > max(_STATIC_SRAM, kernel.max_dynamic_shared_size_bytes):
+        kernel.max_dynamic_shared_size_bytes = sram
     return kernel
 
 
@@ -388,7 +421,6 @@ def kernel_of(source: str, entry: str, macros: tuple[str, ...], arch: str | None
 def _compiled(
     source: str, text: str, entry: str, macros: tuple[str, ...], arch: str | None, digest: str, device: int
 ) -> Any:
-    del device  # part of the key
     if arch is None:
         # CuPy adds the GPU's -arch, and its cache doesn't look into headers: hence their digest
         options = (*nvrtc.OPTIONS, f"-I{kernels_cu.include_dir()}", *macros, f"-DFL_DIGEST={digest}")
@@ -396,10 +428,17 @@ def _compiled(
             return cupy().RawModule(code=text, options=options).get_function(entry)
         except OSError as error:
             raise arrays.cache_refused(error) from None
+    return _loaded(nvrtc.compile_kernel(source, macros, arch=arch).image, "ptx", entry, device)
+
+
+@functools.cache
+def _loaded(image: bytes, ending: str, entry: str, device: int) -> Any:
+    """A kernel on the current `device`, from what a compiler made."""
+    del device  # part of the key
     with tempfile.TemporaryDirectory() as folder:
-        ptx = Path(folder) / f"{entry}.ptx"
-        ptx.write_bytes(nvrtc.compile_kernel(source, macros, arch=arch).image)
-        kernel = cupy().RawModule(path=str(ptx)).get_function(entry)
+        path = Path(folder) / f"{entry}.{ending}"
+        path.write_bytes(image)
+        kernel = cupy().RawModule(path=str(path)).get_function(entry)
         _ = kernel.attributes  # loads the file while it is there
         return kernel
 

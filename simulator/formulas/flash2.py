@@ -19,7 +19,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     """
     del lse
     p, es, t = problem, problem.itemsize, book.tensors
-    heads, rows, w = p.batch * p.heads, p.row_tiles(tile), config.warps
+    heads, rows, w, readers = p.batch * p.heads, p.row_tiles(tile), config.warps, config.readers
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     visited = walk(p, tile)
@@ -37,7 +37,7 @@ def flash2(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
         book.add("scores", "q", sram_read=pairs * q_tile)
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
         book.add(load, name, hbm_read=heads * visited.keys * t[name].row_bytes, sram_write=pairs * size)
-        book.add(use, name, sram_read=pairs * w * size)
+        book.add(use, name, sram_read=pairs * readers * size)
         book.distinct(name, "read", t[name].heads * visited.distinct_keys * t[name].row_bytes)
     book.add("store_o", "out", hbm_write=t["out"].nbytes)
     book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)

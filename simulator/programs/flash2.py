@@ -86,7 +86,7 @@ def flash2(
     out, lse = m.output("out"), m.output("lse")
     packed = pack_mask(m, tile)
     visible = packed.walk if packed else partial(problem.tiles_of_row, tile=tile)
-    for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, walk=visible):
+    for block in m.launch("flash2", rows=problem.row_tiles(tile), warps=c.warps, readers=c.readers, walk=visible):
         i = block.i
         block.step("load_q")
         q_i: SramTile | Registers = block.load(q, i, tile.rows)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICES = {"sm_75": "t4", "sm_80": "a100", "sm_89": "l4", "sm_90": "h100", "sm_90a": "h200"}
-WITH_KERNELS = {name: CATALOGUE[name] for name in with_kernels()}
+WITH_KERNELS = {name: CATALOGUE[name] for name in with_kernels(language="cuda")}
 HOPPER = [name for name, row in CATALOGUE.items() if row.arch]
 HEAD_DIMS = (40, 64, 128, 256)
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]

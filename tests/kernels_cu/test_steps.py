@@ -62,7 +62,7 @@ def trespasses(text: str) -> list[str]:
 
 
 def test_every_algorithm_has_its_kernel_and_every_kernel_an_algorithm() -> None:
-    assert set(catalogue.with_kernels()) <= set(NAMES)
+    assert set(catalogue.with_kernels(language="cuda")) <= set(NAMES)
     assert all(LAUNCHING.values())
 
 

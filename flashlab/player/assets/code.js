@@ -1,10 +1,11 @@
-// The panel of the two sources: the tile program and the .cu, with the lines of the step marked in both.
+// The panel of the two sources: the tile program and the kernel, with the lines of the step marked in both.
 
 class CodePanel {
   constructor(trace, page) {
     this.trace = trace;
     this.program = new Listing(page, trace, "Tile program");
-    this.kernel = new Listing(page, trace, "CUDA kernel");
+    const triton = trace.kernels.some(({ name }) => name.endsWith(".py"));
+    this.kernel = new Listing(page, trace, triton ? "Triton kernel" : "CUDA kernel");
     this.root = el("div", { class: "code" }, this.program.root, this.kernel.root);
   }
 
@@ -32,11 +33,11 @@ class CodePanel {
 
   _kernel(event) {
     const kernel = this.trace.kernels[event.launch.kernel ?? -1];
-    if (!kernel) return this.kernel.say("", "No CUDA kernel is known for this program. fl.player(trace, kernel=\"my.cu\") shows one beside it.");
+    if (!kernel) return this.kernel.say("", "No kernel is known for this program. fl.player(trace, kernel=\"my.cu\") shows one beside it.");
     const marks = own(kernel.marks, event.step) ?? [];
     const inTurn = marks.filter(([, , tag]) => !tag), ahead = marks.filter(([, , tag]) => tag);
     this.kernel.show(kernel.name, { first: 1, text: kernel.text }, inTurn.length ? inTurn : ahead, { also: inTurn.length ? ahead : [] });
-    this.kernel.remark(!marks.length ? [`It has no mark // step: ${event.step}`] : ahead.map(([first, last, tag]) => `also lines ${range(first, last + 1)}: ${tag}`));
+    this.kernel.remark(!marks.length ? [`It has no mark step: ${event.step}`] : ahead.map(([first, last, tag]) => `also lines ${range(first, last + 1)}: ${tag}`));
   }
 }
 
@@ -114,7 +115,7 @@ function coloured(line) {
   let end = 0;
   for (const found of line.matchAll(TOKENS)) {
     parts.push(line.slice(end, found.index));
-    const kind = found[3] ? "mark" : found[2] ? "word" : /^(\/\/|#)/.test(found[1]) ? (found[1].startsWith("// step:") ? "mark" : "comment") : "text";
+    const kind = found[3] ? "mark" : found[2] ? "word" : /^(\/\/|#)/.test(found[1]) ? (/^(\/\/|#) step:/.test(found[1]) ? "mark" : "comment") : "text";
     parts.push(el("span", { class: kind }, found[0]));
     end = found.index + found[0].length;
   }

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import flashlab as fl
 from flashlab import files
 from flashlab.cli import app, options, output
-from flashlab.measure import counters, problems, sanitizers, speed
+from flashlab.measure import counters, problems, results, sanitizers, speed
+from flashlab.run import tritonc
 from flashlab.views import tables
 from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
@@ -579,12 +580,24 @@ def test_counters_asks_for_the_problem_given(monkeypatch: pytest.MonkeyPatch) ->
         (name, problem, (64, 64), True) for name in ("flash1", "flash2")
     ]
     asked.clear()
-    run("counters", "--matrix")
-    assert asked == problems.matrix(fl.catalogue.with_kernels())
-    asked.clear()
     run("counters", "flash2", "flash3", "--l2", "--only", "L2 blind")
     every = [c for c in problems.l2_problems() if c.algorithm in ("flash2", "flash3")]
     assert asked == [c for c in every if "L2 blind" in c.name] and 0 < len(asked) < len(every)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_kernels_in_triton_are_asked_for_where_triton_is(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def compiler() -> None:
+        if not here:
+            raise fl.Unavailable("no Triton here: get one")
+
+    monkeypatch.setattr(counters, "run", lambda cases, **_: asked.extend(cases) or report(True))
+    monkeypatch.setattr(tritonc, "compiler", compiler)
+    done = run("counters", "--matrix")
+    assert asked == problems.matrix(fl.catalogue.with_kernels(language=None if here else "cuda"))
+    assert done.stderr == ("" if here else "not run: flash2_triton (no Triton here: get one)\n")
 
 
 def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,6 +618,18 @@ def test_bench_asks_for_the_cells_given(monkeypatch: pytest.MonkeyPatch) -> None
     )
     assert asked["names"] == ("flash1", ["fa4", "cudnn"])
     assert asked["cells"] == [speed.Cell("float16", 64, True, 1024)]
+
+
+@pytest.mark.parametrize(
+    ("against", "kind"),
+    [("sdpa-flash,cudnn", "bench"), ("sdpa-flash,flash2", "bench"), ("flash2,flash3_1,flash3_2", "ladder")],
+)
+def test_a_ladder_has_several_rungs(against: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(speed, "run", lambda *_, **__: report(True))
+    monkeypatch.setattr(results, "save", lambda of, *_, **__: kept.append(of.name))
+    run("bench", "flash3", "--against", against, "--save", ".")
+    assert kept == [kind]
 
 
 def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:

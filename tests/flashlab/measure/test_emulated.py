@@ -23,7 +23,7 @@ from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = [name for name, row in fl.CATALOGUE.items() if row.kernels]
+ALGORITHMS = fl.catalogue.with_kernels(language="cuda")
 HOPPER = [name for name in ALGORITHMS if fl.CATALOGUE[name].arch]
 ELSEWHERE = [name for name in ALGORITHMS if name not in HOPPER]
 IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
@@ -200,7 +200,9 @@ def test_distance_of_outputs_is_measured_by_the_rule() -> None:
     assert distance(case, inputs, (out, None), (moved, None)) == pytest.approx(1, rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
+@pytest.mark.parametrize(
+    "algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].support.eight_bit)
+)
 def test_verified(algorithm: str) -> None:
     """The verifier's own probes and edges on the emulator; the whole of it: `flashlab verify ... --backend emulator`."""
     checks = ["key_sets", "hidden_keys", "split", "gqa", "prefix", "batch", "misaligned"]

@@ -279,8 +279,12 @@ def test_errors_of_the_l2_model_are_told_apart() -> None:
 FILES = sorted(path for path in RESULTS.rglob("*.json") if path.parent != kinds.SCHEMAS)
 
 
+NOT_MEASURED_YET = {"lengths"}
+"""Kinds whose command waits for a GPU. A kind that has a result may not stand here."""
+
+
 def test_there_are_results_of_every_kind() -> None:
-    assert {result.kind for result in results.find(RESULTS)} == set(KINDS)
+    assert {result.kind for result in results.find(RESULTS)} == set(KINDS) - NOT_MEASURED_YET
 
 
 @pytest.mark.parametrize("name", kinds.schemas())

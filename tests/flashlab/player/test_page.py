@@ -304,7 +304,7 @@ def test_a_program_that_names_no_step_and_has_no_kernel(opened: Open, pages: Pat
     page = opened("own")
     assert "(no step named yet)" in story(page)
     assert "block.store(out, block.fetch" in page.locator(".line.move").first.inner_text()
-    assert "No CUDA kernel is known" in page.locator(".listing").nth(1).inner_text()
+    assert "No kernel is known" in page.locator(".listing").nth(1).inner_text()
     assert "does not touch S" in page.locator(".scores").inner_text()
 
 

@@ -1,11 +1,13 @@
 """A CuPy whose GPU memory is the CPU's, and a torch over it.
 
 The kernels are Python here, but reach arrays as the CUDA ones do: through pointers and strides in structs passed by
-value; they read nothing but the elements, and write whole 16-byte chunks, rubbish in the pads.
+value; they read nothing but the elements, and write whole 16-byte chunks, rubbish in the pads. The one in Triton gets its
+parameters one by one, as its source names them.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import sys
@@ -13,14 +15,17 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 import simulator
-from flashlab.run import abi, arrays, call, devices
+from flashlab.run import abi, arrays, call, devices, tritonc
 from flashlab.run import plan as plans
+from simulator.catalogue import Kernel as Row
+from simulator.counts import Counts
 from simulator.dtypes import numpy_dtype
 
 DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
@@ -238,6 +243,7 @@ class FakeCupy:
         """Of a source, or of a file that somebody else compiled."""
         assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
         assert "extern" in code or path
+        image = Path(path).read_bytes() if path else b""
         macros = dict(option[2:].split("=") for option in options if option.startswith("-D"))
 
         class Module:
@@ -245,6 +251,9 @@ class FakeCupy:
             def get_function(entry: str) -> Any:
                 time.sleep(self.compiling)
                 self.compiled.append(entry)
+                if image.startswith(IN_TRITON):
+                    dtype, head_dim = image.removeprefix(IN_TRITON).decode().split()
+                    return TritonKernel(self, entry, dtype, int(head_dim))
                 return Kernel(self, entry, DTYPES[int(macros.get("FL_DTYPE", 1))])
 
         return Module
@@ -277,7 +286,7 @@ class Kernel:
     ) -> None:  # fmt: skip
         *packed_mask, shape = rest
         assert not any(packed_mask), "the stand-in packs none"
-        assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4 and shape.dtype == abi.SHAPE
+        assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
         left, right = (None if shape[side] == UNBOUNDED else int(shape[side]) for side in ("left", "right"))
         q, k, v = (
@@ -313,14 +322,61 @@ class Kernel:
         return int(x["data"]), shape, (int(x["batch"]), int(x["head"]), int(x["row"]), 1)
 
 
+class TritonKernel(Kernel):
+    """flash2 in Triton: strides are in elements, and two pointers follow that no kernel of ours uses."""
+
+    def __init__(self, cupy: FakeCupy, entry: str, dtype: str, head_dim: int) -> None:
+        super().__init__(cupy, entry, dtype)
+        self.head_dim = head_dim
+
+    def launch(self, grid: int, block: int, sram: int, arguments: int) -> None:
+        assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
+        self.cupy.launches.append((self.entry, (grid,), (block,), sram))
+        names, width = parameters(abi.source_of(ROW), self.entry), numpy_dtype(self.dtype).itemsize
+        kinds = {name: abi.SHAPE[name] if name in abi.SHAPE.names else np.dtype("i8") for name in names}
+        *pointers, first, second = at(arguments, (len(names) + 2,), (8,), np.uintp)
+        assert at(int(first), (1,), (8,), "u8")[0] == at(int(second), (1,), (8,), "u8")[0] == 0
+        told = {name: at(int(p), (1,), (8,), kinds[name])[0] for name, p in zip(names, pointers, strict=True)}
+        tensors = [
+            np.array((told[x], *(told[f"{x}_{axis}"] * width for axis in ("batch", "head", "row"))), abi.TENSOR)[()]
+            for x in ("q", "k", "v", "out")
+        ]
+        none = {"soft_cap": 0, "sequences": 0}
+        self.flash2(*tensors, told["lse"], *[0] * 6, told | none | {"head_dim": self.head_dim})
+
+
+ROW = simulator.catalogue.get("flash2_triton").kernels[0]
+IN_TRITON = b"in Triton: "
+
+
+def parameters(path: Path, entry: str) -> list[str]:
+    """What a launch passes to a kernel in Triton, by its source: constants are in capitals."""
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    (kernel,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == entry)
+    return [argument.arg for argument in kernel.args.args if not argument.arg.isupper()]
+
+
+def compile_in_triton(kernel: Row, counts: Counts) -> tritonc.Compiled:
+    """What stands for a kernel, compiled."""
+    assert counts.config is not None
+    return tritonc.Compiled(
+        cubin=IN_TRITON + f"{counts.problem.dtype} {counts.problem.head_dim}".encode(),
+        ptx=b"",
+        arguments=(*parameters(abi.source_of(kernel), kernel.entry), None, None),
+        warps=counts.config.warps,
+        sram=counts.sram.peak,
+    )
+
+
 @contextlib.contextmanager
 def installed(module: Any) -> Iterator[Any]:
     """A `cupy` in place of the real one, or none, with nothing remembered of another."""
     caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, arrays.warm_copies,
-              devices._device, plans._compiled, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
+              devices._device, plans._compiled, plans._loaded, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
         patch.setattr(arrays, "_unread", {})
+        patch.setattr(tritonc, "compile_kernel", compile_in_triton)
         for cache in caches:
             cache.cache_clear()
         yield module

@@ -17,6 +17,7 @@ from flashlab.run import devices
 from flashlab.run import plan as plans
 from flashlab.verify import rule
 from simulator.dtypes import numpy_dtype
+from tests.flashlab.run.gpu import cannot_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # the frameworks' warnings are theirs
 
@@ -109,10 +110,8 @@ SHAPES = {
 
 
 def skip_what_cannot_run(algorithm: str) -> None:
-    if algorithm not in HOPPER:
-        return
-    if devices.current_device().compute_capability != (9, 0):
-        pytest.skip(f"{algorithm} needs Hopper")
+    if reason := cannot_run(algorithm, of(algorithm)):
+        pytest.skip(reason)
 
 
 @pytest.mark.parametrize(("algorithm", "dtype"), IN_THEIR_DTYPES)
@@ -159,8 +158,8 @@ def test_tiles(algorithm: str, tile: str) -> None:
 def test_the_ptx_of_a_t4(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
     monkeypatch.setattr(plans, "ARCH", "compute_75")
-    if algorithm in HOPPER:
-        with pytest.raises(fl.Unavailable, match="needs sm_90a"):
+    if algorithm in HOPPER or fl.CATALOGUE[algorithm].language == "triton":
+        with pytest.raises(fl.Unavailable, match=r"needs sm_90a|need 8\.0"):
             plans.gpu_plan(algorithm, of(algorithm) if algorithm in EIGHT_BIT else problem(dtype))
         return
     for head_dim in (40, 64, 111, 128):
@@ -383,7 +382,7 @@ def test_strides_beyond_32_bits(cupy: Any, axis: int) -> None:
         view[...] = cupy.asarray(x)
         views.append(view)
     for algorithm in sorted({*ALGORITHMS} - EIGHT_BIT):
-        if algorithm in HOPPER and devices.current_device().compute_capability != (9, 0):
+        if cannot_run(algorithm, of(algorithm)):
             continue
         views[3][...] = np.nan
         check(p, inputs, fl.attention(*views[:3], out=views[3], algorithm=algorithm))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.run.devices import current_device
+from tests.flashlab.run.gpu import cannot_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -26,7 +26,7 @@ ALGORITHMS = [name for name in fl.catalogue.with_kernels() if P.dtype in fl.CATA
 
 def here(algorithm: str) -> None:
     """Skips what this GPU can't run."""
-    if reason := fl.CATALOGUE[algorithm].refuses(P, current_device()):
+    if reason := cannot_run(algorithm, P):
         pytest.skip(reason)
 
 
@@ -151,7 +151,7 @@ print(json.dumps([text for text in compiled if text]))  # CuPy compiles an empty
 """
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if fl.CATALOGUE[name].language == "cuda"])
 def test_another_process_finds_the_kernels_on_disk(algorithm: str, tmp_path: Path) -> None:
     here(algorithm)
     caches = {"CUPY_CACHE_DIR": str(tmp_path / "cupy"), "FLASHLAB_CACHE": str(tmp_path / "flashlab")}

@@ -71,7 +71,7 @@ def test_what_changes_the_scores_has_other_names_too() -> None:
 
     named = fl.Adapter(theirs, lse="e", names={"alibi": "slopes"})
     report = verify(named, dtypes=["float16"], examples=20)
-    assert report.verdict == "passed" and report.never_ran == ["window", "mask"], report
+    assert report.verdict == "passed" and report.never_ran == ["window", "mask", "lengths"], report
     not_run = {row.detail for row in report.rows if row.status == "not run"}
     assert not_run <= {"the function takes no window", "the function takes no mask"}
     assert "alibi" in verify(fl.Adapter(theirs, lse="e"), dtypes=["float16"], checks=["rule"]).never_ran
@@ -82,7 +82,7 @@ def test_any_keywords_are_no_word_for_sinks() -> None:
     report = verify(
         fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e"), dtypes=["float16"], examples=9
     )
-    assert report.verdict == "passed" and report.never_ran == [*SCORES, "mask"]
+    assert report.verdict == "passed" and report.never_ran == [*SCORES, "mask", "lengths"]
     told = fl.Adapter(lambda q, k, v, **more: attention(q, k, v, **more), lse="e", names={"sinks": "sinks"})
     assert verify(told, dtypes=["float16"], checks=["rule"]).never_ran == ["soft cap", "alibi"]
 
@@ -177,7 +177,7 @@ def test_the_verdict_says_how_much_ran() -> None:
     report = verify(fl.Adapter(lambda q, k, v: attention(q, k, v)[0]), dtypes=["float32"], examples=20)
     ran = len(report.rows) - report.counts["not run"]
     assert report.headline.endswith(f"passed, LSE unchecked ({ran} of {len(report.rows)} checks ran)")
-    assert report.never_ran == ["causal", "window", *SCORES, "mask"]
+    assert report.never_ran == ["causal", "window", *SCORES, "mask", "lengths"]
 
 
 def test_without_an_lse_no_split_is_claimed() -> None:

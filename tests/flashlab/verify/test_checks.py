@@ -10,15 +10,18 @@ import pytest
 
 import flashlab as fl
 from flashlab.verify import CHECKS, verify
+from simulator.problem import DTYPES
 from tests.flashlab.verify.candidates import Array, attention
+from tests.tiers import one_of_each
 
 Attention = Callable[..., tuple[Array, Array]]
 ADAPTER = {"framework": "numpy", "lse": "e"}
 
 
-def test_a_correct_kernel_passes_everything() -> None:
-    report = verify(fl.Adapter(attention, **ADAPTER, bitwise=True))
-    assert report.verdict == "passed" and not report.failed
+@pytest.mark.parametrize("dtype", one_of_each(DTYPES, lambda dtype: dtype == "float32"))
+def test_a_correct_kernel_passes_everything(dtype: str) -> None:
+    report = verify(fl.Adapter(attention, **ADAPTER, bitwise=True), dtypes=[dtype])
+    assert report.verdict == "passed" and not report.failed, report
     assert set(report.checks) == {*CHECKS, "search"} - {"byte_counts", "huge", "scaled_operands"}
     assert report.failing is None
 

@@ -67,7 +67,7 @@ def test_ten_million_tokens_are_no_more_work_than_a_million() -> None:
 
     million, more = compared(10**6), compared(10**7)
     few = calls(million)
-    assert few < 2e6 and calls(more) < 1.2 * few
+    assert few < 2.3e6 and calls(more) < 1.2 * few
     assert peak_bytes(more) < 2e6
 
 
