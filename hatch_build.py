@@ -1,8 +1,8 @@
-"""What Hatchling asks for whenever it builds: the text for a package index, and the notebooks in the wheel.
+"""What Hatchling asks for whenever it builds: the text for a package index, the URLs, and the notebooks in the wheel.
 
-An index shows README.md. It resolves no relative link. If pyproject.toml states the repository (`[project.urls]`, `Source`),
-links and pictures
-become addresses there; if not, a link becomes its words and a picture goes.
+pyproject.toml states the address of the repository once (`tool.hatch.metadata.hooks.custom.repository`), and all links follow
+from it. An index resolves no relative link: README's links and pictures become addresses in the repository. While that is
+empty, a link becomes its words, a picture goes, and the project has no URLs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,26 @@ def description(text: str, repository: str | None) -> str:
     return LINK.sub(rf"[\1]({repository}/blob/main/\2)", text)
 
 
+def urls(repository: str | None) -> dict[str, str]:
+    """What an index links to."""
+    if repository is None:
+        return {}
+    return {
+        "Source": repository,
+        "Documentation": f"{repository}/blob/main/docs/index.md",
+        "Changelog": f"{repository}/blob/main/CHANGELOG.md",
+        "Issues": f"{repository}/issues",
+    }
+
+
 class ReadmeHook(MetadataHookInterface):
-    """Fills in the dynamic field `readme`."""
+    """Fills in the dynamic fields `readme` and `urls`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        repository = metadata.get("urls", {}).get("Source")
+        repository = self.config.get("repository") or None
         metadata["readme"] = {"content-type": "text/markdown", "text": description(text, repository)}
+        metadata["urls"] = urls(repository)
 
 
 class NotebooksHook(BuildHookInterface[Any]):
