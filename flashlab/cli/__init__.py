@@ -33,7 +33,7 @@ class _OneLineErrors(TyperGroup):
             text = _explained(error)
             if text is None:
                 raise
-            print("flashlab:", " ".join(text.split()), file=sys.stderr)
+            print("flashlab:", " ".join(text.split()), file=sys.stderr, flush=True)
             status = 2
         sys.exit(status if isinstance(status, int) else 0)
 

@@ -28,7 +28,7 @@ from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
-    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
+    "lessons", "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
     "time", "capture", "diff", "info", "cache",
 ]  # fmt: skip
 
