@@ -15,6 +15,7 @@ TORCH := .venv-torch/bin
 TRITON := .venv-triton/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 INSTALL := -m pip install --quiet --disable-pip-version-check
+WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_process.py
 PYTEST := -m pytest -n 2 --dist loadgroup
 
 .PHONY: demo test test-torch test-triton test-long browser lab lessons docs lock clean
@@ -35,8 +36,9 @@ test-torch: .venv-torch/.torch
 test-triton: .venv-triton/.triton
 	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "triton and not gpu and not long"
 
-test-long: .venv/.test .venv-torch/.jax .venv-triton/.triton browser
+test-long: .venv/.test .venv-torch/.jax .venv-triton/.triton .venv-lowest/.lowest browser
 	$(BIN)/python $(PYTEST) -m "long and not jax and not triton"
+	.venv-lowest/bin/python $(PYTEST) -W default -m "long or not long" $(WITH_THE_LOWEST)
 	TRITON_INTERPRET=1 FLASHLAB_REQUIRE=torch,triton $(TRITON)/python $(PYTEST) -m "long and triton and not gpu"
 	FLASHLAB_REQUIRE=compiler,jax $(TORCH)/python $(PYTEST) -m "jax and not gpu"
 
@@ -81,6 +83,11 @@ docs: .venv/.test
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
+# The lowest versions that pyproject.toml allows. Old libraries warn of new ones, which is no fault of ours.
+.venv-lowest/.lowest: requirements/lowest.txt pyproject.toml | .venv-lowest
+	.venv-lowest/bin/python $(INSTALL) --require-hashes --requirement $<
+	@touch $@
+
 # The player is tested in Chromium. As root on Debian, as in CI, it is installed; elsewhere a line says what is missing.
 browser:
 	@for name in chromium chromium-browser google-chrome google-chrome-stable chrome; do \
@@ -90,7 +97,7 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
 	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
-.venv .venv-torch .venv-triton:
+.venv .venv-torch .venv-triton .venv-lowest:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $@
@@ -98,7 +105,8 @@ browser:
 lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --output-file requirements/demo.txt
 	$(COMPILE) pyproject.toml requirements/demo.in requirements/test.in --extra docs --output-file requirements/test.txt
+	$(COMPILE) pyproject.toml requirements/lowest.in --resolution lowest-direct --output-file requirements/lowest.txt
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch .venv-triton out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-triton .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

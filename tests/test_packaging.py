@@ -68,6 +68,11 @@ def python(request: pytest.FixtureRequest, archives: dict[str, Path], tmp_path_f
     return interpreter
 
 
+NOTEBOOKS = {f"flashlab/notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+TOLD = ("docs", "notebooks", "requirements", "tests", "tools")
+"""What only the sdist has besides the packages: who builds from it can test it and read it."""
+
+
 def checkout() -> set[str]:
     """The files of the packages, as `flashlab/api.py`."""
     return {
@@ -83,18 +88,22 @@ def test_wheel_carries_exactly_the_packages_and_the_plugin(archives: dict[str, P
         names = set(wheel.namelist())
     info = f"flashlab_attention-{flashlab.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {*PACKAGES, PLUGIN, info}
-    assert {name for name in names if not name.startswith(info)} == checkout()
+    assert NOTEBOOKS and {name for name in names if not name.startswith(info)} == checkout() | NOTEBOOKS
     assert f"{info}/licenses/LICENSE" in names
 
 
-def test_sdist_carries_the_same(archives: dict[str, Path]):
+def test_sdist_carries_the_same_and_its_tests_and_pages(archives: dict[str, Path]):
     with tarfile.open(archives["sdist"]) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames()}
     assert {name for name in names if name.split("/")[0] in (*PACKAGES, PLUGIN)} == checkout()
-    assert {name for name in names if "/" not in name} == {
+    committed = run("git", "ls-files", *TOLD, cwd=ROOT).split() if (ROOT / ".git").exists() else []
+    assert names >= set(committed)
+    assert {name for name in names if "/" not in name} - set(TOLD) - set(PACKAGES) == {
         "CHANGELOG.md",
         "CITATION.cff",
+        "CONTRIBUTING.md",
         "LICENSE",
+        "Makefile",
         "PKG-INFO",
         "README.md",
         "hatch_build.py",
@@ -151,6 +160,12 @@ def test_installed_commands_work(python: Path, tmp_path: Path):
     assert counts["hbm"]["read"] > 0
     run(flashlab_command, "compare", "--sample", "--out", "pictures", cwd=tmp_path)
     assert list((tmp_path / "pictures").iterdir())
+
+
+def test_installed_lessons_are_copied(python: Path, tmp_path: Path):
+    command = python.with_name("flashlab" + python.suffix)
+    found = json.loads(run(command, "lessons", "course", "--json", cwd=tmp_path))
+    assert {f"flashlab/notebooks/{name}" for name in found["copied"]} == NOTEBOOKS
 
 
 def test_installed_plugin_is_found_by_pytest(python: Path, tmp_path: Path):

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, time
+from flashlab.cli import cache, capture, checks, counts, diff, emulate, info, lessons, time
 from simulator.errors import Unavailable, UsageError
 
 __all__ = ["app", "main"]
@@ -33,7 +33,7 @@ class _OneLineErrors(TyperGroup):
             text = _explained(error)
             if text is None:
                 raise
-            print("flashlab:", " ".join(text.split()), file=sys.stderr)
+            print("flashlab:", " ".join(text.split()), file=sys.stderr, flush=True)
             status = 2
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -49,13 +49,14 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, typer.Abort):
         return "interrupted"
     if format_message := getattr(error, "format_message", None):  # typer's own errors, in any of its versions
-        return f"{format_message()} (see flashlab --help)"
+        context = getattr(error, "ctx", None)
+        return f"{format_message()} (see {context.command_path if context else 'flashlab'} --help)"
     return None
 
 
 app = typer.Typer(
     cls=_OneLineErrors,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Attention algorithms, counted to the byte: by simulator, by formula and by a GPU's own counters.",
@@ -82,6 +83,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
         print(context.get_help(), end="")
 
 
+lessons.register(app)
 counts.register(app)
 checks.register(app)
 emulate.register(app)

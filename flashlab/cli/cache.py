@@ -13,7 +13,12 @@ from simulator.errors import unknown
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: flashlab cache clean")(options.expand(cache))
+    options.add(
+        app,
+        cache,
+        "flashlab cache dir",
+        "flashlab cache clean",
+    )
 
 
 def cache(

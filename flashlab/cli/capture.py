@@ -14,8 +14,12 @@ from simulator.errors import UsageError
 
 
 def register(app: typer.Typer) -> None:
-    example = "flashlab capture Qwen/Qwen3-0.6B some-text.txt mine.safetensors --layer 12 --heads 0:4"
-    app.command(epilog=f"Example: {example}")(options.expand(capture))
+    options.add(
+        app,
+        capture,
+        "flashlab capture Qwen/Qwen3-0.6B some-text.txt mine.safetensors",
+        "flashlab capture ./model some-text.txt mine.safetensors --layer 12",
+    )
 
 
 def capture(

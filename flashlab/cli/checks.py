@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flashlab.cli import options, output
+from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from simulator.catalogue import CATALOGUE, get, with_kernels
@@ -19,14 +19,27 @@ from simulator.errors import Unavailable, UsageError, unknown
 
 
 def register(app: typer.Typer) -> None:
-    for command, example in (
-        (verify, "flashlab verify mypackage:attention --framework torch --layout bshd"),
-        (bench, "flashlab bench flash2 --against sdpa-flash,cudnn,fa4 --dtype bfloat16 --head-dim 128"),
-        (counters, "flashlab counters flash2 --len-q 1000 --head-dim 64 --causal"),
-        (sanitize, "flashlab sanitize flash1 flash2"),
-        (fp8, "flashlab fp8 --head-dim 128 --len-q 16384"),
-    ):
-        app.command(epilog=f"Example: {example}")(options.expand(command))
+    options.add(
+        app,
+        verify,
+        "flashlab verify flash2 --backend emulator --check key_sets",
+        "flashlab verify my_file.py:attention --framework torch --layout bshd",
+        "flashlab verify kernel.cu:attention --format github",
+    )
+    options.add(
+        app,
+        bench,
+        "flashlab bench flash3 --dtype bfloat16 --head-dim 128 --len-q 4096",
+        "flashlab bench flash2 --against sdpa-flash,cudnn,fa4",
+    )
+    options.add(
+        app,
+        counters,
+        "flashlab counters flash2 --len-q 1000 --head-dim 64 --causal",
+        "flashlab counters flash2 --len-q 100 --backend emulator",
+    )
+    options.add(app, sanitize, "flashlab sanitize flash1 flash2", "flashlab sanitize --no-faults")
+    options.add(app, fp8, "flashlab fp8", "flashlab fp8 --head-dim 128 --len-q 16384")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,18 +273,32 @@ def verify(
         str,
         typer.Argument(
             help="An algorithm, a tile program (my_file.py:my_program), another library's kernel by its name here "
-            "(such as sdpa), any package:function, or a kernel of a CUDA source (flash.cu:forward), on the emulator."
+            "(such as sdpa), any package:function, or a kernel of a CUDA source (flash.cu:forward), on the emulator.",
+            autocompletion=completion.targets,
         ),
     ] = "flash2",
-    backend: Annotated[str, typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.")] = "simulator",
+    backend: Annotated[
+        str,
+        typer.Option(help="simulator, gpu or emulator, for flashlab's algorithms.", autocompletion=completion.backends),
+    ] = "simulator",
     full: Annotated[bool, typer.Option("--full", help="Also run long and wide problems.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help="Storage dtypes; default all that the target takes.")
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Storage dtypes; default all that the target takes.",
+            autocompletion=completion.dtypes,
+        ),
     ] = None,
-    check: Annotated[str | None, typer.Option(metavar="NAME,…", help="Checks to run; default all.")] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help="Checks to run; default all.", autocompletion=completion.checks)
+    ] = None,
     examples: Annotated[int | None, typer.Option(help="How many random problems to try.")] = None,
-    device: Annotated[str | None, typer.Option(help="The GPU that the simulator or emulator stands for.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="The GPU that the simulator or emulator stands for.", autocompletion=completion.devices),
+    ] = None,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
     time_limit: Annotated[
         float | None,
@@ -344,12 +371,15 @@ def _name(target: str) -> str:
 
 def bench(
     save: SaveOptions,
-    algorithm: Annotated[str, typer.Argument(help="One of flashlab's algorithms.")] = "flash2",
+    algorithm: Annotated[
+        str, typer.Argument(help="One of flashlab's algorithms.", autocompletion=completion.algorithms)
+    ] = "flash2",
     against: Annotated[
         str,
         typer.Option(
             metavar="NAME,…",
             help="What to time beside it: fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or another algorithm.",
+            autocompletion=completion.peers,
         ),
     ] = "sdpa-flash",
     dtype: Annotated[
@@ -421,7 +451,10 @@ def counters(
     save: SaveOptions,
     algorithms: Annotated[
         list[str] | None,
-        typer.Argument(help="Algorithms; default flash2, with --matrix or --l2 all that have kernels."),
+        typer.Argument(
+            help="Algorithms; default flash2, with --matrix or --l2 all that have kernels.",
+            autocompletion=completion.algorithms,
+        ),
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help="Run the matrix of problems instead of one.")] = False,
     l2: Annotated[bool, typer.Option("--l2", help="Run the large problems that the L2 model is held to.")] = False,
@@ -433,7 +466,9 @@ def counters(
     backend: Annotated[
         str, typer.Option(help="gpu, emulator, or both (the emulator against the GPU, outputs included).")
     ] = "gpu",
-    device: Annotated[str, typer.Option(help="The GPU that the emulator's kernels are built for.")] = "h100",
+    device: Annotated[
+        str, typer.Option(help="The GPU that the emulator's kernels are built for.", autocompletion=completion.devices)
+    ] = "h100",
     json: Json = False,
 ) -> None:
     """Hold simulator and formula to the GPU's own counters (ncu), or to the emulator's, to the byte."""
@@ -478,7 +513,10 @@ def counters(
 
 def sanitize(
     save: SaveOptions,
-    algorithms: Annotated[list[str] | None, typer.Argument(help="Algorithms; default all that have kernels.")] = None,
+    algorithms: Annotated[
+        list[str] | None,
+        typer.Argument(help="Algorithms; default all that have kernels.", autocompletion=completion.algorithms),
+    ] = None,
     faults: Annotated[
         bool, typer.Option("--faults/--no-faults", help="Also run planted faults, which the tools must find.")
     ] = True,

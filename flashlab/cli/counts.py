@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashlab.cli import options, output
+from flashlab.cli import completion, options, output
 from flashlab.cli.options import Algorithm, AxesOptions, Input, Json, ProblemOptions, RunOptions
 from flashlab.views import figures, tables
 from simulator.errors import UsageError
@@ -23,25 +23,51 @@ _MANY_SCORES = 1e10
 
 
 def register(app: typer.Typer) -> None:
-    for command, example in (
-        (compare, "flashlab compare flash1 flash2 --len-q 4096 --heads 8 --device a100 --out pictures"),
-        (count, "flashlab count flash2 --len-q 4096 --head-dim 64 --dtype float16 --causal --tile 64x64 --device a100"),
-        (simulate, "flashlab simulate flash1 --len-q 256 --no-causal --lse"),
-        (
-            sweep,
-            "flashlab sweep flash1 flash2 --len-q 1024,4096,16384 --sram 65536,232448 --csv rows.csv --plot rows.png",
-        ),
-        (trace, "flashlab trace flash2 --len-q 128 --tile 32x32 --html flash2.html --against standard"),
-        (devices, "flashlab devices --json"),
-    ):
-        app.command(epilog=f"Example: {example}")(options.expand(command))
+    options.add(
+        app,
+        compare,
+        "flashlab compare --sample --out pictures",
+        "flashlab compare flash1 flash2 --len-q 4096 --heads 8 --device a100",
+        "flashlab compare standard my_file.py:my_program --input mine.npz",
+    )
+    options.add(
+        app,
+        count,
+        "flashlab count flash2 --len-q 4096 --head-dim 128 --tile 64x64",
+        "flashlab count standard --len-q 1000000 --heads 8 --json",
+        "flashlab count flash3 --lengths 100,2000:3000,7 --dtype bfloat16",
+    )
+    options.add(
+        app,
+        simulate,
+        "flashlab simulate flash1 --len-q 256 --no-causal --lse",
+        "flashlab simulate flash2 --input mine.npz --window 128,0",
+    )
+    options.add(
+        app,
+        sweep,
+        "flashlab sweep flash1 flash2 --len-q 1024,4096 --sram 65536,232448",
+        "flashlab sweep flash2 --head-dim 64,128 --csv rows.csv --plot rows.png",
+    )
+    options.add(
+        app,
+        trace,
+        "flashlab trace flash2 --len-q 128 --tile 32x32 --html flash2.html",
+        "flashlab trace standard --tile 32x32 --against flash2 --html page.html",
+        "flashlab trace flash2 --head 0,1 --json",
+    )
+    options.add(app, devices, "flashlab devices", "flashlab devices --json")
 
 
 def compare(
     problem: ProblemOptions,
     run: RunOptions,
     algorithms: Annotated[
-        list[str] | None, typer.Argument(help="Names, or programs of your own; all that there are by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Names, or programs of your own; all that there are by default.",
+            autocompletion=completion.algorithms,
+        ),
     ] = None,
     input: Input = None,
     sample: Annotated[
@@ -299,7 +325,9 @@ class MachineAxes:
 
 
 def sweep(
-    algorithms: Annotated[list[str], typer.Argument(help="Names, or programs of your own.")],
+    algorithms: Annotated[
+        list[str], typer.Argument(help="Names, or programs of your own.", autocompletion=completion.algorithms)
+    ],
     axes: AxesOptions,
     machine: MachineAxes,
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.")] = False,
@@ -343,7 +371,7 @@ def sweep(
         )
         for row in found.rows
     ]
-    tables.table(figures.problem(base, length=False), columns, rows)
+    tables.table(figures.problem(base, length=False), columns, rows, left=2 + len(swept))
     for path in (csv, plot):
         if path is not None:
             tables.line(path)
@@ -372,9 +400,8 @@ def trace(
     input: Input = None,
     head: Annotated[str, typer.Option(metavar="B,H", help="The batch and head to record.")] = "0,0",
     seed: Annotated[int, typer.Option(help="Of the random inputs.", rich_help_panel="Problem")] = 0,
-    json: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write the trace here; - for the terminal.", rich_help_panel=_OUTPUT),
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the trace here, as JSON.", rich_help_panel=_OUTPUT)
     ] = None,
     html: Annotated[
         str | None,
@@ -382,12 +409,18 @@ def trace(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(metavar="ALGORITHM", help="With --html: side by side with this one.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            metavar="ALGORITHM",
+            help="With --html: side by side with this one.",
+            rich_help_panel=_OUTPUT,
+            autocompletion=completion.algorithms,
+        ),
     ] = None,
     kernel: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="With --html: the .cu to show; default its own.", rich_help_panel=_OUTPUT),
     ] = None,
+    json: Json = False,
 ) -> None:
     """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed."""
     import flashlab as fl
@@ -409,13 +442,13 @@ def trace(
                 fl.player(*filter(None, traces), kernel=kernel).save(html)
     recorded = traces[0]
     assert recorded is not None
-    if json == "-":
+    if out is not None:
+        replace_file(out, recorded.to_json(), argument="--out")
+    if json:
         tables.line(recorded.to_json())
         return
-    if json is not None:
-        replace_file(json, recorded.to_json(), argument="--json")
     _print_trace(recorded)
-    tables.line("\n".join(filter(None, (json, html))) or "--html FILE steps through it, --json FILE keeps it")
+    tables.line("\n".join(filter(None, (out, html))) or "--html FILE steps through it, --out FILE keeps it")
 
 
 def _print_trace(recorded: Trace) -> None:

@@ -16,7 +16,12 @@ SHOWN = 40
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: flashlab diff before.json after.json --tolerance 0.1")(options.expand(diff))
+    options.add(
+        app,
+        diff,
+        "flashlab diff before.json after.json",
+        "flashlab diff before.json after.json --tolerance 0.1",
+    )
 
 
 def diff(

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 
 import typer
 
-from flashlab.cli import options, output
+from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions, RunOptions
 from flashlab.views import tables
 from simulator import catalogue
@@ -27,17 +27,21 @@ _ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+)(?:\((.*)\))?)?$"
 
 
 def register(app: typer.Typer) -> None:
-    example = (
-        "flashlab emulate scale.cu --grid 8 --block 128 "
-        "--arg 'x=float32[1000]' --arg 'y=float32[1000]:out' --arg n=1000"
+    options.add(
+        app,
+        emulate,
+        "flashlab emulate flash2 --len-q 256 --causal",
+        "flashlab emulate sums.cu --grid 4 --block 128 --arg 'x=float32[512]'",
+        "flashlab emulate attention.cu --as flash2 --len-q 100",
     )
-    app.command(epilog=f"Example: {example}".replace("[", r"\["))(options.expand(emulate))
 
 
 def emulate(
     problem: ProblemOptions,
     run: RunOptions,
-    target: Annotated[str, typer.Argument(help="An algorithm, or a .cu file.")] = "flash2",
+    target: Annotated[
+        str, typer.Argument(help="An algorithm, or a .cu file.", autocompletion=completion.algorithms)
+    ] = "flash2",
     stands_for: Annotated[
         str | None,
         typer.Option(

@@ -10,7 +10,12 @@ from flashlab.views import tables
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: flashlab info --json")(options.expand(info))
+    options.add(
+        app,
+        info,
+        "flashlab info",
+        "flashlab info --json",
+    )
 
 
 def info(json: Json = False) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 
 import typer
 
-from flashlab.cli import output
+from flashlab.cli import completion, output
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.problem import FIELDS, MASKS, Masks, Problem
@@ -36,10 +36,21 @@ DEFAULTS: dict[str, Any] = {
 
 _PROBLEM, _RUN = "Problem", "Run"
 
-Algorithm = Annotated[str, typer.Argument(help="An algorithm, or a tile program of your own: my_file.py:my_program.")]
+Algorithm = Annotated[
+    str,
+    typer.Argument(
+        help="An algorithm, or a tile program of your own: my_file.py:my_program.", autocompletion=completion.algorithms
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 DeviceName = Annotated[
-    str, typer.Option("--device", help="A GPU by name: see `flashlab devices`.", rich_help_panel=_RUN)
+    str,
+    typer.Option(
+        "--device",
+        help="A GPU by name: see `flashlab devices`.",
+        rich_help_panel=_RUN,
+        autocompletion=completion.devices,
+    ),
 ]
 Input = Annotated[
     str | None,
@@ -63,8 +74,15 @@ def _option(known: Field) -> inspect.Parameter:
     flag = (f"{spelling(known.name)}/{spelling(f'no_{known.name}')}",) if known.kind is bool else ()
     metavars: dict[type, str] = {tuple: "L,R", list: "N,N:M,…"}
     metavar = metavars.get(known.kind)
-    option = typer.Option(*flag, help=_help(known), metavar=metavar, rich_help_panel=_PROBLEM)
+    option = typer.Option(
+        *flag, help=_help(known), metavar=metavar, rich_help_panel=_PROBLEM, autocompletion=_completed(known)
+    )
     return _parameter(known, str if metavar else known.kind, option)
+
+
+def _completed(known: Field) -> completion.Complete | None:
+    """What a shell completes where only some words are accepted."""
+    return completion.one_of(lambda: known.among) if known.among else None
 
 
 def _parameter(known: Field, kind: type, option: Any) -> inspect.Parameter:
@@ -114,7 +132,11 @@ AXES = "Axes: one value, or several with commas between them"
 def _axis(known: Field) -> inspect.Parameter:
     """A field as an option that takes several values."""
     metavar = {int: "N,…", float: "X,…", str: "NAME,…"}[known.kind]
-    return _parameter(known, str, typer.Option(help=_help(known), metavar=metavar, rich_help_panel=AXES))
+    return _parameter(
+        known,
+        str,
+        typer.Option(help=_help(known), metavar=metavar, rich_help_panel=AXES, autocompletion=_completed(known)),
+    )
 
 
 def _listed(known: Field) -> bool:
@@ -154,6 +176,12 @@ class RunOptions:
 
     def keywords(self) -> dict[str, Any]:
         return {"tile": tile(self.tile), "device": self.device, "lse": self.lse}
+
+
+def add(app: typer.Typer, command: Callable[..., None], *examples: str) -> None:
+    """Make a function a command of `app`. Its help shows each example on a line of its own, of at most 76 characters."""
+    lines = (example.replace("[", r"\[") for example in examples)
+    app.command(epilog="\n\n".join(("Examples:", *lines)))(expand(command))
 
 
 def expand(command: Callable[..., None]) -> Callable[..., None]:

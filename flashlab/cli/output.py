@@ -29,7 +29,7 @@ def document(content: Mapping[str, Any]) -> None:
 
 def remark(text: str) -> None:
     """Print a line about the run, rather than its result, to stderr."""
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
 
 
 def track(label: str) -> _Track:

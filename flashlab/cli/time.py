@@ -14,8 +14,12 @@ _OUTPUT = "Output"
 
 
 def register(app: typer.Typer) -> None:
-    example = "flashlab time flash2 --batch 4 --heads 16 --len-q 4096 --head-dim 128 --device h200 --trace flash2.json"
-    app.command(epilog=f"Example: {example}")(options.expand(time))
+    options.add(
+        app,
+        time,
+        "flashlab time flash2 --heads 16 --len-q 4096 --head-dim 128",
+        "flashlab time flash3 --len-q 8192 --device h200 --trace flash3.json",
+    )
 
 
 def time(

@@ -21,13 +21,17 @@ def line(text: str = "") -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table: `left` columns of text, then columns of figures. Columns without room in the terminal go below."""
+    """Print a table: `left` columns of text, which say what a row is about, then columns of figures.
+
+    Columns of figures without room in the terminal go below, beside the same text. A column without any is left out.
+    """
     from rich.table import Table
 
     out = console(sys.stdout)
     out.print(title, style="bold", markup=False)
-    for part in _parts(columns, rows, out.width):
-        printed = Table(header_style="bold")
+    shown = [i for i in range(len(columns)) if i < left or not rows or any(row[i] for row in rows)]
+    for part in _parts(shown, columns, rows, out.width, left):
+        printed = Table(header_style="bold", show_edge=False, pad_edge=False)
         for index in part:
             text = index < left
             printed.add_column(columns[index], justify="left" if text else "right", overflow="fold", no_wrap=not text)
@@ -36,21 +40,25 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
         out.print(printed)
 
 
-def _parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[list[int]]:
-    """The columns of each part of a table, so that every part fits into `width`. Each part repeats the first column."""
+def _parts(
+    shown: Sequence[int], columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, left: int
+) -> Iterator[list[int]]:
+    """The columns of each part of a table, so that every part fits into `width`. Each part begins with those of text."""
     from rich.cells import cell_len
 
-    needs = [
-        max([cell_len(word) for text in (name, *(row[i] for row in rows)) for word in text.split("\n")]) + 3
-        for i, name in enumerate(columns)
-    ]
-    part, used = [0], needs[0] + 1
-    for index, need in list(enumerate(needs))[1:]:
-        if used + need > width and len(part) > 1:
+    between = len(" │ ")
+    needs = {
+        i: max(cell_len(word) for text in (columns[i], *(row[i] for row in rows)) for word in text.split("\n"))
+        + between
+        for i in shown
+    }
+    about = [i for i in shown if i < left]
+    part = list(about)
+    for index in shown[len(about) :]:
+        if sum(needs[i] for i in (*part, index)) - between > width and len(part) > len(about):
             yield part
-            part, used = [0], needs[0] + 1
+            part = list(about)
         part.append(index)
-        used += need
     yield part
 
 

@@ -94,7 +94,7 @@ print(json.dumps({
     "refused": run("count", "flash2", "--ceiling", "30"),
     "no number": run("count", "flash2", "--ceiling", "x"),
     "not finite": run("count", "flash2", "--ceiling", "inf"),
-    "trace": run("trace", "mine.py:capped", "--ceiling", "30", "--len-q", "16", "--json", "-"),
+    "trace": run("trace", "mine.py:capped", "--ceiling", "30", "--len-q", "16", "--json"),
     "compare": run("compare", "flash2", "--sample", "--json"),
     "swept": run("sweep", "flash2", "mine.py:capped", "--ceiling", "none,30,50", "--json"),
 }))

@@ -28,7 +28,7 @@ from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
-    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
+    "lessons", "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
     "time", "capture", "diff", "info", "cache",
 ]  # fmt: skip
 
@@ -60,9 +60,39 @@ def mine(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_an_example(command: str) -> None:
+def test_help_shows_examples_that_80_columns_hold(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     text = run(command, "--help").stdout
-    assert re.search(rf"Example: flashlab\s+{command}\b", text)
+    _, _, examples = text.partition("Examples:")
+    lines = [line.strip() for line in examples.splitlines() if line.strip()]
+    assert len(lines) >= 2 and all(re.match(rf"flashlab {command}\b", line) for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("cou", ["count", "counters"]),
+        ("count flash1", ["flash1"]),
+        ("count flash2 --device h", ["h100", "h200"]),
+        ("count flash2 --dtype b", ["bfloat16"]),
+        ("sweep flash2 --dtype float16,b", ["float16,bfloat16"]),
+        ("verify sdpa-f", ["sdpa-flash"]),
+        ("verify flash2 --check rule,key_", ["rule,key_sets"]),
+        ("bench flash2 --against cudnn,fa", ["cudnn,fa4"]),
+        ("count my_fi", []),
+    ],
+)
+def test_a_shell_completes(words: str, expected: list[str]) -> None:
+    """As bash asks it, by the environment. Where nothing fits, the shell completes files."""
+    asked = {
+        "_FLASHLAB_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"flashlab {words}",
+        "COMP_CWORD": str(len(words.split())),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "flashlab"], env=os.environ | asked, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, expected, "")
 
 
 def test_commands_are_those_of_the_design() -> None:
@@ -220,10 +250,10 @@ def test_sweep_prints_every_cell(tmp_path: Path) -> None:
 
 def test_trace_is_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json", path)
+    run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--out", path)
     expected = fl.simulate("flash2", *fl.random_inputs(DEFAULT.replace(len_q=100)), causal=True, trace=(0, 1)).trace
     assert expected is not None and path.read_text() == expected.to_json()
-    assert run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json", "-").stdout.strip() == expected.to_json()
+    assert run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json").stdout.strip() == expected.to_json()
 
 
 def test_devices() -> None:
@@ -321,7 +351,7 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("sweep flash2 --plot /nowhere.png --y algorithm", "--y = 'algorithm': expected a figure"),
         ("sweep flash2 --plot /nowhere.png --x length", "--x = 'length': expected one of"),
         ("simulate flash2 --out /nowhere/out.npz", "--out = '/nowhere/out.npz'"),
-        ("trace flash2 --json /nowhere/trace.json", "--json = '/nowhere/trace.json'"),
+        ("trace flash2 --out /nowhere/trace.json", "--out = '/nowhere/trace.json'"),
         ("trace flash2 --head 0", "--head = '0': expected batch,head"),
         ("trace flash2 --head 0,5", "(batch, head) under (1, 2)"),
         ("trace flash2 --against flash1", "--html FILE"),
@@ -631,7 +661,7 @@ def test_results_are_kept(tmp_path: Path) -> None:
 def test_tables_fit_the_terminal(command: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run(*command.split()).stdout.splitlines()
-    tables = [line for line in lines if line[:1] in "┏┃┡│└"]
+    tables = [line for line in lines if any(edge in line for edge in "┃╇│┼")]
     assert tables and all(len(line.rstrip()) <= width for line in tables)
     assert not any("…" in line for line in tables), "nothing is cut"
 

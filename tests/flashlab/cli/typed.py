@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from typing import Any
 
 from typer.testing import CliRunner
@@ -10,9 +11,13 @@ from typer.testing import CliRunner
 from flashlab.cli import app
 
 
+APART: Any = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+"""Old versions of typer mix the two streams unless told."""
+
+
 def run(*words: object, code: int = 0) -> Any:
     """The result of a call that must end with this status."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = CliRunner(**APART).invoke(app, [str(word) for word in words])
     assert result.exit_code == code, (words, result.output, result.exception)
     return result
 

@@ -1,0 +1,496 @@
+"""The JSON documents that commands print with `--json`: a model of each, from which its published JSON Schema is made.
+
+What is measured has its schema where it is measured, since files on record hold the same (`flashlab.measure.results`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, RootModel, create_model
+
+from flashlab.cli.output import SCHEMA
+from flashlab.measure import agreement, counter_report, fp8, sanitizers, speed
+from flashlab.measure.results import Data
+from flashlab.verify.kind import Verified
+from simulator.fields import Field as ProblemField
+from simulator.problem import FIELDS
+
+Number = float | Literal["inf", "-inf", "nan"]
+"""Infinities and NaN are text that Python's `float` reads."""
+
+
+def _problem() -> type[Data]:
+    """The fields of a problem, each with its help as the description."""
+
+    def kind(known: ProblemField) -> Any:
+        inner: Any = {tuple: tuple[int | None, int | None], list: tuple[tuple[int, int], ...]}.get(
+            known.kind, known.kind
+        )
+        return inner if known.default is not None or known.follows else inner | None
+
+    named: Any = {name: (Annotated[kind(x), Field(description=f"{x.help}.")], ...) for name, x in FIELDS.items()}
+    return create_model("Problem", __base__=Data, __doc__="What is computed: sizes, dtype, masks.", **named)
+
+
+Problem = _problem()
+
+
+class Document(Data):
+    """What every document has."""
+
+    schema_: Annotated[
+        int, Field(alias="schema", description="1. It rises when a key is removed or means another thing.")
+    ]
+
+
+class Hbm(Data):
+    """Bytes requested from HBM: read, written, added by atomics; and the most that is taken at once."""
+
+    read: int
+    write: int
+    atomic: int
+    peak: int
+
+
+class Sram(Data):
+    """Bytes read from SRAM and written to it, and the most that a block takes."""
+
+    read: int
+    write: int
+    peak: int
+
+
+class Flops(Data):
+    """FLOPs of matrix products, and all others. Exponentials are counted apart."""
+
+    matmul: int
+    other: int
+
+
+class Dram(Data):
+    """Bytes that reach DRAM: an estimate, and its two bounds."""
+
+    estimate: int
+    low: int
+    high: int
+
+
+class OfTensor(Data):
+    """The bytes of one tensor."""
+
+    hbm_read: int
+    hbm_write: int
+    hbm_atomic: int
+    sram_read: int
+    sram_write: int
+
+
+class OfLaunch(Data):
+    """The counts of one launch. `sram_peak` is what a block takes."""
+
+    name: str
+    blocks: int
+    warps: int
+    sram_peak: int
+    hbm_read: Annotated[int, Field(alias="hbm.read")]
+    hbm_write: Annotated[int, Field(alias="hbm.write")]
+    hbm_atomic: Annotated[int, Field(alias="hbm.atomic")]
+    sram_read: Annotated[int, Field(alias="sram.read")]
+    sram_write: Annotated[int, Field(alias="sram.write")]
+    flops_matmul: int
+    flops_other: int
+    exp: int
+
+
+class Counts(Data):
+    """What one algorithm moves and computes. `intensity` is FLOPs per requested byte."""
+
+    algorithm: str
+    problem: Problem  # pyright: ignore[reportInvalidTypeForm]
+    tile: str
+    device: str
+    hbm: Hbm
+    sram: Sram
+    flops: Flops
+    exp: int
+    compulsory: int
+    compulsory_read: int
+    dram: Dram
+    intensity: Number
+    by_tensor: dict[str, OfTensor]
+    launches: tuple[OfLaunch, ...]
+
+
+class Count(Document, Counts):
+    """The counts of an algorithm."""
+
+
+class Error(Data):
+    """How far a result is from naive attention in float64: the largest difference, and the 2-norm beside the result's."""
+
+    max: Number
+    relative: Number
+    lse: Number | None
+
+
+class Compared(Counts):
+    """The counts of an algorithm, and its error, where there was data."""
+
+    error: Error | None
+
+
+class Compare(Document):
+    """Algorithms side by side. `pictures` are the files of `--out`."""
+
+    problem: Problem  # pyright: ignore[reportInvalidTypeForm]
+    device: str
+    tile: str | None
+    lse: bool
+    rows: tuple[Compared, ...]
+    pictures: dict[str, str] = {}
+
+
+class Numbers(Data):
+    """An array in short: its shape, and the range of its `finite` elements."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    finite: int
+    min: Number
+    mean: Number
+    max: Number
+
+
+class Simulate(Document):
+    """A run on data."""
+
+    out: Numbers
+    lse: Numbers | None
+    error: Error | None
+    counts: Counts
+
+
+class Sweep(Document):
+    """A row for each combination of the `axes`: a problem's fields and what `count` says of it, flat."""
+
+    axes: tuple[str, ...]
+    rows: tuple[dict[str, Any], ...]
+
+
+class Gpu(Data):
+    """A GPU of the table, in bytes, bytes per second and FLOPs per second. `ridge` is FLOPs per byte, by dtype."""
+
+    name: str
+    title: str
+    compute_capability: tuple[int, int]
+    sms: int
+    sram_per_block: int
+    sram_per_sm: int
+    l2: int
+    bandwidth: float
+    tensor_flops: float
+    fp32_flops: float
+    memory: int
+    max_warps_per_sm: int
+    source: str
+    ridge: dict[str, float]
+
+
+class Devices(Document):
+    """The GPUs of the table."""
+
+    devices: tuple[Gpu, ...]
+
+
+class TimeOfLaunch(Data):
+    """The predicted time of a launch in seconds. `balance` is the share of the SMs' places that are taken."""
+
+    name: str
+    seconds: float
+    sm_seconds: float
+    dram_seconds: float
+    utilisation: dict[str, float]
+    balance: float
+    blocks_per_sm: int
+    bound: str
+
+
+class Time(Document):
+    """A predicted time. `clock` is in hertz; `utilisation` is the share of the time in which a unit is busy."""
+
+    algorithm: str
+    tile: str
+    device: str
+    seconds: float
+    clock: float
+    utilisation: dict[str, float]
+    bound: str
+    launches: tuple[TimeOfLaunch, ...]
+
+
+Line = tuple[str, int]
+"""A line of a source: its file and its number."""
+
+
+class Found(Data):
+    """A misuse, or a remark: what kind, where, by which thread, to which bytes; `text` is the whole in a sentence."""
+
+    kind: str
+    message: str
+    line: Line | None
+    via: tuple[Line, ...]
+    step: str
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    space: str
+    tensor: str
+    offset: int
+    bytes: int
+    times: int
+    index: str
+    other_line: Line | None
+    other_block: tuple[int, int, int] | None
+    other_thread: tuple[int, int, int] | None
+    at: Line | None
+    other_at: Line | None
+    text: str
+
+
+class Moved(Data):
+    """What one kind of instruction of a step moved of a tensor."""
+
+    step: str
+    tensor: str
+    space: str
+    op: str
+    instructions: int
+    bytes: int
+    sectors: int
+    wavefronts: int
+    ideal: int
+    what: str
+
+
+class Emulated(Data):
+    """A launch on the emulator. `dropped` findings were too many to keep."""
+
+    kernel: str
+    moved: tuple[Moved, ...]
+    findings: tuple[Found, ...]
+    dropped: int
+    plain: int
+    flops: int
+    exp: int
+    notes: tuple[Found, ...]
+    stopped: bool
+    unfinished: bool
+
+
+class EmulateAlgorithm(Document):
+    """An algorithm's kernels on the emulator. `differences` are bytes that aren't the formula's."""
+
+    passed: bool
+    algorithm: str
+    device: str
+    problem: Problem  # pyright: ignore[reportInvalidTypeForm]
+    tile: str
+    launches: tuple[Emulated, ...]
+    unwritten: dict[str, int]
+    differences: tuple[str, ...]
+    max_error: Number
+
+
+class EmulateFile(Document):
+    """A kernel of a .cu file on the emulator. `unwritten` counts the elements that outputs lack."""
+
+    passed: bool
+    launch: Emulated
+    unwritten: dict[str, int]
+    notes: tuple[str, ...]
+
+
+class Emulate(RootModel[EmulateAlgorithm | EmulateFile]):
+    """What the emulator found."""
+
+
+class Part(Data):
+    """Something that some commands need: what was found of it, or how to get it."""
+
+    name: str
+    purpose: str
+    found: str | None
+    missing: str | None
+
+
+class Info(Document):
+    """What is installed and found here."""
+
+    versions: dict[str, str]
+    parts: tuple[Part, ...]
+
+
+class Cache(Document):
+    """The folder of compiled kernels, and what it holds, or held when it was cleaned."""
+
+    folder: str
+    entries: int
+    bytes: int
+
+
+class Difference(Data):
+    """A place where two documents differ. A value that one lacks is text: (missing)."""
+
+    where: str
+    a: Any
+    b: Any
+
+
+class Diff(Document):
+    """Two documents compared. Times aren't, unless a tolerance is given."""
+
+    a: str
+    b: str
+    same: bool
+    equal: int
+    not_compared: int
+    differences: tuple[Difference, ...]
+
+
+class Shape(Data):
+    """A saved array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Capture(Document):
+    """What was saved of a model."""
+
+    file: str
+    q: Shape
+    k: Shape
+    v: Shape
+    note: dict[str, Any]
+
+
+class Lessons(Document):
+    """The notebooks that were copied into a folder, and those that were there and stayed."""
+
+    folder: str
+    copied: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class Source(Data):
+    """The text of a program, and where it begins in its file."""
+
+    first_line: int
+    text: str
+
+
+class TensorShape(Data):
+    """A tensor in HBM, of one head."""
+
+    rows: int
+    cols: int
+    dtype: str
+    role: str
+    vector: bool
+
+
+class BufferShape(Data):
+    """A buffer in SRAM, `copies` times."""
+
+    rows: int
+    cols: int
+    dtype: str
+    copies: int
+
+
+class Transfer(Data):
+    """Bytes that a step moved of a tensor, by `hbm.read` and the like, and which rows and columns."""
+
+    tensor: str
+    source: str
+    line: int
+    bytes: dict[str, int]
+    rows: tuple[int, int] | None = None
+    cols: tuple[int, int] | None = None
+
+
+class Values(Data):
+    """Numbers: little-endian float32 in base64."""
+
+    shape: tuple[int, int]
+    float32: str
+
+
+class Event(Data):
+    """A step of a block: the line, the bytes that are alive in SRAM, what was moved, and the values computed."""
+
+    launch: str
+    step: str
+    block: tuple[int, int]
+    source: str
+    line: int
+    sram: dict[str, int]
+    transfers: tuple[Transfer, ...]
+    values: dict[str, Values] = {}
+
+
+class Trace(Document):
+    """Every step of one head. `head` is (batch, head)."""
+
+    algorithm: str
+    head: tuple[int, int]
+    problem: dict[str, Any]
+    tile: tuple[int, int]
+    device: str
+    sram_limit: int
+    sources: dict[str, Source]
+    tensors: dict[str, TensorShape]
+    buffers: dict[str, BufferShape]
+    events: tuple[Event, ...]
+
+
+def _measured(schema: type[Data]) -> type[Data]:
+    """The document of a measurement: its data, with the schema's number where the data has none."""
+    if "schema_" in schema.model_fields:
+        return schema
+    return create_model(schema.__name__, __base__=(schema, Document), __doc__=schema.__doc__)
+
+
+class Counters(RootModel[_measured(counter_report.Counted) | _measured(agreement.Agreed)]):  # pyright: ignore[reportInvalidTypeArguments]
+    """Counters beside the formula; with `--backend both`, the emulator beside the GPU."""
+
+
+DOCUMENTS: Mapping[str, type[BaseModel]] = {
+    "lessons": Lessons,
+    "compare": Compare,
+    "count": Count,
+    "simulate": Simulate,
+    "sweep": Sweep,
+    "trace": Trace,
+    "devices": Devices,
+    "verify": Verified,
+    "bench": _measured(speed.Bench),
+    "counters": Counters,
+    "sanitize": _measured(sanitizers.Sanitized),
+    "fp8": _measured(fp8.Eight),
+    "emulate": Emulate,
+    "time": Time,
+    "capture": Capture,
+    "diff": Diff,
+    "info": Info,
+    "cache": Cache,
+}
+"""The document of each command."""
+
+
+def json_schema(command: str) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a command's document."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    body = DOCUMENTS[command].model_json_schema(by_alias=True)
+    return {"$schema": dialect, **body, "title": f"flashlab {command} --json, schema {SCHEMA}"}

@@ -1,0 +1,46 @@
+"""`flashlab lessons` copies the notebooks to where their reader works on them, and opens the first."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from flashlab.cli import options, output
+from flashlab.cli.options import Json
+from flashlab.views import tables
+
+
+def register(app: typer.Typer) -> None:
+    options.add(app, lessons, "flashlab lessons", "flashlab lessons my-course --no-open")
+
+
+def lessons(
+    folder: Annotated[str, typer.Argument(help="Where they go. What lies there already stays.")] = "flashlab-lessons",
+    opened: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the first one in JupyterLab; with --json, none.")
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Copy the lessons' notebooks into a folder, and open the first in JupyterLab. Nothing is overwritten."""
+    from flashlab.lessons import notebooks
+
+    with options.spelled(folder="FOLDER"):
+        found = notebooks.copy(folder)
+    if json:
+        output.document({"folder": str(found.folder), "copied": found.copied, "kept": found.kept})
+        return
+    kept = f", {len(found.kept)} were there and stay as they are" if found.kept else ""
+    tables.line(f"{found.folder}: {len(found.copied)} lessons copied{kept}")
+    if not opened:
+        return
+    if importlib.util.find_spec("jupyterlab") is None:
+        tables.line("to open them: pip install 'flashlab-attention[lab]', or any editor of notebooks")
+        return
+    sys.stdout.flush()
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # Jupyter refuses it unless told
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "jupyterlab", *root, str(found.first)]).returncode)

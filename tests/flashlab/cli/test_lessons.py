@@ -1,0 +1,69 @@
+"""`flashlab lessons`: the notebooks are copied, and nobody's work is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from docs._site.commands import schemas
+from flashlab.cli import lessons
+from flashlab.lessons import notebooks
+from tests.flashlab.cli.typed import document, one_line, run
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_all_are_copied_and_none_is_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "course"
+    assert f"{len(NAMES)} lessons copied" in run("lessons", folder, "--no-open").stdout
+    assert sorted(path.name for path in folder.iterdir()) == NAMES
+    mine, lost = folder / NAMES[3], folder / NAMES[5]
+    mine.write_text("my answers")
+    lost.unlink()
+    found = document("lessons", folder)
+    assert (found["copied"], len(found["kept"])) == ([lost.name], len(NAMES) - 1)
+    assert mine.read_text() == "my answers"
+    assert lost.read_bytes() == (ROOT / "notebooks" / lost.name).read_bytes()
+
+
+def test_the_document_is_what_its_schema_says(tmp_path: Path) -> None:
+    assert set(document("lessons", tmp_path)) == set(json.loads(schemas()["lessons.json"])["required"])
+
+
+def test_the_first_one_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def ran(command: list[str], **_: Any) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", ran)
+    monkeypatch.setattr(lessons.importlib.util, "find_spec", lambda name: object())
+    run("lessons", tmp_path / "course")
+    assert asked[0][:3] == [sys.executable, "-m", "jupyterlab"] and asked[0][-1] == str(tmp_path / "course" / NAMES[0])
+
+
+def test_without_jupyterlab_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons.importlib.util, "find_spec", lambda name: None)
+    assert "flashlab-attention[lab]" in run("lessons", tmp_path / "course").stdout
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    assert f"FOLDER = '{path}'" in one_line("lessons", path)
+    assert path.read_text() == "mine"
+
+
+def test_installed_ones_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebooks, "_PACKAGE", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "00_mine.ipynb").touch()
+    assert [path.name for path in notebooks.originals()] == ["00_mine.ipynb"]
