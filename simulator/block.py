@@ -62,6 +62,7 @@ class Block:
 
     def step(self, name: str) -> None:
         """Name the step that begins here. The `.cu` file has a mark of the same name: `// step: load_k`."""
+        self._m.go_on()
         self._step = name
         if self._m.recorder:
             self._m.recorder.step(name, _program_frame())

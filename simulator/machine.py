@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -56,8 +57,9 @@ class Machine:
 
     def __init__(
         self, name: str, operation: Operation, problem: Problem, config: Config, device: Device, *, asked: Collection[str] = (),
-        data: Mapping[str, Array] | None, recorder: Recorder | None = None,
+        data: Mapping[str, Array] | None, recorder: Recorder | None = None, stop: Event | None = None,
     ) -> None:  # fmt: skip
+        self._stop = stop or Event()
         self.operation, self.problem, self.device = operation, problem, device
         self.config, self.tile = config, config.tile
         self.asked, self.recorder, self.data = frozenset(asked), recorder, data is not None
@@ -177,6 +179,11 @@ class Machine:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
+    def go_on(self) -> None:
+        """Raises `Stopped` once nobody waits for the run any more."""
+        if self._stop.is_set():
+            raise Stopped
+
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
         """Note a rectangle (first row, end row, first byte, end byte) that a launch reaches in each head."""
         heads = tensor.spec.heads if tensor.member is None else tensor.spec.heads // self.problem.queries_per_kv
@@ -263,6 +270,10 @@ class Machine:
         batch = p.batch if "batch" in axes else 1
         kv_heads = p.kv_heads if "heads" in axes or "kv_heads" in axes else 1
         return batch, kv_heads, p.queries_per_kv if "heads" in axes else 1
+
+
+class Stopped(Exception):
+    """Ends a thread whose run was interrupted, or has failed in another thread."""
 
 
 class _Touched(NamedTuple):

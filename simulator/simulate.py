@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
+from threading import Event, Lock
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
 from simulator.ragged import evaluated, joined
 from simulator.tensors import HbmTensor
+from simulator.threads import together
 from simulator.trace import Recorder, Trace
 
 TileLike = Tile | tuple[int, int] | str | None
@@ -136,22 +138,26 @@ def run_on_data(
     other work.
 
     Of a ragged batch, each sequence has a machine. Its program is given a ragged batch of one.
+
+    An interrupt, or what one thread raises, also ends the other threads at their next step.
     """
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
+    stop = Event()
 
     def run(part: Part) -> tuple[Machine, list[str]]:
-        machine = Machine(program.name, operation, part.problem, config, device, asked=asked, data=part.arrays)
+        machine = Machine(
+            program.name, operation, part.problem, config, device, asked=asked, data=part.arrays, stop=stop
+        )
         return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
 
     ragged = problem.lengths is not None
     parts = _sequences(operation, arrays, problem) if ragged else _parts(operation, arrays, problem)
-    with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+    with _one_blas_thread():
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
-            with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
-                done = list(pool.map(run, parts))
+            done = together([partial(run, part) for part in parts], stop.set, min(len(parts), os.cpu_count() or 1))
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:
@@ -219,6 +225,25 @@ def _piece(x: Array, operand: Operand, cut: range, problem: Problem) -> Array:
         return x
     each = problem.queries_per_kv if operand.axes[axis] == "heads" else 1
     return x[(slice(None),) * axis + (slice(cut.start * each, cut.stop * each),)]
+
+
+_limiting = Lock()
+
+
+@contextmanager
+def _one_blas_thread() -> Generator[None]:
+    """Keeps NumPy's BLAS to one thread. Of calls that overlap the first does so, and puts back what it found.
+
+    A second one would find the first one's single thread, and leave that behind.
+    """
+    if not _limiting.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+            yield
+    finally:
+        _limiting.release()
 
 
 @cache

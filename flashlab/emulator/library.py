@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import kernels_cu
 from flashlab.emulator.places import lines_of
 from simulator.errors import unknown
+from simulator.threads import together
 
 __all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "load"]
 
@@ -285,6 +287,7 @@ class _Launch(ctypes.Structure):
         ("sanitize", ctypes.c_int),
         ("time_limit", ctypes.c_double),
         ("watched", ctypes.c_void_p),
+        ("stop", ctypes.POINTER(ctypes.c_int)),
     )
 
 
@@ -329,7 +332,8 @@ class Library:
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
         dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
         stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
-        stores to it is a finding of the kind "stored". Raises `UsageError` for a kernel that the library lacks.
+        stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError` for a kernel that
+        the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
@@ -341,12 +345,14 @@ class Library:
                 for b in buffers
             ]
         )
+        stop = ctypes.c_int(0)
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
-            arena.pointer(watched[0]) + watched[1] if watched else None,
+            arena.pointer(watched[0]) + watched[1] if watched else None, ctypes.pointer(stop),
         )  # fmt: skip
-        answer = self._dll.emu_launch(ctypes.byref(request))
+        # native code in this thread would never hear of an interrupt
+        (answer,) = together([lambda: self._dll.emu_launch(ctypes.byref(request))], partial(setattr, stop, "value", 1))
         report = json.loads(ctypes.string_at(answer))
         self._dll.emu_free(answer)
         return self._launched(entry, report, arena)
