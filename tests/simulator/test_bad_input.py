@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,18 @@ GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float
             "dtype = 'float17': expected one of float32, float16, bfloat16, float8_e4m3fn (did you mean float16?)",
         ),
         ({"causal": 1}, "causal = 1: expected True or False"),
+        ({"len_q": 2**63}, "len_q = 9223372036854775808: expected an integer of at least 0, up to 2^62"),
         ({"window": 5}, "window = 5: expected a pair (left, right), each None or an integer of at least 0"),
         ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),
         ({"scale": float("nan")}, "scale = nan: expected a finite number, or None for 1/sqrt(head dim)"),
+        ({"scale": 1e39}, "scale = 1e+39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
+        ({"scale": 1e-39}, "scale = 1e-39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
+        ({"scale": True}, "scale = True: expected a finite number, or None for 1/sqrt(head dim)"),
+        ({"scale": np.bool_(True)}, "scale = np.True_: expected a finite number, or None for 1/sqrt(head dim)"),
+        (
+            {"soft_cap": 1e39},
+            "soft_cap = 1e+39: expected a finite number of at least 0 that float32 holds; 0 or None is none",
+        ),
         ({"scale": "x"}, "scale = 'x': expected a finite number, or None for 1/sqrt(head dim)"),
         ({"scale": 10**400}, f"scale = 1{'0' * 289} … 00000: expected a finite number, or None for 1/sqrt(head dim)"),
     ],
@@ -86,6 +96,19 @@ def test_array_dtypes_and_nan() -> None:
         fl.simulate("flash2", x, x, x.astype(np.float32))
     with pytest.raises(UsageError, match=r"k = 'NaN or inf': expected finite values"):
         fl.simulate("flash2", x, x * np.float16(np.nan), x, check_finite=True)
+
+
+def test_masked_arrays() -> None:
+    """NumPy's own functions would drop the mask, and compute with what it hides."""
+    x = np.zeros((1, 1, 4, 8), np.float16)
+    hidden = np.ma.masked_greater(x, 1)
+    line = "^k = masked array: expected an array whose values all count: its mask would be lost$"
+    calls = fl.naive, fl.naive_loop, partial(fl.simulate, "flash2"), partial(fl.attention, backend="emulator")
+    for f in (*calls, partial(fl.emulate, "flash2")):
+        with pytest.raises(UsageError, match=line):
+            f(x, hidden, x)
+    with pytest.raises(UsageError, match="^x = masked array"):
+        fl.softmax("softmax_safe", hidden.reshape(-1))
 
 
 def test_mistakes_in_a_tile_program_are_named() -> None:
