@@ -17,10 +17,11 @@ import numpy as np
 
 import kernels_cu
 from flashlab.emulator.places import lines_of
-from simulator.errors import unknown
+from simulator.errors import UsageError, unknown
+from simulator.fields import integer
 from simulator.threads import together
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "load"]
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits", "load"]
 
 
 class Line(NamedTuple):
@@ -403,6 +404,15 @@ class Library:
         """The line that did it: the innermost that isn't in the headers of primitives, which are to a kernel what CUDA is."""
         ours = f"{kernels_cu.include_dir()}{os.sep}"
         return next((line for line in chain if not line.file.startswith(ours)), self._own(chain))
+
+
+def check_limits(workers: Any, time_limit: Any) -> None:
+    """Raise `UsageError` for limits of a run that mean nothing."""
+    if workers is not None:
+        integer("workers", workers, 1)
+    number_of_seconds = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if not number_of_seconds or not 0 <= time_limit < float("inf"):
+        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
 
 
 def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:

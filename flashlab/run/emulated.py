@@ -12,7 +12,7 @@ import numpy as np
 
 import kernels_cu
 from flashlab.emulator.build import build
-from flashlab.emulator.library import Arena, Finding, Launched
+from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.run import abi, arrays, host, nvrtc
 from flashlab.run.arrays import host_view
@@ -188,6 +188,7 @@ def emulate_problem(
 ) -> Emulation:  # fmt: skip
     """`emulate` for NumPy arrays by name, of a problem that is known."""
     on = Device.named("h100" if device is None else device)
+    check_limits(workers, time_limit)
     row.check(problem, on)
     counts = count(row.program, problem, tile=tile, device=on, lse=lse)
     config = counts.config
