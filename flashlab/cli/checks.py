@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,16 @@ class SaveOptions:
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace a file of that name.")] = False
 
+    def check(self, kind: str, algorithms: list[str]) -> None:
+        """Look whether the result could be saved, before anything is run for it. Raises `UsageError`."""
+        if self.save is None:
+            return
+        from flashlab.measure import results
+
+        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force}
+        with options.spelled(output="--save", folder="--save", condition="--condition"):
+            results.place(results.kinds()[kind], algorithms, **where)
+
     def keep(self, kind: str, algorithms: list[str], report: Any) -> None:
         if self.save is None:
             return
@@ -61,12 +72,14 @@ class SaveOptions:
         output.remark(str(path))
 
 
-def _finish(report: Any, json: bool, passed: bool) -> None:
+def _finish(report: Any, json: bool, keep: Callable[[], None]) -> None:
+    """Print a report, and then keep it: whatever is in the way of that, it isn't lost."""
     if json:
         output.document(report.to_dict())
     else:
         report.print()
-    if not passed:
+    keep()
+    if not report.passed:
         raise typer.Exit(1)
 
 
@@ -287,6 +300,7 @@ def verify(
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,
     }  # fmt: skip
+    save.check("verify", [_name(target)])
     with output.busy("checks") as tick, options.compiling():
         if is_kernel(target):
             kernel = launch.kernel(target, device, time_limit)
@@ -303,11 +317,12 @@ def verify(
             if time_limit is not None:
                 raise UsageError("--time-limit", time_limit, "nothing: flashlab's own algorithms have no limit")
             report = fl.verify(target, **asked, device=device, on_row=tick)
-    save.keep("verify", [_name(target)], report)
+    keep = partial(save.keep, "verify", [_name(target)], report)
     if format != "text" and not json:
         print(FORMATS[format](report), end="")
+        keep()
         raise typer.Exit(0 if report.passed else 1)
-    _finish(report, json, report.passed)
+    _finish(report, json, keep)
 
 
 def _foreign(target: str, outsider: OutsiderOptions) -> Any:
@@ -367,6 +382,9 @@ def bench(
         options.values("--len-q", len_q, int),
     )
     peers = options.values("--against", against, str)
+    kind = "ladder" if any(name in CATALOGUE for name in peers) else "bench"
+    save.check(kind, [algorithm])
+    options.check_outputs({"--cells": (cells, (".json",))}, force=save.force)
     report = speed.run(
         algorithm,
         peers,
@@ -375,10 +393,13 @@ def bench(
         seconds=seconds,
         progress=output.track("problems"),
     )
-    save.keep("ladder" if any(name in CATALOGUE for name in peers) else "bench", [algorithm], report)
-    if cells is not None:
-        replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
-    _finish(report, json, report.passed)
+
+    def keep() -> None:
+        save.keep(kind, [algorithm], report)
+        if cells is not None:
+            replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="--cells")
+
+    _finish(report, json, keep)
 
 
 def fp8(
@@ -392,11 +413,11 @@ def fp8(
     """Measure FlashAttention-3 in FP8: its error on inputs with outliers, and its speed beside bfloat16."""
     from flashlab.measure import fp8 as eight
 
+    save.check("fp8", ["flash3_fp8"])
     report = eight.run(
         lengths=options.values("--len-q", len_q, int), head_dims=options.values("--head-dim", head_dim, int)
     )
-    save.keep("fp8", ["flash3_fp8"], report)
-    _finish(report, json, report.passed)
+    _finish(report, json, partial(save.keep, "fp8", ["flash3_fp8"], report))
 
 
 def counters(
@@ -440,6 +461,8 @@ def counters(
         if not cases:
             raise UsageError("--only", only, f"words from a problem's name, such as {known[-1].name!r}")
     report: Any
+    kind = "agreement" if backend == "both" else "counters"
+    save.check(kind, list(dict.fromkeys(case.algorithm for case in cases)))
     if backend == "gpu":
         report = hardware.run(cases, progress=output.track("algorithms"))
     elif backend == "emulator":
@@ -454,8 +477,7 @@ def counters(
         report = agreement.run(cases, progress=output.track("problems"))
     else:
         raise unknown("--backend", backend, ("gpu", "emulator", "both"))
-    save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
-    _finish(report, json, report.passed)
+    _finish(report, json, partial(save.keep, kind, report.algorithms, report))
 
 
 def sanitize(
@@ -469,6 +491,9 @@ def sanitize(
     """Run compute-sanitizer's four tools on every kernel, over a small grid of problems."""
     from flashlab.measure import sanitizers
 
+    for name in algorithms or []:
+        if name not in with_kernels():
+            raise unknown("algorithms", name, with_kernels())
+    save.check("sanitizers", algorithms or with_kernels())
     report = sanitizers.run(sanitizers.grid(algorithms), faults=faults, progress=output.track("runs"))
-    save.keep("sanitizers", report.algorithms, report)
-    _finish(report, json, report.passed)
+    _finish(report, json, partial(save.keep, "sanitizers", report.algorithms, report))

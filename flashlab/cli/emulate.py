@@ -13,7 +13,7 @@ from zipfile import BadZipFile
 import typer
 
 from flashlab.cli import options, output
-from flashlab.cli.options import Json, ProblemOptions, RunOptions
+from flashlab.cli.options import Force, Json, ProblemOptions, RunOptions
 from flashlab.views import tables
 from simulator import catalogue
 from simulator.errors import UsageError, unknown
@@ -99,12 +99,15 @@ def emulate(
         str | None,
         typer.Option(metavar="FILE.npz", help="Save the arrays as the kernel left them.", rich_help_panel=_FILE),
     ] = None,
+    force: Force = False,
     sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
     json: Json = False,
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
     if target.endswith(".cu") and stands_for is None:
         _refuse_without_meaning(problem, run)
+        read = [target, *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ())))]
+        options.check_outputs({"--out": (out, (".npz",))}, inputs=read, force=force)
         given: dict[str, Any] = {
             "kernel": kernel,
             "grid": grid and options.values("--grid", grid, int),

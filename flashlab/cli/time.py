@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flashlab.cli import options, output
-from flashlab.cli.options import Algorithm, DeviceName, Json, ProblemOptions
+from flashlab.cli.options import PICTURES, Algorithm, DeviceName, Force, Json, ProblemOptions
 from flashlab.views import figures, tables
 
 _OUTPUT = "Output"
@@ -36,12 +36,14 @@ def time(
         str | None,
         typer.Option(metavar="FILE", help="Draw it into this file (.png, .svg, .pdf).", rich_help_panel=_OUTPUT),
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Predict how long a kernel takes, how busy each unit is, and what binds it. Nothing is run."""
     import flashlab as fl
     from flashlab.files import replace_file
 
+    options.check_outputs({"--trace": (trace, (".json",)), "--plot": (plot, PICTURES)}, inputs=[algorithm], force=force)
     posed = problem.problem(algorithm)
     found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=device)
     if trace is not None:
