@@ -29,6 +29,8 @@ from simulator.counts import Book, Counts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.fields import integer
+from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
 from simulator.tensors import HbmTensor
@@ -149,8 +151,8 @@ class Machine:
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
-        if warps < 1:
-            raise UsageError("warps", warps, "an integer of at least 1")
+        warps = integer("warps", warps, 1)
+        rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
         row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
         self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=row_walk)
@@ -261,6 +263,7 @@ class Machine:
             dtype = numpy_dtype(spec.dtype)
             unwritten = np.nan if dtype.kind in "fV" else np.iinfo(dtype).min
             planes = (spec.planes,) if spec.axes else ()
+            check_memory(f"{spec.name} of {self.book.algorithm}", spec.nbytes)
             self.values[spec.name] = np.full((*lead, *planes, spec.rows, spec.cols), unwritten, dtype)
         return HbmTensor(spec)
 

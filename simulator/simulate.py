@@ -19,6 +19,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import UsageError
 from simulator.machine import Machine
+from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
@@ -143,6 +144,7 @@ def run_on_data(
     """
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
+    check_memory(f"a run of {program.name} on data", _bytes_held(operation, arrays, problem, config.tile, asked))
     stop = Event()
 
     def run(part: Part) -> tuple[Machine, list[str]]:
@@ -169,6 +171,16 @@ def run_on_data(
     each = [machine.close() for machine, _ in done]
     counts = joined(each, problem, operation, config) if ragged else summed(each, problem)
     return Run(outputs, counts, recorded)
+
+
+def _bytes_held(
+    operation: Operation, arrays: Mapping[str, Array], problem: Problem, tile: Tile, asked: Collection[str]
+) -> int:
+    """Bytes that a run holds beside the caller's arrays: float32 copies of these, and the outputs. A program's workspaces
+    come on top, and are looked at one by one."""
+    copies = sum(4 * x.size for x in arrays.values() if x.dtype != np.float32)
+    outputs = [x for x in operation.outputs if x.name in asked or not x.asked]
+    return copies + sum(x.spec(problem, tile, "output").nbytes for x in outputs)
 
 
 class Part(NamedTuple):

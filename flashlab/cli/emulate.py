@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -261,7 +262,10 @@ def _value(name: str, text: str) -> Any:
             return stored
         if key not in stored.files:
             raise UsageError(name, text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
-        return stored[key]
+        try:
+            return stored[key]
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise UsageError(name, text, f"NumPy arrays in a file ({error})") from None
     accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros, :full(VALUE) or :out behind it, or a .npy file"
     match = _ARRAY.match(text)
     if not match or match[3] not in (None, "zeros", "out", "random", "full"):

@@ -9,6 +9,7 @@ import typer
 from flashlab.cli import options, output
 from flashlab.cli.options import PICTURES, Algorithm, DeviceName, Force, Json, ProblemOptions
 from flashlab.views import figures, tables
+from simulator.problem import Tile
 
 _OUTPUT = "Output"
 
@@ -65,8 +66,11 @@ def time(
 
 
 def _print(found: Any) -> None:
+    from simulator.formulas.walk import walk
+
     p = found.problem
-    flops = 2 * sum(len(p.visible_keys(i)) for i in range(p.len_q)) * (p.head_dim + p.head_dim_v)
+    visible = sum(walk(one, Tile(1, 1)).pairs for one in p.sequences)
+    flops = 2 * visible * (p.head_dim + p.head_dim_v)
     rate = flops * p.batch * p.heads / found.seconds / 1e12
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
     columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks per SM")

@@ -389,7 +389,7 @@ def load(path: str | Path) -> Result:
     """Read a result. Raises `UsageError` for a file that is none."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore

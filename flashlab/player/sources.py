@@ -107,13 +107,19 @@ def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:
 def _path(kernel: str | Path) -> Path:
     if str(kernel) in catalogue.CATALOGUE:
         return kernels_cu.source(str(kernel))
-    path = Path(kernel)
-    if not path.is_file():
-        known = ", ".join(catalogue.CATALOGUE)
-        raise UsageError("kernel", str(kernel), f"a .cu file, or one of {known}")
-    return path
+    try:
+        path = Path(kernel)
+        there = path.suffix in (".cu", ".cuh") and path.is_file()
+    except (TypeError, ValueError, OSError):
+        there = False
+    if not there:
+        raise UsageError("kernel", str(kernel), f"a .cu file, or one of {', '.join(catalogue.CATALOGUE)}")
+    return Path(kernel)
 
 
 def _kernel(path: Path) -> Kernel:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("kernel", str(path), f"a CUDA source that can be read ({type(error).__name__})") from None
     return Kernel(path.name, text, marks(text))

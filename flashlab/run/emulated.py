@@ -22,6 +22,7 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
@@ -199,6 +200,8 @@ def emulate_problem(
     if problem.mask:  # which tiles it hides is data
         asked = ("lse",) if lse else ()
         counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
+    held = sum(spec.nbytes for spec in counts.tensors.values())
+    check_memory("an emulation, with a note for each byte", 2 * held)
     values = _arguments(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     shape = abi.shape_struct(problem, config.heads_together).tobytes()
     macros = nvrtc.defines(config, problem.dtype, problem.head_dim)
