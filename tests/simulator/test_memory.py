@@ -33,7 +33,8 @@ def estimates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
 
     def noted(what: str, nbytes: int) -> None:
-        asked.append(nbytes)
+        if not what.startswith("out of "):  # the whole run's estimate has it
+            asked.append(nbytes)
 
     for module in ("simulator.simulate", "simulator.machine", "simulator.operations.attention"):
         monkeypatch.setattr(importlib.import_module(module), "check_memory", noted)
@@ -50,12 +51,12 @@ def test_the_estimate_of_naive_is_near_the_peak(shape: str, estimates: list[int]
 
 @pytest.mark.parametrize("algorithm", ["standard", "flash1"])
 def test_the_estimate_of_a_run_is_near_the_peak(algorithm: str, estimates: list[int]) -> None:
-    p = problem(heads=4, len_q=1500)
+    p = problem(heads=8, len_q=1500)
     arrays = ATTENTION.draw(p)
     fl.simulate(algorithm, **arrays)
     estimates.clear()
     peak = peak_bytes(lambda: fl.simulate(algorithm, **arrays))
-    assert peak / 1.5 < sum(estimates) + (4 << 20) < 1.5 * peak  # tiles in flight, a few MB on each core
+    assert peak / 1.5 < sum(estimates) < 1.5 * peak
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
