@@ -17,11 +17,16 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from platformdirs import user_cache_path
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
 
 __all__ = ["Held", "clean", "digest", "entry", "folder", "held"]
 
@@ -30,6 +35,7 @@ _DIGESTS = "digests.json"  # of an entry's files: what tells a damaged entry fro
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = "unfinished-"
 _ABANDONED = 3600  # seconds after which nobody finishes an entry any more
+_FRESH = 10  # seconds in which whoever makes an entry surely has locked its folder
 
 _locks: dict[Path, threading.Lock] = {}
 _guard = threading.Lock()
@@ -101,7 +107,8 @@ def clean() -> Held:
 
 def _made(path: Path, make: Callable[[Path], None]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as scratch:
+    _sweep(path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=_UNFINISHED) as scratch, _held_by_us(Path(scratch)):
         work = Path(scratch) / "entry"
         work.mkdir()
         make(work)
@@ -115,6 +122,42 @@ def _made(path: Path, make: Callable[[Path], None]) -> Path:
             with contextlib.suppress(OSError):
                 path.rename(Path(scratch) / f"damaged-{attempt}")
     raise OSError(None, "a damaged entry can't be replaced", str(path))
+
+
+@contextlib.contextmanager
+def _held_by_us(scratch: Path) -> Generator[None]:
+    """Locks a folder for as long as this process lives, however it ends. Windows has no such lock."""
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(scratch, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _sweep(kind: Path) -> None:
+    """Deletes what processes have left that were killed while they made an entry: nobody holds it any more."""
+    for path in kind.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if _left_behind(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _left_behind(path: Path) -> bool:
+    age = time.time() - path.stat().st_mtime
+    if fcntl is None or age < _FRESH:  # it may be about to be locked
+        return age > _ABANDONED
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(folder)
+    return True
 
 
 def _is_sound(path: Path) -> bool:
@@ -147,7 +190,7 @@ def _ours() -> Iterator[Path]:
     for kind in _KINDS:
         with contextlib.suppress(OSError):  # there is none of that kind
             for path in sorted((folder() / kind).iterdir()):
-                left = path.name.startswith(_UNFINISHED) and time.time() - path.stat().st_mtime > _ABANDONED
+                left = path.name.startswith(_UNFINISHED) and _left_behind(path)
                 if path.is_dir() and (left or _NAME.fullmatch(path.name)):
                     yield path
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from simulator.errors import UsageError
 
-__all__ = ["plain", "replace_file"]
+__all__ = ["check_file", "plain", "replace_file"]
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
@@ -22,17 +22,14 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument
     Links are followed. A device such as /dev/null is written to directly, since it cannot be replaced.
     Raises `UsageError` where the file cannot be written.
     """
+    check_file(path, argument=argument)
     target = Path(os.path.realpath(path))
     data = content.encode() if isinstance(content, str) else content
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        if target.is_dir():
-            raise IsADirectoryError(21, "is a folder")
         if target.exists() and not target.is_file():
             target.write_bytes(data)
             return Path(path)
-        if target.exists() and not os.access(target, os.W_OK):
-            raise PermissionError(13, "the file is write-protected")
         try:
             with open(beside, "xb") as file:
                 file.write(data)
@@ -45,9 +42,30 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(argument, str(path), f"a file that can be written ({why})") from None
+        raise _unwritable(argument, path, error.strerror or str(error)) from None
     return Path(path)
+
+
+def check_file(path: str | os.PathLike[str], *, argument: str = "path") -> None:
+    """Look, before there is anything to write, whether `replace_file` could write the file. Raises `UsageError`."""
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise _unwritable(argument, path, "is a folder")
+        if not target.parent.is_dir():
+            raise _unwritable(argument, path, "no such file or directory")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise _unwritable(argument, path, "the file is write-protected")
+        if not target.exists() and not os.access(target.parent, os.W_OK):
+            raise _unwritable(argument, path, "the folder is write-protected")
+    except (OSError, ValueError) as error:  # a name that is too long, or no name at all
+        if isinstance(error, UsageError):
+            raise
+        raise _unwritable(argument, path, str(getattr(error, "strerror", None) or error)) from None
+
+
+def _unwritable(argument: str, path: object, why: str) -> UsageError:
+    return UsageError(argument, str(path), f"a file that can be written ({why.lower()})")
 
 
 def plain(value: Any) -> Any:

@@ -63,17 +63,17 @@ def run_child(
             if not started and ready.exists():  # on a busy machine Python takes its time to start: that is not counted
                 started, end = True, now + seconds
             poll()
-            if printed.stat().st_size > flood:
+            if _size(printed) > flood:
                 kind = "flood"
                 break
             # when its time is up, the child writes down which line it is in
-            if now > end + GRACE or (started and now > end and where.stat().st_size):
+            if now > end + GRACE or (started and now > end and _size(where)):
                 kind = "hang"
                 break
             time.sleep(0.01)
     finally:
         end_child(child)
-    text = printed.read_bytes()
+    text = printed.read_bytes() if printed.exists() else b""  # the child may have deleted its folder
     if len(text) > flood:
         return Outcome("flood", f"it printed more than {flood:,} bytes", _start(text))
     if kind == "hang":
@@ -84,6 +84,10 @@ def run_child(
             return Outcome("crash", f"its process was ended by {name}", _start(text))
         return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
     return Outcome("done", "", _start(text))
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _start(text: bytes) -> str:

@@ -132,9 +132,11 @@ def count(
     if row.operation is SOFTMAX and problem is None:
         if length is None:
             raise UsageError("length", None, f"an integer of at least 1: {row.name} is the softmax of a vector")
-        problem, tile = vector_problem(length, dtype), tile or (1, 128)
-    if length is not None and row.operation is not SOFTMAX:
-        raise unknown("name", row.name, catalogue.of(SOFTMAX))
+        problem, tile = vector_problem(length, dtype), (1, 128) if tile is None else tile
+    elif length is not None:
+        raise UsageError("length", length, f"nothing: {row.name} isn't the softmax of a vector, or the problem says it")
+    elif dtype != "float32":
+        raise UsageError("dtype", dtype, "nothing: the problem says it")
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")
     problem = Problem.checked(problem)

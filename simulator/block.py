@@ -62,6 +62,7 @@ class Block:
 
     def step(self, name: str) -> None:
         """Name the step that begins here. The `.cu` file has a mark of the same name: `// step: load_k`."""
+        self._m.go_on()
         self._step = name
         if self._m.recorder:
             self._m.recorder.step(name, _program_frame())
@@ -372,6 +373,13 @@ class Block:
         """First row inside the problem, the row after the last one, and the bytes that all heads request there."""
         spec = tensor.spec
         lo, hi = (int(i), int(i)) if isinstance(i, int | np.integer) else (int(i[0]), int(i[-1]))
+        if lo < 0 or j < 0:
+            raise UsageError(f"tile of {tensor.name}", (lo if lo < 0 else hi, j), "indices of at least 0")
+        if (lo > 0 and hi * rows >= spec.rows) or (j > 0 and j * cols >= spec.cols):
+            tiles = -(-spec.rows // rows), -(-spec.cols // cols)
+            raise UsageError(
+                f"tile of {tensor.name}", (hi, j), f"one of {tiles[0]:,} x {tiles[1]:,} tiles, counted from 0"
+            )
         first, last = lo * rows, min((hi + 1) * rows, spec.rows)
         # the last tile of a row includes the row's padding to 16 bytes
         start = j * cols * spec.itemsize

@@ -14,6 +14,7 @@ from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
+from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
@@ -239,10 +240,10 @@ CATALOGUE = {
             about=flash2_program.ABOUT, follows="flash2",
         ),
         Algorithm("flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, about=flash2_backward_program.ABOUT),
-        Algorithm("softmax_naive", softmax_naive, about=softmax_program.ABOUT),
-        Algorithm("softmax_safe", softmax_safe, about=softmax_program.ABOUT),
-        Algorithm("softmax_online", softmax_online, about=softmax_program.ABOUT),
-        Algorithm("softmax_merge", softmax_merge, about=softmax_program.ABOUT),
+        Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),
+        Algorithm("softmax_safe", softmax_safe, softmax_formula.softmax_safe, about=softmax_program.ABOUT),
+        Algorithm("softmax_online", softmax_online, softmax_formula.softmax_online, about=softmax_program.ABOUT),
+        Algorithm("softmax_merge", softmax_merge, softmax_formula.softmax_merge, about=softmax_program.ABOUT),
     )
 }  # fmt: skip
 """Every algorithm by name."""

@@ -7,13 +7,27 @@ names. Rates are dense, with float32 accumulation, at boost clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self, cast
 
 from simulator.errors import UsageError, unknown
+from simulator.fields import integer
 from simulator.problem import FP8
 
 KB, MB = 1024, 1024 * 1024
+
+
+_UNITS = {
+    "sram_per_block": (" of bytes", 1.0),
+    "sram_per_sm": (" of bytes", 1.0),
+    "l2": (" of bytes", 1024.0),
+    "memory": (" of bytes", 1.0 * MB),
+    "bandwidth": (" of bytes per second", 1e9),
+    "tensor_flops": (" of FLOPs per second", 1e9),
+    "fp32_flops": (" of FLOPs per second", 1e9),
+}
+"""What each figure counts, and the least that can be: a bandwidth of 3,352 was meant in GB/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +36,7 @@ class Device:
 
     One block may use `sram_per_block`, and the blocks of an SM share `sram_per_sm`. `tensor_flops` is the dense 16-bit
     tensor-core rate with float32 accumulation. `fp32_flops` is the plain float32 rate. Raises `UsageError` for a figure
-    that is not a positive number.
+    that cannot be, such as a bandwidth in GB/s.
 
     >>> mine = Device.named("a100").replace(name="mine", sram_per_block=48 * 1024)
     >>> mine.sram_per_block, mine.sms
@@ -45,16 +59,26 @@ class Device:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value: object = getattr(self, field.name)
+            name: str = f"Device.{field.name}"
+            value: Any = getattr(self, field.name)
             if isinstance(field.default, str) or field.name == "name":
-                ok, accepted = isinstance(value, str), "text"
+                if not isinstance(value, str):
+                    raise UsageError(name, value, "text")
             elif field.name == "compute_capability":
-                ok, accepted = isinstance(value, tuple), "(major, minor)"
+                if not isinstance(value, tuple) or len(cast("tuple[object, ...]", value)) != 2:
+                    raise UsageError(name, cast("object", value), "(major, minor)")
+                for part in cast("tuple[object, object]", value):
+                    integer(name, part, 0, "(major, minor), two integers")
+            elif field.type == "int":
+                unit, least = _UNITS.get(field.name, ("", 1.0))
+                least = int(least)
+                object.__setattr__(
+                    self, field.name, integer(name, value, least, f"an integer{unit} of at least {least}")
+                )
             else:
-                ok = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-                accepted = "a positive number"
-            if not ok:
-                raise UsageError(f"Device.{field.name}", value, accepted)
+                unit, least = _UNITS[field.name]
+                if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+                    raise UsageError(name, value, f"a finite number{unit} of at least {least:g}")
 
     def replace(self, **changes: object) -> Self:
         """A copy with some figures changed: a device of your own. Raises `UsageError` for an unknown field."""

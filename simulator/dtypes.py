@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -16,13 +16,15 @@ foreign: Callable[[str, Any], Array] | None = None
 
 
 def as_numpy(name: str, x: Any) -> Array:
-    """An argument as NumPy's array. Raises `UsageError` for anything that is no array.
+    """An argument as NumPy's array. Raises `UsageError` for anything that is no array, and for a masked one.
 
     >>> as_numpy("q", [1, 2])
     Traceback (most recent call last):
         ...
     simulator.errors.UsageError: q = 'list': expected an array of NumPy...
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise UsageError(name, Said("masked array"), "an array whose values all count: its mask would be lost")
     if isinstance(x, np.ndarray):
         return cast("Array", x)
     if foreign is None:

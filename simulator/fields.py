@@ -9,10 +9,14 @@ from operator import index
 from types import NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
+import numpy as np
+
 from simulator.errors import UsageError, unknown
 
 T = TypeVar("T")
 _SAID = 8  # lengths in words
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, in which kernels compute, without subnormals
+_MOST = 2**62  # kernels and NumPy reckon in 64 bits, and add to sizes
 Pair = tuple[int | None, int | None]
 Lengths = Sequence[int | tuple[int, int]]
 """The queries and the keys of each sequence. A number stands for as many of both."""
@@ -161,19 +165,21 @@ class Field:
 
     def _finite(self, value: Any) -> float | None:
         try:
-            finite = math.isfinite(value)
+            finite = type(value) not in (bool, np.bool_) and math.isfinite(value)
         except (TypeError, ValueError, OverflowError):
             finite = False
-        if self.none is not None and not (finite and value >= self.none):
-            raise UsageError(self.name, value, f"a finite number of at least 0; {self.none:g} or None is none")
-        if not finite:
+        held = finite and (value == 0 or _SMALLEST <= abs(value) <= _LARGEST)
+        beyond = " that float32 holds" if finite and not held else ""
+        if self.none is not None and not (held and value >= self.none):
+            raise UsageError(self.name, value, f"a finite number of at least 0{beyond}; {self.none:g} or None is none")
+        if not held:
             left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
-            raise UsageError(self.name, value, f"a finite number{left_out}")
+            raise UsageError(self.name, value, f"a finite number{beyond}{left_out}")
         return None if value == self.none else float(value)
 
 
 def integer(name: str, value: Any, least: int, accepted: str | None = None) -> int:
-    """An argument as an integer of at least `least`. Raises `UsageError`, with what is `accepted` in words."""
+    """An argument as an integer of at least `least`, up to 2^62. Raises `UsageError`, with what is `accepted` in words."""
     accepted = accepted or f"an integer of at least {least}"
     try:
         number = index(value)
@@ -181,6 +187,8 @@ def integer(name: str, value: Any, least: int, accepted: str | None = None) -> i
         raise UsageError(name, value, accepted) from None
     if isinstance(value, bool) or number < least:
         raise UsageError(name, value, accepted)
+    if number > _MOST:
+        raise UsageError(name, value, f"{accepted}, up to 2^62")
     return number
 
 

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from threading import Event
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from simulator.counts import Book, Counts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.fields import integer
+from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
 from simulator.tensors import HbmTensor
@@ -56,8 +59,9 @@ class Machine:
 
     def __init__(
         self, name: str, operation: Operation, problem: Problem, config: Config, device: Device, *, asked: Collection[str] = (),
-        data: Mapping[str, Array] | None, recorder: Recorder | None = None,
+        data: Mapping[str, Array] | None, recorder: Recorder | None = None, stop: Event | None = None,
     ) -> None:  # fmt: skip
+        self._stop = stop or Event()
         self.operation, self.problem, self.device = operation, problem, device
         self.config, self.tile = config, config.tile
         self.asked, self.recorder, self.data = frozenset(asked), recorder, data is not None
@@ -147,8 +151,8 @@ class Machine:
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
-        if warps < 1:
-            raise UsageError("warps", warps, "an integer of at least 1")
+        warps = integer("warps", warps, 1)
+        rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
         row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
         self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=row_walk)
@@ -176,6 +180,11 @@ class Machine:
         self._close_launch()
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Raises `Stopped` once nobody waits for the run any more."""
+        if self._stop.is_set():
+            raise Stopped
 
     def touch(self, tensor: HbmTensor, way: str, rectangle: tuple[int, int, int, int]) -> None:
         """Note a rectangle (first row, end row, first byte, end byte) that a launch reaches in each head."""
@@ -254,6 +263,7 @@ class Machine:
             dtype = numpy_dtype(spec.dtype)
             unwritten = np.nan if dtype.kind in "fV" else np.iinfo(dtype).min
             planes = (spec.planes,) if spec.axes else ()
+            check_memory(f"{spec.name} of {self.book.algorithm}", spec.nbytes)
             self.values[spec.name] = np.full((*lead, *planes, spec.rows, spec.cols), unwritten, dtype)
         return HbmTensor(spec)
 
@@ -263,6 +273,10 @@ class Machine:
         batch = p.batch if "batch" in axes else 1
         kv_heads = p.kv_heads if "heads" in axes or "kv_heads" in axes else 1
         return batch, kv_heads, p.queries_per_kv if "heads" in axes else 1
+
+
+class Stopped(Exception):
+    """Ends a thread whose run was interrupted, or has failed in another thread."""
 
 
 class _Touched(NamedTuple):

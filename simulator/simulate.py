@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
+from threading import Event, Lock
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -19,11 +19,13 @@ from simulator.devices import Device
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import UsageError
 from simulator.machine import Machine
+from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
 from simulator.ragged import evaluated, joined
 from simulator.tensors import HbmTensor
+from simulator.threads import together
 from simulator.trace import Recorder, Trace
 
 TileLike = Tile | tuple[int, int] | str | None
@@ -137,24 +139,27 @@ def run_on_data(
     other work.
 
     Of a ragged batch, each sequence has a machine. Its program is given a ragged batch of one.
+
+    An interrupt, or what one thread raises, also ends the other threads at their next step.
     """
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
+    check_memory(f"a run of {program.name} on data", _bytes_held(operation, arrays, problem, config.tile, asked))
+    stop = Event()
 
     def run(part: Part) -> tuple[Machine, list[str]]:
-        machine = Machine(program.name, operation, part.problem, config, device, asked=asked, data=part.arrays)
+        machine = Machine(
+            program.name, operation, part.problem, config, device, asked=asked, data=part.arrays, stop=stop
+        )
         return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
 
     ragged = problem.lengths is not None
     parts = _sequences(operation, arrays, problem) if ragged else _parts(operation, arrays, problem)
-    with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+    with _one_blas_thread():
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
-            with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
-                # in a copy of the caller's context, so that its np.errstate holds in all threads
-                waiting = [pool.submit(copy_context().run, run, part) for part in parts]
-                done = [each.result() for each in waiting]
+            done = together([partial(run, part) for part in parts], stop.set, min(len(parts), os.cpu_count() or 1))
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:
@@ -166,6 +171,16 @@ def run_on_data(
     each = [machine.close() for machine, _ in done]
     counts = joined(each, problem, operation, config) if ragged else summed(each, problem)
     return Run(outputs, counts, recorded)
+
+
+def _bytes_held(
+    operation: Operation, arrays: Mapping[str, Array], problem: Problem, tile: Tile, asked: Collection[str]
+) -> int:
+    """Bytes that a run holds beside the caller's arrays: float32 copies of these, and the outputs. A program's workspaces
+    come on top, and are looked at one by one."""
+    copies = sum(4 * x.size for x in arrays.values() if x.dtype != np.float32)
+    outputs = [x for x in operation.outputs if x.name in asked or not x.asked]
+    return copies + sum(x.spec(problem, tile, "output").nbytes for x in outputs)
 
 
 class Part(NamedTuple):
@@ -221,6 +236,25 @@ def _piece(x: Array, operand: Operand, cut: range, problem: Problem) -> Array:
         return x
     each = problem.queries_per_kv if operand.axes[axis] == "heads" else 1
     return x[(slice(None),) * axis + (slice(cut.start * each, cut.stop * each),)]
+
+
+_limiting = Lock()
+
+
+@contextmanager
+def _one_blas_thread() -> Generator[None]:
+    """Keeps NumPy's BLAS to one thread. Of calls that overlap the first does so, and puts back what it found.
+
+    A second one would find the first one's single thread, and leave that behind.
+    """
+    if not _limiting.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+            yield
+    finally:
+        _limiting.release()
 
 
 @cache

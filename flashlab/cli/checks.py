@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,16 @@ class SaveOptions:
     ] = None
     force: Annotated[bool, typer.Option("--force", help="With --save: replace a file of that name.")] = False
 
+    def check(self, kind: str, algorithms: list[str]) -> None:
+        """Look whether the result could be saved, before anything is run for it. Raises `UsageError`."""
+        if self.save is None:
+            return
+        from flashlab.measure import results
+
+        where: Any = {"condition": self.condition, "folder": self.save, "replace": self.force}
+        with options.spelled(output="--save", folder="--save", condition="--condition"):
+            results.place(results.kinds()[kind], algorithms, **where)
+
     def keep(self, kind: str, algorithms: list[str], report: Any) -> None:
         if self.save is None:
             return
@@ -74,14 +85,16 @@ class SaveOptions:
         output.remark(str(path))
 
 
-def _finish(report: Any, json: bool, passed: bool, left_out: str = "") -> None:
+def _finish(report: Any, json: bool, keep: Callable[[], None], left_out: str = "") -> None:
+    """Print a report, and then keep it: whatever is in the way of that, it isn't lost."""
     if left_out:
         output.remark(left_out)
     if json:
         output.document(report.to_dict())
     else:
         report.print()
-    if not passed:
+    keep()
+    if not report.passed:
         raise typer.Exit(1)
 
 
@@ -330,6 +343,7 @@ def verify(
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,
     }  # fmt: skip
+    save.check("verify", [_name(target)])
     with output.busy("checks") as tick, options.compiling():
         if is_kernel(target):
             kernel = launch.kernel(target, device, time_limit)
@@ -346,11 +360,12 @@ def verify(
             if time_limit is not None:
                 raise UsageError("--time-limit", time_limit, "nothing: flashlab's own algorithms have no limit")
             report = fl.verify(target, **asked, device=device, on_row=tick)
-    save.keep("verify", [_name(target)], report)
+    keep = partial(save.keep, "verify", [_name(target)], report)
     if format != "text" and not json:
         print(FORMATS[format](report), end="")
+        keep()
         raise typer.Exit(0 if report.passed else 1)
-    _finish(report, json, report.passed)
+    _finish(report, json, keep)
 
 
 def _foreign(target: str, outsider: OutsiderOptions) -> Any:
@@ -413,6 +428,10 @@ def bench(
         options.values("--len-q", len_q, int),
     )
     peers = options.values("--against", against, str)
+    rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
+    kind = "ladder" if rungs > 1 else "bench"
+    save.check(kind, [algorithm])
+    options.check_outputs({"--cells": (cells, (".json",))}, force=save.force)
     report = speed.run(
         algorithm,
         peers,
@@ -421,11 +440,13 @@ def bench(
         seconds=seconds,
         progress=output.track("problems"),
     )
-    rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
-    save.keep("ladder" if rungs > 1 else "bench", [algorithm], report)
-    if cells is not None:
-        replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="cells")
-    _finish(report, json, report.passed)
+
+    def keep() -> None:
+        save.keep(kind, [algorithm], report)
+        if cells is not None:
+            replace_file(Path(cells), jsonlib.dumps(report.cells(), indent=1) + "\n", argument="--cells")
+
+    _finish(report, json, keep)
 
 
 def fp8(
@@ -439,11 +460,11 @@ def fp8(
     """Measure FlashAttention-3 in FP8: its error on inputs with outliers, and its speed beside bfloat16."""
     from flashlab.measure import fp8 as eight
 
+    save.check("fp8", ["flash3_fp8"])
     report = eight.run(
         lengths=options.values("--len-q", len_q, int), head_dims=options.values("--head-dim", head_dim, int)
     )
-    save.keep("fp8", ["flash3_fp8"], report)
-    _finish(report, json, report.passed)
+    _finish(report, json, partial(save.keep, "fp8", ["flash3_fp8"], report))
 
 
 def counters(
@@ -493,6 +514,8 @@ def counters(
         if not cases:
             raise UsageError("--only", only, f"words from a problem's name, such as {known[-1].name!r}")
     report: Any
+    kind = "agreement" if backend == "both" else "counters"
+    save.check(kind, list(dict.fromkeys(case.algorithm for case in cases)))
     if backend == "gpu":
         report = hardware.run(cases, progress=output.track("algorithms"))
     elif backend == "emulator":
@@ -507,8 +530,7 @@ def counters(
         report = agreement.run(cases, progress=output.track("problems"))
     else:
         raise unknown("--backend", backend, ("gpu", "emulator", "both"))
-    save.keep("agreement" if backend == "both" else "counters", report.algorithms, report)
-    _finish(report, json, report.passed, left_out)
+    _finish(report, json, partial(save.keep, kind, report.algorithms, report), left_out)
 
 
 def sanitize(
@@ -525,8 +547,10 @@ def sanitize(
     """Run compute-sanitizer's four tools on every kernel, over a small grid of problems."""
     from flashlab.measure import sanitizers
 
+    for name in algorithms or []:
+        if name not in with_kernels():
+            raise unknown("algorithms", name, with_kernels())
     every, left_out = ([], "") if algorithms else _with_kernels("gpu")
-    cases = sanitizers.grid(algorithms or every)
-    report = sanitizers.run(cases, faults=faults, progress=output.track("runs"))
-    save.keep("sanitizers", report.algorithms, report)
-    _finish(report, json, report.passed, left_out)
+    save.check("sanitizers", algorithms or every)
+    report = sanitizers.run(sanitizers.grid(algorithms or every), faults=faults, progress=output.track("runs"))
+    _finish(report, json, partial(save.keep, "sanitizers", report.algorithms, report), left_out)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashlab.cli import completion, options, output
-from flashlab.cli.options import Algorithm, AxesOptions, Input, Json, ProblemOptions, RunOptions
+from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input, Json, ProblemOptions, RunOptions
 from flashlab.views import figures, tables
 from simulator.errors import UsageError
 
@@ -171,12 +171,14 @@ def simulate(
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Save out (and lse) as .npz.", rich_help_panel=_OUTPUT)
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Run a tile program on random or given data: the numbers, their error, and every byte."""
     import flashlab as fl
     from flashlab.views.comparison import error_of, reference_of
 
+    options.check_outputs({"--out": (out, (".npz",))}, inputs=(input, algorithm), force=force)
     data, causal = _arrays(problem, input, seed, algorithm)
     (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
     scores = batch * heads * queries * keys
@@ -339,12 +341,20 @@ def sweep(
         str | None, typer.Option(metavar="FILE", help="Draw them here (.png, .svg, .pdf).", rich_help_panel=_OUTPUT)
     ] = None,
     x: Annotated[str | None, typer.Option(help="Of the plot; default the first axis.", rich_help_panel=_OUTPUT)] = None,
-    y: Annotated[str, typer.Option(help="Of the plot: any figure of a row.", rich_help_panel=_OUTPUT)] = "hbm_read",
+    y: Annotated[
+        str | None, typer.Option(help="Of the plot: any figure of a row; default hbm_read.", rich_help_panel=_OUTPUT)
+    ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Every combination of the axes as a row: table, CSV, plot. What doesn't fit in SRAM is a row with the reason."""
     import flashlab as fl
 
+    for option, value in (("--x", x), ("--y", y)):
+        if value is not None and plot is None:
+            raise UsageError(option, value, "--plot FILE beside it: it is for the plot")
+    files = {"--csv": (csv, (".csv",)), "--plot": (plot, PICTURES)}
+    options.check_outputs(files, inputs=algorithms, force=force)
     base = axes.problem()
     targets = [options.algorithm(name) for name in algorithms]
     found = fl.sweep(targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=output.track("cells"))
@@ -353,7 +363,7 @@ def sweep(
             found.to_csv(csv)
     if plot is not None:
         with options.spelled(path="--plot", x="--x", y="--y"):
-            found.plot(x, y, plot)
+            found.plot(x, y or "hbm_read", plot)
     if json:
         output.document(found.to_dict())
         return
@@ -420,6 +430,7 @@ def trace(
         str | None,
         typer.Option(metavar="FILE", help="With --html: the .cu to show; default its own.", rich_help_panel=_OUTPUT),
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed."""
@@ -429,6 +440,8 @@ def trace(
     for option, value in (("--against", against), ("--kernel", kernel)):
         if value is not None and html is None:
             raise UsageError(option, value, "--html FILE beside it: it is for the page")
+    files = {"--out": (out, (".json",)), "--html": (html, (".html", ".htm"))}
+    options.check_outputs(files, inputs=(input, algorithm, against, kernel), force=force)
     which = options.values("--head", head, int)
     if len(which) != 2:
         raise UsageError("--head", head, "batch,head, as in 0,1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +14,7 @@ from zipfile import BadZipFile
 import typer
 
 from flashlab.cli import completion, options, output
-from flashlab.cli.options import Json, ProblemOptions, RunOptions
+from flashlab.cli.options import Force, Json, ProblemOptions, RunOptions
 from flashlab.views import tables
 from simulator import catalogue
 from simulator.errors import UsageError, unknown
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from flashlab.emulator import Launched
 
 _FILE = "A .cu file"
+_FILE_SECONDS = 60
 _WORDS = {"null": None, "nullptr": None, "true": True, "false": False}
 _ARRAY = re.compile(r"(bool|[a-z]+\d\w*)\[([\d, x]+)\](?::(\w+)(?:\((.*)\))?)?$")
 
@@ -92,18 +94,25 @@ def emulate(
         typer.Option(help="The standard of C++: c++14, c++17 (unless said) or c++20.", rich_help_panel=_FILE),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(help="Seconds after which it is stopped; 0: never.", rich_help_panel=_FILE)
-    ] = 60,
+        float | None,
+        typer.Option(
+            help="Seconds after which it is stopped; 0: never. Default 60, for an algorithm of flashlab's own never.",
+            rich_help_panel=_FILE,
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE.npz", help="Save the arrays as the kernel left them.", rich_help_panel=_FILE),
     ] = None,
+    force: Force = False,
     sanitize: Annotated[bool, typer.Option("--sanitize/--no-sanitize", help="Look for misuse.")] = True,
     json: Json = False,
 ) -> None:
     """Run CUDA on the CPU: right numbers, every misuse named, every byte counted. It needs a C++ compiler, no GPU."""
     if target.endswith(".cu") and stands_for is None:
         _refuse_without_meaning(problem, run)
+        read = [target, *(options.named("--arg", each)[1] for each in (*(arg or ()), *(symbol or ())))]
+        options.check_outputs({"--out": (out, (".npz",))}, inputs=read, force=force)
         given: dict[str, Any] = {
             "kernel": kernel,
             "grid": grid and options.values("--grid", grid, int),
@@ -115,7 +124,7 @@ def emulate(
             "std": std or "c++17",
             "device": run.device,
             "sanitize": sanitize,
-            "time_limit": time_limit,
+            "time_limit": _FILE_SECONDS if time_limit is None else time_limit,
         }
         with options.compiling():
             _run_file(target, values("--arg", arg or []), given, out, json)
@@ -137,8 +146,9 @@ def emulate(
     for name, value in others.items():
         if value is not None:
             raise UsageError(name, value, "nothing: an algorithm brings its launches and arguments")
+    seconds = (_FILE_SECONDS if stands_for else 0) if time_limit is None else time_limit
     with options.compiling():
-        _run_algorithm(stands_for or target, target if stands_for else None, problem, run, time_limit, sanitize, json)
+        _run_algorithm(stands_for or target, target if stands_for else None, problem, run, seconds, sanitize, json)
 
 
 def _refuse_without_meaning(problem: ProblemOptions, run: RunOptions) -> None:
@@ -160,6 +170,7 @@ def _run_algorithm(
     import numpy as np
 
     import flashlab as fl
+    from flashlab.verify.rule import expect, judge
     from simulator.operations.attention import ATTENTION
 
     p = problem.problem(algorithm)
@@ -169,23 +180,33 @@ def _run_algorithm(
         **run.keywords(),
         "sanitize": sanitize,
         "source": source,
-        "time_limit": time_limit if source is not None else 0,
+        "time_limit": time_limit,
     }
     with output.busy("emulating"):
         done = fl.emulate(algorithm, **arrays, **options_of_run)
-    reference = fl.naive(**arrays, **p.masks)
-    error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
+    expected = expect(p, **dict[str, Any](arrays))
+    error = float(np.abs(done.out.astype(np.float64) - expected.out).max(initial=0))
+    stopped = any(launched.stopped for launched in done.launches)  # then there are no numbers to judge
+    wrong = None if stopped else judge(expected, done.out, done.lse).message
+    passed = done.passed and wrong is None
     if json:
-        output.document({**done.to_dict(), "max_error": error})
+        output.document(
+            {
+                **done.to_dict(),
+                "passed": passed,
+                "max_error": error,
+                "numbers": "not judged" if stopped else wrong or "right",
+            }
+        )
     else:
         for launched in done.launches:
             _print(launched)
             _note(launched)
         tables.line(f"largest difference from naive attention in float64: {error:.2g}")
-        _verdict(
-            done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
-        )
-    if not done.passed:
+        complaints = [*done.complaints(), *([] if wrong is None else [f"wrong numbers: {wrong}"])]
+        moved = done.counts.hbm.read + done.counts.hbm.write
+        _verdict(complaints, f"the numbers are right, and every byte is the formula's ({moved:,} of HBM)")
+    if not passed:
         raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
 
 
@@ -245,7 +266,10 @@ def _value(name: str, text: str) -> Any:
             return stored
         if key not in stored.files:
             raise UsageError(name, text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
-        return stored[key]
+        try:
+            return stored[key]
+        except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+            raise UsageError(name, text, f"NumPy arrays in a file ({error})") from None
     accepted = "a number, DTYPE[SHAPE] as in float32[100,64] (random), with :zeros, :full(VALUE) or :out behind it, or a .npy file"
     match = _ARRAY.match(text)
     if not match or match[3] not in (None, "zeros", "out", "random", "full"):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_type_hi
 import typer
 
 from flashlab.cli import completion, output
+from flashlab.files import check_file
 from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.problem import FIELDS, MASKS, Masks, Problem
@@ -283,6 +285,32 @@ def named(option: str, text: str, default: str | None = None) -> tuple[str, str]
     if not name.isidentifier() or not (equals or default):
         raise UsageError(option, text, "NAME=VALUE")
     return name, value if equals else default or ""
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file of another kind, too.", rich_help_panel="Output")]
+PICTURES = (".png", ".svg", ".pdf")
+"""What the names of pictures end in."""
+
+
+def check_outputs(
+    outputs: Mapping[str, tuple[str | None, tuple[str, ...]]], *, inputs: Iterable[str | None] = (), force: bool = False
+) -> None:
+    """Look, before a command runs, at the files that it is told to write: by option the path, and what such files' names end in.
+
+    None may be an input of the same call, as which a file.py:name counts. A file that is there is replaced if its name says
+    that it is of the kind, or with `force`. Raises `UsageError`.
+    """
+    read = {os.path.realpath(text.rpartition(":")[0] or text): text for text in inputs if text is not None}
+    for option, (path, endings) in outputs.items():
+        if path is None:
+            continue
+        check_file(path, argument=option)
+        target = Path(os.path.realpath(path))
+        if str(target) in read:
+            raise UsageError(option, path, f"another file than the input {read[str(target)]}")
+        if target.is_file() and not force and not target.name.lower().endswith(endings):
+            kinds = " or ".join(endings)
+            raise UsageError(option, path, f"a new file, or one that ends in {kinds}; --force replaces others, too")
 
 
 @contextmanager

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from flashlab.cli import options, output
-from flashlab.cli.options import Algorithm, DeviceName, Json, ProblemOptions
+from flashlab.cli.options import PICTURES, Algorithm, DeviceName, Force, Json, ProblemOptions
 from flashlab.views import figures, tables
+from simulator.problem import Tile
 
 _OUTPUT = "Output"
 
@@ -40,12 +41,14 @@ def time(
         str | None,
         typer.Option(metavar="FILE", help="Draw it into this file (.png, .svg, .pdf).", rich_help_panel=_OUTPUT),
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Predict how long a kernel takes, how busy each unit is, and what binds it. Nothing is run."""
     import flashlab as fl
     from flashlab.files import replace_file
 
+    options.check_outputs({"--trace": (trace, (".json",)), "--plot": (plot, PICTURES)}, inputs=[algorithm], force=force)
     posed = problem.problem(algorithm)
     found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=device)
     if trace is not None:
@@ -67,8 +70,11 @@ def time(
 
 
 def _print(found: Any) -> None:
+    from simulator.formulas.walk import walk
+
     p = found.problem
-    flops = 2 * sum(len(p.visible_keys(i)) for i in range(p.len_q)) * (p.head_dim + p.head_dim_v)
+    visible = sum(walk(one, Tile(1, 1)).pairs for one in p.sequences)
+    flops = 2 * visible * (p.head_dim + p.head_dim_v)
     rate = flops * p.batch * p.heads / found.seconds / 1e12
     title = f"{found.algorithm}: {figures.problem(found.problem)}, tile {found.tile}, on {found.device.title or found.device.name}"
     columns = ("launch", "milliseconds", *found.utilisation, "places taken", "blocks per SM")

@@ -6,6 +6,7 @@ from there to lines.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -303,9 +304,15 @@ def _fills() -> tuple[str, ...]:
 @functools.cache
 def compiler() -> tuple[str, str]:
     """The path of the C++ compiler, and what it says of its version. Raises `Unavailable` without one."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        if name and (found := shutil.which(name)):
-            return found, run([found, "--version"])
+    own = os.environ.get("CXX")
+    for name in (own,) if own else ("g++", "clang++"):
+        if found := shutil.which(name):
+            try:
+                return found, run([found, "--version"])
+            except (OSError, subprocess.CalledProcessError):
+                raise Unavailable(f"{found} is no C++ compiler: it can't say its version") from None
+    if own:
+        raise Unavailable(f"CXX is {own!r}, which is no C++ compiler here: name one, without arguments")
     raise Unavailable(
         "no C++ compiler, which the emulator needs: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), "
         "xcode-select --install (macOS)"
@@ -316,4 +323,6 @@ def _compiled(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Run the compiler; what it says, if only of how it ended."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     done.stderr = done.stderr or f"exit status {done.returncode}"
+    if done.returncode and os.strerror(errno.ENOSPC) in done.stderr:  # no fault of the source
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return done

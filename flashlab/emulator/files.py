@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ from flashlab.emulator import scan
 from flashlab.emulator import symbols as device_data
 from flashlab.emulator.build import BuildError, build, survey
 from flashlab.emulator.launches import Launch
-from flashlab.emulator.library import Arena, Launched, Library, Parameter
+from flashlab.emulator.library import Arena, Launched, Library, Parameter, check_limits
 from flashlab.emulator.source import Kernel, Survey
 from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
@@ -51,13 +52,15 @@ class Empty:
         if type(self.shape) is not tuple or any(type(n) is not int or n < 0 for n in self.shape):
             raise UsageError("shape", self.shape, "a tuple of sizes, as in (100,) or (4, 100)")
         try:
-            numpy_dtype(self.dtype)
+            known = isinstance(self.dtype, str) and not numpy_dtype(self.dtype).hasobject  # pyright: ignore[reportUnnecessaryIsInstance]
         except TypeError:
-            raise UsageError("dtype", self.dtype, "the name of a NumPy dtype or bfloat16") from None
+            known = False
+        if not known:
+            raise UsageError("dtype", self.dtype, "the name of a NumPy dtype or bfloat16")
 
     @property
     def nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * numpy_dtype(self.dtype).itemsize
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,7 +142,8 @@ def emulate_file(
     """
     path = Path(path)
     where = Device.named(device)
-    _check_limits(grid, block, sram, time_limit, where)
+    check_limits(workers, time_limit)
+    _check_limits(grid, block, sram, where)
     major, minor = where.compute_capability
     options: dict[str, Any] = {
         "macros": [_macro(key, value) for key, value in (macros or {}).items()],
@@ -148,7 +152,7 @@ def emulate_file(
     found = survey(path, **options)
     chosen, entry = _chosen(found, kernel, path)
     blocks, threads, dynamic, notes = _shape(found, chosen, entry, grid, block, sram)
-    _check_limits(blocks, threads, dynamic, time_limit, where)
+    _check_limits(blocks, threads, dynamic, where)
     library = _built(path, entry, chosen, found, options)
     arguments = {key: to_numpy(key, x) if is_array(x) else x for key, x in arguments.items()}
     values = {key: to_numpy(key, x) if is_array(x) else x for key, x in (symbols or {}).items()}
@@ -184,7 +188,7 @@ def emulate_file(
     return FileRun(left, launched, unwritten, data, notes)
 
 
-def _check_limits(grid: Any, block: Any, sram: Any, time_limit: float, device: Device) -> None:
+def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
     """Raise `UsageError` for a launch that no device takes, or not this one. What is None isn't known yet."""
     if grid is not None:
         _extent("grid", grid, _MOST_BLOCKS)
@@ -192,8 +196,6 @@ def _check_limits(grid: Any, block: Any, sram: Any, time_limit: float, device: D
         raise UsageError("block", block, f"at most {_MOST_THREADS:,} threads, these are {n:,}")
     if sram is not None and (type(sram) is not int or sram < 0):
         raise UsageError("sram", sram, "a number of bytes of at least 0")
-    if not 0 <= time_limit < float("inf"):
-        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
     if sram is not None and sram > device.sram_per_block:
         raise UsageError("sram", sram, f"at most {device.sram_per_block:,}, which is what {device.name} has per block")
 

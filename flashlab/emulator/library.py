@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ import numpy as np
 
 import kernels_cu
 from flashlab.emulator.places import lines_of
-from simulator.errors import unknown
+from simulator.errors import UsageError, unknown
+from simulator.fields import integer
+from simulator.threads import together
 
-__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "load"]
+__all__ = ["Arena", "Finding", "Launched", "Library", "Line", "Moved", "Parameter", "Unset", "check_limits", "load"]
 
 
 class Line(NamedTuple):
@@ -287,6 +290,7 @@ class _Launch(ctypes.Structure):
         ("sanitize", ctypes.c_int),
         ("time_limit", ctypes.c_double),
         ("watched", ctypes.c_void_p),
+        ("stop", ctypes.POINTER(ctypes.c_int)),
     )
 
 
@@ -331,7 +335,8 @@ class Library:
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
         dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
         stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
-        stores to it is a finding of the kind "stored". Raises `UsageError` for a kernel that the library lacks.
+        stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError` for a kernel that
+        the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
@@ -343,12 +348,14 @@ class Library:
                 for b in buffers
             ]
         )
+        stop = ctypes.c_int(0)
         request = _Launch(
             ctypes.cast(getattr(self._dll, f"emu_entry_{index}"), ctypes.c_void_p), pointers, _three(grid), _three(block),
             sram, regions, len(buffers), workers or os.cpu_count() or 1, sanitize, time_limit,
-            arena.pointer(watched[0]) + watched[1] if watched else None,
+            arena.pointer(watched[0]) + watched[1] if watched else None, ctypes.pointer(stop),
         )  # fmt: skip
-        answer = self._dll.emu_launch(ctypes.byref(request))
+        # native code in this thread would never hear of an interrupt
+        (answer,) = together([lambda: self._dll.emu_launch(ctypes.byref(request))], partial(setattr, stop, "value", 1))
         report = json.loads(ctypes.string_at(answer))
         self._dll.emu_free(answer)
         return self._launched(entry, report, arena)
@@ -399,6 +406,15 @@ class Library:
         """The line that did it: the innermost that isn't in the headers of primitives, which are to a kernel what CUDA is."""
         ours = f"{kernels_cu.include_dir()}{os.sep}"
         return next((line for line in chain if not line.file.startswith(ours)), self._own(chain))
+
+
+def check_limits(workers: Any, time_limit: Any) -> None:
+    """Raise `UsageError` for limits of a run that mean nothing."""
+    if workers is not None:
+        integer("workers", workers, 1)
+    number_of_seconds = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if not number_of_seconds or not 0 <= time_limit < float("inf"):
+        raise UsageError("time_limit", time_limit, "seconds, at least 0 (0: no limit)")
 
 
 def _aligned(parameter: bytes) -> np.ndarray[Any, Any]:

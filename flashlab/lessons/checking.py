@@ -25,15 +25,16 @@ import numpy as np
 from flashlab.lessons import kernels, record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
-from flashlab.lessons.verdict import Line, Place, Verdict
+from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Place, Verdict
 from flashlab.process import run_child
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.dtypes import Array
-from simulator.errors import unknown
+from simulator.errors import UsageError, unknown
 
 SECONDS = 20.0
 """How long a program may take for all its problems together; a correct one takes about one."""
 CHILD = "flashlab.lessons.child"
+_DAY = 86_400
 
 
 def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
@@ -52,6 +53,8 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     00.1  Short cut: "flash2" is the library's own: the exercise is to write one
     """
     name = str(exercise)
+    if type(seconds) not in (int, float) or not 0 < seconds <= _DAY:
+        return Verdict(name, "usage", str(UsageError("seconds", seconds, "a number of seconds above 0, up to a day")))
     is_file = isinstance(answer, str | os.PathLike) and str(answer).endswith(".cu")  # pyright: ignore[reportUnknownArgumentType]
     if name not in EXERCISES and name not in KERNEL_EXERCISES:
         return Verdict(name, "usage", str(unknown("exercise", exercise, [*EXERCISES, *KERNEL_EXERCISES])))
@@ -152,11 +155,14 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
             return Verdict(exercise.name, outcome.kind, outcome.message + _at(where, file), printed=outcome.printed)
         verdicts: list[Verdict] = []
         for n, case in enumerate(cases):
-            if not (folder / f"case{n}.json").exists():
-                return _failed(exercise, case, folder, file, outcome.printed)
-            verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
-            if verdicts[-1].kind == "numbers":
-                return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].place))
+            try:
+                if not (folder / f"case{n}.json").exists():
+                    return _failed(exercise, case, folder, file, outcome.printed)
+                verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
+                if verdicts[-1].kind == "numbers":
+                    return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].place))
+            except UNREADABLE:
+                return Verdict(exercise.name, "exit", TAMPERED, printed=outcome.printed)
             if not verdicts[-1].passed:
                 return verdicts[-1]
     drawn = f"on this problem and {len(cases) - 1} that were drawn for this check"

@@ -19,7 +19,7 @@ from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
-from flashlab.lessons.verdict import Line, Verdict
+from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Verdict
 from flashlab.process import run_child
 from simulator.dtypes import Array
 
@@ -40,18 +40,27 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
         outcome = run_child(folder, seconds, CHILD)
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
-        results: list[dict[str, Any]] = []
-        for n in range(len(launches)):
-            if not (folder / f"launch{n}.json").exists():
-                break
-            arrays = dict(np.load(folder / f"arrays{n}.npz", allow_pickle=False))
-            results.append(json.loads((folder / f"launch{n}.json").read_text(encoding="utf-8")) | {"arrays": arrays})
-        error = folder / "error.json"
-        why = json.loads(error.read_text(encoding="utf-8")) if error.exists() else None
-    verdict = judge(exercise, text, launches, results)
-    if verdict.passed and why:
-        verdict = Verdict(exercise.name, why["kind"], why["message"])
+        try:
+            verdict = _of_files(exercise, text, launches, folder)
+        except UNREADABLE:
+            verdict = Verdict(exercise.name, "exit", TAMPERED)
     return replace(verdict, printed=outcome.printed)
+
+
+def _of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], folder: Path) -> Verdict:
+    """The verdict on what the child wrote down."""
+    results: list[dict[str, Any]] = []
+    for n in range(len(launches)):
+        if not (folder / f"launch{n}.json").exists():
+            break
+        arrays = dict(np.load(folder / f"arrays{n}.npz", allow_pickle=False))
+        results.append(json.loads((folder / f"launch{n}.json").read_text(encoding="utf-8")) | {"arrays": arrays})
+    error = folder / "error.json"
+    why = json.loads(error.read_text(encoding="utf-8")) if error.exists() else None
+    if not results and why is None:
+        return Verdict(exercise.name, "exit", TAMPERED)
+    verdict = judge(exercise, text, launches, results)
+    return Verdict(exercise.name, why["kind"], why["message"]) if verdict.passed and why else verdict
 
 
 def fresh() -> Random:

@@ -103,7 +103,7 @@ def predict(name: str, **answers: float | EllipsisType) -> Answer:
     from flashlab.lessons import record
     from flashlab.lessons.catalogue import PREDICTIONS
 
-    if name not in PREDICTIONS:
+    if not isinstance(name, str) or name not in PREDICTIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
         return Answer(str(name), problem=str(unknown("prediction", name, PREDICTIONS)))
     if not answers or any(value is ... for value in answers.values()):
         return Answer(name)
@@ -137,7 +137,7 @@ def _checked(answers: Mapping[str, Any], truth: Mapping[str, float]) -> dict[str
 
 def _slip(value: float, slips: Mapping[str, float]) -> str | None:
     """The known wrong number nearest to an answer, if it is near."""
-    near = [(abs(math.log(value / wrong)), name) for name, wrong in slips.items() if value > 0 and wrong > 0]
+    near = [(abs(math.log(value) - math.log(wrong)), name) for name, wrong in slips.items() if value > 0 and wrong > 0]
     return min(near)[1] if near and min(near)[0] <= math.log(1 + CLOSE) else None
 
 

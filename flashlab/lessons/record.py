@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,11 @@ from platformdirs import user_data_path
 
 from flashlab.files import replace_file
 from simulator import UsageError
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
 
 SCHEMA = 1
 _FILE = "progress.json"
@@ -25,32 +31,56 @@ def home() -> Path:
 
 
 def read() -> dict[str, dict[str, Any]]:
-    """`{"predictions": {name: …}, "exercises": {name: …}}`; a file that can't be read is set aside, not mended."""
+    """`{"predictions": {name: …}, "exercises": {name: …}}`; a file that can't be read is set aside, not mended.
+
+    One that a newer version wrote is empty here, and kept.
+    """
+    return _read()[0]
+
+
+def _read() -> tuple[dict[str, dict[str, Any]], bool]:
+    """What was kept, and whether this version may write the file."""
     empty: dict[str, dict[str, Any]] = {"predictions": {}, "exercises": {}}
     path = home() / _FILE
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
         if found["schema"] != SCHEMA:
-            return empty
+            return empty, False
         kept = {kind: cast("dict[str, Any]", found[kind]) for kind in empty}
         if not all(isinstance(entry, dict) for part in kept.values() for entry in part.values()):
             raise TypeError
-        return kept
+        return kept, True
     except OSError:
-        return empty
-    except (ValueError, LookupError, TypeError, AttributeError):
+        return empty, True
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         with suppress(OSError):
             path.replace(path.with_suffix(".broken"))
-        return empty
+        return empty, True
 
 
 def note(kind: str, name: str, **entry: Any) -> None:
     """Remember something; where nothing can be written, it is forgotten."""
-    done = read()
-    done[kind][name] = done[kind].get(name, {}) | entry
     with suppress(OSError, UsageError):
         home().mkdir(parents=True, exist_ok=True)
-        replace_file(home() / _FILE, json.dumps({"schema": SCHEMA, **done}, indent=1, sort_keys=True))
+        with _alone():
+            done, ours = _read()
+            done[kind][name] = done[kind].get(name, {}) | entry
+            if ours:
+                replace_file(home() / _FILE, json.dumps({"schema": SCHEMA, **done}, indent=1, sort_keys=True))
+
+
+@contextmanager
+def _alone() -> Generator[None]:
+    """No other notebook reads and writes the file meanwhile. Windows has no such lock: there the last one wins."""
+    if fcntl is None:
+        yield
+        return
+    folder = os.open(home(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
+from zipfile import BadZipFile
 
 if TYPE_CHECKING:
     from simulator import Trace
@@ -35,6 +36,9 @@ HEADLINES = {
     "unavailable": "Not here",
 }
 """The kinds of verdicts."""
+TAMPERED = "the files in which its check keeps what came out are gone, or were changed, while it ran"
+UNREADABLE = OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, BadZipFile
+"""What reading such files raises."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Verdict:
         parts += [f"<p>{escape(text)}</p>" for text in (*self.findings, self.sram, self.afterwards) if text]
         if self.printed:
             parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")
-        if self.trace is not None:
+        if self.trace is not None and self.trace.events:  # a program that launches nothing has no step to show
             parts.append(f"<p>Your program, where that tile is stored:</p>{self._player()}")
         return "".join(parts)
 

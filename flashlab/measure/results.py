@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 
-from flashlab.files import plain, replace_file
+from flashlab.files import check_file, plain, replace_file
 from flashlab.run.arrays import cupy
 from simulator.catalogue import CATALOGUE
 from simulator.devices import DEVICES
@@ -293,7 +293,7 @@ def environment() -> dict[str, Any]:
         "nvrtc": _quietly(_cupy_version, "nvrtc"),
         "cudnn": _quietly(_cudnn),
         "versions": _versions(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "date": _now(),
         "commit": _line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"),
         "command": _command(sys.argv),
     }
@@ -317,13 +317,7 @@ def save(
     kind's schema refuses. Such data are kept beside the file, under the suffix `.refused`.
     """
     subject = subject_of(algorithms) if subject is None else subject
-    for argument, name in (
-        *(("algorithms", name) for name in algorithms),
-        ("subject", subject),
-        ("condition", condition),
-    ):
-        if name is not None and not re.fullmatch(r"[\w.-]+", name):
-            raise UsageError(argument, name, "a name of letters, digits, '_', '.' and '-'")
+    where = environment() if about is None else about
     content = plain(
         {
             "schema": SCHEMA,
@@ -331,15 +325,12 @@ def save(
             "subject": subject,
             "condition": condition,
             "algorithms": list(algorithms),
-            **(environment() if about is None else about),
+            **where,
             "data": data,
         }
     )
-    path = Path(folder) / kind.name / name_of(content)
-    if path.exists() and not replace:
-        raise UsageError("output", str(path), "a file that isn't there yet, or --force to replace it")
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = place(kind, algorithms, subject=subject, condition=condition, folder=folder, replace=replace, about=where)
     try:
         kind.file.model_validate_json(text)
     except ValidationError as wrong:
@@ -348,6 +339,44 @@ def save(
         expected = f"what the schema of {kind.name} allows ({first['msg']}); the data are in {kept}"
         raise UsageError(".".join(map(str, first["loc"])), first["input"], expected) from None
     return replace_file(path, text, argument="output")
+
+
+def place(
+    kind: Kind[Any],
+    algorithms: Sequence[str],
+    *,
+    subject: str | None = None,
+    condition: str | None = None,
+    folder: str | Path = FOLDER,
+    replace: bool = False,
+    about: Content | None = None,
+) -> Path:
+    """The file that `save` with the same arguments writes today. Its folder is made.
+
+    What could be in the way is found here, before hours of measuring. Raises `UsageError` for that, as `save` does.
+    """
+    subject = subject_of(algorithms) if subject is None else subject
+    for argument, name in (
+        *(("algorithms", name) for name in algorithms),
+        ("subject", subject),
+        ("condition", condition),
+    ):
+        if name is not None and not re.fullmatch(r"[\w.-]+", name):
+            raise UsageError(argument, name, "a name of letters, digits, '_', '.' and '-'")
+    known = {"device": _device(), "date": _now()} if about is None else about
+    path = Path(folder) / kind.name / name_of({"subject": subject, "condition": condition, **known})
+    if path.exists() and not replace:
+        raise UsageError("output", str(path), "a file that isn't there yet, or --force to replace it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("folder", str(folder), f"a folder that can be created ({error.strerror})") from None
+    check_file(path, argument="output")
+    return path
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def name_of(content: Content) -> str:
@@ -360,7 +389,7 @@ def load(path: str | Path) -> Result:
     """Read a result. Raises `UsageError` for a file that is none."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError("path", str(path), f"a result that can be read ({type(error).__name__})") from None
     keys = {each.alias or name for name, each in File.model_fields.items()} | {"data"}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not keys <= content.keys():  # pyright: ignore

@@ -113,14 +113,20 @@ def kernels_of(trace: Trace, kernel: str | Path | None) -> dict[str, Kernel]:
 def _path(kernel: str | Path) -> Path:
     from flashlab.run import abi
 
-    row = catalogue.CATALOGUE.get(str(kernel))
-    path = row and abi.own_source(row) or Path(kernel)
-    if not path.is_file():
-        known = ", ".join(catalogue.with_kernels())
-        raise UsageError("kernel", str(kernel), f"a .cu file, or one of {known}")
+    try:
+        row = catalogue.CATALOGUE.get(str(kernel))
+        path = row and abi.own_source(row) or Path(kernel)
+        there = path.suffix in (".cu", ".cuh", ".py") and path.is_file()
+    except (TypeError, ValueError, OSError):
+        there, path = False, Path()
+    if not there:
+        raise UsageError("kernel", str(kernel), f"a .cu file, or one of {', '.join(catalogue.with_kernels())}")
     return path
 
 
 def _kernel(path: Path) -> Kernel:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("kernel", str(path), f"a CUDA source that can be read ({type(error).__name__})") from None
     return Kernel(path.name, text, marks(text))

@@ -12,7 +12,7 @@ import numpy as np
 
 from flashlab.emulator import interpreter
 from flashlab.emulator.build import build
-from flashlab.emulator.library import Arena, Finding, Launched
+from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
 from flashlab.run import abi, arrays, host, nvrtc, tritonc
 from flashlab.run.arrays import host_view
@@ -23,6 +23,7 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
@@ -193,6 +194,7 @@ def emulate_problem(
 ) -> Emulation:  # fmt: skip
     """`emulate` for NumPy arrays by name, of a problem that is known."""
     on = Device.named("h100" if device is None else device)
+    check_limits(workers, time_limit)
     row.check(problem, on)
     counts = count(row.program, problem, tile=tile, device=on, lse=lse)
     config = counts.config
@@ -202,6 +204,8 @@ def emulate_problem(
     if problem.mask:  # which tiles it hides is data
         asked = ("lse",) if lse else ()
         counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
+    held = sum(spec.nbytes for spec in counts.tensors.values())
+    check_memory("an emulation, with a note for each byte", 2 * held)
     arena, kernels = Arena(), row.launched(problem)
     _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     job = _Job(counts, arena, None if source is None else Path(source), sanitize, watch, workers, time_limit)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from simulator.dtypes import Array, numpy_dtype
+from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import Said, UsageError
 from simulator.problem import FP8
 
@@ -92,7 +92,7 @@ def to_numpy(name: str, x: Any) -> Array:
     array, and for an array without values to read.
     """
     if isinstance(x, np.ndarray):
-        return cast("Array", x)
+        return as_numpy(name, x)
     kind = kind_of(x)
     if kind == "cupy":
         return x.get()

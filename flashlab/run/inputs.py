@@ -115,10 +115,14 @@ def load_inputs(path: str | PathLike[str]) -> Inputs:
     >>> q.shape, k.shape, data.note["converted"]
     ((1, 2, 5, 8), (1, 1, 5, 8), 'q, k, v: float64 to float32')
     """
-    file = Path(fspath(path))
+    try:
+        file = Path(fspath(path))
+        there = file.is_file()
+    except (TypeError, ValueError, OSError):
+        raise InputError("path", path, "the name of a file") from None
     if file.suffix not in _SUFFIXES:
         raise InputError("path", str(file), f"a file whose name ends in {' or '.join(_SUFFIXES)}")
-    if not file.is_file():
+    if not there:
         raise InputError("path", str(file), "a file, and there is none of this name")
     found, note = _from_npz(file) if file.suffix == ".npz" else _from_safetensors(file)
     converted: dict[str, list[str]] = {}
@@ -187,7 +191,10 @@ def _from_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         if dtype is None:
             raise InputError(f"{file.name}: {name}.dtype", tensor["dtype"], f"one of {', '.join(_SAFETENSORS)}")
         found[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
-    return found, dict(header.get("__metadata__") or {})
+    said: dict[str, Any] = header.get("__metadata__") or {}
+    return found, {
+        name: text for name, text in said.items() if name != "converted"
+    }  # that is what this module says itself
 
 
 def _need_all(file: Path, names: Iterable[str]) -> None:

@@ -145,6 +145,9 @@ class Target:
     watched: bool = False
     domain: Domain = Domain()
 
+    def check_options(self) -> None:
+        """Raises `UsageError` for options with which it could do no problem at all."""
+
     def refuses(self, problem: Problem) -> str | None:
         """Why it is not asked to do this problem, or None."""
         return None
@@ -225,7 +228,7 @@ class CallableTarget(Target):
         answer = True if self.adapter.supports is None else self.adapter.supports(p)
         if isinstance(answer, str):
             return answer
-        return "not supported" if answer is False else None
+        return None if answer is None or answer else "not supported"  # also NumPy's False, and 0
 
     def told(self, problem: Problem) -> dict[str, Any]:
         """The keywords of a call. The function's own default is run for what the problem leaves to follow."""

@@ -18,8 +18,22 @@ from simulator.errors import SramOverflow, Unavailable, unknown
 from simulator.operations.attention import ATTENTION
 from simulator.problem import SCORES
 
+BACKENDS = ("simulator", "emulator", "gpu")
 UNCOMMON = {**EVERY_SCORE, "mask": "dense", "lengths": ((9, 6), (7, 10))}
 """The features that a tile program of one's own may not know, each with a value. The lengths are those of 16 queries and keys."""
+
+
+def _check_tile(row: simulator.Algorithm, tile: TileShape, device: str, *, kernels: bool) -> None:
+    """Raises `UsageError` for a tile that the algorithm takes in no problem: the smallest one is asked for."""
+    if tile is None or row.formula is None:
+        return
+    p = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype=row.dtypes[0])
+    small = next((one for one in (p, p.replace(head_dim=64)) if row.refusal(one) is None), None)
+    if small is None:
+        return
+    simulator.count(row.name, small, tile=tile, device=device)
+    if kernels:
+        row.check(small, simulator.Device.named(device), simulator.Tile.parse(tile))
 
 
 class SimulatorTarget(Target):
@@ -41,6 +55,9 @@ class SimulatorTarget(Target):
         self.ignored = {feature for feature in UNCOMMON if own and not self._minds(feature)}
         known = [name for name in _scores(self.row) if name not in self.ignored]
         self.scores = tuple(itertools.chain(*(itertools.combinations(known, n) for n in range(len(known) + 1))))
+
+    def check_options(self) -> None:
+        _check_tile(self.row, self.tile, self.device, kernels=False)
 
     def _minds(self, feature: str) -> bool:
         """Does a program of one's own give another result with a feature than without? If not, it doesn't know it."""
@@ -101,6 +118,10 @@ class AttentionTarget(Target):
         if self.row.support.eight_bit:
             self.dtypes = self.row.dtypes
 
+    def check_options(self) -> None:
+        if self.backend == "emulator":
+            _check_tile(self.row, self.tile, self.device or "h100", kernels=True)
+
     def refuses(self, problem: Problem) -> str | None:
         if self.backend == "gpu":
             from flashlab.run.devices import current_device  # only where a kernel is launched
@@ -149,9 +170,8 @@ def target_of(
     target: Any, backend: str, *, device: str | None = None, tile: TileShape = None, framework: str | None = None
 ) -> Target:
     """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
-    backends = ("simulator", "emulator", "gpu")
-    if backend not in backends:
-        raise unknown("backend", backend, backends)
+    if backend not in BACKENDS:
+        raise unknown("backend", backend, BACKENDS)
     if isinstance(target, Adapter):
         return _adapted(target)
     if isinstance(target, str):

@@ -116,6 +116,10 @@ class Comparison:
             "roofline": plots.roofline(counts),
         }
         if folder is not None:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError("path", str(folder), f"a folder that can be created ({error.strerror})") from None
             for name, figure in figures.items():
                 plots.save(figure, Path(folder) / f"{name}.png")
         return figures

@@ -83,7 +83,7 @@ class Picture(Figure):
 
 
 def save(figure: Any, path: str | Path) -> Path:
-    """Write a figure to a file in the format of the path's ending (PNG without one), and create its folder if needed.
+    """Write a figure to a file in the format of the path's ending (PNG without one). Its folder has to be there.
 
     Raises `UsageError` for an unknown ending or a path that can't be written.
     """
@@ -97,10 +97,6 @@ def save(figure: Any, path: str | Path) -> Path:
     content = io.BytesIO()
     with _style():
         figure.savefig(content, format=form, dpi=150, facecolor="white")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError("path", str(path), f"a folder that can be created ({error.strerror})") from None
     return replace_file(target, content.getvalue())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,8 @@ def sweep(
     problem = Problem.checked(problem)
     if algorithms is None:
         algorithms = names(problem)
+    if not isinstance(algorithms, Iterable | Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("algorithms", algorithms, "an algorithm, a list of them, or None for all")
     targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)
     for name in axes:
         if name not in FIELDS:
@@ -124,19 +126,30 @@ def sweep(
         "sram_per_block": _choices(sram),
         "tile": [each and Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
     }
+    for name in axes:
+        for value in choices[name]:
+            FIELDS[name].checked(value)
     rows: list[dict[str, Any]] = []
-    for cell in progress(list(itertools.product(*choices.values()))):
+    cells = list(itertools.product(*choices.values()))
+    for cell in progress(cells):
         values = dict(zip(choices, cell, strict=True))
         where: Device = values["device"]
         if values["sram_per_block"] is not None:
             where = where.replace(sram_per_block=values["sram_per_block"])
-        posed = problem.replace(**{name: values[name] for name in axes})
         target: str | Program = values["algorithm"]
-        row = _row(target if isinstance(target, str) else target.name, posed, where, values["tile"])
+        posed, asked = None, {name: values[name] for name in axes}
+        row = _row(get(target).name, {**_posed(problem), **asked}, where, values["tile"])
         try:
+            posed = problem.replace(**asked)
+            row = _row(get(target).name, _posed(posed), where, values["tile"])
             counts = count(target, posed, tile=values["tile"], device=where, lse=lse)
         except UsageError as error:
-            if not isinstance(error, SramOverflow) and get(target).refusal(posed) is None:
+            together = posed is None and len(cells) > 1  # values that don't go together, such as heads and KV heads
+            if (
+                not together
+                and not isinstance(error, SramOverflow)
+                and (posed is None or get(target).refusal(posed) is None)
+            ):
                 raise
             figures: dict[str, Any] = dict.fromkeys(_FIGURES + (_DRAM if dram else ()))
             rows.append({**row, **figures, "reason": str(error)})
@@ -164,9 +177,13 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int | None) for x in value)  # pyright: ignore
 
 
-def _row(algorithm: str, problem: Problem, device: Device, tile: Tile | None) -> dict[str, Any]:
-    """What identifies a cell; what the problem leaves to follow is said."""
-    posed = {name: getattr(problem, name) for name in FIELDS}
+def _posed(problem: Problem) -> dict[str, Any]:
+    """A problem's fields; what it leaves to follow is said."""
+    return {name: getattr(problem, name) for name in FIELDS}
+
+
+def _row(algorithm: str, posed: Mapping[str, Any], device: Device, tile: Tile | None) -> dict[str, Any]:
+    """What identifies a cell."""
     return {
         "algorithm": algorithm,
         **{name: FIELDS[name].text(value) if isinstance(value, tuple) else value for name, value in posed.items()},

@@ -62,11 +62,14 @@ def _parts(
     yield part
 
 
-def console(stream: TextIO) -> Console:
-    """A console that writes to this stream. A pipe has no width: lines stay whole there unless COLUMNS sets one."""
+def console(stream: TextIO | None) -> Console:
+    """A console that writes to this stream (None: it is closed).
+
+    A pipe has no width: lines stay whole there unless COLUMNS sets one.
+    """
     from rich.console import Console
 
-    fixed = stream.isatty() or "COLUMNS" in os.environ
+    fixed = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     return Console(file=stream, width=None if fixed else _UNLIMITED, highlight=False)
 
 

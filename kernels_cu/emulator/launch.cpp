@@ -175,7 +175,7 @@ const Region* Launch::nearest(const void* address) const {
   return least < (std::int64_t{1} << 32) ? best : nullptr;
 }
 
-bool Launch::late() const { return now() > deadline; }
+bool Launch::late() const { return now() > deadline || __atomic_load_n(given.stop, __ATOMIC_RELAXED); }
 
 const char* image_base() { return image().begin; }
 bool inside_image(const void* address) { return address >= image().begin && address < image().end; }

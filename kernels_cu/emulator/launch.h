@@ -35,6 +35,7 @@ struct EmuLaunch {
   int sanitize;  // 1: look for misuse; 0: only count
   double time_limit;  // seconds
   const void* watched;  // a byte in HBM of which each store is to be reported, or null
+  const int* stop;  // not 0 once nobody waits for the launch any more
 };
 
 // Runs a launch. The answer is a JSON document. The caller frees it with emu_free.
@@ -70,7 +71,7 @@ struct Launch {
   bool sanitize() const { return given.sanitize; }
   Region* find(const void* address, std::int64_t bytes);
   const Region* nearest(const void* address) const;
-  bool late() const;
+  bool late() const;  // is it past its time, or has somebody interrupted it?
 };
 
 // SRAM lies in thread-local variables of the kernel's library, so each SM has its own. Static arrays lie where the

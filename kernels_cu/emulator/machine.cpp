@@ -143,7 +143,7 @@ void Block::schedule() {
   for (std::uint64_t turns = 0; live && !aborted && !launch.stop; ++turns) {
     if (ready.empty() && !gather() && !hopper->go_on() && !at_grid()) return diagnose();
     if (aborted) return;
-    if (turns % 4096 == 4095 && launch.late()) return too_late(*ready.front(), ready.front()->place);
+    if (turns % 256 == 255 && launch.late()) return too_late(*ready.front(), ready.front()->place);
     running = ready.front();
     ready.pop_front();
     running->queued = false;

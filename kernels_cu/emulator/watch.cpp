@@ -12,8 +12,8 @@ namespace emulator {
 namespace {
 
 // Seconds of the processor without a call of the runtime. No other work of a lane takes as long.
-constexpr double LONG = 1;
-constexpr std::chrono::milliseconds PAUSE{250};
+constexpr double LONG = 0.4;
+constexpr std::chrono::milliseconds PAUSE{100};
 
 double processor_seconds(pthread_t thread) {
   clockid_t clock;
@@ -40,7 +40,7 @@ bool Watch::Seen::stuck() {
 }
 
 Watch::Watch(const Launch& launch) : launch_(launch) {
-  if (launch.given.time_limit > 0) thread_ = std::thread([this] { look(); });
+  thread_ = std::thread([this] { look(); });
 }
 
 Watch::~Watch() {
@@ -54,8 +54,6 @@ Watch::~Watch() {
 
 void Watch::look() {
   std::unique_lock lock(busy_);
-  const std::chrono::duration<double> limit(launch_.given.time_limit);
-  if (end_.wait_for(lock, limit, [this] { return over_; })) return;
   while (!end_.wait_for(lock, PAUSE, [this] { return over_; }))
     for (auto& seen : all_)
       if (launch_.late() && seen.stuck()) pthread_kill(seen.thread, LATE);

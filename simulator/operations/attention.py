@@ -48,6 +48,7 @@ import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
+from simulator.memory import check_memory
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import COMMON_MASKS, DTYPES, FP8, ITEMSIZE, MASKS, SCORES, Masks, Problem, Tile, spell_masks
 
@@ -145,6 +146,7 @@ def naive(
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    check_memory("naive attention, whole rows in float64", _bytes_of_naive(p))
     of_head = {name: x.astype(np.float64).reshape(p.kv_heads, -1, 1, 1) for name, x in given.items() if name != "mask"}
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
@@ -196,10 +198,23 @@ def _behind(problem: Problem) -> Array:
 
 
 def _weighted_sum(weights: Array, values: Array) -> Array:
-    if np.isfinite(values).all():
+    finite = np.isfinite(values)
+    if finite.all():
         return weights @ values
-    terms = np.where(weights[..., None] == 0, 0.0, weights[..., None] * values[..., None, :, :])
-    return terms.sum(-2)
+    total = weights @ np.where(finite, values, 0.0)
+    for key in np.flatnonzero(~finite.all((0, 1, 2, 4))):
+        weight, value = weights[..., key : key + 1], values[..., key : key + 1, :]
+        with np.errstate(invalid="ignore"):
+            total += np.where((weight == 0) | finite[..., key : key + 1, :], 0.0, weight * value)
+    return total
+
+
+def _bytes_of_naive(problem: Problem) -> int:
+    """The most bytes that `naive` holds: three arrays of scores at a time, and its operands, in float64."""
+    p = problem
+    pairs, rows = p.batch * p.heads * p.len_q * p.len_kv, p.batch * p.heads * p.len_q
+    keys = p.batch * p.kv_heads * p.len_kv
+    return 8 * (3 * pairs + rows * (p.head_dim + 2 * p.head_dim_v) + keys * (p.head_dim + p.head_dim_v))
 
 
 def hidden_pairs(problem: Problem) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import numpy as np
 from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, UsageError, array_in_words, dtype_name, unknown
+from simulator.fields import integer
+from simulator.memory import check_memory
 from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 
 Arrays = Mapping[str, Array]
@@ -179,7 +182,9 @@ class Operation(ABC):
         """
         if kind not in self.kinds:
             raise unknown("inputs", kind, self.kinds)
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(integer("seed", seed, 0))
+        elements = sum(math.prod(operand.shape(problem)) for operand in self.required)
+        check_memory("random inputs", elements * (4 + problem.itemsize))
         return {
             operand.name: random.standard_normal(operand.shape(problem), np.float32).astype(
                 numpy_dtype(operand.dtype_in(problem))

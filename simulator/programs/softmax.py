@@ -1,4 +1,7 @@
-"""The softmax of a vector in four ways (Milakov and Gimelshein, arXiv 1805.02867). x and out are one row each."""
+"""The softmax of a vector in four ways (Milakov and Gimelshein, arXiv 1805.02867). x and out are one row each.
+
+Masked scores are -inf. A tile of them has the maximum -inf, which `finite()` makes a number that can be subtracted.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def softmax_online(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hb
         for c in chunks:
             x_c = block.fetch(x, 0, 1, c, tile.cols)
             new_top = block.maximum(top, x_c.max())
-            total = total * block.exp(top - new_top) + block.exp(x_c - new_top).sum()
+            total = total * block.exp(top - new_top.finite()) + block.exp(x_c - new_top.finite()).sum()
             top = new_top
         block.step("store")
         for c in chunks:
@@ -76,14 +79,15 @@ def softmax_merge(m: Machine, x: HbmTensor, problem: Problem, tile: Tile) -> Hbm
         x_j = block.fetch(x, 0, 1, block.j, tile.cols)
         top = x_j.max()
         block.store(tops, top, block.j, 1)
-        block.store(totals, block.exp(x_j - top).sum(), block.j, 1)
+        block.store(totals, block.exp(x_j - top.finite()).sum(), block.j, 1)
     for block in m.launch("merge", cols=tiles, warps=1, of=x):
         block.step("merge")
         top, total = block.full(1, 1, -inf), block.full(1, 1, 0.0)
         for c in range(tiles):
             tile_top, tile_total = block.fetch(tops, c, 1), block.fetch(totals, c, 1)
             new_top = block.maximum(top, tile_top)
-            total = total * block.exp(top - new_top) + tile_total * block.exp(tile_top - new_top)
+            old, new = block.exp(top - new_top.finite()), block.exp(tile_top - new_top.finite())
+            total = total * old + tile_total * new
             top = new_top
         block.step("store")
         x_j = block.fetch(x, 0, 1, block.j, tile.cols)

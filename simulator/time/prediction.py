@@ -156,12 +156,17 @@ def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
+MOST_BLOCKS = 1 << 20
+"""A prediction looks at each block that walks over keys, and takes seconds for so many."""
+
+
 def timeline(
     algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | str = "h100"
 ) -> Timeline:
     """Predict how long an algorithm's kernels take, from a model of the units of an SM. See docs/time.md.
 
-    Raises `UsageError` for an algorithm without a schedule, and `SramOverflow` for a tile that doesn't fit.
+    Raises `UsageError` for an algorithm without a schedule, for what its kernel doesn't take on the device, and for over
+    `MOST_BLOCKS` blocks; `SramOverflow` for a tile that doesn't fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=128, dtype="bfloat16", causal=True)
@@ -176,9 +181,15 @@ def timeline(
     if (error := Problem.checked(problem).unknown_mask((*COMMON_MASKS, *SCORES), "the model of time")) is not None:
         raise error
     config = row.program.configure(problem, on, tile)
+    row.check(problem, on, config.tile)
     rates = Rates(on, problem.dtype)
-    launches = row.schedule(problem, config, rates)
     counts = count(algorithm, problem, tile=tile, device=on)
+    if (blocks := max((launch.blocks for launch in counts.launches if launch.walk), default=0)) > MOST_BLOCKS:
+        accepted = (
+            f"one of at most {MOST_BLOCKS:,} blocks; this has {blocks:,}, and from there on time is in proportion"
+        )
+        raise UsageError("problem", problem, accepted)
+    launches = row.schedule(problem, config, rates)
     times = tuple(
         _time(launch, rates, sum(counts.distinct(counted, way) for way in ("read", "write")))
         for launch, counted in zip(launches, counts.launches, strict=True)

@@ -159,3 +159,21 @@ def test_cleaning_takes_what_is_ours_and_no_more(folder: Path) -> None:
 def test_there_may_be_none_yet(folder: Path) -> None:
     assert cache.held() == cache.clean() == cache.Held(str(folder), 0, 0)
     assert not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such lock")
+def test_a_build_that_was_killed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one that makes an entry deletes what nobody holds any more, and leaves what somebody makes."""
+    monkeypatch.setenv("FLASHLAB_CACHE", str(tmp_path))
+    script = "from flashlab import cache; cache.entry('emulator', '0' * 32, lambda work: (print('held', flush=True), input()))"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        (there,) = (tmp_path / "emulator").iterdir()
+        os.utime(there, (0, 0))
+        cache.entry("emulator", "1" * 32, lambda work: (work / "x").touch())
+        assert there.exists()
+        child.kill()
+    os.utime(there, (0, 0))
+    cache.entry("emulator", "2" * 32, lambda work: (work / "x").touch())
+    assert sorted(path.name for path in (tmp_path / "emulator").iterdir()) == ["1" * 32, "2" * 32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,18 @@ GOOD: dict[str, Any] = dict(batch=1, heads=4, len_q=8, head_dim=16, dtype="float
             "dtype = 'float17': expected one of float32, float16, bfloat16, float8_e4m3fn (did you mean float16?)",
         ),
         ({"causal": 1}, "causal = 1: expected True or False"),
+        ({"len_q": 2**63}, "len_q = 9223372036854775808: expected an integer of at least 0, up to 2^62"),
         ({"window": 5}, "window = 5: expected a pair (left, right), each None or an integer of at least 0"),
         ({"window": (-1, 0)}, "window = -1: expected a pair (left, right), each None or an integer of at least 0"),
         ({"scale": float("nan")}, "scale = nan: expected a finite number, or None for 1/sqrt(head dim)"),
+        ({"scale": 1e39}, "scale = 1e+39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
+        ({"scale": 1e-39}, "scale = 1e-39: expected a finite number that float32 holds, or None for 1/sqrt(head dim)"),
+        ({"scale": True}, "scale = True: expected a finite number, or None for 1/sqrt(head dim)"),
+        ({"scale": np.bool_(True)}, "scale = np.True_: expected a finite number, or None for 1/sqrt(head dim)"),
+        (
+            {"soft_cap": 1e39},
+            "soft_cap = 1e+39: expected a finite number of at least 0 that float32 holds; 0 or None is none",
+        ),
         ({"scale": "x"}, "scale = 'x': expected a finite number, or None for 1/sqrt(head dim)"),
         ({"scale": 10**400}, f"scale = 1{'0' * 289} … 00000: expected a finite number, or None for 1/sqrt(head dim)"),
     ],
@@ -54,11 +64,11 @@ def test_unknown_names_offer_the_nearest() -> None:
         fl.count("flash2", p, device="h10")
     with pytest.raises(UsageError, match=r"field = 'smss'.*did you mean sms"):
         Device.named("t4").replace(smss=3)
-    with pytest.raises(UsageError, match=r"Device.sms = 0: expected a positive number"):
+    with pytest.raises(UsageError, match=r"Device.sms = 0: expected an integer of at least 1"):
         Device.named("t4").replace(sms=0)
     with pytest.raises(UsageError, match="problem = None"):
         fl.count("flash2")
-    with pytest.raises(UsageError, match="name = 'flash2'"):
+    with pytest.raises(UsageError, match="length = 4: expected nothing"):
         fl.count("flash2", length=4)
 
 
@@ -88,6 +98,19 @@ def test_array_dtypes_and_nan() -> None:
         fl.simulate("flash2", x, x * np.float16(np.nan), x, check_finite=True)
 
 
+def test_masked_arrays() -> None:
+    """NumPy's own functions would drop the mask, and compute with what it hides."""
+    x = np.zeros((1, 1, 4, 8), np.float16)
+    hidden = np.ma.masked_greater(x, 1)
+    line = "^k = masked array: expected an array whose values all count: its mask would be lost$"
+    calls = fl.naive, fl.naive_loop, partial(fl.simulate, "flash2"), partial(fl.attention, backend="emulator")
+    for f in (*calls, partial(fl.emulate, "flash2")):
+        with pytest.raises(UsageError, match=line):
+            f(x, hidden, x)
+    with pytest.raises(UsageError, match="^x = masked array"):
+        fl.softmax("softmax_safe", hidden.reshape(-1))
+
+
 def test_mistakes_in_a_tile_program_are_named() -> None:
     """A forgotten .T, no warps, arrays where a problem is meant."""
     p = Problem(**GOOD)
@@ -110,3 +133,77 @@ def test_mistakes_in_a_tile_program_are_named() -> None:
         fl.count("flash2", np.zeros(3))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match="examples = -1: expected an integer of at least 0"):
         fl.verify("flash2", examples=-1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "accepted"),
+    [
+        ("bandwidth", 3352, "a finite number of bytes per second of at least 1e+09"),
+        ("bandwidth", float("inf"), "a finite number of bytes per second"),
+        ("tensor_flops", 989.4, "a finite number of FLOPs per second of at least 1e+09"),
+        ("fp32_flops", True, "a finite number of FLOPs per second"),
+        ("memory", 80, "an integer of bytes of at least 1048576"),
+        ("l2", 50, "an integer of bytes of at least 1024"),
+        ("l2", 10**400, "up to 2^62"),
+        ("sms", 1.5, "an integer of at least 1"),
+        ("max_warps_per_sm", 0.5, "an integer of at least 1"),
+        ("compute_capability", (), "(major, minor)"),
+        ("compute_capability", ("a", "b"), "(major, minor), two integers"),
+        ("compute_capability", (9, 0.5), "(major, minor), two integers"),
+        ("title", 5, "text"),
+    ],
+)
+def test_devices_that_cannot_be(field: str, value: Any, accepted: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Device.named("h100").replace(**{field: value})
+    assert str(error.value).startswith(f"Device.{field} = ") and accepted in str(error.value)
+
+
+def test_numbers_of_numpy_are_numbers_of_a_device() -> None:
+    assert Device.named("h100").replace(l2=np.int64(5 << 20)).l2 == 5 << 20
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"problem": Problem(**GOOD), "length": 8}, "length = 8: expected nothing"),
+        ({"problem": Problem(**GOOD), "dtype": "float16"}, "dtype = 'float16': expected nothing"),
+    ],
+)
+def test_what_a_count_would_ignore_is_refused(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line}"):
+        fl.count("flash2", **given)
+
+
+def test_a_tile_of_none_is_no_default() -> None:
+    for tile in (0, ()):
+        with pytest.raises(UsageError, match="^tile = "):
+            fl.count("softmax_safe", length=10, tile=tile)  # pyright: ignore
+
+
+@pytest.mark.parametrize("at", [(-1, 0), (2, 0), (0, -1), (0, 1), (9999, 0)])
+def test_a_tile_outside_of_its_tensor_is_refused(at: tuple[int, int]) -> None:
+    """It would count bytes that don't exist, or nothing."""
+    i, j = at
+
+    @fl.program
+    def mine(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        for block in m.launch("mine", warps=4):
+            block.step("load")
+            block.load(k, i, 64, j, 16)
+        return m.output("out")
+
+    with pytest.raises(UsageError, match="^tile of k = "):
+        fl.count(mine, Problem(**GOOD).replace(len_q=128))
+
+
+@pytest.mark.parametrize("rows", [-1, 1.5, "a"])
+def test_blocks_that_cannot_be(rows: Any) -> None:
+    @fl.program
+    def mine(m: Any, q: Any, k: Any, v: Any, problem: Any, tile: Any) -> Any:
+        for block in m.launch("mine", warps=4, rows=rows):
+            block.step("load")
+        return m.output("out")
+
+    with pytest.raises(UsageError, match="^rows = .*: expected an integer of at least 0"):
+        fl.count(mine, Problem(**GOOD))

@@ -12,6 +12,7 @@ from simulator import Device, Problem, SramOverflow, Tile
 from simulator.counts import Book
 from simulator.formulas.walk import floor_sum, walk
 from simulator.operations.attention import ATTENTION
+from simulator.operations.softmax import SOFTMAX, vector_problem
 from tests.simulator.problems import ALGORITHMS, ROOMY, devices, kernel_tiles, problems, scores, taken_by, tiles
 from tests.work import calls
 
@@ -142,3 +143,17 @@ def test_a_formula_off_by_one_row_is_named(what: str) -> None:
     fl.check_formula("flash2", right, p)
     with pytest.raises(fl.UsageError, match=rf"flash2: load_k, k, {what.replace('_', '.')}"):
         fl.check_formula("flash2", wrong, p)
+
+
+@pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
+@given(length=st.integers(1, 700), tile=st.integers(1, 200), dtype=st.sampled_from(["float32", "float16"]))
+@settings(max_examples=25)
+def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> None:
+    formula = fl.CATALOGUE[name].formula
+    assert formula is not None
+    fl.check_formula(name, formula, vector_problem(length, dtype), tile=(1, tile))
+
+
+@pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
+def test_softmax_of_a_long_vector_is_counted_at_once(name: str) -> None:
+    assert calls(lambda: fl.count(name, length=2**40)) < 5000

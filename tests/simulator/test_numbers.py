@@ -165,3 +165,16 @@ def test_scales_that_dont_fit_are_refused(wrong: dict[str, Any]) -> None:
         fl.simulate(
             "flash2" if "problem" in wrong else "flash3_fp8", *fl.random_inputs(p), scales=fl.Scales(*[ones] * 3)
         )
+
+
+@given(
+    x=st.lists(st.just(-np.inf) | st.floats(-50, 50, width=32), min_size=1, max_size=40),
+    tile=st.integers(1, 9),
+    name=st.sampled_from(["softmax_safe", "softmax_online", "softmax_merge"]),
+)
+def test_softmax_of_masked_scores(x: list[float], tile: int, name: str) -> None:
+    """Masked scores are -inf, whole tiles of them too, wherever they stand."""
+    x[-1] = max(x[-1], 0.0)  # a row that sees nothing has no softmax
+    values = np.array(x, np.float64)
+    exact = np.exp(values - values.max()) / np.exp(values - values.max()).sum()
+    np.testing.assert_allclose(fl.softmax(name, values.astype(np.float32), tile=tile).out, exact, rtol=1e-5, atol=1e-30)

@@ -445,3 +445,26 @@ def test_a_barrier_that_never_opens_is_a_deadlock() -> None:
     sm.start("consumer", consumer())
     with pytest.raises(RuntimeError, match="deadlock: consumer wait for a barrier"):
         sm.run()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changed", "where"),
+    [
+        ("flash3", {}, {"device": "a100"}),
+        ("flash3", {}, {"device": "5090"}),
+        ("flash3", {"dtype": "float32"}, {}),
+        ("flash3", {}, {"tile": (100, 100)}),
+        ("flash2", {"head_dim": 512}, {}),
+    ],
+)
+def test_no_time_for_a_kernel_that_cannot_be(algorithm: str, changed: dict[str, Any], where: dict[str, Any]) -> None:
+    p = fl.Problem(batch=1, heads=2, len_q=1024, head_dim=64, dtype="float16").replace(**changed)
+    with pytest.raises((fl.UsageError, fl.Unavailable)):
+        fl.timeline(algorithm, p, **where)
+
+
+def test_a_prediction_that_would_never_end_is_refused() -> None:
+    p = fl.Problem(batch=1, heads=16, len_q=2**30, head_dim=128, dtype="float16", causal=True)
+    for algorithm in ("flash2", "flash3", "flash3_1"):
+        with pytest.raises(fl.UsageError, match="expected one of at most 1,048,576 blocks; this has "):
+            fl.timeline(algorithm, p)

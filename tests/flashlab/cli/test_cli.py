@@ -28,7 +28,8 @@ from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
 
 COMMANDS = [
-    "lessons", "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
+    "lessons",
+    "compare", "count", "simulate", "sweep", "trace", "devices", "verify", "bench", "fp8", "counters", "sanitize", "emulate",
     "time", "capture", "diff", "info", "cache",
 ]  # fmt: skip
 
@@ -639,6 +640,65 @@ def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPat
     for command, module in (("bench", speed), ("counters", counters), ("sanitize", sanitizers)):
         monkeypatch.setattr(module, "run", missing)
         assert "no GPU here: get one" in one_line(command)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["simulate", "flash2"], "--out"),
+        (["sweep", "flash2"], "--csv"),
+        (["sweep", "flash2"], "--plot"),
+        (["trace", "flash2"], "--json"),
+        (["trace", "flash2"], "--html"),
+        (["time", "flash2"], "--trace"),
+        (["time", "flash2"], "--plot"),
+    ],
+)
+def test_an_output_replaces_only_its_kind(tmp_path: Path, words: list[str], option: str) -> None:
+    """A typing error must not cost anybody a source."""
+    path = tmp_path / "kernel.cu"
+    path.write_text("mine")
+    assert f"{option} = '{path}': expected a new file, or one that ends in ." in one_line(*words, option, path)
+    assert "--force" in one_line(*words, option, path)
+    assert path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
+    assert "(no such file or directory)" in one_line(*words, option, tmp_path / "no" / "x.png")
+    if option == "--out":
+        run(*words, option, path, "--force")
+        assert path.read_bytes()[:2] == b"PK"
+
+
+def test_an_output_is_never_an_input(tmp_path: Path) -> None:
+    q, k, v = fl.random_inputs(fl.Problem(batch=1, heads=1, len_q=4, head_dim=16, dtype="float16"))
+    given, link = tmp_path / "x.npz", tmp_path / "link.npz"
+    np.savez(given, q=q, k=k, v=v)
+    link.symlink_to(given)
+    kept = given.read_bytes()
+    for out in (given, link, tmp_path / "." / "x.npz"):
+        assert "expected another file than the input" in one_line(
+            "simulate", "flash2", "--input", given, "--out", out, "--force"
+        )
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    assert "another file than the input" in one_line("simulate", f"{mine}:diagonal", "--out", mine, "--force")
+    assert given.read_bytes() == kept and mine.read_text() == MINE
+
+
+def test_a_place_for_results_is_looked_at_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    ran: list[object] = []
+    monkeypatch.setattr(fl, "verify", lambda *_, **__: ran.append(1))
+    for words in (["--save", tmp_path / "file"], ["--save", tmp_path, "--condition", "a/b"]):
+        assert words[-2] in one_line("verify", "flash2", *words)
+    assert not ran
+
+
+def test_a_report_that_cannot_be_kept_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise fl.UsageError("output", "x.json", "a file that can be written (no space left on device)")
+
+    monkeypatch.setattr(results, "save", full)
+    found = run("verify", "flash2", "--check", "key_sets", "--dtype", "float16", "--save", tmp_path, code=2)
+    assert "flash2 on simulator: passed" in found.stdout and "no space left on device" in found.stderr
 
 
 def test_results_are_kept(tmp_path: Path) -> None:

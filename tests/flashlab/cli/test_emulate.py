@@ -53,7 +53,7 @@ def test_an_algorithm() -> None:
     text = run("emulate", "flash1", "--len-q", 40, "--head-dim", 16, "--tile", "16x32").stdout
     assert "row_max" in text and "SRAM ldsm" in text and "conflicts" in text
     assert "largest difference from naive attention in float64: 0.00" in text
-    assert text.splitlines()[-1].startswith("passed: every byte is the formula's (")
+    assert text.splitlines()[-1].startswith("passed: the numbers are right, and every byte is the formula's (")
     assert run("emulate", "flash1", "--len-q", 40, "--head-dim", 16, "--tile", "16x32", "--no-sanitize").exit_code == 0
 
 
@@ -61,6 +61,7 @@ def test_an_algorithm_as_json() -> None:
     found = document("emulate", "standard", "--len-q", 20, "--device", "a100", "--lse")
     assert set(found) == {
         "schema", "passed", "algorithm", "device", "problem", "tile", "launches", "unwritten", "differences", "max_error",
+        "numbers",
     }  # fmt: skip
     assert found["passed"] and found["device"] == "a100-40" and found["problem"]["len_q"] == 20
     assert found["max_error"] < 2e-3 and found["unwritten"] == {} and found["differences"] == []
@@ -104,7 +105,19 @@ SIZE = ["--len-q", 40, "--head-dim", 16]
 
 def test_a_file_in_an_algorithms_place(tmp_path: Path) -> None:
     path = changed(tmp_path, "rescale", "o[i][n][e] *= alpha", "o[i][n][e] = o[i][n][e] * alpha")
-    assert "passed: every byte is the formula's" in run("emulate", path, "--as", "flash2", *SIZE).stdout
+    assert (
+        "passed: the numbers are right, and every byte is the formula's"
+        in run("emulate", path, "--as", "flash2", *SIZE).stdout
+    )
+
+
+def test_its_numbers_are_judged(tmp_path: Path) -> None:
+    """Every byte moves as it should, and the result is wrong."""
+    path = changed(tmp_path, "rescale", "o[i][n][e] *= alpha", "o[i][n][e] *= 0.5f * alpha")
+    text = run("emulate", path, "--as", "flash2", "--len-q", 200, "--head-dim", 16, code=1).stdout
+    assert "wrong numbers: out at (batch, head, row) (0, " in text and text.splitlines()[-1] == "1 finding"
+    said = document("emulate", path, "--as", "flash2", "--len-q", 200, "--head-dim", 16, code=1)
+    assert not said["passed"] and said["numbers"].startswith("out at") and not said["differences"]
 
 
 def test_its_misuse_has_status_1(tmp_path: Path) -> None:
@@ -124,6 +137,12 @@ def test_its_endless_loop_is_ended(tmp_path: Path) -> None:
     path = changed(tmp_path, "load_q", "", "  for (volatile int i = 0;;) i = 0;\n")
     text = run("emulate", path, "--as", "flash2", *SIZE, "--time-limit", 0.3, code=2).stdout
     assert "mine.cu:" in text and "time limit: " in text and "is still running after 0.3 s" in text
+    assert text.splitlines()[-1] == "1 finding"  # there are no numbers to judge
+
+
+def test_an_algorithm_has_a_limit_where_one_is_said() -> None:
+    text = run("emulate", "flash2", "--len-q", 4096, "--time-limit", 0.01, code=2).stdout
+    assert "is still running after 0.01 s" in text
 
 
 def test_what_cannot_stand_in(source: str) -> None:

@@ -39,7 +39,9 @@ def test_a_run(command: str) -> None:
     DOCUMENTS[command].model_validate(json.loads(out))
 
 
-@pytest.mark.parametrize("words", [["count", "flsh2"], ["count", "--len-q", "x"], ["cont"], ["count", "flash2", "--no"]])
+@pytest.mark.parametrize(
+    "words", [["count", "flsh2"], ["count", "--len-q", "x"], ["cont"], ["count", "flash2", "--no"]]
+)
 def test_an_error_is_one_line(words: list[str]) -> None:
     status, out, said = flashlab(*words)
     assert (status, out) == (2, "") and said.startswith("flashlab: ") and said.count("\n") == 1

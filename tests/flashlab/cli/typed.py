@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from flashlab.cli import app
 
-
 APART: Any = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
 """Old versions of typer mix the two streams unless told."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,10 @@ import flashlab as fl
 import kernels_cu
 from flashlab import cache as caches
 from flashlab.emulator import build
+
+building: Any = importlib.import_module(
+    "flashlab.emulator.build"
+)  # the package has the function under the module's name
 
 ROOT = Path(__file__).resolve().parents[3]
 NEEDS_COMPILER = pytest.mark.compiler
@@ -167,3 +172,24 @@ print("flashlab.emulator" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
     )
     assert done.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+@pytest.mark.parametrize("cxx", ["/bin/false", "ccache g++", "nosuch"])
+def test_a_cxx_that_is_no_compiler_is_told_in_a_line(cxx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", cxx)
+    building.compiler.cache_clear()
+    try:
+        with pytest.raises(fl.Unavailable, match="is no C") as error:
+            building.compiler()
+        assert cxx in str(error.value) and "\n" not in str(error.value)
+    finally:
+        building.compiler.cache_clear()
+
+
+def test_a_full_disk_is_no_fault_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = subprocess.CompletedProcess(
+        [], 1, "", "/tmp/x.o: fatal error: error writing to x.o: No space left on device"
+    )
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: full)
+    with pytest.raises(OSError, match="No space left on device"):
+        building._compiled(["g++"])

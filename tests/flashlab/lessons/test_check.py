@@ -254,3 +254,33 @@ def test_what_passed_stays_passed():
     entry = record.read()["exercises"]["00.1"]
     assert entry == {"passed": True, "tries": 2}
     assert "exercises 1 of" in str(fl.progress()).splitlines()[0]
+
+
+FORGED = [
+    "open(sys.argv[1] + '/done.json', 'w').write('{}'); os._exit(0)",
+    "open(sys.argv[1] + '/done.json', 'w').write('['); open(sys.argv[1] + '/case0.json', 'w').write('['); os._exit(0)",
+    "[open(sys.argv[1] + '/' + x, 'w').write('{}') for x in ('case0.json', 'done.json')]; os._exit(0)",
+    "__import__('shutil').rmtree(sys.argv[1])",
+]
+
+
+@POSIX
+@pytest.mark.parametrize("line", FORGED)
+def test_files_of_the_check_that_are_forged_or_gone(line: str):
+    verdict = judged(f"import os, sys; {line}")
+    assert verdict.kind == "exit" and repr(verdict)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "a", float("nan"), None, True, 10**9])
+def test_seconds_that_are_none(seconds: object):
+    verdict = fl.check(program_of(CELL), exercise="00.1", seconds=seconds)  # pyright: ignore
+    assert verdict.kind == "usage" and "seconds = " in verdict.message
+
+
+def test_a_program_that_launches_nothing_shows_its_verdict():
+    @fl.program
+    def nothing(m: fl.Machine, *_: object) -> fl.HbmTensor:
+        return m.output("out")
+
+    verdict = fl.check(nothing, exercise="00.1")
+    assert verdict.kind == "numbers" and "never written" in verdict._repr_html_()

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -70,10 +70,12 @@ def test_what_is_no_number_is_told_in_a_line(value: object):
 
 def test_unknown_names_are_told_with_the_nearest():
     assert "expected one of 00.1" in repr(fl.predict("1.1", hbm_peak=1))
+    assert "expected one of 00.1" in repr(fl.predict([]))  # pyright: ignore
     assert "did you mean hbm_peak?" in repr(fl.predict("01.1", hbm_peek=1))
     assert "missing" in repr(fl.predict("00.1", hbm_read=1))
 
 
+@example(5e-324)
 @given(st.one_of(st.integers(-(10**30), 10**30), st.floats(allow_nan=False, allow_infinity=False)))
 def test_any_number_gets_an_answer(n: float):
     answer = fl.predict("01.1", hbm_peak=n)

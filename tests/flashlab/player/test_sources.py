@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,15 @@ def test_ones_own_kernel(tmp_path: Path) -> None:
     assert kernels_of(small("flash1"), "flash2")["flash1"].name == "flash2.cu"
     with pytest.raises(fl.UsageError, match=r"kernel = 'flash9': expected a \.cu file, or one of standard"):
         kernels_of(small("flash2"), "flash9")
+
+
+@pytest.mark.parametrize("kernel", ["/bin/ls", "notes.txt", "nowhere.cu", 5, "a\0.cu", "x" * 5000 + ".cu", "latin.cu"])
+def test_only_a_cuda_source_is_shown(kernel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("private")
+    Path("latin.cu").write_bytes(b"\xff\xfe")
+    p = fl.Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float16")
+    trace = fl.simulate("flash2", *fl.random_inputs(p), trace=True).trace
+    assert trace is not None
+    with pytest.raises(fl.UsageError, match="^kernel = "):
+        kernels_of(trace, kernel)

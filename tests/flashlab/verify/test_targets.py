@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import json
 import math
 import re
@@ -112,6 +113,26 @@ def test_the_adapter_says_what_is_supported() -> None:
     assert {row.detail for row in report.rows if row.status == "not run"} == {"head dims in eights"}
 
 
+@pytest.mark.parametrize("no", [False, np.bool_(False), 0])
+def test_whatever_is_false_is_a_no(no: Any) -> None:
+    assert (
+        verify(fl.Adapter(attention, supports=lambda _: no), dtypes=["float16"], checks=["memory"]).verdict
+        == "nothing run"
+    )
+
+
+def test_a_kernel_that_is_wrong_now_and_then() -> None:
+    """A race: the report says how often the smallest failing case fails, and the search ends."""
+    calls = itertools.count(1)
+
+    def now_and_then(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
+        return attention(q, k, v, causal=causal)[0] * (1.5 if next(calls) % 7 == 0 else 1)
+
+    report = verify(now_and_then, dtypes=["float16"], checks=["rule", "search"], examples=20)
+    assert report.verdict == "failed" and report.failing is not None
+    assert re.search("; run 10 times more, the same case failed [12] times$", report.failing.message)
+
+
 def test_a_crash_is_a_failure() -> None:
     def crashes(q: Array, k: Array, v: Array, **_: Any) -> Array:
         raise RuntimeError("illegal\nmemory access")
@@ -197,6 +218,19 @@ def test_the_same_seed_the_same_report() -> None:
         ({"target": "math:no_such_function"}, "package:function"),
         ({"target": attention, "framework": "tensorflow"}, "framework = 'tensorflow'"),
         ({"target": fl.program(lambda m, q, k, v, problem, tile: None), "backend": "gpu"}, "backend = 'gpu'"),
+        ({"target": "flash2", "device": "h1000"}, "device = 'h1000'"),
+        ({"target": "flash2", "seed": -1}, "seed = -1: expected an integer of at least 0"),
+        ({"target": "flash2", "seed": "a"}, "seed = 'a'"),
+        ({"target": "flash2", "tile": (0, 0)}, "tile = (0, 0)"),
+        ({"target": "flash2", "tile": (2048, 2048)}, "tile = '2048x2048': expected a smaller tile"),
+        (
+            {"target": "flash3", "tile": (100, 100), "backend": "emulator"},
+            "tile = '100x100': expected 64, 128 or 192 rows",
+        ),
+        ({"target": "flash2", "examples": 1.5}, "examples = 1.5"),
+        ({"target": "flash2", "dtypes": 5}, "dtypes = 5: expected a name, or a list of names"),
+        ({"target": "flash2", "checks": 5}, "checks = 5: expected a name, or a list of names"),
+        ({"target": "flash2", "checks": "key_set"}, "checks = 'key_set'"),
         ({"target": "softmax_safe", "full": True}, "full = True: expected False"),
         ({"target": "softmax_safe", "examples": 5}, "examples = 5: expected None or 0"),
         ({"target": "softmax_safe", "framework": "tensorflow"}, "framework = 'tensorflow'"),

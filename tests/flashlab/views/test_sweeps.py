@@ -170,3 +170,17 @@ def test_bad_input_is_one_line(call: Any, says: str) -> None:
     with pytest.raises(fl.UsageError) as caught:
         call()
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_values_that_do_not_go_together_are_rows_with_a_reason() -> None:
+    found = fl.sweep("flash2", BASE, heads=[4, 6], kv_heads=[4, 3])
+    assert [row["reason"] for row in found.rows] == [
+        None, "kv_heads = 3: expected a divisor of heads = 4", "kv_heads = 4: expected a divisor of heads = 6", None,
+    ]  # fmt: skip
+    assert [row["heads"] for row in found.rows] == [4, 4, 6, 6] and found.rows[1]["hbm_read"] is None
+    with pytest.raises(fl.UsageError, match="kv_heads = 3: expected a divisor of heads = 4"):
+        fl.sweep("flash2", BASE, heads=4, kv_heads=3)
+    with pytest.raises(fl.UsageError, match="heads = 0: expected an integer of at least 1"):
+        fl.sweep("flash2", BASE, heads=[4, 0])
+    with pytest.raises(fl.UsageError, match="algorithms = 5"):
+        fl.sweep(5, BASE)  # pyright: ignore

@@ -1,0 +1,165 @@
+"""An interrupt (Ctrl-C) ends a run: threads of the simulator, a launch of the emulator, and what is in a child process.
+
+Each run here would take hours. None of these tests looks at a clock: pytest's time limit fails a run that goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits  # pyright: ignore
+
+import flashlab as fl
+from tests.tiers import one_of_each
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import os, sys
+import flashlab as fl
+
+@fl.program
+def endless(m, q, k, v, problem, tile):
+    for block in m.launch("endless", warps=1):
+        os.write(1, b"running\\n")
+        while True:
+            block.step("again")
+"""
+KERNELS = {
+    "an empty loop": "__global__ void k(float* x) { for (;;); }",
+    "a loop": "__global__ void k(volatile float* x) { for (;;) x[0] = x[0] + 1; }",
+    "a spin": "__global__ void k(volatile float* x) { while (x[0] == 0) __syncwarp(); }",
+    "threads that wait": "__global__ void k(volatile float* x) { for (;;) __syncthreads(); }",
+}
+EMULATED = """
+import sys, numpy as np
+from pathlib import Path
+from flashlab.emulator.build import build
+from flashlab.emulator.library import Arena
+library, arena = build(Path(sys.argv[1])), Arena()
+arena.put("x", np.zeros(1, np.float32))
+print("running", flush=True)
+library.launch("k", (4,), (64,), [np.uint64(arena.pointer("x")).tobytes()], arena)
+"""
+
+
+def interrupted(*command: str, cwd: Path) -> tuple[int, str]:
+    """The status and stderr of a Python that was interrupted as soon as it had said that it is running."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # whoever runs the tests in the background has interrupts ignored, and children inherit that
+    listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=listen,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "running\n"
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate()
+        finally:
+            child.kill()
+    return child.returncode, said
+
+
+@pytest.mark.parametrize("batch", ["1", "2"])
+def test_simulator(tmp_path: Path, batch: str) -> None:
+    """With several batches each thread has some of them. The first part that runs says so."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    command = "-m", "flashlab", "simulate", "mine.py:endless", "--batch", batch, "--heads", "1", "--len-q", "1024"
+    status, said = interrupted(*command, cwd=tmp_path)
+    assert status == 130 and "Traceback" not in said
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kernel", one_of_each(KERNELS, kind=lambda name: "loop" in name))
+def test_emulator(tmp_path: Path, kernel: str) -> None:
+    (tmp_path / "k.cu").write_text(KERNELS[kernel])
+    (tmp_path / "run.py").write_text(EMULATED)
+    status, said = interrupted("run.py", "k.cu", cwd=tmp_path)
+    assert status in (-signal.SIGINT, 130) and said.endswith("KeyboardInterrupt\n")
+
+
+@pytest.mark.compiler
+def test_a_kernel_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """The child is ended with what waits for it."""
+    (tmp_path / "k.cu").write_text(KERNELS["a loop"].replace("{", '{ FILE* f = fopen("pid", "w"); fclose(f);', 1))
+    (tmp_path / "run.py").write_text(
+        "import os, sys, threading, time\n"
+        "from flashlab.cli import main\n"
+        "def tell():\n"
+        "    while not os.path.exists('pid'): time.sleep(0.01)\n"
+        "    print('running', flush=True)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "sys.argv[1:] = ['emulate', 'k.cu', '--grid', '1', '--block', '1', '--arg', 'x=float32[1]', '--time-limit', '0']\n"
+        "main()\n"
+    )
+    status, said = interrupted("run.py", cwd=tmp_path)
+    assert status == 130 and "Traceback" not in said
+
+
+def test_the_others_stop_when_one_has_failed() -> None:
+    """What one thread raises ends the run, though another would never end."""
+    first = threading.Lock()
+
+    @fl.program
+    def fails(
+        m: fl.Machine, q: fl.HbmTensor, k: fl.HbmTensor, v: fl.HbmTensor, problem: fl.Problem, tile: fl.Tile
+    ) -> None:
+        for block in m.launch("fails", warps=1):
+            if first.acquire(blocking=False):
+                raise ZeroDivisionError
+            while True:
+                block.step("again")
+
+    p = fl.Problem(batch=2, heads=1, len_q=1024, head_dim=16, dtype="float16")
+    with pytest.raises(ZeroDivisionError):
+        fl.simulate(fails, *fl.random_inputs(p))
+
+
+def blas_threads() -> list[int]:
+    pools: Any = threadpool_info()
+    return [pool["num_threads"] for pool in pools]
+
+
+def test_calls_that_overlap_leave_the_threads_of_blas() -> None:
+    """The first to come is the first to go: what the second one found was the first one's single thread."""
+    entered, left = threading.Event(), threading.Event()
+    p = fl.Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype="float16")
+    data = fl.random_inputs(p)
+
+    def program(wait: threading.Event | None, tell: threading.Event) -> fl.Program:
+        @fl.program
+        def one(
+            m: fl.Machine, q: fl.HbmTensor, k: fl.HbmTensor, v: fl.HbmTensor, problem: fl.Problem, tile: fl.Tile
+        ) -> fl.HbmTensor:
+            tell.set()
+            if wait is not None:
+                wait.wait()
+            return m.output("out")
+
+        return one
+
+    second = threading.Thread(target=lambda: fl.simulate(program(left, entered), *data))
+
+    @fl.program
+    def first(
+        m: fl.Machine, q: fl.HbmTensor, k: fl.HbmTensor, v: fl.HbmTensor, problem: fl.Problem, tile: fl.Tile
+    ) -> fl.HbmTensor:
+        second.start()
+        entered.wait()
+        return m.output("out")
+
+    with threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        fl.simulate(first, *data)
+        left.set()
+        second.join()
+        assert 2 in before and blas_threads() == before
