@@ -22,7 +22,7 @@ from simulator.tensors import HbmTensor, SramTile
 if TYPE_CHECKING:
     from simulator.machine import Machine
 
-Split = Literal["rows", "cols", "none"]
+Split = Literal["rows", "cols", "none"] | int
 Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 """The index of a tile: a number, or the block's own index (an array over the blocks in lockstep)."""
 
@@ -167,7 +167,7 @@ class Block:
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
-        """SRAM to registers: what was last `put`. The warps split it, or with `"none"` every warp reads all of it."""
+        """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return Registers(self, rows, cols, buffer.values)
@@ -196,8 +196,9 @@ class Block:
     ) -> Registers:
         """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
 
-        `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it.
-        Operands in registers move nothing. FLOPs count the tile padded to the fragment, and a multiply-add as 2. Raises
+        `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it. If the
+        warps form a grid, a number says how many of them read each byte. Operands in registers move nothing. FLOPs count
+        the tile padded to the fragment, and a multiply-add as 2. Raises
         `UsageError` for shapes that don't fit.
         """
         if padded(a.cols) != padded(b.rows):
@@ -330,8 +331,10 @@ class Block:
         return dict(self._sram)
 
     def _uses(self, split: Split) -> int:
+        if isinstance(split, int) and split > 0:
+            return split
         if split not in ("rows", "cols", "none"):
-            raise UsageError("split", split, "'rows', 'cols' or 'none'")
+            raise UsageError("split", split, "'rows', 'cols', 'none' or how many warps read each byte")
         return self.readers if split == "none" else 1
 
     def _count(self, tensor: str, **nbytes: int) -> None:

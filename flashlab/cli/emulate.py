@@ -156,31 +156,30 @@ def _run_algorithm(
     import numpy as np
 
     import flashlab as fl
-    from simulator.operations.attention import ATTENTION
 
-    p = problem.problem(algorithm)
-    arrays = ATTENTION.draw(p, seed=0)
+    p, operation = problem.problem(algorithm), catalogue.get(algorithm).operation
+    arrays = operation.draw(p, seed=0)
     options_of_run: dict[str, Any] = {
         **p.masks,
-        **run.keywords(),
+        **run.keywords(operation),
         "sanitize": sanitize,
         "source": source,
         "time_limit": time_limit if source is not None else 0,
     }
     with output.busy("emulating"):
         done = fl.emulate(algorithm, **arrays, **options_of_run)
-    reference = fl.naive(**arrays, **p.masks)
-    error = float(np.abs(done.out.astype(np.float64) - reference.out).max(initial=0))
+    truth = operation.judge(p, arrays)
+    differences = [np.abs(done.outputs[x.name].astype(np.float64) - truth[x.name]) for x in operation.written]
+    error = max(float(x.max(initial=0)) for x in differences)
     if json:
         output.document({**done.to_dict(), "max_error": error})
     else:
         for launched in done.launches:
             _print(launched)
             _note(launched)
-        tables.line(f"largest difference from naive attention in float64: {error:.2g}")
-        _verdict(
-            done.complaints(), f"every byte is the formula's ({done.counts.hbm.read + done.counts.hbm.write:,} of HBM)"
-        )
+        hbm = done.counts.hbm
+        tables.line(f"largest difference from naive {operation.name} in float64: {error:.2g}")
+        _verdict(done.complaints(), f"every byte is the formula's ({hbm.read + hbm.write + hbm.atomic:,} of HBM)")
     if not done.passed:
         raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
 

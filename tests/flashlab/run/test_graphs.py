@@ -17,11 +17,12 @@ import pytest
 
 import flashlab as fl
 from flashlab.run.devices import current_device
+from simulator.operations.attention import ATTENTION
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=200, head_dim=64, dtype="float16", causal=True)
-ALGORITHMS = [name for name in fl.catalogue.with_kernels() if P.dtype in fl.CATALOGUE[name].dtypes]
+ALGORITHMS = [name for name in fl.catalogue.with_kernels(ATTENTION) if P.dtype in fl.CATALOGUE[name].dtypes]
 
 
 def here(algorithm: str) -> None:
