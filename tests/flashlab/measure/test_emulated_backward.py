@@ -107,7 +107,12 @@ def test_logits_of_ten_thousand(algorithm: str) -> None:
     )  # every logit about -1e6 times scale
     drawn = BACKWARD.draw(p, 0)
     forward = fl.naive(**arrays, causal=True)
-    given: dict[str, Any] = {**drawn, **arrays, "out": forward.out.astype(np.float16), "lse": forward.lse.astype(np.float32)}
+    given: dict[str, Any] = {
+        **drawn,
+        **arrays,
+        "out": forward.out.astype(np.float16),
+        "lse": forward.lse.astype(np.float32),
+    }
     assert np.isfinite(given["lse"]).all() and given["lse"].min() < -1e3
     run = fl.emulate(algorithm, **given, causal=True, tile=(32, 16))
     assert run.complaints() == []
