@@ -84,7 +84,7 @@ class Algorithm:
     """One row: an algorithm's tile program, formula, schedule and kernels. A user's own program has only the first.
 
     `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
-    ladders are made.
+    ladders are made. `atomics` are the outputs that atomics add up, so that their last bits may differ from run to run.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].kernels[0].arguments
@@ -99,6 +99,7 @@ class Algorithm:
     support: Support = Support()
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
+    atomics: tuple[str, ...] = ()
 
     @property
     def operation(self) -> Operation:
@@ -220,7 +221,7 @@ CATALOGUE = {
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            about=flash2_backward_program.ABOUT,
+            about=flash2_backward_program.ABOUT, atomics=("dq",),
         ),
         Algorithm("softmax_naive", softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, about=softmax_program.ABOUT),
