@@ -9,6 +9,7 @@ from simulator.config import Config
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
+from simulator.formulas import flash1_backward as flash1_backward_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
@@ -20,6 +21,7 @@ from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
+from simulator.programs import flash1_backward as flash1_backward_program
 from simulator.programs import flash2 as flash2_program
 from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash3 as flash3_program
@@ -28,6 +30,7 @@ from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
 from simulator.programs.flash1 import flash1
+from simulator.programs.flash1_backward import flash1_backward
 from simulator.programs.flash2 import flash2
 from simulator.programs.flash2_backward import flash2_backward
 from simulator.programs.flash3 import flash3
@@ -216,12 +219,18 @@ CATALOGUE = {
             flash3_fp8_program.ABOUT, "flash3",
         ),
         Algorithm(
+            "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
+            (Kernel("flash1_backward", "flash1_backward",
+                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv")),),
+            about=flash1_backward_program.ABOUT,
+        ),
+        Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            about=flash2_backward_program.ABOUT, atomics=("dq",),
+            about=flash2_backward_program.ABOUT, follows="flash1_backward", atomics=("dq",),
         ),
         Algorithm("softmax_naive", softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, about=softmax_program.ABOUT),

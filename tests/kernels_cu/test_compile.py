@@ -31,19 +31,23 @@ HOPPER = [name for name, row in CATALOGUE.items() if row.arch]
 HEAD_DIMS = (40, 64, 128, 256)
 SPILLED_ONCE = [("flash2", "float32", 208), ("standard", "float32", 16)]
 """With other tiles: their defaults step aside."""
-SPILLS = [("flash2_backward", "float32", 256)]
-"""64 bytes: dK, dV and dQ alone take 192 of a thread's 255 registers."""
-MATRIX = (
-    [
-        case
-        for name, row in WITH_KERNELS.items()
-        for case in itertools.product([name], row.dtypes, HEAD_DIMS, DEVICES)
-        if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
-        and (case[0] in HOPPER) == (case[3] == "sm_90a")
-        and case[:3] not in SPILLS
-    ]
-    + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
-)
+SPILL = [
+    *(("flash1_backward", "float16", 256, arch) for arch in ("sm_75", "sm_80", "sm_89")),
+    *(("flash1_backward", "bfloat16", 256, arch) for arch in ("sm_80", "sm_89")),
+    *(("flash1_backward", "float32", 256, arch) for arch in DEVICES),
+    ("flash1_backward", "float32", 128, "sm_75"),
+    ("flash2_backward", "float16", 256, "sm_75"),
+    *(("flash2_backward", "float32", 256, arch) for arch in ("sm_75", "sm_89")),
+]
+"""Their dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or none."""
+MATRIX = [
+    case
+    for name, row in WITH_KERNELS.items()
+    for case in itertools.product([name], row.dtypes, HEAD_DIMS, DEVICES)
+    if (case[1], case[3]) != ("bfloat16", "sm_75")  # bfloat16 begins with compute capability 8.0
+    and (case[0] in HOPPER) == (case[3] == "sm_90a")
+    and case not in SPILL
+] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
 FLASH3_3, INCLUDE = kernels_cu.source("flash3_3"), kernels_cu.include_dir()
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
 

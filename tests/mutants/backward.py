@@ -10,7 +10,7 @@ from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
-MASK, MMA = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma"))
+MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +38,18 @@ class KernelMutant:
 
 KERNELS = [
     KernelMutant(
-        mechanism="D left out", step="dp", old="= -d[e % 2]", new="= 0", check="equal_keys",
+        mechanism="D left out", file=TILES, old="= -d[e % 2]", new="= 0", check="equal_keys",
     ),
     KernelMutant(
-        mechanism="keys beyond the end not hidden", step="mask", old="mask_rows(s[f][m], key, shape.len_kv);", new="",
+        mechanism="keys beyond the end not hidden", file=TILES, old="mask_rows(s[f][m], key, keys_first.len_q);", new="",
         check="rule", case="a query less than a tile, a key more",
     ),
     KernelMutant(
-        mechanism="LSE of an empty row as it is", step="load_q", old="lse_ahead[r] == -INF ? INF : lse_ahead[r] * LOG2E",
-        new="lse_ahead[r] * LOG2E", check="rule", case="more queries than keys, causal",
+        mechanism="LSE of an empty row as it is", file=TILES, old="natural == -INF ? INF : natural * LOG2E",
+        new="natural * LOG2E", check="rule", case="more queries than keys, causal",
     ),
     KernelMutant(
-        mechanism="dK without the scale", step="store_dkv", old="across, shape.scale)", new="across, 1)", check="adjoint",
+        mechanism="dK without the scale", step="store_dkv", old="warp, shape.scale)", new="warp, 1)", check="adjoint",
     ),
     KernelMutant(
         mechanism="dQ without the scale", step="convert_dq", old="x.x * shape.scale", new="x.x", check="rule",
@@ -72,11 +72,12 @@ KERNELS = [
         check="key_sets",
     ),
     KernelMutant(
-        mechanism="mask of another warp's queries", step="mask", old="m * TURN + 16 * across, 2", new="m * TURN, 2",
+        mechanism="mask of another warp's queries", file=TILES, old="first_query + m * TURN + 16 * warp.across",
+        new="first_query + m * TURN",
         check="key_sets",
     ),
     KernelMutant(
-        mechanism="exponents of a negative scale not turned", step="mask", old="scores.flip(s[f][m]);", new="",
+        mechanism="exponents of a negative scale not turned", file=TILES, old="scores.flip(s[f][m]);", new="",
         check="rule", case="a negative scale, causal",
     ),
     KernelMutant(
@@ -88,8 +89,8 @@ KERNELS = [
         check="memory", case="an odd head dim",
     ),
     KernelMutant(
-        mechanism="dS not transposed for dQ", step="dq", old="load_a_columns(ds_tile, warp_row + 16 * f, key)",
-        new="load_a(ds_tile, warp_row + 16 * f, key)", check="key_order", case="aligned",
+        mechanism="dS not transposed for dQ", file=TILES, old="load_a_columns(ds_tile, warp.row + 16 * f, key)",
+        new="load_a(ds_tile, warp.row + 16 * f, key)", check="key_order", case="aligned",
     ),
     KernelMutant(
         mechanism="halves of a fragment exchanged on their way to HBM", file=MMA, old="odd ? c[0] : c[2]",
@@ -123,7 +124,7 @@ KERNELS = [
         check="bytes",
     ),
     KernelMutant(
-        mechanism="columns that a warp hasn't got multiplied", old="turn < COLUMN_PAIRS - 1 || turn * TURN",
+        mechanism="columns that a warp hasn't got multiplied", file=TILES, old="turn < COLUMN_PAIRS - 1 || turn * TURN",
         new="turn >= 0 || turn * TURN", check="bytes", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
