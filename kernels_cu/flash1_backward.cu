@@ -5,7 +5,6 @@
 // dq_sum: workspace like dq, but float32; lse: (batch, heads, len_q) float32. Rows of all tensors are padded to 16 bytes.
 // Tiles: Br = BR queries x Bc = BC keys. How the warps share the work: backward.cuh.
 #include "backward.cuh"
-#include "elements.cuh"
 
 constexpr int LANES = lanes_for(HEAD_DIM / CHUNK_ELEMENTS);  // that compute a D together
 constexpr int SUM_LANES = lanes_for(HEAD_DIM / 4), CHUNKS = HEAD_DIM / CHUNK_ELEMENTS;

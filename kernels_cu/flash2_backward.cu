@@ -17,7 +17,6 @@
 // Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: with 32 x 32 scores
 // per warp, a fragment that is read feeds two products.
 #include "backward.cuh"
-#include "elements.cuh"
 
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.config import padded
 from simulator.counts import Box
-from simulator.dtypes import Array
+from simulator.dtypes import Array, round_to
 from simulator.errors import SramOverflow, UsageError
 from simulator.problem import Walk, round_up
 from simulator.registers import Registers
@@ -79,13 +79,15 @@ class Block:
         stages: int = 1,
         panel: int | None = None,
         clear: bool = False,
+        dtype: str | None = None,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
         The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
         the problem. With `clear`, the block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the
-        next one. Raises `SramOverflow` over the device's limit per block.
+        next one. With `dtype`, values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's
+        limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
@@ -95,7 +97,9 @@ class Block:
             self._note_boxes(tensor, i, rows, range(j * cols, (j + 1) * cols, panel))
         if data is not None and data.shape[-1] < cols:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
-        tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
+        if dtype is not None and data is not None:
+            data = round_to(data, dtype)
+        tile = SramTile(tensor.name, rows, cols, dtype or tensor.dtype, data, panel=panel or 16)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         if clear:

@@ -16,6 +16,7 @@ from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import standard as standard_formula
+from simulator.formulas import standard_backward as standard_backward_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
@@ -29,6 +30,7 @@ from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
+from simulator.programs import standard_backward as standard_backward_program
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash1_backward import flash1_backward
 from simulator.programs.flash2 import flash2
@@ -41,6 +43,7 @@ from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
+from simulator.programs.standard_backward import standard_backward
 from simulator.support import Support, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
@@ -219,10 +222,17 @@ CATALOGUE = {
             flash3_fp8_program.ABOUT, "flash3",
         ),
         Algorithm(
+            "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
+            tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
+                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv")), ("dp", ("dout", "v", "dp")),
+                ("ds", ("out", "dout", "p", "dp", "ds")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
+            about=standard_backward_program.ABOUT,
+        ),
+        Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
             (Kernel("flash1_backward", "flash1_backward",
                     ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv")),),
-            about=flash1_backward_program.ABOUT,
+            about=flash1_backward_program.ABOUT, follows="standard_backward",
         ),
         Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,

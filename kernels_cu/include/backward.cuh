@@ -4,6 +4,7 @@
 // dK it has the same keys, and for dQ its share of the queries, with every ACROSS-th 16 columns. Hence P and dS pass through SRAM.
 #pragma once
 
+#include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
 
@@ -27,23 +28,6 @@ using QueryGradient = float[ROW_FRAGMENTS][COLUMN_PAIRS][2][4];
 
 // Lanes that share a row of so many chunks.
 DEVICE constexpr int lanes_for(int chunks) { return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks; }
-
-// The product of two chunks of a row, of whose elements from `left` on none counts: they are padding.
-DEVICE float dot(uint4 a, uint4 b, int left) {
-  const unsigned x[] = {a.x, a.y, a.z, a.w}, y[] = {b.x, b.y, b.z, b.w};
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#if FL_DTYPE == 0
-    if (i < left) sum += float_of(x[i]) * float_of(y[i]);
-#else
-    const float2 p = unpack(x[i]), r = unpack(y[i]);
-    if (2 * i < left) sum += p.x * r.x;
-    if (2 * i + 1 < left) sum += p.y * r.y;
-#endif
-  }
-  return sum;
-}
 
 // Which warp this is: its first key and row within a tile, and its place across.
 struct Warp {

@@ -49,6 +49,16 @@ def test_flash2_requested(n: int, d: int, tile: tuple[int, int]) -> None:
     assert c.hbm.read + c.hbm.write == 4 * (2 * n * d + 2 * n * d * tr + n)
 
 
+@given(lengths, dims)
+def test_standard_backward_compulsory(n: int, d: int) -> None:
+    """FA1, Algorithm 3: 7N^2 + 8Nd. Before it P is computed again, and dS takes its D from dO and O, which read 2Nd."""
+    c = fl.count("standard_backward", problem(n, d))
+    again = c.launches[0]
+    first = sum(c.distinct(again, way) for way in ("read", "write"))
+    assert first == 4 * (n * n + 2 * n * d + n)
+    assert c.compulsory - first == 4 * (7 * n * n + 8 * n * d + 2 * n * d)
+
+
 @given(lengths, dims, st.sampled_from([(16, 64), (64, 64), (32, 128)]))
 def test_flash1_backward_requested(n: int, d: int, tile: tuple[int, int]) -> None:
     """FA1, Algorithm 4: 4Nd + 5Nd Tc, plus the initial 3Nd. Of its 2N Tc for l and m, one LSE stands for both, and each warp along

@@ -66,7 +66,8 @@ def test_right_and_counted(pair: tuple[str, str], data: st.DataObject) -> None:
 @given(data=st.data())
 def test_right_and_counted_far_and_wide(algorithm: str, dtype: str, data: st.DataObject) -> None:
     p = data.draw(problems(dtype, (16, 33, 40, 48, 80)))
-    device = data.draw(st.sampled_from(["h100", "a100"] if dtype == "bfloat16" else ["h100", "t4"]))
+    # a T4 has no bfloat16, and little SRAM
+    device = data.draw(st.sampled_from(["h100", "a100"] if dtype == "bfloat16" or p.head_dim > 40 else ["h100", "t4"]))
     checked(algorithm, p, data.draw(st.integers(0, 3)), tile=data.draw(st.sampled_from(TILES)), device=device)
 
 
