@@ -69,8 +69,11 @@ DEVICE void store_global(void* address, T value) {
 
 // Adds to four floats in HBM (16 bytes, aligned), each by itself atomically. Nothing comes back.
 DEVICE void add_global(void* address, float4 x) {
-#ifdef EMULATOR
+#if defined(EMULATOR) && __CUDA_ARCH__ >= 900
   atomicAdd(static_cast<float4*>(address), x);
+#elif defined(EMULATOR)
+  const float parts[] = {x.x, x.y, x.z, x.w};
+  for (int i = 0; i < 4; ++i) atomicAdd(static_cast<float*>(address) + i, parts[i]);
 #elif __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 #else

@@ -118,3 +118,12 @@ def test_logits_of_ten_thousand(algorithm: str) -> None:
     run = fl.emulate(algorithm, **given, causal=True, tile=(32, 16))
     assert run.complaints() == []
     assert max(ratios(p, given, run.outputs).values()) <= 1
+
+
+def test_reductions_fill_whole_sectors() -> None:
+    """From sm_90 on a lane adds four floats by one instruction, and two lanes a sector of 32 bytes; before, one float each."""
+    p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=32, dtype="float16")
+    for device, instructions in (("h100", 8), ("a100", 32)):
+        run = checked("flash2_backward", p, tile=(32, 32), device=device)
+        (row,) = (row for launch in run.launches for row in launch.moved if row.op == "red")
+        assert (row.bytes, row.instructions, row.sectors) == (32 * 32 * 4, instructions, instructions * 16)
