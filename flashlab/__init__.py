@@ -66,6 +66,7 @@ from simulator import (
 if TYPE_CHECKING:
     from flashlab.emulator import Empty, FileRun, emulate_file
     from flashlab.lessons import check, predict, progress
+    from flashlab.run.backward import attention_backward
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
@@ -78,6 +79,7 @@ __version__ = "0.1.0"
 # Imported on first use, because what they need (matplotlib, rich, hypothesis, CuPy) is slow to import.
 _LAZY = {
     "attention": "flashlab.run.call",
+    "attention_backward": "flashlab.run.backward",
     "plan": "flashlab.run.plan",
     "check": "flashlab.lessons",
     "compare": "flashlab.views.comparison",
@@ -134,7 +136,7 @@ __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
     "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
-    "Unavailable", "UsageError", "__version__", "attention", "catalogue", "check", "check_formula", "compare", "count",
-    "emulate", "emulate_file", "kernel", "load_inputs", "naive", "naive_loop", "plan", "player", "predict", "program", "progress",
-    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
+    "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "catalogue", "check", "check_formula",
+    "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "naive", "naive_loop", "plan", "player", "predict",
+    "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

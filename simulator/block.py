@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.config import padded
 from simulator.counts import Box
-from simulator.dtypes import Array
+from simulator.dtypes import Array, round_to
 from simulator.errors import SramOverflow, UsageError
 from simulator.problem import Walk, round_up
 from simulator.registers import Registers
@@ -22,7 +22,7 @@ from simulator.tensors import HbmTensor, SramTile
 if TYPE_CHECKING:
     from simulator.machine import Machine
 
-Split = Literal["rows", "cols", "none"]
+Split = Literal["rows", "cols", "none"] | int
 Rows = int | np.ndarray[Any, np.dtype[np.int64]]
 """The index of a tile: a number, or the block's own index (an array over the blocks in lockstep)."""
 
@@ -80,13 +80,15 @@ class Block:
         stages: int = 1,
         panel: int | None = None,
         clear: bool = False,
+        dtype: str | None = None,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
         The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
         `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
         the problem. With `clear`, the block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the
-        next one. Raises `SramOverflow` over the device's limit per block.
+        next one. With `dtype`, values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's
+        limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
@@ -96,7 +98,9 @@ class Block:
             self._note_boxes(tensor, i, rows, range(j * cols, (j + 1) * cols, panel))
         if data is not None and data.shape[-1] < cols:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
-        tile = SramTile(tensor.name, rows, cols, tensor.dtype, data, panel=panel or 16)
+        if dtype is not None and data is not None:
+            data = round_to(data, dtype)
+        tile = SramTile(tensor.name, rows, cols, dtype or tensor.dtype, data, panel=panel or 16)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         if clear:
@@ -168,7 +172,7 @@ class Block:
         self._count(buffer.name, sram_write=tile.footprint * copies * self.lockstep)
 
     def get(self, buffer: SramTile, split: Split = "rows") -> Registers:
-        """SRAM to registers: what was last `put`. The warps split it, or with `"none"` every warp reads all of it."""
+        """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return Registers(self, rows, cols, buffer.values)
@@ -197,8 +201,9 @@ class Block:
     ) -> Registers:
         """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
 
-        `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it.
-        Operands in registers move nothing. FLOPs count the tile padded to the fragment, and a multiply-add as 2. Raises
+        `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it. If the
+        warps form a grid, a number says how many of them read each byte. Operands in registers move nothing. FLOPs count
+        the tile padded to the fragment, and a multiply-add as 2. Raises
         `UsageError` for shapes that don't fit.
         """
         if padded(a.cols) != padded(b.rows):
@@ -331,8 +336,10 @@ class Block:
         return dict(self._sram)
 
     def _uses(self, split: Split) -> int:
+        if isinstance(split, int) and split > 0:
+            return split
         if split not in ("rows", "cols", "none"):
-            raise UsageError("split", split, "'rows', 'cols' or 'none'")
+            raise UsageError("split", split, "'rows', 'cols', 'none' or how many warps read each byte")
         return self.readers if split == "none" else 1
 
     def _count(self, tensor: str, **nbytes: int) -> None:

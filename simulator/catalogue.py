@@ -9,6 +9,7 @@ from simulator.config import Config
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError, unknown
 from simulator.formulas import flash1 as flash1_formula
+from simulator.formulas import flash1_backward as flash1_backward_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
@@ -16,11 +17,13 @@ from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
+from simulator.formulas import standard_backward as standard_backward_formula
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
+from simulator.programs import flash1_backward as flash1_backward_program
 from simulator.programs import flash2 as flash2_program
 from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash3 as flash3_program
@@ -28,7 +31,9 @@ from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
+from simulator.programs import standard_backward as standard_backward_program
 from simulator.programs.flash1 import flash1
+from simulator.programs.flash1_backward import flash1_backward
 from simulator.programs.flash2 import flash2
 from simulator.programs.flash2_backward import flash2_backward
 from simulator.programs.flash2_triton import flash2_triton
@@ -40,6 +45,7 @@ from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
+from simulator.programs.standard_backward import standard_backward
 from simulator.support import Support, powers_of_two, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
@@ -96,7 +102,7 @@ class Algorithm:
     """One row: an algorithm's tile program, formula, schedule and kernels. A user's own program has only the first.
 
     `about` has a sentence for each step, by launch, which the player shows. `follows` is the rung below, from which
-    ladders are made.
+    ladders are made. `atomics` are the outputs that atomics add up, so that their last bits may differ from run to run.
 
     >>> import flashlab as fl
     >>> fl.CATALOGUE["flash1"].kernels[0].arguments
@@ -111,6 +117,7 @@ class Algorithm:
     support: Support = Support()
     about: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     follows: str | None = None
+    atomics: tuple[str, ...] = ()
 
     @property
     def operation(self) -> Operation:
@@ -239,7 +246,27 @@ CATALOGUE = {
             kernels=(Kernel("flash2_triton", "flash2", _FORWARD, language="triton"),), support=_TRITON,
             about=flash2_program.ABOUT, follows="flash2",
         ),
-        Algorithm("flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, about=flash2_backward_program.ABOUT),
+        Algorithm(
+            "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
+            tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
+                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv")), ("dp", ("dout", "v", "dp")),
+                ("ds", ("out", "dout", "p", "dp", "ds")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
+            about=standard_backward_program.ABOUT,
+        ),
+        Algorithm(
+            "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
+            (Kernel("flash1_backward", "flash1_backward",
+                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv")),),
+            about=flash1_backward_program.ABOUT, follows="standard_backward",
+        ),
+        Algorithm(
+            "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
+            (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
+             Kernel("flash2_backward", "flash2_backward",
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
+             Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
+            about=flash2_backward_program.ABOUT, follows="flash1_backward", atomics=("dq",),
+        ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, softmax_formula.softmax_safe, about=softmax_program.ABOUT),
         Algorithm("softmax_online", softmax_online, softmax_formula.softmax_online, about=softmax_program.ABOUT),

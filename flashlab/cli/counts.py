@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +12,15 @@ import typer
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input, Json, ProblemOptions, RunOptions
 from flashlab.views import figures, tables
+from simulator.catalogue import get
 from simulator.errors import UsageError
+from simulator.operations.attention import ATTENTION
 
 if TYPE_CHECKING:
     from flashlab.run.inputs import Inputs
     from simulator.counts import Counts
+    from simulator.operations.operation import Operation
+    from simulator.simulate import Run
     from simulator.trace import Trace
 
 _OUTPUT = "Output"
@@ -140,14 +145,15 @@ def _data(problem: ProblemOptions, path: str | None, *, sample: bool) -> Inputs 
 
 
 def _arrays(problem: ProblemOptions, path: str | None, seed: int, algorithm: str) -> tuple[dict[str, Any], bool | None]:
-    """Attention's operands by name, given or random, and whether a file says that they are causal."""
-    from simulator.operations.attention import ATTENTION
-
+    """An algorithm's operands by name, given or random, and whether a file says that they are causal."""
+    operation = get(options.algorithm(algorithm)).operation
     if seed < 0:
         raise UsageError("--seed", seed, "an integer of at least 0")
+    if path is not None and operation is not ATTENTION:
+        raise UsageError("--input", path, f"nothing: {operation.name} gets random operands")
     data = _data(problem, path, sample=False)
     if data is None:
-        return ATTENTION.draw(problem.problem(algorithm), seed), None
+        return operation.draw(problem.problem(algorithm), seed), None
     return {"q": data.q, "k": data.k, "v": data.v}, data.causal
 
 
@@ -155,7 +161,8 @@ def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: 
     """The bytes and FLOPs of one algorithm, from its formula, at any size."""
     import flashlab as fl
 
-    counted = fl.count(options.algorithm(algorithm), problem.problem(algorithm), **run.keywords())
+    target = options.algorithm(algorithm)
+    counted = fl.count(target, problem.problem(algorithm), **run.keywords(get(target).operation))
     if json:
         output.document(counted.to_dict())
     else:
@@ -176,9 +183,9 @@ def simulate(
 ) -> None:
     """Run a tile program on random or given data: the numbers, their error, and every byte."""
     import flashlab as fl
-    from flashlab.views.comparison import error_of, reference_of
 
     options.check_outputs({"--out": (out, (".npz",))}, inputs=(input, algorithm), force=force)
+    target = options.algorithm(algorithm)
     data, causal = _arrays(problem, input, seed, algorithm)
     (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
     scores = batch * heads * queries * keys
@@ -187,16 +194,14 @@ def simulate(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
         )
     with output.busy("simulating"):
-        found = fl.simulate(options.algorithm(algorithm), **data, **problem.masks(causal), **run.keywords())
-        reference = reference_of(found.counts.problem, data)
-    error = None if reference is None else error_of(found.out, found.lse, reference)
+        operation = get(target).operation
+        found = fl.simulate(target, **data, **problem.masks(causal), **run.keywords(operation))
+        error, said = _error_of(operation, found, data)
     if out is not None:
         _save(out, found)
-    numbers = {"out": _numbers(found.out), "lse": None if found.lse is None else _numbers(found.lse)}
+    numbers = {x.name: _numbers(found.outputs[x.name]) if x.name in found.outputs else None for x in operation.outputs}
     if json:
-        output.document(
-            {**numbers, "error": None if error is None else asdict(error), "counts": found.counts.to_dict()}
-        )
+        output.document({**numbers, "error": error, "counts": found.counts.to_dict()})
         return
     columns = ("numbers", "shape", "dtype", "min", "mean", "max")
     rows = [
@@ -205,19 +210,46 @@ def simulate(
         if n is not None
     ]
     tables.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
-    if error is None:
-        tables.line("error: not computed, naive attention would take too much memory or time")
-    else:
-        lse = "" if error.lse is None else f"; LSE {error.lse:.1e}"
-        tables.line(
-            f"error against naive attention in float64: {error.relative:.1e} relative, largest {error.max:.1e}{lse}"
-        )
-    if lost := int((found.out != found.out).sum()):  # NaN, in any dtype
-        tables.line(f"{lost:,} elements of out are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case")
+    tables.line(said)
+    for x in operation.written:
+        if lost := int((found.outputs[x.name] != found.outputs[x.name]).sum()):  # NaN, in any dtype
+            tables.line(
+                f"{lost:,} elements of {x.name} are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case"
+            )
     if out is not None:
         tables.line(out)
     tables.line()
     _print_counts(found.counts)
+
+
+def _error_of(operation: Operation, run: Run, arrays: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """How far a run's outputs are from the truth in float64, as data and in words."""
+    import numpy as np
+
+    from flashlab.views.comparison import MOST_SCORES, Error, Reference, error_of, reference_of
+
+    p = run.counts.problem
+    if operation is ATTENTION:
+        reference = reference_of(p, arrays)
+        if reference is None:
+            return None, "error: not computed, naive attention would take too much memory or time"
+        error = error_of(run.out, run.lse, reference)
+        return asdict(error), f"error against naive attention in float64: {_words(error)}"
+    if p.batch * p.heads * p.len_q * p.len_kv > MOST_SCORES[0]:
+        return None, f"error: not computed, naive {operation.name} would take too much memory or time"
+    truth = operation.judge(p, arrays)
+    errors: dict[str, Error] = {
+        name: error_of(run.outputs[name], None, Reference(exact, np.empty(0))) for name, exact in truth.items()
+    }
+    said = "; ".join(f"{name} {_words(error)}" for name, error in errors.items())
+    return {
+        name: asdict(error) for name, error in errors.items()
+    }, f"error against naive {operation.name} in float64: {said}"
+
+
+def _words(error: Any) -> str:
+    lse = "" if error.lse is None else f"; LSE {error.lse:.1e}"
+    return f"{error.relative:.1e} relative, largest {error.max:.1e}{lse}"
 
 
 def _dram_intensity(c: Counts) -> float:
@@ -250,9 +282,9 @@ def _save(path: str, run: Any) -> None:
 
     from flashlab.files import replace_file
 
-    wide = run.out.astype(np.float32) if run.out.dtype.name == "bfloat16" else run.out
+    wide = {name: x.astype(np.float32) if x.dtype.name == "bfloat16" else x for name, x in run.outputs.items()}
     content = io.BytesIO()
-    np.savez(content, out=wide, **({} if run.lse is None else {"lse": run.lse}))
+    np.savez(content, **wide)
     replace_file(path, content.getvalue(), argument="--out")
 
 
@@ -447,7 +479,8 @@ def trace(
         raise UsageError("--head", head, "batch,head, as in 0,1")
     data, causal = _arrays(problem, input, seed, algorithm)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
-    keywords: dict[str, Any] = {**problem.masks(causal), **run.keywords(), "trace": (which[0], which[1])}
+    asked = run.keywords(get(targets[0]).operation)
+    keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
     with output.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
         if html is not None:

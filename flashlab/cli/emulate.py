@@ -21,6 +21,8 @@ from simulator.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from flashlab.emulator import Launched
+    from flashlab.run.emulated import Emulation
+    from simulator import Problem
 
 _FILE = "A .cu file"
 _FILE_SECONDS = 60
@@ -170,24 +172,23 @@ def _run_algorithm(
     import numpy as np
 
     import flashlab as fl
-    from flashlab.verify.rule import expect, judge
-    from simulator.operations.attention import ATTENTION
 
-    p = problem.problem(algorithm)
-    arrays = ATTENTION.draw(p, seed=0)
+    p, operation = problem.problem(algorithm), catalogue.get(algorithm).operation
+    arrays = operation.draw(p, seed=0)
     options_of_run: dict[str, Any] = {
         **p.masks,
-        **run.keywords(),
+        **run.keywords(operation),
         "sanitize": sanitize,
         "source": source,
         "time_limit": time_limit,
     }
     with output.busy("emulating"):
         done = fl.emulate(algorithm, **arrays, **options_of_run)
-    expected = expect(p, **dict[str, Any](arrays))
-    error = float(np.abs(done.out.astype(np.float64) - expected.out).max(initial=0))
+    truth = operation.judge(p, arrays)
+    differences = [np.abs(done.outputs[x.name].astype(np.float64) - truth[x.name]) for x in operation.written]
+    error = max(float(x.max(initial=0)) for x in differences)
     stopped = any(launched.stopped for launched in done.launches)  # then there are no numbers to judge
-    wrong = None if stopped else judge(expected, done.out, done.lse).message
+    wrong = None if stopped else _wrong(algorithm, p, arrays, done)
     passed = done.passed and wrong is None
     if json:
         output.document(
@@ -202,12 +203,30 @@ def _run_algorithm(
         for launched in done.launches:
             _print(launched)
             _note(launched)
-        tables.line(f"largest difference from naive attention in float64: {error:.2g}")
+        tables.line(f"largest difference from naive {operation.name} in float64: {error:.2g}")
         complaints = [*done.complaints(), *([] if wrong is None else [f"wrong numbers: {wrong}"])]
-        moved = done.counts.hbm.read + done.counts.hbm.write
+        hbm = done.counts.hbm
+        moved = hbm.read + hbm.write + hbm.atomic
         _verdict(complaints, f"the numbers are right, and every byte is the formula's ({moved:,} of HBM)")
     if not passed:
         raise typer.Exit(2 if any(launched.unfinished for launched in done.launches) else 1)
+
+
+def _wrong(algorithm: str, problem: Problem, arrays: dict[str, Any], done: Emulation) -> str | None:
+    """What the rule of the algorithm's operation says against the numbers; None: they are right."""
+    from flashlab.verify.bench import Failure
+    from flashlab.verify.general import judged
+    from flashlab.verify.rule import expect, judge
+    from simulator.operations.attention import ATTENTION
+
+    row = catalogue.get(algorithm)
+    if row.operation is ATTENTION:  # whose rule says which row
+        return judge(expect(problem, **arrays), done.out, done.lse).message
+    try:
+        judged(row, problem, arrays, done.outputs)
+    except Failure as failure:
+        return str(failure)
+    return None
 
 
 def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: str | None, json: bool) -> None:

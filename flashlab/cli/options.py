@@ -24,6 +24,8 @@ from flashlab.cli import completion, output
 from flashlab.files import check_file
 from simulator.errors import UsageError
 from simulator.fields import Field
+from simulator.operations.attention import ATTENTION
+from simulator.operations.operation import Operation
 from simulator.problem import FIELDS, MASKS, Masks, Problem
 
 if TYPE_CHECKING:
@@ -176,8 +178,14 @@ class RunOptions:
     device: DeviceName = "h100"
     lse: Annotated[bool, typer.Option("--lse", help="Also write the log-sum-exp.", rich_help_panel=_RUN)] = False
 
-    def keywords(self) -> dict[str, Any]:
-        return {"tile": tile(self.tile), "device": self.device, "lse": self.lse}
+    def keywords(self, operation: Operation = ATTENTION) -> dict[str, Any]:
+        """The keyword arguments for an algorithm of an operation, which may take the LSE rather than write it."""
+        found = {"tile": tile(self.tile), "device": self.device, "lse": self.lse}
+        if any(operand.name == "lse" for operand in operation.inputs):
+            del found["lse"]
+            if self.lse:
+                raise UsageError("--lse", self.lse, f"nothing: {operation.name} takes the LSE, and writes none")
+        return found
 
 
 def add(app: typer.Typer, command: Callable[..., None], *examples: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +14,8 @@ from flashlab.measure.counter_report import LaunchReport
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from flashlab.run.emulated import Emulation
-from flashlab.verify.rule import expect
-from simulator.dtypes import Array
-from simulator.operations.attention import ATTENTION
+from simulator.catalogue import get
+from simulator.operations.operation import Arrays
 
 __all__ = ["KIND", "Agreement", "Row", "distance", "run"]
 
@@ -153,31 +152,28 @@ def _rows(mine: LaunchReport, other: LaunchReport) -> list[Row]:
 
 
 def _apart(case: Case, done: Emulation) -> float:
-    """How far the GPU's output lies from the emulator's."""
-    from flashlab.run.call import attention
+    """How far the GPU's outputs lie from the emulator's."""
     from flashlab.run.host import from_numpy, to_numpy
+    from flashlab.run.plan import gpu_plan
 
-    p = case.problem
-    inputs = ATTENTION.draw(p, seed=0)
-    on_gpu = {name: from_numpy(x, "cupy") for name, x in inputs.items()}
-    out = attention(**on_gpu, algorithm=case.algorithm, **p.masks, tile=case.tile, lse=case.lse)
-    out, lse = out if case.lse else (out, None)
-    found = to_numpy("out", out), None if lse is None else to_numpy("lse", lse)
-    return distance(case, inputs, found, (done.out, done.lse))
+    inputs = get(case.algorithm).operation.draw(case.problem, seed=0)
+    plan = gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
+    on_gpu = plan.run({name: from_numpy(x, "cupy") for name, x in inputs.items()})
+    return distance(case, inputs, {name: to_numpy(name, x) for name, x in on_gpu.items()}, done.outputs)
 
 
-def distance(
-    case: Case, inputs: Mapping[str, Any], a: tuple[Array, Array | None], b: tuple[Array, Array | None]
-) -> float:
+def distance(case: Case, inputs: Arrays, a: Arrays, b: Arrays) -> float:
     """The worst row's distance between two results, as a share of the rule's bound for that row."""
-    expected = expect(case.problem, **inputs)
-    difference = np.linalg.norm(a[0].astype(np.float64) - b[0].astype(np.float64), axis=-1)
-    ratios = [float((difference / expected.out_tolerance).max(initial=0))]
-    if a[1] is not None and b[1] is not None:
+    operation, worst = get(case.algorithm).operation, 0.0
+    bounds = operation.bounds(case.problem, inputs, operation.judge(case.problem, inputs))
+    for name in a.keys() & b.keys():
+        x, y = a[name].astype(np.float64), b[name].astype(np.float64)
         with np.errstate(invalid="ignore"):
-            apart = np.where(a[1] == b[1], 0, np.abs(a[1] - b[1]))  # rows without keys: both -inf
-        ratios.append(float((apart / expected.lse_tolerance).max(initial=0)))
-    return max(ratios)
+            apart = np.where(x == y, 0, np.abs(x - y))  # rows without keys: both LSEs are -inf
+        if apart.ndim > bounds[name].ndim:
+            apart = np.linalg.norm(apart, axis=-1)
+        worst = np.maximum(worst, (apart / np.maximum(bounds[name], 1e-300)).max(initial=0))  # NaN stays
+    return float(worst)
 
 
 class Summary(Data):

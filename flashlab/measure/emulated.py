@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from flashlab.emulator.library import Launched
 from flashlab.measure import sectors
 from flashlab.measure.counter_report import Check, CountersReport, LaunchReport
 from flashlab.measure.metrics import BYTES
 from flashlab.measure.workload import Case
-from flashlab.run.emulated import Emulation, emulate
+from flashlab.run.emulated import Emulation, emulate_problem
 from simulator import shape_run
-from simulator.catalogue import Kernel
+from simulator.catalogue import Kernel, get
 from simulator.counts import LaunchCounts
 from simulator.devices import Device
-from simulator.operations.attention import ATTENTION
 
 __all__ = ["emulated", "extras", "launches", "run"]
 
@@ -44,8 +42,9 @@ def run(
 
 def emulated(case: Case, device: Device) -> Emulation:
     """Run a case on the emulator, on random inputs."""
-    inputs: dict[str, Any] = {**ATTENTION.draw(case.problem, seed=0), **case.problem.masks}
-    return emulate(case.algorithm, device=device, lse=case.lse, tile=case.tile, **inputs)
+    row = get(case.algorithm)
+    inputs = row.operation.draw(case.problem, seed=0)
+    return emulate_problem(row, case.problem, inputs, device=device, lse=case.lse, tile=case.tile)
 
 
 def launches(case: Case, done: Emulation) -> list[LaunchReport]:

@@ -21,7 +21,7 @@ from simulator import Problem, Tile
 from simulator.catalogue import get
 from simulator.config import features
 from simulator.dtypes import numpy_dtype
-from simulator.operations.attention import ATTENTION, random_optional
+from simulator.operations.attention import random_optional
 from simulator.operations.operation import Operand
 
 __all__ = ["Case", "command", "environment", "inputs", "launch", "read", "warm", "write"]
@@ -86,8 +86,8 @@ def warm(cases: Sequence[Case]) -> None:
             future.result()
 
 
-def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
-    """The operands of attention by name, as CuPy arrays of random numbers."""
+def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
+    """An algorithm's operands by name, as CuPy arrays of random numbers."""
     from flashlab.run.host import from_numpy
 
     random = np.random.default_rng(seed)
@@ -97,7 +97,9 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, Any]:
         few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(dtype)
         return np.resize(few, shape)
 
-    drawn = {operand.name: array(operand) for operand in ATTENTION.required} | random_optional(problem, seed)
+    drawn = {operand.name: array(operand) for operand in get(algorithm).operation.required} | random_optional(
+        problem, seed
+    )
     return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 
@@ -105,7 +107,7 @@ def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False)
     """Launch every case once on this machine's GPU, and wait for it."""
     from flashlab.run import nvrtc, tritonc
     from flashlab.run.arrays import cupy
-    from flashlab.run.call import attention
+    from flashlab.run.plan import gpu_plan
 
     if exact:
         cupy().cuda.set_allocator(None)  # CuPy's pool would hide what lies outside of an array, or was never written
@@ -114,8 +116,8 @@ def launch(cases: Sequence[Case], *, exact: bool = False, counted: bool = False)
         tritonc.OPTIONS = {**tritonc.OPTIONS, "num_stages": 1}  # no pipeline: the same requests, by plain loads
     warm(cases)
     for case in cases:
-        p = case.problem
-        attention(**inputs(p), algorithm=case.algorithm, lse=case.lse, tile=case.tile, **p.masks)
+        plan = gpu_plan(case.algorithm, case.problem, tile=case.tile, lse=case.lse)
+        plan.run(inputs(case.algorithm, case.problem))
         cupy().cuda.runtime.deviceSynchronize()
     print(f"launched {len(cases)} cases")
 

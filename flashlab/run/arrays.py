@@ -7,6 +7,7 @@ framework before an array of it turns up. CuPy, which allocates and copies, is i
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "Place",
     "View",
     "cache_refused",
+    "check_contiguous",
     "check_out",
     "copy",
     "cupy",
@@ -395,6 +397,13 @@ def check_out(views: Mapping[str, View]) -> None:
     for name in "qkv":
         if _overlap(out, views[name]):
             raise UsageError("out", f"memory shared with {name}", "an array apart from the inputs")
+
+
+def check_contiguous(name: str, x: View) -> None:
+    """Raises `UsageError` for an array that has gaps: of vectors, kernels get a pointer and no strides."""
+    dense = [WIDTH[x.dtype] * math.prod(x.shape[i:]) for i in range(1, len(x.shape) + 1)]
+    if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
+        raise UsageError(f"{name}.strides", x.strides, "a contiguous array")
 
 
 def _overlap(a: View, b: View) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
@@ -148,7 +147,7 @@ def _cached_call(
         Scales(*(views[name] for name in _SCALES)).named(plan.counts.problem, plan.counts.tile)
     for name in (*_SCALES, *_VECTORS):
         if name in views:
-            _check_contiguous(name, views[name])
+            arrays.check_contiguous(name, views[name])
     operands = _operands(views)
     fit = all(plan.fits(name, view) for name, view in operands.items())
     return _Call(plan, plan.ready(operands) if fit else None)
@@ -181,10 +180,3 @@ def _cached_plan(
     problem = ATTENTION.problem(inputs, **masks)
     ATTENTION.check(problem, inputs)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
-
-
-def _check_contiguous(name: str, x: View) -> None:
-    """Raises `UsageError` for an array of float32 that has gaps: kernels get a pointer to it, and no strides."""
-    dense = [4 * math.prod(x.shape[i:]) for i in range(1, len(x.shape) + 1)]
-    if any(n > 1 and has != want for n, has, want in zip(x.shape, x.strides, dense, strict=True)):
-        raise UsageError(f"{name}.strides", x.strides, "a contiguous array")

@@ -147,5 +147,7 @@ def like(x: Any, values: Array) -> Any:
 def check_no_grad(name: str, x: Any) -> None:
     """Refuses a torch tensor whose gradient would be lost, because the result is a tensor without one."""
     if kind_of(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled():
-        accepted = "one that doesn't: there is no backward yet; call under torch.no_grad(), or on .detach()"
+        accepted = (
+            "one that doesn't: fl.attention_backward gives gradients; call under torch.no_grad(), or on .detach()"
+        )
         raise refused(name, "torch tensor that requires grad", accepted)

@@ -200,6 +200,9 @@ class Plan:
         if (device := views[first].device) != self._gpu:
             raise UsageError(f"{first}.device", device, f"GPU {self._gpu}, for which the plan was made")
         self.operation.check(self.counts.problem, views, self.counts.tile)
+        for name, view in views.items():
+            if self.counts.tensors[name].vector:
+                arrays.check_contiguous(name, view)
         outputs = dict[str, Any]()
         with framework.stream(device):
             for operand in self.outputs:

@@ -115,7 +115,7 @@ def verify(
     default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
-    (`general.CHECKS`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
+    (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
     input, and `Unavailable` for what is not installed.
 
     >>> import flashlab as fl
@@ -216,8 +216,8 @@ def _general(row: Algorithm, options: Options, on_row: Callable[[Row], None] | N
     """The report on an operation that isn't attention."""
     o = options
     for name in o.checks or ():
-        if name not in general.CHECKS:
-            raise unknown("checks", name, general.CHECKS)
+        if name not in general.checks_of(row.operation):
+            raise unknown("checks", name, general.checks_of(row.operation))
     begun, found = time.perf_counter(), list[Row]()
     kinds = _checked_dtypes(o.dtypes, row.dtypes, row.dtypes)
     subject = general.subject(row, o.backend, device=o.device, tile=o.tile, framework=o.framework)

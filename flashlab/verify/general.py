@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from flashlab.verify import gradients
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
@@ -20,8 +21,11 @@ from flashlab.verify.report import Row
 from flashlab.verify.steps import Steps
 from simulator import Device, Problem, Tile, catalogue, count, shape_run
 from simulator.catalogue import Algorithm
+from simulator.counts import Spec
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
+from simulator.operations.backward import BACKWARD
+from simulator.operations.operation import Operation
 from simulator.simulate import run_on_data
 
 
@@ -54,11 +58,20 @@ class Subject:
     def run(self, problem: Problem, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Run the problem and return its outputs as NumPy arrays. Raises `Failure` if an input was changed."""
         given = {name: self.frame.put(x) for name, x in arrays.items()}
-        outputs = {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
+        outputs = self.run_on(problem, given)
         for name, x in given.items():
             if as_numpy(name, x).tobytes() != arrays[name].tobytes():
                 raise Failure(f"{name}: it was changed")
         return outputs
+
+    def run_on(self, problem: Problem, given: Mapping[str, Any]) -> dict[str, Array]:
+        """The same for arrays of the frame, as they lie."""
+        return {name: as_numpy(name, x) for name, x in self.plan(problem).run(given).items()}
+
+    def workspaces(self, problem: Problem) -> list[Spec]:
+        """What a call allocates beside its outputs."""
+        counts = count(self.row.program, problem, device=self.device, tile=self.tile)
+        return [spec for spec in counts.tensors.values() if spec.role == "workspace"]
 
 
 def subject(row: Algorithm, backend: str, *, device: str | None, tile: Any, framework: str | None) -> Subject:
@@ -112,11 +125,11 @@ def _rule(subject: Subject, p: Problem, seed: int) -> float:
 
 
 def _determinism(subject: Subject, p: Problem, seed: int) -> None:
-    """A second run must give the same bits."""
+    """A second run must give the same bits, but for what atomics add up."""
     arrays = subject.row.operation.draw(p, seed)
     first, second = subject.run(p, arrays), subject.run(p, arrays)
     for name, x in first.items():
-        if x.tobytes() != second[name].tobytes():
+        if name not in subject.row.atomics and x.tobytes() != second[name].tobytes():
             raise Failure(f"{name} of run 2 differs from run 1")
 
 
@@ -136,11 +149,16 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 """The checks of any operation, by name."""
 
 
+def checks_of(operation: Operation) -> Mapping[str, Check]:
+    """The checks of an operation: those of any, and its own probes."""
+    return {**CHECKS, **(gradients.CHECKS if operation is BACKWARD else {})}
+
+
 def rows(
     subject: Subject, *, dtypes: Sequence[str], checks: Sequence[str] | None, seed: int, steps: Steps
 ) -> Iterator[Row]:
     """Run the checks (None: all): one row of the report per check, dtype and shape."""
-    for name, check in CHECKS.items():
+    for name, check in checks_of(subject.row.operation).items():
         # the counts are the tile program's: kernels have none of their own here
         if (checks is not None and name not in checks) or (name == "byte_counts" and subject.backend != "simulator"):
             continue

@@ -199,9 +199,8 @@ EMU_SHUFFLE(__shfl_xor_sync, EMU_XOR)
 // Atomics are atomic between blocks too, which run on several threads of the operating system.
 namespace emulator {
 template <class T, class F>
-__forceinline__ T atomic(T* address, F new_value) {
+__forceinline__ T exchange(T* address, F new_value) {
   using Bits = std::conditional_t<sizeof(T) == 8, unsigned long long, std::conditional_t<sizeof(T) == 4, unsigned, unsigned short>>;
-  if (!emu_atomic(address, sizeof(T))) return T{};
   auto* bits = reinterpret_cast<Bits*>(address);
   Bits old = __atomic_load_n(bits, __ATOMIC_RELAXED), next;
   do {
@@ -210,6 +209,13 @@ __forceinline__ T atomic(T* address, F new_value) {
   } while (!__atomic_compare_exchange_n(bits, &old, next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
   return emu_bits<T>(old);
 }
+
+template <class T, class F>
+__forceinline__ T atomic(T* address, F new_value) {
+  return emu_atomic(address, sizeof(T)) ? exchange(address, new_value) : T{};
+}
+
+inline float add(float* a, float x) { return exchange(a, [=](float old) { return old + x; }); }
 }  // namespace emulator
 
 template <class T> __forceinline__ T atomicAdd(T* a, std::common_type_t<T> x) { return emulator::atomic(a, [=](T old) { return static_cast<T>(old + x); }); }
@@ -226,10 +232,15 @@ template <class T> __forceinline__ T atomicCAS(T* a, std::common_type_t<T> compa
   emu_compare(a);
   return emulator::atomic(a, [=](T old) { return old == compare ? x : old; });
 }
-// Vectors of floats are added part by part, each of them atomically (CUDA C++ Programming Guide, atomicAdd).
-inline float2 atomicAdd(float2* a, float2 x) { return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y)}; }
+// Vectors of floats are added by one instruction, but part by part, each of them atomically (CUDA C++ Programming Guide,
+// atomicAdd).
+inline float2 atomicAdd(float2* a, float2 x) {
+  if (!emu_atomic(a, sizeof x)) return {};
+  return {emulator::add(&a->x, x.x), emulator::add(&a->y, x.y)};
+}
 inline float4 atomicAdd(float4* a, float4 x) {
-  return {atomicAdd(&a->x, x.x), atomicAdd(&a->y, x.y), atomicAdd(&a->z, x.z), atomicAdd(&a->w, x.w)};
+  if (!emu_atomic(a, sizeof x)) return {};
+  return {emulator::add(&a->x, x.x), emulator::add(&a->y, x.y), emulator::add(&a->z, x.z), emulator::add(&a->w, x.w)};
 }
 #define EMU_SCOPES(NAME)                                                                                          \
   template <class... T> __forceinline__ auto NAME##_block(T... x) -> decltype(NAME(x...)) { return NAME(x...); }  \

@@ -25,3 +25,20 @@ DEVICE void store_elements(void* address, float4 x) {
   store_global(address, make_uint2(pack(x.x, x.y), pack(x.z, x.w)));
 #endif
 }
+
+// The product of two chunks of a row, of whose elements from `left` on none counts: they are padding.
+DEVICE float dot(uint4 a, uint4 b, int left) {
+  const unsigned x[] = {a.x, a.y, a.z, a.w}, y[] = {b.x, b.y, b.z, b.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#if FL_DTYPE == 0
+    if (i < left) sum += float_of(x[i]) * float_of(y[i]);
+#else
+    const float2 p = unpack(x[i]), r = unpack(y[i]);
+    if (2 * i < left) sum += p.x * r.x;
+    if (2 * i + 1 < left) sum += p.y * r.y;
+#endif
+  }
+  return sum;
+}

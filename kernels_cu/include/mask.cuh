@@ -56,3 +56,20 @@ DEVICE void mask_side(float (&s)[N][4], const Shape& shape, int row, int column)
         if (AFTER ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = -INF;
   }
 }
+
+// Hides the rows from `rows` on. `row` is this lane's upper row.
+template <int N>
+DEVICE void mask_rows(float (&s)[N][4], int row, int rows) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (row + e / 2 * 8 >= rows) s[n][e] = -INF;
+}
+
+// The problem in which queries and keys have changed places: which queries a key sees.
+DEVICE Shape transposed(const Shape& shape) {
+  Shape other = shape;
+  other.len_q = shape.len_kv, other.len_kv = shape.len_q, other.left = shape.right, other.right = shape.left;
+  return other;
+}

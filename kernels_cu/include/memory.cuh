@@ -67,6 +67,22 @@ DEVICE void store_global(void* address, T value) {
 #endif
 }
 
+// Adds to four floats in HBM (16 bytes, aligned), each by itself atomically. Nothing comes back.
+DEVICE void add_global(void* address, float4 x) {
+#if defined(EMULATOR) && __CUDA_ARCH__ >= 900
+  atomicAdd(static_cast<float4*>(address), x);
+#elif defined(EMULATOR)
+  const float parts[] = {x.x, x.y, x.z, x.w};
+  for (int i = 0; i < 4; ++i) atomicAdd(static_cast<float*>(address) + i, parts[i]);
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+#else
+  asm volatile("red.global.add.f32 [%0], %1;\n\tred.global.add.f32 [%0 + 4], %2;\n\t"
+               "red.global.add.f32 [%0 + 8], %3;\n\tred.global.add.f32 [%0 + 12], %4;"
+               ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+#endif
+}
+
 // T from SRAM. Lanes that name the same address get it from one read.
 template <class T>
 DEVICE T load_shared(unsigned address) {

@@ -75,11 +75,21 @@ DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
   return b;
 }
 
-// B = tile rows k.., columns n.. (V in P·V: a row of the tile is a row of B).
+// A = transpose of tile rows k.., columns `row`.. (dSᵀ lies in SRAM: a column of the tile is a row of A).
 template <class TileT>
-DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
+DEVICE FragmentA load_a_columns(TileT tile, int row, int k) {
+  FragmentA a;
+  const unsigned corner = tile.at(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2);  // 0, 1 beside it, 2 3 below
+  ldmatrix_transposed(a.r, tile.right(corner, row / CHUNK_ELEMENTS) + k * TileT::ROW_BYTES);
+  return a;
+}
+
+// B = tile rows k.., columns n.. (V in P·V: a row of the tile is a row of B). Warps that take turns at the columns, 16 each,
+// pass where their first ones are as `begin`: n is then a multiple of all their columns together, and costs no address.
+template <class TileT>
+DEVICE FragmentB load_b_columns(TileT tile, int k, int n, int begin = 0) {
   FragmentB b;
-  const unsigned corner = tile.at(lane_id() % 16, lane_id() / 16);
+  const unsigned corner = tile.right(tile.at(lane_id() % 16, lane_id() / 16), begin / CHUNK_ELEMENTS);
   ldmatrix_transposed(b.r, tile.right(corner, n / CHUNK_ELEMENTS) + k * TileT::ROW_BYTES);
   return b;
 }
@@ -128,13 +138,25 @@ DEVICE FragmentB load_b_rows(TileT tile, int n, int k) {
 }
 
 template <class TileT>
-DEVICE FragmentB load_b_columns(TileT tile, int k, int n) {
+DEVICE FragmentA load_a_columns(TileT tile, int row, int k) {
+  FragmentA a;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // row g or g + 8, k + i % 4
+    const unsigned corner = tile.at(k % 8 + i % 4, lane_id() / 16), down = k / 8 * 8 * TileT::ROW_BYTES;
+    const unsigned chunk = tile.right(corner, row / CHUNK_ELEMENTS + i / 4 * 2);
+    a.x[i / 4][i % 4] = load_shared<float>(chunk + lane_id() / 4 % 4 * 4 + down);
+  }
+  return a;
+}
+
+template <class TileT>
+DEVICE FragmentB load_b_columns(TileT tile, int k, int n, int begin = 0) {
   FragmentB b;
   int t = lane_id() % 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {  // key k + i / 2, columns 2t and 2t+1 of one half
     int half = i % 2;
-    const unsigned corner = tile.at(k % 8 + i / 2, t / 2), down = k / 8 * 8 * TileT::ROW_BYTES;
+    const unsigned corner = tile.right(tile.at(k % 8 + i / 2, t / 2), begin / CHUNK_ELEMENTS), down = k / 8 * 8 * TileT::ROW_BYTES;
     float2 x = load_shared<float2>(tile.right(corner, n / CHUNK_ELEMENTS + 2 * half) + t % 2 * 8 + down);
     b.x[2 * half][i / 2] = x.x, b.x[2 * half + 1][i / 2] = x.y;
   }
@@ -165,6 +187,32 @@ DEVICE void mma(float (&c0)[4], float (&c1)[4], const FragmentA& a, const Fragme
 
 #endif
 
+// Accumulators to a tile in SRAM, rounded to the storage dtype: rows `row`.., columns `begin + column`.., which are as n and
+// `begin` of load_b_columns.
+template <int N, class TileT>
+DEVICE void store_fragments(TileT tile, int row, int column, int begin, const float (&c)[N][4]) {
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const unsigned corner = tile.right(tile.at(g, FL_DTYPE == 0 ? t / 2 : 0), begin / CHUNK_ELEMENTS);
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const unsigned chunk = tile.right(corner, (column + 8 * n) / CHUNK_ELEMENTS) + (row + 8 * half) * TileT::ROW_BYTES;
+#if FL_DTYPE != 0
+      store_shared(chunk + 4 * t, pack(c[n][2 * half], c[n][2 * half + 1]));
+#else
+      store_shared(chunk + t % 2 * 8, make_float2(c[n][2 * half], c[n][2 * half + 1]));
+#endif
+    }
+}
+
+// Four neighbouring columns of an accumulator, 4 (t / 2)..: of row g in even lanes, of row g + 8 in odd ones.
+DEVICE float4 four_columns(const float (&c)[4]) {
+  const bool odd = lane_id() % 2;
+  const float x = shuffle_xor(odd ? c[0] : c[2], 1), y = shuffle_xor(odd ? c[1] : c[3], 1);
+  return odd ? make_float4(x, y, c[2], c[3]) : make_float4(c[0], c[1], x, y);
+}
+
 // One row of 8 N columns in HBM, in the storage dtype, from a row of accumulators times `factor`: row g if `half` is
 // 0, row g + 8 if it is 1. Writes the row's first `bytes`, a multiple of 16. All lanes of the warp call it; those
 // whose row isn't there pass 0 bytes.
@@ -189,7 +237,7 @@ DEVICE void store_row(char* row, const float (&c)[N][4], int half, float factor,
           (t & bit ? w[i] : w[i | bit]) = received;
         }
     int place = (n + t) * CHUNK_BYTES;
-    if (place < bytes) store_global(row + place, make_uint4(w[0], w[1], w[2], w[3]));
+    if (place < bytes && (N % 4 == 0 || n + t < N)) store_global(row + place, make_uint4(w[0], w[1], w[2], w[3]));
   }
 #else
 #pragma unroll

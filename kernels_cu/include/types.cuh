@@ -101,4 +101,17 @@ DEVICE unsigned pack(float low, float high) {
   return bits;
 #endif
 }
+
+// The two elements of a word as floats, those of the lower half in x.
+DEVICE float2 unpack(unsigned both) {
+#if FL_DTYPE == 2
+  return make_float2(__builtin_bit_cast(float, both << 16), __builtin_bit_cast(float, both & 0xffff0000u));
+#elif defined(EMULATOR)
+  return make_float2(emulator::float_of_f16(both & 0xffffu), emulator::float_of_f16(both >> 16));
+#else
+  float2 x;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x.x), "=f"(x.y) : "r"(both));
+  return x;
+#endif
+}
 #endif

@@ -8,17 +8,19 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
-from simulator.programs.flash2_backward import ROWS, sram_bytes
+from simulator.programs.flash2_backward import ROWS, sram_bytes, warp_grid
 
 
 def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """Algorithm 2 of 2307.08691, in elements per query head.
 
-    The main launch reads 2Nd + Tc (2Nd + 2N), where each warp reads the 2N, adds Tc Nd by atomics, and writes 2Nd. The
-    first launch reads 2Nd for D, and writes N of it and Nd zeros. The last one converts: it reads and writes Nd.
+    The main launch reads 2Nd + Tc (2Nd + 2N), where each warp along the keys reads the 2N, adds Tc Nd by atomics, and
+    writes 2Nd. The first launch reads 2Nd for D, and writes N of it and Nd zeros. The last one converts: it reads and
+    writes Nd.
     """
     del lse
-    p, es, t, w = problem, problem.itemsize, book.tensors, config.warps
+    p, es, t = problem, problem.itemsize, book.tensors
+    along, across = warp_grid(problem, tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
     dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
@@ -29,9 +31,9 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
     pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
-    peak = sram_bytes(p, tile) if seen.pairs else ((d + dv) * bc + br * bc) * es
+    peak = sram_bytes(p, tile, config.stages if seen.pairs else 0)
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    book.launch("flash2_backward", visits, w, config.heads_together, peak, visible)
+    book.launch("flash2_backward", visits, config.warps, config.heads_together, peak, visible)
     for name, width in (("k", d), ("v", dv)):
         if visits:
             book.add("load_kv", name, hbm_read=t[name].nbytes, sram_write=visits * bc * width * es)
@@ -40,18 +42,20 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
             book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
     for step, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
         book.add(step, name, hbm_read=rows * t[name].row_bytes, sram_write=pairs * br * width * es)
-        book.add(step, vector, hbm_read=w * rows * 4)
+        book.add(step, vector, hbm_read=along * rows * 4)
         book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
         book.distinct(vector, "read", heads * seen.distinct_keys * 4)
-    book.add("scores", "k", sram_read=pairs * bc * d * es)
-    book.add("scores", "q", sram_read=pairs * w * br * d * es)
-    book.add("dv", "dout", sram_read=pairs * w * br * dv * es)
-    book.add("dp", "v", sram_read=pairs * bc * dv * es)
-    book.add("dp", "dout", sram_read=pairs * w * br * dv * es)
-    book.add("ds", "ds", sram_write=pairs * bc * br * es)
-    book.add("dk", "q", sram_read=pairs * w * br * d * es)
-    book.add("dq", "ds", sram_read=pairs * bc * br * es)
-    book.add("dq", "k", sram_read=pairs * w * bc * d * es)
+    for step, name in (("exp", "p"), ("ds", "ds")):
+        book.add(step, name, sram_write=pairs * bc * br * es)
+    for step, left, right, sides in (
+        ("scores", "k", "q", (bc * d, br * d)),
+        ("dp", "v", "dout", (bc * dv, br * dv)),
+        ("dv", "p", "dout", (bc * br, br * dv)),
+        ("dk", "ds", "q", (bc * br, br * d)),
+        ("dq", "ds", "k", (bc * br, bc * d)),
+    ):
+        book.add(step, left, sram_read=pairs * across * sides[0] * es)
+        book.add(step, right, sram_read=pairs * along * sides[1] * es)
     book.add("dq", "dq_sum", hbm_atomic=rows * dq_sum.row_bytes)
     book.distinct("dq_sum", "write", heads * seen.distinct_keys * dq_sum.row_bytes)
     square = tile.rows * tile.cols

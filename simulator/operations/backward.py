@@ -13,14 +13,14 @@ forward's rule:
 Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
 cancel, their errors stay. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|) is how far float32 scores and the natural
 LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU: correct kernels reach 1.10 (dQ in
-float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). In 16 bits each rounded P and dS may also lose
-half a subnormal step.
+float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and dS, and each element of a
+gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential flushes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,12 +31,28 @@ from simulator.problem import Problem
 
 ROUNDINGS = 1.2
 """By how many u a row may be off."""
+FLUSHED = 2.0**-126
+"""The least normal float32, and the least normal bfloat16."""
 
 
 class Backward(Operation):
     """The gradients of attention. `out` and `lse` are the forward pass's outputs, in the dtypes that it returns."""
 
     name = "backward"
+    # of a running maximum, which some kinds of the forward's test, the backward pass has none
+    kinds: ClassVar[Mapping[str, str]] = {
+        kind: said for kind, said in ATTENTION.kinds.items() if kind not in ("rising", "falling")
+    }
+    shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **Operation.shapes,
+        "an odd head dim": {"heads": 2, "len_q": 40, "head_dim": 19},
+        "a negative scale, causal": {"heads": 1, "len_q": 70, "scale": -0.2, "causal": True},
+        "no queries": {"heads": 2, "len_q": 0, "len_kv": 40},
+        "no keys": {"heads": 2, "len_q": 40, "len_kv": 0},
+        "a query less than a tile, a key more": {"heads": 1, "len_q": 63, "len_kv": 129},
+        "a query more than a tile, a key less": {"heads": 1, "len_q": 65, "len_kv": 127, "causal": True},
+        "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
+    }
     inputs = (
         *ATTENTION.required,
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
@@ -51,8 +67,8 @@ class Backward(Operation):
         return ATTENTION.problem(arrays, **masks)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """Normal q, k, v and dout. `out` and `lse` are those of the float64 judge, rounded."""
-        drawn = super().draw(problem, seed, kind)
+        """q, k and v of a kind, as attention draws them, and normal dout. `out` and `lse` are its float64 judge's, rounded."""
+        drawn = super().draw(problem, seed, kind) | ATTENTION.draw(problem, seed, kind)
         forward = ATTENTION.judge(problem, drawn)
         drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
         drawn["lse"] = forward["lse"].astype(np.float32)
@@ -73,16 +89,20 @@ class Backward(Operation):
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         whole = np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2) + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
-        gross = abs(p.scale) * d * t.weights * whole
-        # each rounded P and dS may lose half a subnormal step
-        step = {"float16": 2.0**-25, "bfloat16": 2.0**-134}.get(p.dtype, 0.0)
+        off = d * t.weights + FLUSHED
+        gross = abs(p.scale) * off * whole
+        step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
         ds, norm = (
             abs(p.scale) * t.ds,
             {name: np.linalg.norm(getattr(t, name), axis=-1)[..., None] for name in ("q", "k", "dout")},
         )
 
         def bound(name: str, spread: Array, extra: Array) -> Array:
-            return ROUNDINGS * u * np.sqrt((truth[name] ** 2).sum(-1) + spread) + extra
+            return (
+                ROUNDINGS * u * np.sqrt((truth[name] ** 2).sum(-1) + spread)
+                + extra
+                + step * truth[name].shape[-1] ** 0.5
+            )
 
         def keys(terms: Array, others: Array) -> Array:
             """For each key, the sum over all queries of the KV head's group."""
@@ -92,7 +112,7 @@ class Backward(Operation):
         return {
             "dq": bound("dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + step) @ norm["k"]).reshape(queries)),
             "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + step, norm["q"])),
-            "dv": bound("dv", keys(t.weights**2, norm["dout"] ** 2), keys(d * t.weights + step, norm["dout"])),
+            "dv": bound("dv", keys(t.weights**2, norm["dout"] ** 2), keys(off + step, norm["dout"])),
         }
 
     def flops(self, problem: Problem) -> int:

@@ -6,8 +6,9 @@ A launch before that computes D = rowsum(dO * O).
 from __future__ import annotations
 
 from functools import partial
+from math import gcd
 
-from simulator.config import Config, choose, heads_that_share_the_l2, padded
+from simulator.config import Config, choose, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
@@ -19,17 +20,42 @@ ROWS = 16
 """Rows per block of the first and the last launch: four per warp."""
 
 
-def sram_bytes(problem: Problem, tile: Tile) -> int:
-    """SRAM bytes per block: K_j and V_j, Q_i and dO_i, and dS."""
+def warp_grid(problem: Problem, tile: Tile) -> tuple[int, int]:
+    """The warps form a grid: so many along the keys of a tile, and so many across, along its queries and the head dim.
+
+    For dQ those along the keys take its rows instead. Two across halve the registers that dK and dV take.
+    """
+    rows, narrowest = padded(tile.rows), padded(min(problem.head_dim, problem.head_dim_v))
+    return warps_for(gcd(rows, padded(tile.cols))), 2 if rows % 32 == 0 and narrowest >= 32 else 1
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int = 1) -> int:
+    """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i, and P and dS."""
     d, dv, rows, cols = padded(problem.head_dim), padded(problem.head_dim_v), padded(tile.rows), padded(tile.cols)
-    return ((cols + rows) * (d + dv) + cols * rows) * problem.itemsize
+    return ((cols + stages * rows) * (d + dv) + 2 * cols * rows) * problem.itemsize
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """The first of a few tiles that fits the block's SRAM. Four warps split the keys of a tile, and the rows of dQ."""
-    candidates = ((64, 128), (64, 64), (64, 32), (32, 32), (16, 16))
-    chosen = choose(candidates, tile, device, partial(sram_bytes, problem))
-    return Config(tile=chosen, warps=4, heads_together=heads_that_share_the_l2(problem, device))
+    """The first tile that fits the block's SRAM, of those whose dK, dV, S and dP fit the registers of the warps.
+
+    In 16 bits Q and dO are double-buffered where that fits.
+    """
+    d = padded(max(problem.head_dim, problem.head_dim_v))
+    half = problem.itemsize == 2
+    if d <= 128:
+        candidates = [(64, 128), (64, 64)] if half else [(64, 64)]
+    else:
+        candidates = [(64, 64)] if half else []
+    chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
+    twice = half and device.compute_capability >= (8, 0) and sram_bytes(problem, chosen, 2) <= device.sram_per_block
+    along, across = warp_grid(problem, chosen)
+    return Config(
+        tile=chosen,
+        warps=along * across,
+        stages=2 if twice else 1,
+        heads_together=heads_that_share_the_l2(problem, device),
+        constants=(("KEY_WARPS", along),),
+    )
 
 
 def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tuple[HbmTensor, HbmTensor]:
@@ -68,43 +94,45 @@ def flash2_backward(
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
     len_q) float32. There is one block per KV head and key tile of Bc keys. dK_j and dV_j stay in its registers, summed
     over the query heads of the group. It computes S transposed, with keys as rows, because the next products need P^T
-    and dS^T. The warps split the keys. For dQ they split its rows instead, so dS goes from warp to warp through SRAM.
+    and dS^T. The warps form a grid over S^T, and another one over dV, dK and dQ, so P and dS pass through SRAM.
     """
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     delta, dq_sum = prepare(m, out, dout, problem)
+    along, across = warp_grid(problem, tile)
+    shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     for block in m.launch("flash2_backward", rows=problem.key_tiles(tile), warps=c.warps, walk=visible, of=k):
         j = block.i
-        ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype)
+        p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
         block.step("load_kv")
         k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, tile.rows)
-                lse_i = block.fetch(lse.head(g), i, tile.rows, warps=c.warps).T
+                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages)
+                lse_i = block.fetch(lse.head(g), i, tile.rows, warps=along).T
+                block.step("load_do")
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages)
+                d_i = block.fetch(delta.head(g), i, tile.rows, warps=along).T
                 block.step("scores")
-                s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
+                s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
                 block.step("mask")
                 s = block.mask(s.T, i, j).T
                 block.step("exp")
                 p = block.exp(s - lse_i.finite())
-                block.step("load_do")
-                do_i = block.load(dout.head(g), i, tile.rows)
-                d_i = block.fetch(delta.head(g), i, tile.rows, warps=c.warps).T
-                block.step("dv")
-                dv_j = block.matmul(p.round(problem.dtype), do_i, split=("rows", "none"), acc=dv_j)
+                block.put(p_shared, p.round(problem.dtype))
                 block.step("dp")
-                dp = block.matmul(v_j, do_i.T, split=("rows", "none"))
+                dp = block.matmul(v_j, do_i.T, split=shared)
                 block.step("ds")
-                ds = (p * (dp - d_i)).round(problem.dtype)
-                block.put(ds_shared, ds)
+                block.put(ds_shared, (p * (dp - d_i)).round(problem.dtype))
+                block.step("dv")
+                dv_j = block.matmul(p_shared, do_i, split=shared, acc=dv_j)
                 block.step("dk")
-                dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
+                dk_j = block.matmul(ds_shared, q_i, split=shared, acc=dk_j)
                 block.step("dq")
-                dq_i = block.matmul(ds_shared.T, k_j, split=("rows", "none"))
+                dq_i = block.matmul(ds_shared.T, k_j, split=shared)
                 block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
         block.step("store_dkv")
         block.store(dk, dk_j * problem.scale, j, tile.cols)
@@ -121,13 +149,13 @@ ABOUT = {
     "flash2_backward": {
         "load_kv": "Fetch a tile of keys and their values once. Their gradients never leave the registers.",
         "load_q": "Fetch the next tile of queries that see any of these keys, and their LSE.",
+        "load_do": "Fetch dO of the same queries, and their D.",
         "scores": "Multiply the keys by the queries: the tile of S again, transposed. The forward pass threw it away.",
         "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
-        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
-        "load_do": "Fetch dO of the same queries, and their D.",
-        "dv": "dV of these keys gains Pᵀ dO.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed. Rounded, it goes to SRAM for other warps.",
         "dp": "dP = V dOᵀ: how the loss depends on each probability.",
-        "ds": "dS = P (dP − D): the derivative of the softmax. It goes to SRAM, for other warps to read.",
+        "ds": "dS = P (dP − D): the derivative of the softmax, with P as it was before it was rounded. It goes to SRAM, too.",
+        "dv": "dV of these keys gains Pᵀ dO.",
         "dk": "dK of these keys gains dSᵀ Q.",
         "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
         "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",

@@ -9,7 +9,6 @@ import pytest
 
 import kernels_cu
 from simulator import Problem, catalogue, simulate
-from simulator.operations.attention import ATTENTION
 
 NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
@@ -30,8 +29,8 @@ def program_steps(source: str, algorithm: str) -> list[str]:
     row = catalogue.get(algorithm)
     mask = "dense" if "mask" in row.support.masks else None
     problem = Problem(batch=1, heads=1, len_q=16, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask)
-    inputs: dict[str, Any] = {**ATTENTION.draw(problem), "lse": True, "trace": True}
-    trace = simulate(algorithm, **inputs, causal=True, tile=(16, 16)).trace
+    inputs: dict[str, Any] = {"lse": True, **row.operation.draw(problem)}  # of a backward pass the LSE is an input
+    trace = simulate(algorithm, **inputs, trace=True, causal=True, tile=(16, 16)).trace
     assert trace is not None
     launches = dict.fromkeys(event.launch for event in trace.events)
     here = {e for e, kernel in zip(launches, row.launched(problem), strict=True) if kernel.source == source}

@@ -49,6 +49,38 @@ def test_flash2_requested(n: int, d: int, tile: tuple[int, int]) -> None:
     assert c.hbm.read + c.hbm.write == 4 * (2 * n * d + 2 * n * d * tr + n)
 
 
+@given(lengths, dims)
+def test_standard_backward_compulsory(n: int, d: int) -> None:
+    """FA1, Algorithm 3: 7N^2 + 8Nd. Before it P is computed again, and dS takes its D from dO and O, which read 2Nd."""
+    c = fl.count("standard_backward", problem(n, d))
+    again = c.launches[0]
+    first = sum(c.distinct(again, way) for way in ("read", "write"))
+    assert first == 4 * (n * n + 2 * n * d + n)
+    assert c.compulsory - first == 4 * (7 * n * n + 8 * n * d + 2 * n * d)
+
+
+@given(lengths, dims, st.sampled_from([(16, 64), (64, 64), (32, 128)]))
+def test_flash1_backward_requested(n: int, d: int, tile: tuple[int, int]) -> None:
+    """FA1, Algorithm 4: 4Nd + 5Nd Tc, plus the initial 3Nd. Of its 2N Tc for l and m, one LSE stands for both, and each warp along
+    the keys reads it."""
+    tc, along = n // tile[1], min(tile) // 16
+    c = fl.count("flash1_backward", problem(n, d), tile=tile, device="b200")
+    assert c.by_tensor["lse"].hbm_read == 4 * along * n * tc
+    assert c.hbm.read + c.hbm.write == 4 * (4 * n * d + 5 * n * d * tc + along * n * tc + 3 * n * d)
+
+
+@given(lengths, dims, st.sampled_from([(16, 64), (64, 64), (64, 32)]))
+def test_flash2_backward_requested(n: int, d: int, tile: tuple[int, int]) -> None:
+    """FA2, Algorithm 2: 2Nd + Tc (2Nd + 2N) read, Tc Nd added, 2Nd written; L and D by each warp along the keys. Before it 2Nd
+    for D, which is N, and Nd zeros; after it Nd and Nd."""
+    tc, along = n // tile[1], min(tile) // 16
+    before, main, after = fl.count("flash2_backward", problem(n, d), tile=tile, device="b200").launches
+    assert main.bytes("hbm.read") == 4 * (2 * n * d + tc * (2 * n * d + along * 2 * n))
+    assert main.bytes("hbm.atomic") == 4 * tc * n * d and main.bytes("hbm.write") == 4 * 2 * n * d
+    assert (before.bytes("hbm.read"), before.bytes("hbm.write")) == (4 * 2 * n * d, 4 * (n + n * d))
+    assert after.bytes("hbm.read") == after.bytes("hbm.write") == 4 * n * d
+
+
 @pytest.mark.parametrize(("name", "per_element"), [("softmax_naive", 3), ("softmax_safe", 4), ("softmax_online", 3)])
 @given(n=st.integers(1, 300).map(lambda x: 4 * x))
 def test_softmax_of_a_vector(name: str, per_element: int, n: int) -> None:

@@ -23,7 +23,7 @@ from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
-ALGORITHMS = fl.catalogue.with_kernels(language="cuda")
+ALGORITHMS = fl.catalogue.with_kernels(ATTENTION, language="cuda")
 HOPPER = [name for name in ALGORITHMS if fl.CATALOGUE[name].arch]
 ELSEWHERE = [name for name in ALGORITHMS if name not in HOPPER]
 IN_THEIR_DTYPES = [(name, dtype) for name in ALGORITHMS for dtype in fl.CATALOGUE[name].dtypes]
@@ -196,8 +196,10 @@ def test_distance_of_outputs_is_measured_by_the_rule() -> None:
     out = truth.out.astype(p.dtype)
     moved = out.copy()
     moved[0, 0, 7, 0] += np.float32(truth.out_tolerance[0, 0, 7])
-    assert distance(case, inputs, (out, None), (out, None)) == 0
-    assert distance(case, inputs, (out, None), (moved, None)) == pytest.approx(1, rel=1e-3)
+    assert distance(case, inputs, {"out": out}, {"out": out}) == 0
+    assert distance(case, inputs, {"out": out}, {"out": moved}) == pytest.approx(1, rel=1e-3)
+    moved[0, 0, 7, 0] = np.nan
+    assert np.isnan(distance(case, inputs, {"out": out}, {"out": moved}))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import simulator
-from flashlab.run import abi, arrays, call, devices, tritonc
+from flashlab.run import abi, arrays, backward, call, devices, tritonc
 from flashlab.run import plan as plans
 from simulator.catalogue import Kernel as Row
 from simulator.counts import Counts
@@ -372,7 +372,8 @@ def compile_in_triton(kernel: Row, counts: Counts) -> tritonc.Compiled:
 def installed(module: Any) -> Iterator[Any]:
     """A `cupy` in place of the real one, or none, with nothing remembered of another."""
     caches = (arrays.cupy, arrays._framework_named, arrays._framework_of, arrays._external_stream, arrays.warm_copies,
-              devices._device, plans._compiled, plans._loaded, plans._constant, call._cached_plan, call._cached_call)  # fmt: skip
+              devices._device, plans._compiled, plans._loaded, plans._constant, call._cached_plan, call._cached_call,
+              backward._plan)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", module)
         patch.setattr(arrays, "_unread", {})

@@ -236,11 +236,11 @@ def test_attention_refuses_kinds_that_are_mixed_and_an_out_that_it_cannot_write(
 
 def test_a_workload_has_what_it_drew_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workload, "_FRESH", 100)
-    q, k, v = workload.inputs(P, seed=3).values()
+    q, k, v = workload.inputs("flash2", P, seed=3).values()
     drawn = np.random.default_rng(3).standard_normal(100, np.float32).astype(numpy_dtype(P.dtype))
     assert q.host.tobytes() == np.tile(drawn, 7)[: q.host.size].tobytes()
     assert [x.host.shape for x in (q, k, v)] == [x.shape for x in QKV]
-    eight = workload.inputs(P.replace(dtype="float8_e4m3fn"))["q"].host
+    eight = workload.inputs("flash3_fp8", P.replace(dtype="float8_e4m3fn"))["q"].host
     assert eight.dtype == np.uint8 and eight.shape == QKV[0].shape
 
 

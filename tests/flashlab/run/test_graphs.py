@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from simulator.operations.attention import ATTENTION
 from tests.flashlab.run.gpu import cannot_run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=200, head_dim=64, dtype="float16", causal=True)
-ALGORITHMS = [name for name in fl.catalogue.with_kernels() if P.dtype in fl.CATALOGUE[name].dtypes]
+ALGORITHMS = [name for name in fl.catalogue.with_kernels(ATTENTION) if P.dtype in fl.CATALOGUE[name].dtypes]
 
 
 def here(algorithm: str) -> None:

@@ -17,10 +17,11 @@ import kernels_cu
 import simulator
 from flashlab.run import arrays, call, nvrtc, tma
 from flashlab.run.plan import Plan, kernel_of
+from simulator.operations.attention import ATTENTION
 from simulator.problem import WIDTH
 from tests.flashlab.run.fake import FakeCupy, Tensor, at, ndarray
 
-ALGORITHMS = fl.catalogue.with_kernels()
+ALGORITHMS = fl.catalogue.with_kernels(ATTENTION)
 P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=50, len_kv=70, head_dim=64, dtype="float16", causal=True)
 OUT = 2 * 4 * 50 * 64 * 2
 LSE = 2 * 4 * 50 * 4

@@ -1,0 +1,100 @@
+"""The gradients of attention: arrays of any framework in, the same kind out."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any, Unpack
+
+from flashlab.run import arrays, host
+from flashlab.run import plan as plans
+from flashlab.run.plan import Plan
+from simulator.devices import Device
+from simulator.errors import UsageError, unknown
+from simulator.operations.backward import BACKWARD
+from simulator.problem import Masks, spell_masks
+from simulator.program import Program
+from simulator.simulate import TileLike
+
+__all__ = ["attention_backward"]
+
+AUTO = "flash2_backward"
+"""What "auto" stands for: the fastest that takes every problem."""
+
+
+@spell_masks
+def attention_backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
+    backend: str = "gpu", device: Device | str | None = None, **masks: Unpack[Masks],
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """The gradients `(dq, dk, dv)` of attention, for `dout`, the gradient of its output.
+
+    `out` and `lse` are what `attention(q, k, v, lse=True)` returned, and the masks are those that it was given. P is
+    recomputed from them, so nothing of size len_q × len_kv is kept. Arrays are as `attention` takes them: CuPy, torch or JAX
+    in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
+    `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
+    query heads that share a KV head.
+
+    dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
+    Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
+    input, `Unavailable` without a GPU or CuPy, and `EmulationError` if a kernel misuses the emulated machine.
+
+    >>> import flashlab as fl
+    >>> p = fl.Problem(batch=1, heads=2, len_q=20, head_dim=16, dtype="float16", causal=True)
+    >>> q, k, v = fl.random_inputs(p)
+    >>> out, lse = fl.attention(q, k, v, causal=True, lse=True, backend="emulator")
+    >>> dq, dk, dv = fl.attention_backward(out, q, k, v, out, lse, causal=True, backend="emulator")
+    >>> dq.shape, dk.dtype.name
+    ((1, 2, 20, 16), 'float16')
+    """
+    named, options = BACKWARD.apart(masks)
+    given = BACKWARD.bound((), {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **named})
+    chosen = AUTO if algorithm == "auto" else algorithm
+    if plans.catalogue.get(chosen).operation is not BACKWARD:
+        raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
+    if backend == "emulator":
+        return _emulated(given, chosen, tile, device, options)
+    if backend != "gpu":
+        raise unknown("backend", backend, ["gpu", "emulator"])
+    if device is not None:
+        raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
+    framework = arrays.framework_of(given)
+    held = framework.shared(given)
+    views = framework.views({name: framework.place(name, x) for name, x in held.items()})
+    shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
+    with framework.stream(views["q"].device):
+        plan = _plan(shapes, views["q"].device, plans.ARCH, chosen, tile, **options)
+        found = plan.run(given)
+    return found["dq"], found["dk"], found["dv"]
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _plan(
+    shapes: tuple[tuple[str, tuple[int, ...], str], ...],
+    device: int,
+    arch: str | None,
+    algorithm: str | Program,
+    tile: TileLike,
+    /,
+    **masks: Unpack[Masks],
+) -> Plan:
+    """The plan for inputs of these shapes and dtypes on the current device."""
+    del device  # part of the key
+    inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
+    problem = BACKWARD.problem(inputs, **masks)
+    BACKWARD.check(problem, inputs)
+    return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
+
+
+def _emulated(
+    given: dict[str, Any], algorithm: str | Program, tile: TileLike, device: Device | str | None, masks: Masks
+) -> tuple[Any, Any, Any]:
+    from flashlab.run.emulated import emulate
+
+    q = given["q"]
+    for name, x in given.items():
+        if host.kind_of(x) != host.kind_of(q):
+            raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
+        host.check_no_grad(name, x)
+    found = emulate(algorithm, **given, tile=tile, device=device, **masks).checked().outputs
+    return host.like(q, found["dq"]), host.like(q, found["dk"]), host.like(q, found["dv"])

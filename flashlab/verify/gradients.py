@@ -1,0 +1,237 @@
+"""Probes of a backward pass. Each reads off one thing that the rule's tolerance could hide, or that its judge could share.
+
+A probe takes a subject (`general.Subject`), a problem and a seed. It raises `Failure`, or returns the worst error over what is
+allowed. Where it compares two runs, each may be off by the rule's bound. Gradients that no atomic adds up keep their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from flashlab.verify.adapter import Failure
+from flashlab.verify.memory import place
+from simulator import Problem
+from simulator.dtypes import Array, numpy_dtype
+from simulator.operations.attention import ATTENTION, UNIT, hidden_pairs
+from simulator.operations.backward import BACKWARD
+
+if TYPE_CHECKING:
+    from flashlab.verify.general import Subject
+
+Arrays = Mapping[str, Array]
+
+
+def _given(p: Problem, q: Array, k: Array, v: Array, dout: Array) -> dict[str, Array]:
+    """The operands for these q, k, v and dout: `out` and `lse` are the float64 judge's, rounded."""
+    storage = numpy_dtype(p.dtype)
+    given = {name: x.astype(storage) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout))}
+    forward = ATTENTION.judge(p, given)
+    return given | {"out": forward["out"].astype(storage), "lse": forward["lse"].astype(np.float32)}
+
+
+def _bounds(p: Problem, given: Arrays) -> Arrays:
+    return BACKWARD.bounds(p, given, BACKWARD.judge(p, given))
+
+
+def _near(name: str, x: Array, y: Array, allowed: Array) -> float:
+    """The worst row's distance over what is allowed. Raises `Failure` over 1."""
+    distance = np.linalg.norm(x.astype(np.float64) - y.astype(np.float64), axis=-1)
+    ratio = np.where(np.isnan(distance), np.inf, distance) / np.maximum(allowed, 1e-300)
+    ratio = np.where(distance == 0, 0.0, ratio)
+    if ratio.size and ratio.max() > 1:
+        where = tuple(int(n) for n in np.unravel_index(int(ratio.argmax()), ratio.shape))
+        raise Failure(f"{name} at {where} differs by {ratio.max():.3g} x what is allowed")
+    return float(ratio.max(initial=0.0))
+
+
+def _same_bits(subject: Subject, names: Iterable[str], x: Arrays, y: Arrays, said: str) -> None:
+    """Raises `Failure` if a gradient isn't the same to the bit. What atomics add up needn't be."""
+    for name in names:
+        if name not in subject.row.atomics and np.asarray(x[name]).tobytes() != np.asarray(y[name]).tobytes():
+            raise Failure(f"{name} {said}")
+
+
+def adjoint(subject: Subject, p: Problem, seed: int) -> float:
+    """<dO, J X> = <gradient, X> for a direction X. J X is a difference of the forward in float64, which shares no line with
+    the gradients' judge."""
+    given = BACKWARD.draw(p, seed)
+    found, allowed = subject.run(p, given), _bounds(p, given)
+    exact = {name: given[name].astype(np.float64) for name in "qkv"}
+    weight = _weights(p, exact)
+    # `out` was rounded, so D is off by up to u / 2 of its terms' sum
+    off = (
+        UNIT[p.dtype] / 2 * (np.abs(given["dout"].astype(np.float64)) * np.abs(given["out"].astype(np.float64))).sum(-1)
+    )
+    shared = weight.reshape(p.batch, p.heads, p.len_q, p.len_kv) * off[..., None] * abs(p.scale)
+    size = {name: np.linalg.norm(np.repeat(exact[name], p.queries_per_kv, 1), axis=-1) for name in "kv"}
+    extra = {
+        "q": (shared @ size["k"][..., None])[..., 0],
+        "k": (shared.swapaxes(-1, -2) @ np.linalg.norm(exact["q"], axis=-1)[..., None])[..., 0]
+        .reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_kv)
+        .sum(2),
+        "v": 0.0,
+    }
+    worst, random, h = 0.0, np.random.default_rng((seed, 7)), 1e-5
+    for name in "qkv":
+        x = cast("Array", random.standard_normal(exact[name].shape))
+        ahead, behind = (_forward(p, exact | {name: exact[name] + s * h * x}) for s in (1, -1))
+        slope = float((given["dout"].astype(np.float64) * (ahead - behind)).sum()) / (2 * h)
+        mine = float((found[f"d{name}"].astype(np.float64) * x).sum())
+        # the products of the rows' errors with X have random signs: five standard deviations of their sum
+        limit = 5 * float(np.linalg.norm(allowed[f"d{name}"] + extra[name])) + 1e-6 * abs(slope)
+        ratio = abs(mine - slope) / max(limit, 1e-300) if mine != slope else 0.0
+        if not ratio <= 1:
+            raise Failure(f"<d{name}, X> is {mine:.6g}, but the forward's slope along X is {slope:.6g}")
+        worst = max(worst, ratio)
+    return worst
+
+
+def _weights(p: Problem, x: Arrays) -> Array:
+    """P in float64, (batch, heads, len_q, len_kv)."""
+    scores = p.scale * (x["q"] @ np.repeat(x["k"], p.queries_per_kv, 1).swapaxes(-1, -2))
+    scores = np.where(hidden_pairs(p), -np.inf, scores)
+    top = cast("Array", scores.max(-1, keepdims=True, initial=-np.inf))
+    weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
+    total = weights.sum(-1, keepdims=True)
+    return weights / np.where(total == 0, 1.0, total)
+
+
+def _forward(p: Problem, x: Arrays) -> Array:
+    """Attention of arrays of float64, which no storage dtype rounds."""
+    return _weights(p, x) @ np.repeat(x["v"], p.queries_per_kv, 1)
+
+
+def key_sets(subject: Subject, p: Problem, seed: int) -> None:
+    """With q = 0, a row that sees n keys has P = 1 / n. With dO one-hot, dV then says which queries see which key: the set of
+    pairs, read off exactly, for one query head per KV head at a time."""
+    random = np.random.default_rng((seed, 8))
+    seen = ~np.broadcast_to(hidden_pairs(p), (p.len_q, p.len_kv))
+    k, v = (random.standard_normal((p.batch, p.kv_heads, p.len_kv, p.head_dim)) for _ in "kv")
+    q = np.zeros((p.batch, p.heads, p.len_q, p.head_dim))
+    for member in {0, p.queries_per_kv - 1}:
+        for first in range(0, p.len_q, p.head_dim):
+            rows = np.arange(first, min(first + p.head_dim, p.len_q))
+            dout = np.zeros(q.shape)
+            dout[:, member :: p.queries_per_kv, rows, rows - first] = 1
+            found = subject.run(p, _given(p, q, k, v, dout))["dv"].astype(np.float64)
+            wrong = (found[..., : len(rows)] > 0) != seen[rows].T
+            if wrong.any() or found[..., len(rows) :].any():
+                b, h, j, i = (int(n) for n in np.argwhere(wrong)[0]) if wrong.any() else (0, 0, 0, 0)
+                verb = "sees" if seen[i + first, j] else "doesn't see"
+                raise Failure(f"dv at {(b, h, j)}: query {i + first} {verb} key {j}, but dv says otherwise")
+
+
+def hidden(subject: Subject, p: Problem, seed: int) -> None:
+    """Keys that no query sees get 0, as do queries that see no key. What the hidden keys hold must not show."""
+    given = BACKWARD.draw(p, seed)
+    seen = ~np.broadcast_to(hidden_pairs(p), (p.len_q, p.len_kv))
+    unseen, empty = ~seen.any(0), ~seen.any(1)
+    found = subject.run(p, given)
+    for name, rows in (("dq", empty), ("dk", unseen), ("dv", unseen)):
+        if found[name][:, :, rows].any():
+            raise Failure(f"{name} isn't 0 where nothing is seen")
+    if unseen.any():
+        other = {name: x.copy() for name, x in given.items()}
+        for name in "kv":
+            other[name][:, :, unseen] = 1e4
+        _same_bits(subject, ("dk", "dv"), found, subject.run(p, other), "changes with keys that no query sees")
+
+
+def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
+    """Each row of dS sums to 0. So equal keys, which multiply it by one vector, give dQ = 0, but for `out`'s own rounding."""
+    drawn = BACKWARD.draw(p, seed)
+    k = np.repeat(drawn["k"][:, :, :1], p.len_kv, 2) if p.len_kv else drawn["k"]
+    given = _given(p, drawn["q"], k, drawn["v"], drawn["dout"])
+    off = (
+        UNIT[p.dtype] / 2 * (np.abs(given["dout"].astype(np.float64)) * np.abs(given["out"].astype(np.float64))).sum(-1)
+    )
+    length = np.linalg.norm(k[:, :, :1].astype(np.float64), axis=-1)
+    allowed = _bounds(p, given)["dq"] + abs(p.scale) * off * (np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0)
+    found = subject.run(p, given)["dq"]
+    return _near("dq", found, np.zeros_like(found), allowed)
+
+
+def gqa(subject: Subject, p: Problem, seed: int) -> float:
+    """dK and dV of a KV head are the sums of those that its query heads would have with heads of their own."""
+    if p.queries_per_kv == 1:
+        return 0.0
+    given = BACKWARD.draw(p, seed)
+    alone, own = p.replace(kv_heads=None), {name: np.repeat(given[name], p.queries_per_kv, 1) for name in "kv"}
+    each, found = subject.run(alone, given | own), subject.run(p, given)
+    bound, bound_each = _bounds(p, given), _bounds(alone, given | own)
+    groups = p.batch, p.kv_heads, p.queries_per_kv
+    worst = _near("dq", found["dq"], each["dq"], bound["dq"] + bound_each["dq"])
+    for name in ("dk", "dv"):
+        summed = each[name].astype(np.float64).reshape(*groups, p.len_kv, -1).sum(2)
+        allowed = bound[name] + bound_each[name].reshape(*groups, p.len_kv).sum(2)
+        worst = max(worst, _near(name, found[name], summed, allowed))
+    return worst
+
+
+def key_order(subject: Subject, p: Problem, seed: int) -> float:
+    """Without a mask, keys and values that change places take their gradients with them."""
+    if p.right is not None or p.left is not None:
+        return 0.0
+    given, order = BACKWARD.draw(p, seed), np.random.default_rng((seed, 9)).permutation(p.len_kv)
+    moved = given | {name: given[name][:, :, order] for name in "kv"}
+    found, other, bound = subject.run(p, given), subject.run(p, moved), _bounds(p, given)
+    worst = _near("dq", found["dq"], other["dq"], 2 * bound["dq"])
+    for name in ("dk", "dv"):
+        worst = max(worst, _near(name, found[name][:, :, order], other[name], 2 * bound[name][:, :, order]))
+    return worst
+
+
+def head_order(subject: Subject, p: Problem, seed: int) -> None:
+    """KV heads, with their query heads, and batches that change places take their gradients with them, to the bit."""
+    given = BACKWARD.draw(p, seed)
+    kv_order, batch_order = np.arange(p.kv_heads)[::-1], np.arange(p.batch)[::-1]
+    order = (kv_order[:, None] * p.queries_per_kv + np.arange(p.queries_per_kv)).ravel()
+
+    def moved(x: Arrays) -> dict[str, Array]:
+        of_keys = ("k", "v", "dk", "dv")
+        return {n: np.ascontiguousarray(a[batch_order][:, kv_order if n in of_keys else order]) for n, a in x.items()}
+
+    _same_bits(
+        subject,
+        ("dq", "dk", "dv"),
+        moved(subject.run(p, given)),
+        subject.run(p, moved(given)),
+        "changes with the heads' order",
+    )
+
+
+def memory(subject: Subject, p: Problem, seed: int) -> None:
+    """Rows between NaNs and in other orders: not a bit of the gradients changes, nor anything around the inputs."""
+    given = BACKWARD.draw(p, seed)
+    plain = subject.run(p, given)
+    if not subject.frame.views:
+        return
+    for layout in ("padded", "bshd", "misaligned"):
+        placed = {
+            name: place(subject.frame, x, layout if x.ndim == 4 else "plain", np.nan) for name, x in given.items()
+        }
+        subject.frame.litter(x.nbytes for x in subject.workspaces(p))
+        found = subject.run_on(p, {name: x.view for name, x in placed.items()})
+        for name, x in placed.items():
+            if harm := x.harm():
+                raise Failure(f"{name}, {layout}: {harm}")
+        _same_bits(subject, ("dk", "dv"), plain, found, f"changes where its inputs are {layout}")
+        bound = _bounds(p, given)["dq"]
+        _near("dq", found["dq"], plain["dq"], 2 * bound)
+
+
+Probe = Callable[[Any, Problem, int], float | None]
+CHECKS: Mapping[str, Probe] = {
+    "adjoint": adjoint,
+    "key_sets": key_sets,
+    "hidden": hidden,
+    "equal_keys": equal_keys,
+    "gqa": gqa,
+    "key_order": key_order,
+    "head_order": head_order,
+    "memory": memory,
+}
+"""The probes by name."""

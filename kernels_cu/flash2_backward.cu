@@ -1,0 +1,239 @@
+// FlashAttention-2, backward: Algorithm 2 of Dao 2023 (arXiv 2307.08691), with masks, windows, GQA and any lengths.
+//
+//   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
+//   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
+//   rows padded to 16 bytes
+//
+// Three launches. The first computes D = rowsum(dO · O) and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
+// a thread block owns BC keys of a KV head, and walks the query tiles that see them, of all query heads that share the KV head.
+// So dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. It computes S transposed, with
+// keys as rows. dQ is spread over the blocks, which add to it in HBM (red: nothing comes back, so nobody waits).
+//
+// How the warps share the work: backward.cuh.
+//
+//   SRAM        K, V  BC x D | P, dS  BC x BR | Q, dO  STAGES x (BR x D)     D = HEAD_DIM, head_dim rounded up to 16
+//   registers   dK and dV (BC x D), S and dP (BC x BR) in float32, spread over the warps; then dQ (BR x D) in place of the last two
+//
+// Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: with 32 x 32 scores
+// per warp, a fragment that is read feeds two products.
+#include "backward.cuh"
+
+static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
+
+constexpr int DELTA_ROWS = 16, DELTA_THREADS = 128;  // of the first and the last launch
+// The row tile of a block of the first and the last launch.
+struct Rows { int batch, head, first, end; };
+
+DEVICE Rows rows_of(const Shape& shape) {
+  const int row_tiles = ceil_div(shape.len_q, DELTA_ROWS), flat_head = blockIdx.x / row_tiles;
+  const int first = blockIdx.x % row_tiles * DELTA_ROWS;
+  return {flat_head / shape.heads, flat_head % shape.heads, first, min(first + DELTA_ROWS, shape.len_q)};
+}
+
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash2_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
+  const auto [batch, head, first_row, end_row] = rows_of(shape);
+  constexpr int LANES = lanes_for(HEAD_DIM / CHUNK_ELEMENTS);  // that share a row
+  const int lane = threadIdx.x % LANES;
+
+  // step: delta
+#pragma unroll
+  for (int r = 0; r < DELTA_ROWS; r += DELTA_THREADS / LANES) {
+    const int row = first_row + r + threadIdx.x / LANES;
+    const bool inside = r + threadIdx.x / LANES < DELTA_ROWS && row < end_row;
+    float sum = 0;
+#pragma unroll
+    for (int column = 0; column < HEAD_DIM; column += LANES * CHUNK_ELEMENTS) {
+      const int own = column + lane * CHUNK_ELEMENTS;
+      lanes_meet();
+      if (inside && own < shape.head_dim) {
+        const uint4 a = load_global<uint4>(row_address(dout, batch, head, row) + own * ELEMENT_BYTES);
+        const uint4 b = load_global<uint4>(row_address(out, batch, head, row) + own * ELEMENT_BYTES);
+        sum += dot(a, b, shape.head_dim - own);
+      }
+    }
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    if (inside && lane == 0)
+      store_global(delta + (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row, sum);
+  }
+
+  // step: zero_dq
+  constexpr int SUM_LANES = lanes_for(HEAD_DIM / 4);
+  for (int row = first_row + threadIdx.x / SUM_LANES; row < end_row; row += DELTA_THREADS / SUM_LANES)
+    for (int column = threadIdx.x % SUM_LANES * 4; column < shape.head_dim; column += SUM_LANES * 4)
+      store_global(row_address(dq_sum, batch, head, row) + column * 4, make_float4(0, 0, 0, 0));
+}
+
+// Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
+// queries see (the first) come first. The KV heads of a group run side by side before the next ones start, so that what their
+// blocks share (Q, dO and the sums of dQ) stays in the L2.
+struct Place { int flat_head, key_tile; };
+
+DEVICE Place place_of(const Shape& shape, int block) {
+  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
+  const int first_head = block / (group * key_tiles) * group;  // of the group
+  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
+  const int place = block - first_head * key_tiles;
+  return {first_head + place % heads, place / heads};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
+                const Tensor dq_sum, const Tensor dk, const Tensor dv, const Shape shape) {
+  const Place place = place_of(shape, blockIdx.x);
+  const int batch = place.flat_head / shape.kv_heads, group = shape.heads / shape.kv_heads;
+  const int first_key = place.key_tile * BC, end_key = min(first_key + BC, shape.len_kv);
+  const Warp warp;
+  const int lane_row = lane_id() / 4, t = lane_id() % 4;
+
+  const Shape keys_first = transposed(shape);
+  const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
+  const Keys tiles = {uniform(walk.first), uniform(walk.last)};
+
+  const KVTile k_tile{sram_base()}, v_tile{k_tile.base + KVTile::BYTES};
+  const PTile p_tile{v_tile.base + KVTile::BYTES}, ds_tile{p_tile.base + PTile::BYTES};
+  auto q_tile = [&](int stage) { return QTile{ds_tile.base + PTile::BYTES + stage * QTile::BYTES}; };
+  auto do_tile = [&](int stage) { return QTile{q_tile(STAGES).base + stage * QTile::BYTES}; };
+  name_sram("k", k_tile.base, KVTile::BYTES);
+  name_sram("v", v_tile.base, KVTile::BYTES);
+  name_sram("p", p_tile.base, PTile::BYTES);
+  name_sram("ds", ds_tile.base, PTile::BYTES);
+  name_sram("q", q_tile(0).base, STAGES * QTile::BYTES);
+  name_sram("dout", do_tile(0).base, STAGES * QTile::BYTES);
+
+  // step: load_kv
+  const int kv_head = place.flat_head % shape.kv_heads;
+  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, end_key - first_key, row_bytes(shape));
+
+  struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
+  Visit ahead{kv_head * group, tiles.first};        // the one to be loaded next
+  const int end_head = tiles.first <= tiles.last ? ahead.head + group : ahead.head;
+  float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
+
+  auto load = [&](int stage) {  // `ahead`, and on to the next one
+    const int first_query = ahead.i * BR, rows = shape.len_q - first_query;
+    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * shape.len_q + first_query;
+
+    // step: load_q (prefetch)
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_query), q.row, rows, row_bytes(shape));
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) {
+      lse_ahead[r] = INF;  // so P = 0 beyond the last query
+      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + statistics + warp.query(r));
+    }
+
+    // step: load_do (prefetch)
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_query), dout.row, rows, row_bytes(shape));
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) {
+      delta_ahead[r] = 0;
+      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + statistics + warp.query(r));
+    }
+    if (++ahead.i > tiles.last) ahead = {ahead.head + 1, tiles.first};
+  };
+
+  Visit here = ahead;
+  if (here.head < end_head) load(0);
+  copy_commit();
+
+  const Scores scores(shape);
+  const auto [c, sign] = scores;
+  Gradient dk_sum = {}, dv_sum = {};
+
+  for (int stage = 0; here.head < end_head; stage ^= STAGES - 1) {
+    // step: load_q
+    copy_wait<0>();
+    barrier();  // Q_i and dO_i are there (at first K and V, too), and no warp still reads the tiles before, or dS
+    float lse_here[STATISTICS], delta_here[STATISTICS];
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) lse_here[r] = lse_of(lse_ahead[r]);
+
+    // step: load_do
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) delta_here[r] = delta_ahead[r];
+    const Visit next = ahead;
+    if (STAGES == 2) {
+      if (next.head < end_head) load(stage ^ 1);
+      copy_commit();
+    }
+
+    // step: scores
+    Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
+    multiply_by_queries(s, k_tile, q_tile(stage), warp);
+
+    // step: mask
+    const int own_key = opaque(first_key);  // what follows from it is computed once more: cheaper than registers
+    const Keys full = full_tiles(keys_first, own_key, own_key + BC - 1, BR);  // need no mask
+    if (sign != 1 || own_key + BC > shape.len_kv || here.i < full.first || here.i > full.last)
+      mask_transposed(s, scores, keys_first, warp, first_key, here.i * BR);
+
+    // step: exp
+    exponentials(s, c, lse_here, p_tile, warp);  // line 12: P = exp(S - L)
+
+    // step: dp
+    Transposed dp;  // line 14: dP = dO_i V_jᵀ, from which D is taken at once
+    begin_below(dp, delta_here);
+    multiply_by_queries(dp, v_tile, do_tile(stage), warp);
+
+    // step: ds
+    scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
+    barrier();  // P and dS are there
+
+    // step: dv
+    multiply_by_columns(dv_sum, p_tile, do_tile(stage), warp);  // line 13: dV_j += Pᵀ dO_i
+
+    // step: dk
+    multiply_by_columns(dk_sum, ds_tile, q_tile(stage), warp);  // line 17: dK_j += dSᵀ Q_i
+
+    if (STAGES == 1) {
+      barrier();  // all warps are done with Q_i and dO_i
+      if (next.head < end_head) load(0);
+      copy_commit();
+    }
+
+    // step: dq
+    QueryGradient dq = {};  // line 16: dQ_i += dS K_j
+    multiply_for_queries(dq, ds_tile, k_tile, warp);
+#pragma unroll
+    for (int f = 0; f < ROW_FRAGMENTS; ++f) {
+      const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
+      char* sums = row_address(dq_sum, batch, here.head, row);
+#pragma unroll
+      for (int m = 0; m < COLUMN_PAIRS; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float4 part = four_columns(dq[f][m][n]);
+          const int column = m * TURN + 16 * warp.across + 8 * n + t / 2 * 4;
+          if (row < shape.len_q && column < shape.head_dim) add_global(sums + column * 4, part);
+        }
+    }
+    here = next;
+  }
+
+  // step: store_dkv
+  copy_wait<0>();  // without queries K and V are still on their way
+  const Place again = place_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  auto rows = [&](const Tensor& x) {
+    return row_address(x, again.flat_head / shape.kv_heads, again.flat_head % shape.kv_heads, again.key_tile * BC);
+  };
+  store_gradient(rows(dk), dk.row, shape, again.key_tile * BC, dk_sum, warp, shape.scale);
+  store_gradient(rows(dv), dv.row, shape, again.key_tile * BC, dv_sum, warp, 1);
+}
+
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
+  const auto [batch, head, first_row, end_row] = rows_of(shape);
+  constexpr int LANES = lanes_for(HEAD_DIM / 4);
+  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+
+  // step: convert_dq
+  for (int row = first_row + threadIdx.x / LANES; row < end_row; row += DELTA_THREADS / LANES)
+    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
+      float4 x = make_float4(0, 0, 0, 0);
+      if (column < shape.head_dim) x = load_global<float4>(row_address(dq_sum, batch, head, row) + column * 4);
+      const float4 scaled = make_float4(x.x * shape.scale, x.y * shape.scale, x.z * shape.scale, x.w * shape.scale);
+      store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
+    }
+}

@@ -1,0 +1,159 @@
+"""Standard attention, backward: P, dP and dS pass through HBM, each as large as len_q x len_kv. It is what recomputation saves."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+
+from simulator.config import Config, choose, padded, warps_for
+from simulator.devices import Device
+from simulator.machine import Machine
+from simulator.operations.backward import BACKWARD
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.programs.standard import COLS, ROWS
+from simulator.tensors import HbmTensor
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM bytes per block of the launch that needs most: two tiles of operands, or one and a tile of P or dS."""
+    d, rows, cols = padded(max(problem.head_dim, problem.head_dim_v)), padded(tile.rows), padded(tile.cols)
+    return max((rows + cols) * d, rows * cols + max(rows, cols) * d) * problem.itemsize
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """The largest of a few tiles that fits the block's SRAM. The warps split rows in some launches and keys in others."""
+    chosen = choose(((64, 64), (32, 32), (16, 16)), tile, device, partial(sram_bytes, problem))
+    return Config(tile=chosen, warps=warps_for(gcd(padded(chosen.rows), padded(chosen.cols))))
+
+
+def product_of_columns(
+    m: Machine, name: str, x: HbmTensor, y: HbmTensor, to: HbmTensor, problem: Problem, tile: Tile
+) -> None:
+    """X^T Y for a tile of keys, summed over all queries of the group's heads: dV = P^T dO and dK = scale dS^T Q."""
+    factor = problem.scale if to.name == "dk" else 1.0
+    tag = {"p": "p", "ds": "ds", "dout": "do", "q": "q"}
+    for block in m.launch(name, cols=problem.key_tiles(tile), warps=m.config.warps, of=to):
+        acc = block.full(tile.cols, y.cols, 0.0)
+        for g in range(problem.queries_per_kv):
+            for i in range(problem.row_tiles(tile)):
+                block.step(f"load_{tag[x.name]}")
+                x_ij = block.load(x.head(g), i, tile.rows, block.j, tile.cols, dtype=problem.dtype)
+                block.step(f"load_{tag[y.name]}")
+                y_i = block.load(y.head(g), i, tile.rows)
+                block.step(to.name)
+                acc = block.matmul(x_ij.T, y_i, split=("rows", "none"), acc=acc)
+        block.step(f"store_{to.name}")
+        block.store(to, acc * factor if factor != 1.0 else acc, block.j, tile.cols)
+
+
+@program(configure=configure, operation=BACKWARD)
+def standard_backward(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+    """Algorithm 3 of FlashAttention (arXiv 2205.14135), after a launch that computes its P again from the LSE.
+
+    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
+    len_q) float32. P and dP are float32, dS has the storage dtype. All three are (batch, heads, len_q, len_kv) in HBM.
+    As in all the other programs D is rowsum(dO * O), which is the sum of P dP that is printed.
+    """
+    warps, rows, cols = m.config.warps, problem.row_tiles(tile), problem.key_tiles(tile)
+    dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
+    p, dp, ds = (m.workspace(name, problem.len_kv, dtype) for name, dtype in _squares(problem))
+    for block in m.launch("standard_backward_p", rows=rows, cols=cols, warps=warps):
+        block.step("load_q")
+        q_i, lse_i = block.load(q, block.i, tile.rows), block.fetch(lse, block.i, tile.rows)
+        block.step("load_k")
+        k_j = block.load(k, block.j, tile.cols)
+        block.step("scores")
+        s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+        block.step("mask")
+        s = block.mask(s, block.i, block.j)
+        block.step("exp")
+        p_ij = block.exp(s - lse_i.finite())
+        block.step("store_p")
+        block.store(p, p_ij, block.i, tile.rows, block.j, tile.cols)
+    product_of_columns(m, "standard_backward_dv", p, dout, dv, problem, tile)
+    for block in m.launch("standard_backward_dp", rows=rows, cols=cols, warps=warps):
+        block.step("load_do")
+        do_i = block.load(dout, block.i, tile.rows)
+        block.step("load_v")
+        v_j = block.load(v, block.j, tile.cols)
+        block.step("dp")
+        dp_ij = block.matmul(do_i, v_j.T, split=("rows", "none"))
+        block.step("store_dp")
+        block.store(dp, dp_ij, block.i, tile.rows, block.j, tile.cols)
+    for block in m.launch("standard_backward_ds", rows=-(-problem.len_q // ROWS), warps=ROWS):
+        i, chunks = block.i, range(-(-problem.len_kv // COLS))
+        block.step("delta")
+        d_i = (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum()
+        block.step("store_ds")
+        for c in chunks:
+            ds_ic = block.fetch(p, i, ROWS, c, COLS) * (block.fetch(dp, i, ROWS, c, COLS) - d_i)
+            block.store(ds, ds_ic, i, ROWS, c, COLS)
+    for block in m.launch("standard_backward_dq", rows=rows, warps=warps):
+        acc = block.full(tile.rows, k.cols, 0.0)
+        for j in range(cols):
+            block.step("load_ds")
+            ds_ij = block.load(ds, block.i, tile.rows, j, tile.cols)
+            block.step("load_k")
+            k_j = block.load(k, j, tile.cols)
+            block.step("dq")
+            acc = block.matmul(ds_ij, k_j, split=("rows", "none"), acc=acc)
+        block.step("store_dq")
+        block.store(dq, acc * problem.scale, block.i, tile.rows)
+    product_of_columns(m, "standard_backward_dk", ds, q, dk, problem, tile)
+    return dq, dk, dv
+
+
+def _squares(problem: Problem) -> tuple[tuple[str, str], ...]:
+    return ("p", "float32"), ("dp", "float32"), ("ds", problem.dtype)
+
+
+ABOUT = {
+    "standard_backward_p": {
+        "load_q": "Fetch a tile of queries and their LSE.",
+        "load_k": "Fetch a tile of keys into SRAM.",
+        "scores": "Multiply the query tile by the transposed key tile: one tile of S.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
+        "store_p": "Write the tile of P to HBM in float32. The whole of P goes there, and two launches read it back.",
+    },
+    "standard_backward_dv": {
+        "load_p": "Fetch a tile of P from HBM, rounded on its way to SRAM.",
+        "load_do": "Fetch dO of the same queries.",
+        "dv": "dV of these keys gains Pᵀ dO.",
+        "store_dv": "Write the finished rows of dV to HBM.",
+    },
+    "standard_backward_dp": {
+        "load_do": "Fetch dO of a tile of queries.",
+        "load_v": "Fetch a tile of values.",
+        "dp": "dP = dO Vᵀ: how the loss depends on each probability.",
+        "store_dp": "Write the tile of dP to HBM in float32.",
+    },
+    "standard_backward_ds": {
+        "delta": "D, one number for each query: the sum of dO times O along its row.",
+        "store_ds": "dS = P (dP − D), the derivative of the softmax: P and dP come from HBM, and it goes there.",
+    },
+    "standard_backward_dq": {
+        "load_ds": "Fetch a tile of dS, which the launch before wrote to HBM.",
+        "load_k": "Fetch the keys that belong to it.",
+        "dq": "dQ of these queries gains dS K.",
+        "store_dq": "Write the finished rows of dQ, times the scale, to HBM.",
+    },
+    "standard_backward_dk": {
+        "load_ds": "Fetch a tile of dS from HBM again.",
+        "load_q": "Fetch the queries that belong to it.",
+        "dk": "dK of these keys gains dSᵀ Q.",
+        "store_dk": "Write the finished rows of dK, times the scale, to HBM.",
+    },
+}
+"""What each step of each launch is for, in a sentence or two: the player's words."""

@@ -1,0 +1,165 @@
+"""Seeded bugs in the backward pass, in its tile program and its kernel. No GPU is needed: simulator and emulator run them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.zoo import ROOT, Mutant
+from tests.patches import patched
+
+PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
+MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelMutant:
+    """`old`, code that occurs once in `step` of `file`, becomes `new`. Then `check` must fail on the problem `case`.
+
+    A check is one of verification, "misuse" (the emulated machine finds it) or "bytes" (the formula does).
+    """
+
+    mechanism: str
+    old: str
+    new: str
+    check: str
+    case: str = "causal"
+    step: str | None = None
+    file: str = KERNEL
+
+    def written(self, folder: Path) -> Path:
+        """A copy of the kernels' folder with the bug in it."""
+        shutil.copytree(ROOT / "kernels_cu", folder / "kernels_cu", ignore=shutil.ignore_patterns("emulator"))
+        path = folder / self.file
+        path.write_text(patched(path.read_text(encoding="utf-8"), self.old, self.new, step=self.step), encoding="utf-8")
+        return folder / "kernels_cu"
+
+
+KERNELS = [
+    KernelMutant(
+        mechanism="D left out", file=TILES, old="= -d[e % 2]", new="= 0", check="equal_keys",
+    ),
+    KernelMutant(
+        mechanism="keys beyond the end not hidden", file=TILES, old="mask_rows(s[f][m], key, keys_first.len_q);", new="",
+        check="rule", case="a query less than a tile, a key more",
+    ),
+    KernelMutant(
+        mechanism="LSE of an empty row as it is", file=TILES, old="natural == -INF ? INF : natural * LOG2E",
+        new="natural * LOG2E", check="rule", case="more queries than keys, causal",
+    ),
+    KernelMutant(
+        mechanism="dK without the scale", step="store_dkv", old="warp, shape.scale)", new="warp, 1)", check="adjoint",
+    ),
+    KernelMutant(
+        mechanism="dQ without the scale", step="convert_dq", old="x.x * shape.scale", new="x.x", check="rule",
+    ),
+    KernelMutant(
+        mechanism="one query head of the group", old="ahead.head + group : ahead.head", new="ahead.head + 1 : ahead.head",
+        check="gqa", case="ragged, GQA, batch 2",
+    ),
+    KernelMutant(
+        mechanism="sides of the window not exchanged", file=MASK,
+        old="other.left = shape.right, other.right = shape.left", new="other.left = shape.left", check="key_sets", case="window",
+    ),
+    KernelMutant(
+        mechanism="lengths not exchanged for the mask", file=MASK,
+        old="other.len_q = shape.len_kv, other.len_kv = shape.len_q,", new="", check="key_sets",
+        case="more queries than keys, causal",
+    ),
+    KernelMutant(
+        mechanism="a tile that the diagonal cuts taken for full", step="mask", old="own_key + BC - 1, BR", new="own_key, BR",
+        check="key_sets",
+    ),
+    KernelMutant(
+        mechanism="mask of another warp's queries", file=TILES, old="first_query + m * TURN + 16 * warp.across",
+        new="first_query + m * TURN",
+        check="key_sets",
+    ),
+    KernelMutant(
+        mechanism="exponents of a negative scale not turned", file=TILES, old="scores.flip(s[f][m]);", new="",
+        check="rule", case="a negative scale, causal",
+    ),
+    KernelMutant(
+        mechanism="the LSE read in place of D", step="load_do", old="load_global<float>(delta +",
+        new="load_global<float>(lse +", check="equal_keys", case="aligned",
+    ),
+    KernelMutant(
+        mechanism="padding of a row counted in D", step="delta", old="shape.head_dim - own)", new="CHUNK_ELEMENTS)",
+        check="memory", case="an odd head dim",
+    ),
+    KernelMutant(
+        mechanism="dS not transposed for dQ", file=TILES, old="load_a_columns(ds_tile, warp.row + 16 * f, key)",
+        new="load_a(ds_tile, warp.row + 16 * f, key)", check="key_order", case="aligned",
+    ),
+    KernelMutant(
+        mechanism="halves of a fragment exchanged on their way to HBM", file=MMA, old="odd ? c[0] : c[2]",
+        new="odd ? c[2] : c[0]", check="rule", case="aligned",
+    ),
+    KernelMutant(
+        mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, first_key", new="k, batch, 0, first_key",
+        check="head_order", case="ragged, GQA, batch 2",
+    ),
+    KernelMutant(
+        mechanism="LSE of the batch's first head", step="load_q", old="load_global<float>(lse + statistics",
+        new="load_global<float>(lse + statistics - ahead.head * shape.len_q", check="head_order", case="causal",
+    ),
+    KernelMutant(
+        mechanism="sum of dQ not set to 0", step="zero_dq", old="row < end_row; row +=", new="row < first_row; row +=",
+        check="misuse",
+    ),
+    KernelMutant(
+        mechanism="no barrier between dS and its readers", step="ds", old="barrier();", new="", check="misuse",
+    ),
+    KernelMutant(
+        mechanism="no barrier before a tile is loaded over", step="load_q", old="copy_wait<0>(); … barrier();", new="",
+        check="misuse",
+    ),
+    KernelMutant(
+        mechanism="dQ stored, not added", step="dq", old="add_global(sums + column * 4, part)",
+        new="store_global(sums + column * 4, part)", check="misuse",
+    ),
+    KernelMutant(
+        mechanism="rows beyond the end added to", step="dq", old="row < shape.len_q && column", new="column",
+        check="bytes",
+    ),
+    KernelMutant(
+        mechanism="columns that a warp hasn't got multiplied", file=TILES, old="turn < COLUMN_PAIRS - 1 || turn * TURN",
+        new="turn >= 0 || turn * TURN", check="bytes", case="ragged, GQA, batch 2",
+    ),
+    KernelMutant(
+        mechanism="Q prefetched for the tile before", old="ahead.i > tiles.last", new="ahead.i >= tiles.last",
+        check="rule",
+    ),
+]  # fmt: skip
+
+PROGRAMS = [
+    Mutant(
+        mechanism="scores not masked", algorithm="flash2_backward", file=PROGRAM, check="key_sets", blind=True,
+        find="s = block.mask(s.T, i, j).T", put="pass",
+    ),
+    Mutant(
+        mechanism="LSE of minus infinity subtracted", algorithm="flash2_backward", file=PROGRAM, check="hidden", blind=True,
+        find="lse_i.finite()", put="lse_i",
+    ),
+    Mutant(
+        mechanism="D from dO alone", algorithm="flash2_backward", file=PROGRAM, check="equal_keys", blind=False,
+        find="block.fetch(out, i, ROWS)", put="block.fetch(dout, i, ROWS)",
+    ),
+    Mutant(
+        mechanism="dV of the last tile only", algorithm="flash2_backward", file=PROGRAM, check="adjoint", blind=False,
+        find="split=shared, acc=dv_j", put="split=shared",
+    ),
+    Mutant(
+        mechanism="the scale twice in dK", algorithm="flash2_backward", file=PROGRAM, check="rule", blind=False,
+        find="dk_j * problem.scale", put="dk_j * problem.scale * problem.scale",
+    ),
+    Mutant(
+        mechanism="D of the group's first query head", algorithm="flash2_backward", file=PROGRAM, check="gqa", blind=True,
+        find="block.fetch(delta.head(g)", put="block.fetch(delta.head(0)",
+    ),
+    Mutant(
+        mechanism="dS from the rounded P", algorithm="flash2_backward", file=PROGRAM, check="rule", blind=True,
+        dtype="bfloat16", find="(p * (dp - d_i)).round", put="(p.round(problem.dtype) * (dp - d_i)).round",
+    ),
+]  # fmt: skip

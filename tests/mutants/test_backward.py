@@ -1,0 +1,89 @@
+"""Every seeded bug of the backward pass fails the check that is meant for it, on the simulator or the emulator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+import kernels_cu
+from flashlab.verify import general
+from flashlab.verify.adapter import Failure
+from flashlab.verify.general import Subject
+from simulator.operations.backward import BACKWARD
+from tests.mutants.backward import KERNELS, PROGRAMS, KernelMutant
+from tests.mutants.zoo import Mutant, mutated_program
+from tests.tiers import one_of_each
+
+TILE = (32, 32)
+"""Four warps, in a grid of two by two."""
+
+
+def problem(case: str) -> fl.Problem:
+    sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": "float16"}
+    return fl.Problem(**sizes | dict(BACKWARD.shapes[case]))
+
+
+def subject(target: Any, backend: str) -> Subject:
+    row = fl.catalogue.get(target)
+    return general.subject(row, backend, device=None, tile=TILE, framework=None)
+
+
+def kills(mutant: KernelMutant) -> None:
+    """Raises what the mutant's check raises."""
+    p = problem(mutant.case)
+    if mutant.check in ("misuse", "bytes"):
+        arrays: dict[str, Any] = BACKWARD.draw(p)
+        run = fl.emulate("flash2_backward", **arrays, **p.masks, tile=TILE)
+        if mutant.check == "misuse":
+            run.checked()
+        elif run.differences:
+            raise Failure(run.differences[0])
+        return
+    general.checks_of(BACKWARD)[mutant.check](subject("flash2_backward", "emulator"), p, 0)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("mutant", one_of_each(KERNELS, lambda each: each.check, lambda each: each.mechanism))
+def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
+    wanted = fl.EmulationError if mutant.check == "misuse" else Failure
+    with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"), pytest.raises(wanted):
+        kills(mutant)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "mutant", one_of_each(KERNELS, lambda each: each.check, lambda each: f"{each.check}, {each.case}")
+)
+def test_the_real_kernel_passes(mutant: KernelMutant) -> None:
+    kills(mutant)
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(each, id=each.mechanism) for each in PROGRAMS])
+def test_a_program_is_killed_by_its_check(mutant: Mutant) -> None:
+    with mutated_program(mutant) as program, np.errstate(all="ignore"):
+        report = fl.verify(program, checks=[mutant.check], dtypes=[mutant.dtype], tile=TILE)
+    assert report.verdict == "failed", f"{mutant.mechanism} survives {mutant.check}"
+    assert all("raised" not in row.detail for row in report.failed), "a bug that crashes is no mutant"
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(each, id=each.mechanism) for each in PROGRAMS])
+def test_what_the_usual_test_says(mutant: Mutant) -> None:
+    p = problem("aligned")
+    arrays: dict[str, Any] = BACKWARD.draw(p)
+    truth = BACKWARD.judge(p, arrays)
+    with mutated_program(mutant) as program, np.errstate(all="ignore"):
+        found = fl.simulate(program, **arrays, tile=TILE).outputs
+    near = all(np.allclose(found[name].astype(np.float64), x, rtol=1e-2, atol=1e-2) for name, x in truth.items())
+    assert near == mutant.blind
+
+
+def test_the_zoo_is_as_large_as_claimed() -> None:
+    mechanisms = Counter(mutant.mechanism for mutant in (*KERNELS, *PROGRAMS))
+    assert len(mechanisms) == len(KERNELS) + len(PROGRAMS) >= 30, [m for m, n in mechanisms.items() if n > 1]
+    checks = {mutant.check for mutant in (*KERNELS, *PROGRAMS)}
+    assert checks >= {*general.checks_of(BACKWARD), "misuse", "bytes"} - {"determinism", "byte_counts"}
