@@ -256,7 +256,8 @@ NUMBERS = [
     ),
     Mutant(
         mechanism="matrices of a fragment in the wrong order", kernel="flash2", sees="numbers", blind=False, file=MMA,
-        old="tile.at(lane_id() % 8 + lane_id() / 16 * 8, lane_id() / 8 % 2)", new="tile.at(lane_id() % 16, lane_id() / 16)",
+        old="ldmatrix(b.r, tile.right(corner, k / CHUNK_ELEMENTS) + n * TileT::ROW_BYTES);",
+        new="ldmatrix(b.r, tile.right(tile.at(lane_id() % 16, lane_id() / 16), k / CHUNK_ELEMENTS) + n * TileT::ROW_BYTES);",
     ),
     Mutant(
         mechanism="fragment not transposed", kernel="flash1", sees="numbers", blind=False, file=MMA,
