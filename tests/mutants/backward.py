@@ -143,11 +143,12 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="what other key tiles gave dQ forgotten", algorithm="flash1_backward", file=FLASH1, step="update_dq",
-        old="x = load_global<float4>(sums);", new="{ }", check="adjoint", case="aligned",
+        old="x = load_global<float4>(sums);", new="{ }", check="key_order", case="aligned",
     ),
     KernelMutant(
         mechanism="a launch of its own with one query head of the group", algorithm="standard_backward", file=STANDARD,
-        step="store_dv", old="visit < group * row_tiles", new="visit < row_tiles", check="gqa", case="ragged, GQA, batch 2",
+        old='name_sram("dout", do_tile.base, QTile::BYTES); float sum … visit < group',
+        new="visit < 1", check="gqa", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
         mechanism="padding read that is shorter than what is written", algorithm="standard_backward", file=STANDARD,
