@@ -48,6 +48,7 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
     barrier();  // no warp still reads the tile before
     load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, keys, row_bytes(shape));
     load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, keys, row_bytes(shape));
+    copy_commit();
 
     for (int visit = 0; visit < group * row_tiles; ++visit) {
       const int head = kv_head * group + visit / row_tiles, first_row = visit % row_tiles * BR, rows = shape.len_q - first_row;

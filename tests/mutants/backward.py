@@ -10,6 +10,7 @@ from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
+FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
 
 
@@ -27,6 +28,7 @@ class KernelMutant:
     case: str = "causal"
     step: str | None = None
     file: str = KERNEL
+    algorithm: str = "flash2_backward"
 
     def written(self, folder: Path) -> Path:
         """A copy of the kernels' folder with the bug in it."""
@@ -130,6 +132,27 @@ KERNELS = [
     KernelMutant(
         mechanism="Q prefetched for the tile before", old="ahead.i > tiles.last", new="ahead.i >= tiles.last",
         check="rule",
+    ),
+    KernelMutant(
+        mechanism="dQ of the last key tile left in its workspace", algorithm="flash1_backward", file=FLASH1,
+        step="update_dq", old="j < key_tiles - 1", new="j < key_tiles", check="misuse",
+    ),
+    KernelMutant(
+        mechanism="D read before all warps have written it", algorithm="flash1_backward", file=FLASH1, step="delta",
+        old="barrier();", new="", check="misuse",
+    ),
+    KernelMutant(
+        mechanism="what other key tiles gave dQ forgotten", algorithm="flash1_backward", file=FLASH1, step="update_dq",
+        old="x = load_global<float4>(sums);", new="{ }", check="key_order", case="aligned",
+    ),
+    KernelMutant(
+        mechanism="a launch of its own with one query head of the group", algorithm="standard_backward", file=STANDARD,
+        old='name_sram("dout", do_tile.base, QTile::BYTES); float sum … visit < group',
+        new="visit < 1", check="gqa", case="ragged, GQA, batch 2",
+    ),
+    KernelMutant(
+        mechanism="padding read that is shorter than what is written", algorithm="standard_backward", file=STANDARD,
+        step="store_ds", old="if (key < shape.len_kv) {", new="{", check="misuse",
     ),
 ]  # fmt: skip
 

@@ -38,13 +38,13 @@ def kills(mutant: KernelMutant) -> None:
     p = problem(mutant.case)
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
-        run = fl.emulate("flash2_backward", **arrays, **p.masks, tile=TILE)
+        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=TILE)
         if mutant.check == "misuse":
             run.checked()
         elif run.differences:
             raise Failure(run.differences[0])
         return
-    general.checks_of(BACKWARD)[mutant.check](subject("flash2_backward", "emulator"), p, 0)
+    general.checks_of(BACKWARD)[mutant.check](subject(mutant.algorithm, "emulator"), p, 0)
 
 
 @pytest.mark.compiler
@@ -84,6 +84,6 @@ def test_what_the_usual_test_says(mutant: Mutant) -> None:
 
 def test_the_zoo_is_as_large_as_claimed() -> None:
     mechanisms = Counter(mutant.mechanism for mutant in (*KERNELS, *PROGRAMS))
-    assert len(mechanisms) == len(KERNELS) + len(PROGRAMS) >= 30, [m for m, n in mechanisms.items() if n > 1]
+    assert len(mechanisms) == len(KERNELS) + len(PROGRAMS) >= 35, [m for m, n in mechanisms.items() if n > 1]
     checks = {mutant.check for mutant in (*KERNELS, *PROGRAMS)}
     assert checks >= {*general.checks_of(BACKWARD), "misuse", "bytes"} - {"determinism", "byte_counts"}

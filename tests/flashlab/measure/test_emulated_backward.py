@@ -87,6 +87,13 @@ def test_nothing_bypasses_the_primitives(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("len_q", "len_kv"), [(0, 70), (40, 0), (1, 33), (31, 17)])
+def test_nothing_or_little_to_do(algorithm: str, len_q: int, len_kv: int) -> None:
+    p = fl.Problem(batch=1, heads=2, len_q=len_q, len_kv=len_kv, head_dim=40, dtype="float16")
+    checked(algorithm, p, tile=(32, 16))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_of_the_counter_matrix(algorithm: str) -> None:
     ragged = [c for c in matrix([algorithm]) if "float16 ragged" in c.name]
     check_matrix(ragged)

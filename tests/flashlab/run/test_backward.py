@@ -86,7 +86,10 @@ def test_the_same_kind_comes_back(kind: str) -> None:
 Q = np.zeros((1, 2, 40, 32), np.float16)
 LSE = np.zeros((1, 2, 40), np.float32)
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"algorithm": "flash2"}, "algorithm = 'flash2': expected one of auto, flash2_backward"),
+    (
+        {"algorithm": "flash2"},
+        "algorithm = 'flash2': expected one of auto, standard_backward, flash1_backward, flash2_backward",
+    ),
     ({"algorithm": "flsh2"}, "algorithm = 'flsh2'"),
     ({"backend": "cpu"}, "backend = 'cpu': expected one of gpu, emulator"),
     ({"lse": None}, "lse = None: expected an array: backward takes q, k, v, out, lse, dout"),
