@@ -183,7 +183,8 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     truth = exercise.truth(case.problem, *case.inputs())
     wrong = truth.wrong(out)
     if wrong.any():
-        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
+        stored: Array = np.load(folder / f"stored{n}.npy", allow_pickle=False)
+        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong, stored)
         return replace(passed, kind="numbers", message=message, afterwards="", place=place)
     if truth.lse is not None and (found := _wrong_lse(case, truth, folder / f"lse{n}.npy")):
         return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
@@ -193,9 +194,13 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
         message = (
             f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
         )
+        if (first.way, first.level) == ("read", "HBM") and first.moved < result["sizes"].get(first.tensor, 0):
+            message += ", and yet the numbers are right: it used data that it never loaded"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
     if message := _computed_elsewhere(result, budget):
         return replace(passed, kind="arithmetic", message=message, afterwards="")
+    for kind, message in result["remarks"].items():
+        return replace(passed, kind=kind, message=message, afterwards="")
     return passed
 
 
@@ -224,8 +229,10 @@ def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
     return ""
 
 
-def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array) -> tuple[Place, str]:
-    """The first wrong tile, and where it is and how wrong, in words."""
+def _first_wrong_tile(
+    exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array, stored: Array
+) -> tuple[Place, str]:
+    """The first wrong tile, and where it is and how wrong, in words. `stored` says what a head's program has stored."""
     b, h, row, col = (int(n) for n in np.argwhere(wrong)[0])
     rows, cols = exercise.out_tile(case) if exercise.out_tile else (case.tile.rows, out.shape[-1])
     i, j = row // rows, col // cols
@@ -233,8 +240,10 @@ def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, 
     tile, due = out[at].astype(np.float64), truth[at]
     which = f"row tile {i}" + (f", column tile {j}" if cols < out.shape[-1] else "")
     where = f"out, {which} (rows {i * rows} to {i * rows + tile.shape[0] - 1}) of batch {b}, head {h}, on {_said(case)}"
+    if not stored[at[2:]].any():
+        return Place(b, h, i, j), f"{where}: it was never stored"
     if np.isnan(tile).all():
-        return Place(b, h, i, j), f"{where}: it was never written, or is NaN throughout"
+        return Place(b, h, i, j), f"{where}: it was stored, but it is NaN throughout"
     off = np.abs(tile - due)
     r, c = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off))), off.shape)
     r, c = int(r), int(c)

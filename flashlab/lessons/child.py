@@ -43,7 +43,7 @@ def main(folder: Path, seconds: float) -> None:
             program = cast(Program, pickle.loads(job["program"]))
             for n, case in enumerate(job["cases"]):
                 result = run(program, case)
-                for name in ("out", "lse"):
+                for name in ("out", "lse", "stored"):
                     if name in result:
                         np.save(folder / f"{name}{n}.npy", cast(Array, result.pop(name)))
                 _write(folder / f"case{n}.json", result)
@@ -71,6 +71,9 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     lse = {"lse": machine.result("lse")} if "lse" in machine.outputs else {}
     return lse | {
         "out": machine.result("out"),
+        "stored": machine.stored.get("out", np.zeros((out.rows, out.cols), bool)),
+        "remarks": machine.remarks,
+        "sizes": {t.name: t.spec.heads * t.rows * t.spec.row_bytes for t in machine.inputs},
         "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},
         "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
         "sram_peak": counts.sram.peak,

@@ -15,9 +15,12 @@ HEADLINES = {
     "numbers": "Wrong numbers",
     "bytes": "Right numbers, wrong bytes",
     "arithmetic": "Right numbers, but computed elsewhere",
+    "unrounded": "Right numbers, but no tensor core multiplies that",
+    "repeated": "Right numbers, but each warp does all the work",
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",
     "conflicts": "Right bytes, bank conflicts",
+    "overlap": "Right bytes, but nothing overlaps",
     "misuse": "Misuse of the machine",
     "compile error": "Compile error",
     "missing kernel": "Missing kernel",
@@ -56,9 +59,7 @@ class Line:
         if self.equal:
             return "equal"
         if self.moved < self.budget:
-            return (
-                "too few" if (self.way, self.level) != ("read", "HBM") else "too few: it used data that it never loaded"
-            )
+            return "too few: part of what this takes was never loaded" if self.way == "read" else "too few"
         ratio = f", {self.moved / self.budget:.3g} times the budget" if self.budget else ""
         return f"too many{ratio}"
 

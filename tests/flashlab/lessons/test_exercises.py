@@ -81,7 +81,7 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: py
     verdict = fl.check(changed, exercise=wrong.exercise)
     assert verdict.kind == wrong.kind, repr(verdict)
     assert re.search(wrong.says, verdict.message), verdict.message
-    assert re.search(r"tile \d+|in line \d+|^\w+ (read|written)|block\.exp", verdict.message)  # tensor, tile or line
+    assert re.search(r"tile \d+|line \d+|^\w+ (read|written)|block\.exp", verdict.message)  # tensor, tile or line
 
 
 def test_each_exercise_has_three_misconceptions_of_different_names():
