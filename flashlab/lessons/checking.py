@@ -114,15 +114,19 @@ def _squeezed(text: str) -> str:
 # -- the child ----------------------------------------------------------------------------------------------------
 
 
-def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> bytes:
-    """Everything that the child needs; the program goes by value, with the text that its lines are in."""
+def _job(program: Program, exercise: Exercise, cases: list[Case], head: tuple[int, int] | None = None) -> bytes:
+    """Everything that the child needs; the program goes by value, with the text that its lines are in.
+
+    With a `head` it runs that one (batch, head) of the case in step with the solution, and else all cases.
+    """
     file = program.body.__code__.co_filename
     job: dict[str, Any] = {
         "program": cloudpickle.dumps(program),  # pyright: ignore[reportUnknownMemberType]
         "file": file,
         "lines": linecache.getlines(file),
         "cases": cases,
-        "trace": trace,
+        "exercise": exercise.name,
+        "head": head,
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
     return pickle.dumps(job)
@@ -142,7 +146,7 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            (folder / "job.pickle").write_bytes(_job(program, cases, None))
+            (folder / "job.pickle").write_bytes(_job(program, exercise, cases))
         except Exception as error:  # a program that holds an open file, a lock or the like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
@@ -153,12 +157,10 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
         verdicts: list[Verdict] = []
         for n, case in enumerate(cases):
             if not (folder / f"case{n}.json").exists():
-                return _failed(exercise, case, folder, file, outcome.printed)
+                return _tutored(_failed(exercise, case, folder, file, outcome.printed), program, exercise, case)
             verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
-            if verdicts[-1].kind == "numbers":
-                return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].place))
             if not verdicts[-1].passed:
-                return verdicts[-1]
+                return _tutored(verdicts[-1], program, exercise, case)
     drawn = f"on this problem and {len(cases) - 1} that were drawn for this check"
     return replace(verdicts[0], message=drawn)  # the first problem is the same in every check
 
@@ -274,15 +276,30 @@ def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | Non
     return Place(b, h, i), f"{where}: row {row} is {yours} and should be {due}"
 
 
-def _trace_of(program: Program, case: Case, place: Place) -> Trace | None:
-    """The learner's own trace of the head at fault, for the player; None if there is none to be had."""
+TUTORED = ("numbers", "bytes", "out of bounds", "crash")
+"""The kinds of verdicts that the first difference from the solution explains."""
+
+
+def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case) -> Verdict:
+    """The verdict with the first difference from the solution, on the head at fault, and the traces of both for the player.
+
+    Where the learner has to choose the tile there is nothing to run in step.
+    """
+    if verdict.kind not in TUTORED or case.own_tile:
+        return verdict
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "job.pickle").write_bytes(_job(program, [case], (place.batch, place.head)))
+        (folder / "job.pickle").write_bytes(_job(program, exercise, [case], verdict.place[:2]))
         run_child(folder, SECONDS, CHILD)
-        if (folder / "trace.json").exists():
-            return Trace.from_dict(_read(folder / "trace.json"))
-    return None
+        if not (folder / "tutor.json").exists():
+            return verdict
+        found = _read(folder / "tutor.json")
+    if not (difference := found["difference"]):
+        return replace(verdict, trace=Trace.from_dict(found["trace"])) if verdict.kind == "numbers" else verdict
+    trace, due = (Trace.from_dict(found[which]) for which in ("trace", "due"))
+    return replace(
+        verdict, tutor=difference["words"], step=difference["step"], trace=trace, due=due, at=difference["number"]
+    )
 
 
 def _line_of_hang(folder: Path, file: str) -> int | None:

@@ -63,6 +63,11 @@ class WatchedBlock(Block):
             )
         return product
 
+    def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
+        super().store(tensor, x, i, rows, j, cols)
+        if note := getattr(self._m.recorder, "store", None):  # the tutor's
+            note(tensor.name, np.broadcast_to(x.array, (*x.array.shape[:-2], x.rows, x.array.shape[-1]))[0, 0, 0, 0])
+
     def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: Rows, cols: int, way: str) -> tuple[int, int, int]:
         if isinstance(j, np.ndarray):
             raise UsageError("column tile", j, "a number: block.i counts tiles of rows, block.j tiles of columns")

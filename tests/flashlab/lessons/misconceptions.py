@@ -6,6 +6,7 @@ A row is an exercise, a name, what the line was, what it becomes, the kind of ve
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -16,6 +17,21 @@ class Misconception(NamedTuple):
     becomes: str
     kind: str
     says: str
+
+
+def steps_of(marked: str, was: str) -> set[str]:
+    """The steps in which a change of a program may first show: that of the changed line, in a program's text.
+
+    A line before the first step shows in the launch or in the first step, and the head of a loop in the loop's first step.
+    """
+    start = marked.index('"""', marked.index('"""') + 3)  # behind the docstring
+    at = marked.index(was, start)
+    at += len(was) - len(was.lstrip())
+    before, after = (re.findall(r'block\.step\("(\w+)"\)', text) for text in (marked[:at], marked[at:]))
+    if not before:
+        return {"launch", after[0]}
+    line = marked[marked.rindex("\n", 0, at) + 1 :].lstrip()
+    return {before[-1], after[0]} if line.startswith("for ") else {before[-1]}
 
 
 def _row(exercise: str, name: str, was: str, becomes: str, kind: str, says: str) -> Misconception:
@@ -183,6 +199,6 @@ MISCONCEPTIONS = [
          "bytes", "v read.*times the budget"),
     _row("08.3", "walks-forwards-all-the-same", "reversed(block.walk)", "block.walk", "out of bounds", "v: row tile"),
     _row("08.3", "p-is-not-rounded", "p.round(problem.dtype)", "p", "unrounded", "round"),
-    _row("08.3", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile 0"),
+    _row("08.3", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile"),
     _row("08.3", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
 ]  # fmt: skip
