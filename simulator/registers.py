@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from simulator.dtypes import Array, round_to
+from simulator.errors import Said, UsageError
+from simulator.tensors import no_operator_multiplies
 
 if TYPE_CHECKING:
     from simulator.block import Block
 
 
+_OPERATORS = (np.add, np.subtract, np.multiply, np.divide, np.negative)
+_CALLS = {"exp": "block.exp(x)", "log": "block.log(x)", "tanh": "block.tanh(x)", "maximum": "block.maximum(a, b)"}
+"""The block's own calls, by the name of NumPy's function."""
+
+
 class Registers:
     """A tile of `rows` x `cols` float32 values in the registers of a block. With `cols = 1` it has one value per row.
 
-    `+ - * /` take tiles and numbers. They broadcast one value per row over the columns, and count one FLOP per element
-    of the result. `values` is None in a run on shapes, else it has the axes `(batch, kv_head, query_in_group, block,
-    rows, cols)`. Registers move no bytes.
+    `+ - * /` take tiles and numbers, on either side. They broadcast one value per row over the columns, and count one
+    FLOP per element of the result. `values` is None in a run on shapes, else it has the axes `(batch, kv_head,
+    query_in_group, block, rows, cols)`. Registers move no bytes.
 
     >>> import flashlab as fl
     >>> @fl.program
@@ -65,6 +73,49 @@ class Registers:
 
     def __truediv__(self, other: Registers | float) -> Registers:
         return self._block.elementwise(np.divide, self, other)
+
+    def __radd__(self, other: float) -> Registers:
+        return self._block.elementwise(np.add, other, self)
+
+    def __rsub__(self, other: float) -> Registers:
+        return self._block.elementwise(np.subtract, other, self)
+
+    def __rmul__(self, other: float) -> Registers:
+        return self._block.elementwise(np.multiply, other, self)
+
+    def __rtruediv__(self, other: float) -> Registers:
+        return self._block.elementwise(np.divide, other, self)
+
+    def __neg__(self) -> Registers:
+        return self._block.elementwise(np.negative, self)
+
+    def __pow__(self, exponent: object) -> NoReturn:
+        raise UsageError(
+            f"x ** {exponent!r}", Said("a power of registers"), "x * x, or block.elementwise(np.power, x, n)"
+        )
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise no_operator_multiplies()
+
+    __rmatmul__ = __matmul__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *operands: Any, **options: object) -> Registers:
+        """A NumPy number on the left, `np.float32(2) * x`, is an operand like others. Other functions have a call of their own."""
+        if method == "__call__" and ufunc in _OPERATORS and not options:
+            return self._block.elementwise(ufunc, *operands)
+        name = ufunc.__name__
+        if ufunc is np.matmul:
+            raise no_operator_multiplies()
+        if method == "__call__":
+            call = _CALLS.get(name, f"block.elementwise(np.{name}, …)")
+            raise UsageError(f"np.{name}", Said("a function of registers"), call)
+        raise UsageError(f"np.{name}.{method}", Said("a function of registers"), "x.sum() or x.max(), for each row")
+
+    def __array_function__(self, f: Callable[..., object], *_: object) -> Registers:
+        call = {"sum": "x.sum()", "max": "x.max()", "amax": "x.max()"}.get(
+            f.__name__, "a method of registers or of the block"
+        )
+        raise UsageError(f"np.{f.__name__}", Said("a function of registers"), call)
 
     @property
     def T(self) -> Registers:

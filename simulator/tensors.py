@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import numpy as np
 
 from simulator.config import padded
 from simulator.counts import Spec
 from simulator.dtypes import Array
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError
 from simulator.problem import WIDTH, round_up
 
 
-class HbmTensor:
+def no_operator_multiplies() -> UsageError:
+    """`a @ b` does not say how the warps share the bytes."""
+    return UsageError("a @ b", Said("a product of tiles"), 'block.matmul(a, b, split=("rows", "none"))')
+
+
+class _Stored:
+    """What lies in HBM or in SRAM. A block computes with registers only, and `_brought` says how values get there."""
+
+    name: str
+    _brought = ""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise UsageError("operand", Said(self.name), f"registers: {self._brought}")
+
+    __array__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+
+    def __matmul__(self, other: object) -> NoReturn:
+        raise no_operator_multiplies()
+
+    __rmatmul__ = __matmul__
+
+
+class HbmTensor(_Stored):
     """A handle to an array in HBM. Only counted loads reach its values.
 
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
@@ -22,6 +47,8 @@ class HbmTensor:
     >>> q.name, q.rows, q.cols, q.dtype
     ('q', 128, 64, 'float16')
     """
+
+    _brought = "block.load(...) or block.fetch(...), because only counted loads reach values in HBM"
 
     def __init__(self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0) -> None:
         self.spec, self.member, self.plane, self.group = spec, member, plane, group
@@ -50,11 +77,8 @@ class HbmTensor:
             plane = plane * n + where[name]
         return HbmTensor(self.spec, self.member, plane, self.group)
 
-    def __array__(self, *_: object, **__: object) -> Array:
-        raise UsageError("tensor", self.name, "block.load(...): only counted loads reach values in HBM")
 
-
-class SramTile:
+class SramTile(_Stored):
     """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose at no cost.
 
     Columns are padded to a multiple of `panel`: a fragment's 16, or the width of a TMA box (128 bytes, one swizzled
@@ -65,6 +89,8 @@ class SramTile:
     >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
     True
     """
+
+    _brought = "block.to_registers(tile), because this tile is in SRAM"
 
     def __init__(
         self, name: str, rows: int, cols: int, dtype: str, data: Array | None, *, vector: bool = False, panel: int = 16

@@ -60,6 +60,7 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
     notebook.cells = [file_shown(this) for this in notebook.cells]
     for this in notebook.cells:
         if this.cell_type != "code":
+            this["source"] = this.source.replace("](../docs/", "](../")  # the page lies in docs/lessons
             continue
         if imports_only(this.source):
             exec(compile(this.source, path.name, "exec"), names)

@@ -170,7 +170,7 @@ class _Watch:
     def _count(self, way: str, name: str, nbytes: int, sectors: int) -> None:
         step = self._step(self._lines()[-1].number)
         key = step, name, _OPS[way]
-        was = self.moved.get(key) or Moved(step, name, "hbm", _OPS[way], 0, 0, 0, 0, 0)
+        was = self.moved.get(key) or Moved(step, name, "hbm", _OPS[way], 0, 0, 0, 0, 0, 0)
         self.moved[key] = replace(
             was, instructions=was.instructions + 1, bytes=was.bytes + nbytes, sectors=was.sectors + sectors
         )

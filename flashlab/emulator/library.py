@@ -100,7 +100,8 @@ class Moved:
     """What one kind of warp instruction moved in one step.
 
     `bytes` are as the accounting contract counts them. For HBM, `sectors` are of 32 bytes. For SRAM, `wavefronts` are
-    passes over the banks, and `ideal` is the fewest that the same accesses could take.
+    passes over the banks, and `ideal` is the fewest that the same accesses could take. `overlapped` are those bytes that
+    were asked for while a copy by the same warp (`cp.async`) was on its way.
     """
 
     step: str
@@ -109,6 +110,7 @@ class Moved:
     op: str
     instructions: int
     bytes: int
+    overlapped: int
     sectors: int
     wavefronts: int
     ideal: int

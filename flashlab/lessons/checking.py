@@ -117,15 +117,19 @@ def _squeezed(text: str) -> str:
 # -- the child ----------------------------------------------------------------------------------------------------
 
 
-def _job(program: Program, cases: list[Case], trace: tuple[int, int] | None) -> bytes:
-    """Everything that the child needs; the program goes by value, with the text that its lines are in."""
+def _job(program: Program, exercise: Exercise, cases: list[Case], head: tuple[int, int] | None = None) -> bytes:
+    """Everything that the child needs; the program goes by value, with the text that its lines are in.
+
+    With a `head` it runs that one (batch, head) of the case in step with the solution, and else all cases.
+    """
     file = program.body.__code__.co_filename
     job: dict[str, Any] = {
         "program": cloudpickle.dumps(program),  # pyright: ignore[reportUnknownMemberType]
         "file": file,
         "lines": linecache.getlines(file),
         "cases": cases,
-        "trace": trace,
+        "exercise": exercise.name,
+        "head": head,
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
     return pickle.dumps(job)
@@ -145,7 +149,7 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            (folder / "job.pickle").write_bytes(_job(program, cases, None))
+            (folder / "job.pickle").write_bytes(_job(program, exercise, cases))
         except Exception as error:  # a program that holds an open file, a lock or the like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
@@ -157,14 +161,12 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
         for n, case in enumerate(cases):
             try:
                 if not (folder / f"case{n}.json").exists():
-                    return _failed(exercise, case, folder, file, outcome.printed)
+                    return _tutored(_failed(exercise, case, folder, file, outcome.printed), program, exercise, case)
                 verdicts.append(_judged_case(exercise, case, folder, n, outcome.printed))
-                if verdicts[-1].kind == "numbers":
-                    return replace(verdicts[-1], trace=_trace_of(program, case, verdicts[-1].place))
             except UNREADABLE:
                 return Verdict(exercise.name, "exit", TAMPERED, printed=outcome.printed)
             if not verdicts[-1].passed:
-                return verdicts[-1]
+                return _tutored(verdicts[-1], program, exercise, case)
     drawn = f"on this problem and {len(cases) - 1} that were drawn for this check"
     return replace(verdicts[0], message=drawn)  # the first problem is the same in every check
 
@@ -189,7 +191,8 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     truth = exercise.truth(case.problem, *case.inputs())
     wrong = truth.wrong(out)
     if wrong.any():
-        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong)
+        stored: Array = np.load(folder / f"stored{n}.npy", allow_pickle=False)
+        place, message = _first_wrong_tile(exercise, case, truth.out, out, wrong, stored)
         return replace(passed, kind="numbers", message=message, afterwards="", place=place)
     if truth.lse is not None and (found := _wrong_lse(case, truth, folder / f"lse{n}.npy")):
         return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
@@ -199,9 +202,13 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
         message = (
             f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
         )
+        if (first.way, first.level) == ("read", "HBM") and first.moved < result["sizes"].get(first.tensor, 0):
+            message += ", and yet the numbers are right: it used data that it never loaded"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
     if message := _computed_elsewhere(result, budget):
         return replace(passed, kind="arithmetic", message=message, afterwards="")
+    for kind, message in result["remarks"].items():
+        return replace(passed, kind=kind, message=message, afterwards="")
     return passed
 
 
@@ -230,8 +237,10 @@ def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
     return ""
 
 
-def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array) -> tuple[Place, str]:
-    """The first wrong tile, and where it is and how wrong, in words."""
+def _first_wrong_tile(
+    exercise: Exercise, case: Case, truth: Array, out: Array, wrong: Array, stored: Array
+) -> tuple[Place, str]:
+    """The first wrong tile, and where it is and how wrong, in words. `stored` says what a head's program has stored."""
     b, h, row, col = (int(n) for n in np.argwhere(wrong)[0])
     rows, cols = exercise.out_tile(case) if exercise.out_tile else (case.tile.rows, out.shape[-1])
     i, j = row // rows, col // cols
@@ -239,8 +248,10 @@ def _first_wrong_tile(exercise: Exercise, case: Case, truth: Array, out: Array, 
     tile, due = out[at].astype(np.float64), truth[at]
     which = f"row tile {i}" + (f", column tile {j}" if cols < out.shape[-1] else "")
     where = f"out, {which} (rows {i * rows} to {i * rows + tile.shape[0] - 1}) of batch {b}, head {h}, on {_said(case)}"
+    if not stored[at[2:]].any():
+        return Place(b, h, i, j), f"{where}: it was never stored"
     if np.isnan(tile).all():
-        return Place(b, h, i, j), f"{where}: it was never written, or is NaN throughout"
+        return Place(b, h, i, j), f"{where}: it was stored, but it is NaN throughout"
     off = np.abs(tile - due)
     r, c = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off))), off.shape)
     r, c = int(r), int(c)
@@ -271,15 +282,30 @@ def _wrong_lse(case: Case, truth: Truth, saved: Path) -> tuple[Place, str] | Non
     return Place(b, h, i), f"{where}: row {row} is {yours} and should be {due}"
 
 
-def _trace_of(program: Program, case: Case, place: Place) -> Trace | None:
-    """The learner's own trace of the head at fault, for the player; None if there is none to be had."""
+TUTORED = ("numbers", "bytes", "out of bounds", "crash")
+"""The kinds of verdicts that the first difference from the solution explains."""
+
+
+def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case) -> Verdict:
+    """The verdict with the first difference from the solution, on the head at fault, and the traces of both for the player.
+
+    Where the learner has to choose the tile there is nothing to run in step.
+    """
+    if verdict.kind not in TUTORED or case.own_tile:
+        return verdict
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "job.pickle").write_bytes(_job(program, [case], (place.batch, place.head)))
+        (folder / "job.pickle").write_bytes(_job(program, exercise, [case], verdict.place[:2]))
         run_child(folder, SECONDS, CHILD)
-        if (folder / "trace.json").exists():
-            return Trace.from_dict(_read(folder / "trace.json"))
-    return None
+        if not (folder / "tutor.json").exists():
+            return verdict
+        found = _read(folder / "tutor.json")
+    if not (difference := found["difference"]):
+        return replace(verdict, trace=Trace.from_dict(found["trace"])) if verdict.kind == "numbers" else verdict
+    trace, due = (Trace.from_dict(found[which]) for which in ("trace", "due"))
+    return replace(
+        verdict, tutor=difference["words"], step=difference["step"], trace=trace, due=due, at=difference["number"]
+    )
 
 
 def _line_of_hang(folder: Path, file: str) -> int | None:

@@ -11,15 +11,16 @@ import linecache
 import pickle
 import sys
 import traceback
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from flashlab.lessons.exercise import Case
+from flashlab.lessons.tutor import compare
 from flashlab.lessons.watch import OutOfBounds, Shortcut, WatchedMachine
-from simulator import Device, HbmTensor, Program, SramOverflow, simulate
+from simulator import Device, HbmTensor, Program, SramOverflow
 from simulator.dtypes import Array
 
 MEMORY = 4 << 30
@@ -41,14 +42,14 @@ def main(folder: Path, seconds: float) -> None:
         linecache.cache[job["file"]] = (len("".join(job["lines"])), None, job["lines"], job["file"])
         try:
             program = cast(Program, pickle.loads(job["program"]))
-            for n, case in enumerate(job["cases"]):
+            for n, case in enumerate(job["cases"] if job["head"] is None else ()):
                 result = run(program, case)
-                for name in ("out", "lse"):
+                for name in ("out", "lse", "stored"):
                     if name in result:
                         np.save(folder / f"{name}{n}.npy", cast(Array, result.pop(name)))
                 _write(folder / f"case{n}.json", result)
-            if job["trace"] is not None:
-                _write(folder / "trace.json", trace(program, job["cases"][0], job["trace"]))
+            if job["head"] is not None:
+                _write(folder / "tutor.json", in_step(program, job["exercise"], job["cases"][0], job["head"]))
         except BaseException as error:  # whatever a learner's program raises is a verdict, not an accident of ours
             _write(folder / "error.json", explain(error, job["file"]))
         faulthandler.cancel_dump_traceback_later()
@@ -71,6 +72,9 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     lse = {"lse": machine.result("lse")} if "lse" in machine.outputs else {}
     return lse | {
         "out": machine.result("out"),
+        "stored": machine.stored.get("out", np.zeros((out.rows, out.cols), bool)),
+        "remarks": machine.remarks,
+        "sizes": {t.name: t.spec.heads * t.rows * t.spec.row_bytes for t in machine.inputs},
         "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},
         "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
         "sram_peak": counts.sram.peak,
@@ -79,16 +83,11 @@ def run(program: Program, case: Case) -> dict[str, Any]:
     }
 
 
-def trace(program: Program, case: Case, head: tuple[int, int]) -> dict[str, Any]:
-    """The trace of one (batch, head) of a case, as plain data."""
-    b, h = head
-    q, k, v = case.inputs()
-    kv = h // case.problem.queries_per_kv
-    one = q[b : b + 1, h : h + 1], k[b : b + 1, kv : kv + 1], v[b : b + 1, kv : kv + 1]
-    tile = None if case.own_tile else case.tile
-    run = simulate(program, *one, tile=tile, device=case.device, trace=True, **case.problem.masks)
-    assert run.trace is not None
-    return replace(run.trace, head=head).to_dict()
+def in_step(program: Program, exercise: str, case: Case, head: tuple[int, int]) -> dict[str, Any]:
+    """Where a program first differs from the solution on one (batch, head), and the traces of both, as plain data."""
+    difference, trace, due = compare(program, exercise, case, head)
+    found = None if difference is None else asdict(difference)
+    return {"difference": found, "trace": trace.to_dict(), "due": due.to_dict()}
 
 
 def explain(error: BaseException, file: str) -> dict[str, Any]:

@@ -17,26 +17,45 @@ from simulator import Counts, Problem, Tile, random_inputs
 from simulator.dtypes import Array
 
 MARK = "# solution"
+Level = tuple[float, float]
+"""What is added to the scores: to those of the first key, and to those of the last."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A problem to be solved with a tile; its inputs are normal numbers of the given `spread`, drawn from `seed`.
 
-    With `own_tile` the program has to choose the tile by itself, and `tile` is the right choice.
+    `shift` is added to the elements of q, for exercises in which q holds the scores, and `level` to the scores q kᵀ: so
+    much at the first key, so much at the last, and evenly in between. Far below 0 a maximum that starts at 0 is wrong. Far
+    above 0 exponentials without a maximum overflow, and where the level falls the maximum must be that of all tiles. With
+    `own_tile` the program has to choose the tile by itself, and `tile` is the right choice.
     """
 
     problem: Problem
     tile: Tile
     seed: int
     spread: float = 1.0
+    shift: Level = (0.0, 0.0)
+    level: Level = (0.0, 0.0)
     device: str = "h100"
     own_tile: bool = False
 
     def inputs(self) -> tuple[Array, Array, Array]:
         """q, k and v, `(batch, heads, length, …)`."""
-        q, k, v = random_inputs(self.problem, self.seed)
-        return tuple((x * x.dtype.type(self.spread)) for x in (q, k, v))  # pyright: ignore[reportReturnType]
+        q, k, v = (x * x.dtype.type(self.spread) for x in random_inputs(self.problem, self.seed))
+        if any(self.shift):
+            q = q + np.linspace(*self.shift, q.shape[-1]).astype(q.dtype)
+        if any(self.level):
+            q, k = levelled(q, k, self.problem.scale, self.level)
+        return q, k, v
+
+
+def levelled(q: Array, k: Array, scale: float, level: Level) -> tuple[Array, Array]:
+    """q and k with another first column, which adds the level to the scores."""
+    q, k = q.copy(), k.copy()
+    q[..., 0] = np.sqrt(max(map(abs, level)) / scale)
+    k[..., 0] = np.linspace(*level, k.shape[-2]) / (scale * q[0, 0, 0, 0].astype(np.float64))
+    return q, k
 
 
 @dataclass(frozen=True)

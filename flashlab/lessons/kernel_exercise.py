@@ -38,6 +38,8 @@ class Launch:
     budget: Mapping[str, tuple[int, int]]
     tile: int
     most: Mapping[tuple[str, str, str], int] = field(default_factory=dict[tuple[str, str, str], int])
+    overlapped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By array in SRAM: the bytes that must be read while a copy is on its way, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,13 +202,21 @@ def _wrong(name: str, truth: Truth, out: Array, launch: Launch, unwritten: int) 
 
 
 def _over(exercise: KernelExercise, launch: Launch, moved: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """What takes more instructions, sectors or passes over the banks than it needs."""
+    """What takes more instructions, sectors or passes over the banks than it needs, or waits where it could work."""
     for (tensor, way, quantity), most in launch.most.items():
         what = "hbm.read" if way == "read" else "hbm.write"
         mine = sum(row[quantity] for row in moved if (row["tensor"], row["what"]) == (tensor, what))
         if mine > most:
             unit = "sectors of 32 bytes" if quantity == "sectors" else "warp instructions"
             return quantity, f"{tensor} {way}: {mine:,} {unit}, the budget is {most:,} (on {launch.said})"
+    for tensor, least in launch.overlapped.items():
+        mine = sum(row["overlapped"] for row in moved if (row["tensor"], row["what"]) == (tensor, "sram.read"))
+        if mine < least:
+            message = (
+                f"{tensor} read in SRAM: {mine:,} bytes of it while a copy was on its way, where at least {least:,} "
+                f"should be (on {launch.said})"
+            )
+            return "overlap", message
     if exercise.conflict_free:
         for row in moved:
             if row["wavefronts"] > row["ideal"]:

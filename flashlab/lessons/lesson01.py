@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth
+from flashlab.lessons.exercise import Budget, Case, Exercise, Level, attention_truth
 from flashlab.lessons.lesson00 import product, tiles
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Problem, Tile, count
@@ -13,7 +13,7 @@ from simulator.problem import row_bytes
 
 
 def _scores_cases(draw: Random) -> list[Case]:
-    """head_dim_v = len_kv, so that out has the shape of S."""
+    """head_dim_v = len_kv, so that out has the shape of S. No tile of k is square, so that a forgotten `.T` is told."""
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, head_dim_v=128, dtype="float32")
     others: list[Problem] = []
     for _ in range(3):
@@ -29,18 +29,28 @@ def _scores_cases(draw: Random) -> list[Case]:
                 dtype="float32",
             )
         )
-    return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
+    return [Case(p, Tile(64, 32) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
+
+
+LEVELS: tuple[Level, ...] = ((0, 0), (-300, -300), (300, -300), (0, 0))
+"""What is added to the scores of the cases: far below 0, and from far above it to far below."""
 
 
 def attention_cases(draw: Random) -> list[Case]:
-    """Attention, causal and not, ragged, with more keys than queries and fewer KV heads than heads."""
+    """Attention, causal and not, ragged, with fewer KV heads than heads, and with scores at `LEVELS`.
+
+    There are cases with more keys than queries, and a causal one with fewer: its first queries see no key.
+    """
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16")
     others = [
         Problem(batch=1, heads=4, kv_heads=draw.choice((1, 2, 4)), len_q=(n := draw.randint(33, 150)),
-                len_kv=n + draw.randint(0, 40), head_dim=draw.choice((24, 40, 64)), dtype=dtype, causal=causal)
-        for dtype, causal in (("float16", True), ("float32", False), ("float16", False))
+                len_kv=n + draw.randint(*more), head_dim=draw.choice((24, 40, 64)), dtype=dtype, causal=causal)
+        for dtype, causal, more in (("float16", True, (0, 40)), ("float32", False, (0, 40)), ("float16", True, (-30, -1)))
     ]  # fmt: skip
-    return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
+    return [
+        Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), level=level)
+        for p, level in zip((first, *others), LEVELS, strict=True)
+    ]
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:

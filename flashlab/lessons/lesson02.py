@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from flashlab.lessons.exercise import Budget, Case, Exercise, Truth, elementwise
+from flashlab.lessons.exercise import Budget, Case, Exercise, Level, Truth, elementwise
 from flashlab.lessons.lesson00 import UNIT, tiles
 from flashlab.lessons.prediction import Prediction
 from simulator import Problem, Tile, count
@@ -17,6 +17,8 @@ from simulator.problem import row_bytes
 
 SPREAD = 60.0
 """Scores so large that exp overflows, in float16 and float32, unless the maximum is subtracted."""
+SHIFTS: tuple[Level, ...] = ((0, 0), (-600, -600), (600, -600), (0, 0))
+"""What is added to the scores of the cases: far below 0, and from far above it to far below."""
 
 
 def _rows_cases(draw: Random) -> list[Case]:
@@ -27,7 +29,8 @@ def _rows_cases(draw: Random) -> list[Case]:
         length = draw.randint(130, 400)
         others.append(first.replace(heads=2, len_q=draw.randint(17, 90), head_dim=length, head_dim_v=length))
     return [
-        Case(p, Tile(16, 128) if p is first else tiles(draw), draw.getrandbits(32), SPREAD) for p in (first, *others)
+        Case(p, Tile(16, 128) if p is first else tiles(draw), draw.getrandbits(32), SPREAD, shift)
+        for p, shift in zip((first, *others), SHIFTS, strict=True)
     ]
 
 
@@ -42,7 +45,10 @@ def _mean_cases(draw: Random) -> list[Case]:
         shape(draw.randint(17, 90), draw.randint(70, 300), draw.choice((24, 40, 64)), dtype)
         for dtype in ("float32", "float16", "float16")
     ]
-    return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), 3.0) for p in (first, *others)]
+    return [
+        Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), 3.0, shift)
+        for p, shift in zip((first, *others), SHIFTS, strict=True)
+    ]
 
 
 def softmax(x: Array) -> Array:

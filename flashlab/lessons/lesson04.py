@@ -7,7 +7,7 @@ from random import Random
 
 from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
 from flashlab.lessons.lesson00 import tiles
-from flashlab.lessons.lesson01 import attention_cases
+from flashlab.lessons.lesson01 import LEVELS, attention_cases
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Problem, Tile, count
 from simulator.config import padded
@@ -17,19 +17,26 @@ WARPS = 4
 
 def _full_cases(draw: Random) -> list[Case]:
     """No mask: every tile is visited."""
-    return [Case(c.problem.replace(causal=False), c.tile, c.seed) for c in attention_cases(draw)]
+    return [replace(c, problem=c.problem.replace(causal=False)) for c in attention_cases(draw)]
 
 
 def _causal_cases(draw: Random) -> list[Case]:
-    """More keys than queries, as many, and fewer: then the first queries see no key at all."""
+    """More keys than queries, as many, and fewer: then the first queries see no key at all.
+
+    In one case the last row tile reaches past the last query by more than a tile of keys: there it tells whether
+    `visible` knows where the queries end.
+    """
     first = Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16", causal=True)
-    n = draw.randint(60, 150)
+    n, ragged = draw.randint(60, 150), 64 * draw.randint(1, 2) + draw.randint(1, 16)
     others = [
-        first.replace(len_q=n, len_kv=n + draw.randint(1, 60), head_dim=40),
-        first.replace(len_q=n, len_kv=n - draw.randint(1, 40), dtype="float32"),
-        first.replace(len_q=draw.randint(100, 200)),
+        (first.replace(len_q=ragged, len_kv=ragged + draw.randint(1, 60), head_dim=40), Tile(64, 16)),
+        (first.replace(len_q=n, len_kv=n - draw.randint(1, 40), dtype="float32"), tiles(draw)),
+        (first.replace(len_q=draw.randint(100, 200)), tiles(draw)),
     ]
-    return [Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32)) for p in (first, *others)]
+    return [
+        Case(problem, tile, draw.getrandbits(32), level=level)
+        for (problem, tile), level in zip([(first, Tile(64, 64)), *others], LEVELS, strict=True)
+    ]
 
 
 def _budget(problem: Problem, tile: Tile) -> Budget:
@@ -120,6 +127,8 @@ LENGTH, DIM, EDGE = 4096, 64, 64
 HEADS, ROWS = 8, 128
 _P = Problem(batch=1, heads=1, len_q=LENGTH, head_dim=DIM, dtype="float16")
 _T = LENGTH // EDGE
+_FEW = 8
+"""Rows of tiles of prediction 04.2: so few that a forgotten diagonal is no rounding."""
 
 
 def _moves() -> dict[str, int]:
@@ -128,8 +137,9 @@ def _moves() -> dict[str, int]:
 
 
 def _visited() -> dict[str, int]:
-    full, causal = (count("flash2", _P.replace(causal=c), tile=(EDGE, EDGE)).flops.matmul for c in (False, True))
-    return {"tiles": _T * _T * causal // full}
+    p = _P.replace(len_q=EDGE * _FEW)
+    full, causal = (count("flash2", p.replace(causal=c), tile=(EDGE, EDGE)).flops.matmul for c in (False, True))
+    return {"tiles": _FEW * _FEW * causal // full}
 
 
 PREDICTIONS = (
@@ -160,12 +170,14 @@ PREDICTIONS = (
         truth=_visited,
         slips=lambda: {
             "tiles": {
-                "no tile skipped": _T * _T,
-                "the diagonal only": _T,
-                "a quarter": _T * _T // 4,
+                "no tile skipped": _FEW * _FEW,
+                "half of them: but those on the diagonal are visited whole": _FEW * _FEW // 2,
+                "the diagonal left out: but half of each of its tiles is visible": _FEW * (_FEW - 1) // 2,
+                "the diagonal only": _FEW,
+                "a quarter": _FEW * _FEW // 4,
             }
         },
-        because="A triangle with its diagonal: T(T + 1)/2 of T² tiles, here 2,080 of 4,096. On the diagonal half of each tile is "
+        because="A triangle with its diagonal: T(T + 1)/2 of T² tiles, here 36 of 64. On the diagonal half of each tile is "
         "hidden, and computed all the same.",
     ),
     Prediction(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashlab.emulator import Empty
-from flashlab.lessons.exercise import Truth, attention_truth_with_lse
+from flashlab.lessons.exercise import Level, Truth, attention_truth_with_lse, levelled
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
 from simulator import Problem, Tile, count, random_inputs
@@ -77,9 +77,10 @@ def _row_softmax(draw: Random) -> list[Launch]:
 
 
 def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
-    def launch(heads: int, len_q: int, len_kv: int) -> Launch:
+    def launch(heads: int, len_q: int, len_kv: int, level: Level) -> Launch:
         problem = Problem(batch=1, heads=heads, len_q=len_q, len_kv=len_kv, head_dim=D, dtype="float32")
         q, k, v = random_inputs(problem, draw.getrandbits(32))
+        q, k = levelled(q, k, problem.scale, level) if any(level) else (q, k)
         truth = attention_truth_with_lse(problem, q, k, v)
         assert truth.lse is not None and truth.lse_tolerance is not None
         lse = Truth(truth.lse[0], truth.lse_tolerance[0] if truth.lse_tolerance.ndim == 3 else truth.lse_tolerance)
@@ -99,7 +100,7 @@ def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
         for name in ("v", "out") if lse_only else ():
             del arguments[name], budget[name]
         return Launch(
-            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D})",
+            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D}), scores around {level[0]:g}",
             arguments=arguments,
             grid=(-(-len_q // BR), heads),
             block=(BR,),
@@ -108,8 +109,8 @@ def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
             budget=budget,
         )
 
-    ragged = launch(2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31))
-    return [launch(1, 64, 64), ragged, launch(1, draw.randint(20, 60), draw.randint(3, 31))]
+    ragged = launch(2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31), (-300, -300))
+    return [launch(1, 64, 64, (0, 0)), ragged, launch(1, draw.randint(20, 60), draw.randint(3, 31), (300, -300))]
 
 
 EXERCISES = (

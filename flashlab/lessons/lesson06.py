@@ -55,6 +55,7 @@ def _column_sums(draw: Random) -> list[Launch]:
             tile=1,
             truth={"y": sums(wide.sum(0), np.abs(wide).sum(0), rows)},
             budget={"x": (x.nbytes, 0), "y": (0, 512)},
+            overlapped={"tile": 128 * 4 * 8 * max(0, rows // 8 - 1)},  # beside the copy of each next tile that is whole
         )
 
     return [launch(40), launch(8 * draw.randint(3, 9) + draw.randint(1, 7)), launch(draw.randint(1, 7))]
@@ -119,7 +120,11 @@ EXERCISES = (
             "it; and one after "
             "the sum, before anybody copies into that place again.",
         ),
-        slips={"x": "Each tile is copied once.", "y": "Each thread writes its sum once."},
+        slips={
+            "x": "Each tile is copied once.",
+            "y": "Each thread writes its sum once.",
+            "overlap": "Begin to load tile j + 1 before tile j is summed, and wait for tile j alone: one group may be on its way.",
+        },
         afterwards="Next: find the three lines in flash2.cu, and the barrier that it does without.",
     ),
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
+from flashlab.lessons.lesson01 import LEVELS
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Device, Problem, Tile, count
 from simulator.problem import round_up
@@ -39,13 +40,17 @@ def _rung_cases(draw: Random) -> list[Case]:
             p,
             Tile(128, 64) if p is first else Tile(draw.choice((128, 192)), draw.choice((32, 64, 80))),
             draw.getrandbits(32),
+            level=(level[1], level[0]),  # tiles are walked from the last to the first
         )
-        for p in (first, *others)
+        for p, level in zip((first, *others), LEVELS, strict=True)
     ]
 
 
 def _ring_cases(draw: Random) -> list[Case]:
-    """Head dims whose tiles differ, one not a multiple of a box, and a device with less SRAM."""
+    """Head dims whose tiles differ, and devices: each condition of the task decides somewhere.
+
+    At head dim 64 an H100 has room for more than 256 rows, and a T4 for 16 more if there were no mbarriers.
+    """
 
     def case(device: str, length: int, dim: int) -> Case:
         problem = Problem(batch=1, heads=1, len_q=length, head_dim=dim, dtype="float16")
@@ -55,9 +60,10 @@ def _ring_cases(draw: Random) -> list[Case]:
 
     return [
         case("h100", 960, 128),
+        case("h100", draw.randint(400, 900), draw.choice((40, 64))),
+        case("t4", draw.randint(200, 400), draw.choice((40, 64))),
         case("h100", draw.randint(400, 900), draw.choice((72, 104))),
-        case("h100", draw.randint(500, 900), 256),
-        case("a100", draw.randint(300, 700), draw.choice((128, 192))),
+        case(draw.choice(("h100", "a100")), draw.randint(300, 700), draw.choice((192, 256))),
     ]
 
 

@@ -16,9 +16,12 @@ HEADLINES = {
     "numbers": "Wrong numbers",
     "bytes": "Right numbers, wrong bytes",
     "arithmetic": "Right numbers, but computed elsewhere",
+    "unrounded": "Right numbers, but no tensor core multiplies that",
+    "repeated": "Right numbers, but each warp does all the work",
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",
     "conflicts": "Right bytes, bank conflicts",
+    "overlap": "Right bytes, but nothing overlaps",
     "misuse": "Misuse of the machine",
     "compile error": "Compile error",
     "missing kernel": "Missing kernel",
@@ -60,9 +63,7 @@ class Line:
         if self.equal:
             return "equal"
         if self.moved < self.budget:
-            return (
-                "too few" if (self.way, self.level) != ("read", "HBM") else "too few: it used data that it never loaded"
-            )
+            return "too few: part of what this takes was never loaded" if self.way == "read" else "too few"
         ratio = f", {self.moved / self.budget:.3g} times the budget" if self.budget else ""
         return f"too many{ratio}"
 
@@ -81,7 +82,8 @@ class Verdict:
     """The result of `fl.check`; it shows itself, and never raises.
 
     `kind` is one of `HEADLINES`, `message` says what is wrong and where, `budget` has the bytes tensor by tensor.
-    `place` is the first wrong tile, `trace` that of its head.
+    `place` is the first wrong tile, `trace` that of its head. `tutor` says where the program first differs from the
+    solution, whose trace is `due`: in the step named `step`, which is number `at` of the trace.
 
     >>> Verdict("00.1", "crash", "ZeroDivisionError: division by zero, in line 3")
     00.1  Crash: ZeroDivisionError: division by zero, in line 3
@@ -98,7 +100,11 @@ class Verdict:
     place: Place = Place()
     findings: tuple[str, ...] = ()
     """Of a CUDA file: what else the emulator found, each in a line."""
+    tutor: str = ""
+    step: str = ""
+    at: int = 0
     trace: Trace | None = field(default=None, repr=False)
+    due: Trace | None = field(default=None, repr=False)
 
     @property
     def passed(self) -> bool:
@@ -110,6 +116,8 @@ class Verdict:
 
     def __repr__(self) -> str:
         parts = [f"{self.exercise}  {self.headline}{': ' + self.message if self.message else ''}"]
+        if self.tutor:
+            parts.append(f"      first difference from the solution: {self.tutor}")
         if self.budget:
             parts.append(f"      bytes for {self.problem}:")
             parts += [
@@ -137,17 +145,23 @@ class Verdict:
         parts += [f"<p>{escape(text)}</p>" for text in (*self.findings, self.sram, self.afterwards) if text]
         if self.printed:
             parts.append(f"<details><summary>It printed</summary><pre>{escape(self.printed)}</pre></details>")
+        if self.tutor:
+            parts.insert(1, f"<p>First difference from the solution: {escape(self.tutor)}</p>")
         if self.trace is not None and self.trace.events:  # a program that launches nothing has no step to show
-            parts.append(f"<p>Your program, where that tile is stored:</p>{self._player()}")
+            parts.append(self._player())
         return "".join(parts)
 
     def _player(self) -> str:
-        """The player on the learner's own trace, at the last step of the block that the wrong tile is of."""
+        """The player on the learner's own trace: beside the solution's where they first differ, else where the tile is stored."""
         assert self.trace is not None
+        player = import_module("flashlab").player
+        if self.due is not None:
+            where = "<p>Your program, and the solution beside it, at the first step that differs:</p>"
+            return where + player(self.trace, self.due, step=max(1, self.at)).frame()
         i, j = self.place.row_tile, self.place.col_tile
         blocks = [event.block for event in self.trace.events]
         steps = [n for n, block in enumerate(blocks, 1) if block in ((i, j), (i, 0))] or [len(blocks)]
-        return import_module("flashlab").player(self.trace, step=steps[-1]).frame()
+        return f"<p>Your program, where that tile is stored:</p>{player(self.trace, step=steps[-1]).frame()}"
 
 
 def _number(n: int) -> str:

@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import cast
+
+import numpy as np
 
 import simulator.machine
-from simulator import Block, HbmTensor, Machine
-from simulator.block import Rows
-from simulator.dtypes import Array
+from simulator import Block, HbmTensor, Machine, Registers, SramTile, UsageError
+from simulator.block import Rows, Split
+from simulator.dtypes import Array, round_to
 from simulator.problem import Walk
 
 _SIMULATOR = Path(simulator.machine.__file__).parent
@@ -29,9 +32,45 @@ class Shortcut(RuntimeError):
 
 
 class WatchedBlock(Block):
-    """A block that refuses tiles beyond a tensor's end. A ragged last tile is no such thing: it starts inside."""
+    """A block that refuses tiles beyond a tensor's end, and notes products that no tensor core does so.
 
-    def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: int, cols: int, way: str) -> tuple[int, int, int]:
+    A ragged last tile is not beyond the end: it starts inside.
+    """
+
+    def matmul(
+        self,
+        a: SramTile | Registers,
+        b: SramTile,
+        *,
+        split: tuple[Split, Split],
+        acc: Registers | None = None,
+        scale: float = 1.0,
+    ) -> Registers:
+        product = super().matmul(a, b, split=split, acc=acc, scale=scale)
+        where = f'in step "{self._step}", line {sys._getframe(1).f_lineno}'  # pyright: ignore[reportPrivateUsage]
+        remarks, dtype = cast(WatchedMachine, self._m).remarks, self._m.problem.dtype
+        if tuple(split) == ("none", "none") and self.warps > 1:
+            remarks.setdefault(
+                "repeated",
+                f'block.matmul {where}: with split=("none", "none") each of the {self.warps} warps computes the whole '
+                'product; ("rows", "none") shares out the rows of the first operand',
+            )
+        if isinstance(a, Registers) and not _rounded(a.array, dtype):
+            remarks.setdefault(
+                "unrounded",
+                f"block.matmul {where}: the tensor cores multiply {dtype}, and the first operand is not rounded to it: "
+                ".round(problem.dtype)",
+            )
+        return product
+
+    def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
+        super().store(tensor, x, i, rows, j, cols)
+        if note := getattr(self._m.recorder, "store", None):  # the tutor's
+            note(tensor.name, np.broadcast_to(x.array, (*x.array.shape[:-2], x.rows, x.array.shape[-1]))[0, 0, 0, 0])
+
+    def _extent(self, tensor: HbmTensor, i: Rows, rows: int, j: Rows, cols: int, way: str) -> tuple[int, int, int]:
+        if isinstance(j, np.ndarray):
+            raise UsageError("column tile", j, "a number: block.i counts tiles of rows, block.j tiles of columns")
         low, high = (int(i), int(i)) if isinstance(i, int) or not i.shape else (int(i[0]), int(i[-1]))
         for index, size, length, axis in (
             (low, rows, tensor.rows, "row"),
@@ -53,8 +92,22 @@ def _for_the_machine_alone() -> None:
         raise Shortcut("it reached into HBM: values come through block.load and block.fetch, which count them")
 
 
+def _rounded(x: Array, dtype: str) -> bool:
+    return np.array_equal(round_to(x, dtype), x, equal_nan=True)
+
+
 class WatchedMachine(Machine):
     """A machine whose HBM only its own blocks reach, and on which no program of the library runs."""
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """What is wrong with a program beside its numbers and bytes: a kind of verdict, and the first such place in words."""
+        return self.__dict__.setdefault("_remarks", {})
+
+    @property
+    def stored(self) -> dict[str, Array]:
+        """Which elements of an output's heads, `(rows, cols)`, the program has stored."""
+        return self.__dict__.setdefault("_stored", {})
 
     @property
     def values(self) -> dict[str, Array]:
@@ -72,6 +125,8 @@ class WatchedMachine(Machine):
 
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
         _for_the_machine_alone()
+        stored = self.stored.setdefault(tensor.name, np.zeros((tensor.rows, tensor.cols), bool))
+        stored[first:last, start:stop] = True
         super().write(tensor, first, last, start, stop, x)
 
     def launch(

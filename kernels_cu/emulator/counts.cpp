@@ -163,6 +163,7 @@ void Ledger::add(const char* step, const char* tensor, Space space, Op op, const
   Moved& row = rows[{step, tensor, space, op}];
   row.instructions += moved.instructions;
   row.bytes += moved.bytes;
+  row.overlapped += moved.overlapped;
   row.sectors += moved.sectors;
   row.wavefronts += moved.wavefronts;
   row.ideal += moved.ideal;
@@ -178,6 +179,7 @@ void Ledger::account(const WarpInstruction& x) {
     Moved moved;
     moved.instructions = first;
     moved.bytes = x.op == Op::red || x.op == Op::atom ? std::uint64_t{lanes} * x.bytes : distinct(x, 1, tensor);
+    if (x.overlapped) moved.overlapped = moved.bytes;
     if (x.space == Space::hbm) {
       moved.sectors = sectors(x, tensor);
     } else if (first) {
@@ -204,6 +206,7 @@ void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigne
   WarpInstruction& x = list[occurrence];
   if (!x.mask) x.op = op, x.space = space, x.step = lane.step, x.place = place, x.bytes = bytes;
   x.mask |= 1u << lane.lane;
+  x.overlapped |= !lane.copies.empty();
   x.address[lane.lane] = address;
   x.partner[lane.lane] = partner;
   x.tensor[lane.lane] = tensor;

@@ -6,6 +6,7 @@
 // counters:
 //   bytes        distinct bytes of the warp instruction; for atomics, the bytes of every lane
 //   sectors      32-byte pieces of HBM that it touches
+//   overlapped   those bytes, if a copy (cp.async) of an asking lane was on its way
 //   wavefronts   passes over the 32 banks of SRAM that it takes; `ideal` is without bank conflicts
 // The rules for sectors and wavefronts were measured. They are in counts.cpp.
 #pragma once
@@ -32,13 +33,14 @@ struct WarpInstruction {
   const char* step;
   Place place;
   unsigned mask = 0, bytes = 0;  // the lanes that take part, and the bytes per lane
+  bool overlapped = false;       // a copy of one of these lanes is on its way
   std::uint64_t address[32];
   std::uint64_t partner[32];  // for copies, the address in the other memory
   const char* tensor[32];
 };
 
 struct Moved {
-  std::uint64_t instructions = 0, bytes = 0, sectors = 0, wavefronts = 0, ideal = 0;
+  std::uint64_t instructions = 0, bytes = 0, overlapped = 0, sectors = 0, wavefronts = 0, ideal = 0;
 };
 
 // What was moved, by step, tensor, space and instruction. The strings live as long as the kernel's library.

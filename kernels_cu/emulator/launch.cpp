@@ -132,6 +132,7 @@ std::string report(const Findings& findings, const Findings& notes, const Ledger
     out.field("op", OPS[static_cast<int>(op)]);
     out.field("instructions", row.second.instructions);
     out.field("bytes", row.second.bytes);
+    out.field("overlapped", row.second.overlapped);
     out.field("sectors", row.second.sectors);
     out.field("wavefronts", row.second.wavefronts);
     out.field("ideal", row.second.ideal);

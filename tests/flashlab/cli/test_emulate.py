@@ -79,9 +79,19 @@ def test_an_algorithm_as_json() -> None:
         "unfinished",
     }
     row = launch["moved"][0]
-    assert {"step", "tensor", "space", "op", "instructions", "bytes", "sectors", "wavefronts", "ideal", "what"} == set(
-        row
-    )
+    assert {
+        "step",
+        "tensor",
+        "space",
+        "op",
+        "instructions",
+        "bytes",
+        "overlapped",
+        "sectors",
+        "wavefronts",
+        "ideal",
+        "what",
+    } == set(row)
     assert (
         sum(row["bytes"] for row in launch["moved"] if row["what"] == "hbm.read" and row["tensor"] == "q")
         == 2 * 20 * 128

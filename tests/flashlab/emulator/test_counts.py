@@ -84,3 +84,33 @@ def test_a_tile_read_by_rows_and_columns() -> None:
         assert row.wavefronts == row.ideal == row.instructions
         assert rows[name, "st"].bytes == warps * steps * 128
     assert rows["a", "ld"].bytes == rows["b", "ld"].bytes == warps * steps * 128
+
+
+OVERLAP = """
+#define FL_DTYPE 0
+#include "memory.cuh"
+__global__ void overlap(const float* x, float* y) {
+  __shared__ __align__(128) float tile[2][128];
+  const int t = threadIdx.x;
+  for (int n = 0; n < 2; ++n) {
+    if (t < 32) copy_async(static_cast<unsigned>(__cvta_generic_to_shared(&tile[n][4 * t])), x + 128 * n + 4 * t, 16);
+    copy_commit();
+  }
+  copy_wait<PENDING>();
+  barrier();
+  y[t] = tile[0][t];
+  copy_wait<0>();
+  barrier();
+}
+"""
+
+
+@pytest.mark.parametrize(("pending", "overlapped"), [(1, 128), (0, 0)])
+def test_reads_beside_a_copy_on_its_way_are_counted(tmp_path: Path, pending: int, overlapped: int) -> None:
+    file = tmp_path / "overlap.cu"
+    file.write_text(OVERLAP.replace("PENDING", str(pending)), encoding="utf-8")
+    arguments = {"x": np.zeros(256, np.float32), "y": fl.Empty((128,))}
+    ran = fl.emulate_file(file, arguments, kernel="overlap", grid=1, block=128)
+    assert ran.complaints() == []
+    (row,) = (row for row in ran.launched.moved if (row.tensor, row.what) == ("tile", "sram.read"))
+    assert (row.bytes, row.overlapped) == (512, overlapped)  # only the first warp copies

@@ -2,10 +2,12 @@
 """What learners get wrong: each solution with one thought in it changed, and what the check has to say about it.
 
 A row is an exercise, a name, what the line was, what it becomes, the kind of verdict, and what its message must match.
+The first of each exercise runs in each `make test`: the one that is the hardest to catch.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -16,6 +18,21 @@ class Misconception(NamedTuple):
     becomes: str
     kind: str
     says: str
+
+
+def steps_of(marked: str, was: str) -> set[str]:
+    """The steps in which a change of a program may first show: that of the changed line, in a program's text.
+
+    A line before the first step shows in the launch or in the first step, and the head of a loop in the loop's first step.
+    """
+    start = marked.index('"""', marked.index('"""') + 3)  # behind the docstring
+    at = marked.index(was, start)
+    at += len(was) - len(was.lstrip())
+    before, after = (re.findall(r'block\.step\("(\w+)"\)', text) for text in (marked[:at], marked[at:]))
+    if not before:
+        return {"launch", after[0]}
+    line = marked[marked.rindex("\n", 0, at) + 1 :].lstrip()
+    return {before[-1], after[0]} if line.startswith("for ") else {before[-1]}
 
 
 def _row(exercise: str, name: str, was: str, becomes: str, kind: str, says: str) -> Misconception:
@@ -29,17 +46,24 @@ MISCONCEPTIONS = [
     _row("00.1", "tile-counted-from-one", "fetch(k, block.i,", "fetch(k, block.i + 1,", "out of bounds", "k: row tile 4 of 64 is read"),
     _row("00.1", "fetches-an-operand-twice", "y = block.fetch(k, block.i, tile.rows)",
          "y = block.fetch(k, block.i, tile.rows); y = block.fetch(k, block.i, tile.rows)", "bytes", "k read.*2 times the budget"),
+    _row("00.1", "subtracts", "x + y", "x - y", "numbers", "row tile 0"),
+    _row("00.1", "stores-one-operand", "store(out, x + y,", "store(out, x,", "numbers", "row tile 0"),
+    _row("00.2", "no-epsilon", "variance + 1e-5", "variance + 0.0", "numbers", "row tile 0"),
     _row("00.2", "variance-without-the-mean", "(centred * centred).sum()", "(x * x).sum()", "numbers", "row tile 0"),
     _row("00.2", "divides-by-the-variance", "block.elementwise(np.sqrt, variance + 1e-5)", "(variance + 1e-5)", "numbers", "row tile 0"),
     _row("00.2", "divides-by-the-tile's-width", "x.sum() / q.cols", "x.sum() / tile.cols", "numbers", "worst element"),
     _row("00.2", "reads-the-row-for-every-statistic", "variance = (",
          "centred = block.fetch(q, block.i, tile.rows) - mean; variance = (", "bytes", "q read.*too many, 2 times the budget"),
+    _row("00.2", "divides-by-one-less", "centred).sum() / q.cols", "centred).sum() / (q.cols - 1)", "numbers", "row tile 0"),
+    _row("00.2", "forgets-the-mean", "y = centred /", "y = x /", "numbers", "row tile 0"),
     _row("00.3", "no-sum", " + block.fetch(k, block.i, tile.rows)", "", "numbers", "row tile 0"),
     _row("00.3", "keeps-the-sum-in-memory", 'block.step("normalize")',
          'block.store(out, x, block.i, tile.rows); x = block.fetch(out, block.i, tile.rows); block.step("normalize")',
          "bytes", "out read.*the budget is 0"),
     _row("00.3", "gelu-with-the-wrong-sign", "-1.702", "1.702", "numbers", "row tile 0"),
     _row("00.3", "exp-by-numpy", "block.exp(x * -1.702)", "block.elementwise(np.exp, x * -1.702)", "arithmetic", "block.exp computed 0"),
+    _row("00.3", "gelu-of-the-sum", "(block.exp(x * -1.702) + 1.0)", "(block.exp(x * -1.0) + 1.0)", "numbers", "row tile 0"),
+    _row("00.3", "sigmoid-only", "x = x / (block.exp", "x = 1.0 / (block.exp", "numbers", "row tile 0"),
     _row("00.4", "keeps-the-last-step-only", ", acc=acc)", ")", "numbers", "row tile 0, column tile 0"),
     _row("00.4", "stores-at-every-step", "acc=acc)  # solution\n        block.step(\"store\")\n        block",
          "acc=acc)\n            block", "bytes", "out written.*4 times the budget"),
@@ -47,49 +71,81 @@ MISCONCEPTIONS = [
          "block.load(v, block.j, 32, step, tile.cols)", "out of bounds", "v: column tile 2 of 64 is read"),
     _row("00.4", "every-block-the-first-column", "block.load(v, step, 32, block.j, tile.cols)",
          "block.load(v, step, 32, 0, tile.cols)", "numbers", "row tile 0, column tile 1"),
+    _row("00.4", "q-at-the-first-step-only", "block.load(q, block.i, tile.rows, step, 32)", "block.load(q, block.i, tile.rows, 0, 32)", "numbers", "row tile 0, column tile 0"),
+    _row("00.4", "steps-rounded-down", "range(-(-q.cols // 32))", "range(q.cols // 32)", "numbers", "row tile 0, column tile 0"),
+    _row("01.1", "forgets-the-transpose", "k_j.T", "k_j", "crash", r"is a \.T missing\?.*in line"),
     _row("01.1", "forgets-the-scale", ", scale=problem.scale", "", "numbers", "the whole tile is 8 times what it should be"),
-    _row("01.1", "forgets-the-transpose", "k_j.T", "k_j", "numbers", "row tile 0, column tile 0"),
     _row("01.1", "every-block-the-first-keys", "block.load(k, block.j,", "block.load(k, 0,", "numbers", "column tile 1"),
     _row("01.1", "row-and-column-tile-mixed-up", "block.load(k, block.j,", "block.load(k, block.i,", "numbers", "column tile 1"),
+    _row("01.1", "scale-squared", "scale=problem.scale", "scale=problem.scale**2", "numbers", "the whole tile is 0.125 times"),
+    _row("01.1", "stores-at-the-mirrored-place", "s, block.i, tile.rows, block.j, tile.cols", "s, block.j, tile.rows, block.i, tile.cols", "crash", "column tile = .*block.j tiles of columns, in line"),
+    _row("01.2", "no-maximum", "x - x.max().finite()", "x", "numbers", "row tile 0"),
     _row("01.2", "divides-by-the-number-of-rows", "e / e.sum().nonzero()", "e / (e.sum().nonzero() * 0 + float(tile.rows))", "numbers", "row tile 0"),
     _row("01.2", "reads-s-for-each-pass", "e = block.exp(x", 'x = block.fetch(s, block.i, tile.rows, fill=float("-inf")); e = block.exp(x',
          "bytes", "s read.*2 times the budget"),
     _row("01.2", "v-of-the-row-tile", "block.load(v, j, tile.cols)", "block.load(v, 0, tile.cols)", "numbers", "row tile 0"),
     _row("01.2", "no-softmax-at-all", "block.store(p, e / e.sum().nonzero(),", "block.store(p, e,", "numbers", "row tile 0"),
+    _row("01.2", "maximum-of-at-least-0", "x.max().finite()", "block.maximum(x.max(), 0.0)", "numbers", "row tile 0"),
+    _row("01.2", "an-empty-row-is-nan", "x.max().finite()", "x.max()", "numbers", "row tile 0"),
+    _row("01.3", "p-is-not-rounded", "(e / e.sum().nonzero()).round(problem.dtype)", "e / e.sum().nonzero()", "unrounded", 'step "output".*round'),
     _row("01.3", "strip-of-one-tile-only", "block.load(k, 0, keys)", "block.load(k, 0, tile.cols)", "crash", "in line"),
     _row("01.3", "forgets-the-mask", "        s = block.mask(s, block.i, 0)  # solution\n", "", "numbers", "row tile 0.*causal"),
     _row("01.3", "forgets-to-divide", "(e / e.sum().nonzero())", "e", "numbers", "row tile 0"),
     _row("01.3", "s-by-way-of-memory", 'block.step("softmax")',
          'w = m.workspace("s", keys); block.store(w, s, block.i, tile.rows); s = block.fetch(w, block.i, tile.rows, fill=float("-inf"))',
          "bytes", "s read.*the budget is 0"),
+    _row("01.3", "no-maximum", "s - s.max().finite()", "s", "numbers", "row tile 0"),
+    _row("01.3", "maximum-of-at-least-0", "s.max().finite()", "block.maximum(s.max(), 0.0)", "numbers", "row tile 0"),
+    _row("01.3", "every-warp-does-all", 'v_all, split=("rows", "none")', 'v_all, split=("none", "none")', "repeated", 'step "output".*each of the 4 warps'),
+    _row("02.1", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("02.1", "no-maximum", "top = block.maximum(top, x.max())", "top = top.finite()", "numbers", "row tile 0"),
     _row("02.1", "maximum-of-the-last-tile", "block.maximum(top, x.max())", "x.max()", "numbers", "row tile"),
     _row("02.1", "sum-of-the-last-tile", "total + block.exp(x - top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0, column tile"),
     _row("02.1", "every-tile-of-out-the-first", "block.i, tile.rows, c, tile.cols)  # solution", "block.i, tile.rows, 0, tile.cols)",
          "numbers", "row tile 0, column tile"),
+    _row("02.1", "never-divides", "block.exp(x - top) / total", "block.exp(x - top)", "numbers", "row tile 0"),
+    _row("02.2", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("02.2", "forgets-to-rescale", "total * block.exp(top - new_top)", "total", "numbers", "row tile 0"),
     _row("02.2", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0"),
     _row("02.2", "remembers-no-maximum", "            top = new_top  # solution\n", "", "numbers", "row tile 0"),
     _row("02.2", "three-passes-after-all", "total = total", "x = block.fetch(q, block.i, tile.rows, c, tile.cols); total = total",
          "bytes", "q read.*1.5 times the budget"),
+    _row("02.2", "rescales-the-new-part-too", "total * block.exp(top - new_top) + block.exp(x - new_top).sum()",
+         "(total + block.exp(x - new_top).sum()) * block.exp(top - new_top)", "numbers", "row tile 0"),
+    _row("02.2", "new-part-under-the-old-maximum", "block.exp(x - new_top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0"),
     _row("02.3", "rescales-the-sum-only", "            acc = acc * alpha  # solution\n", "", "numbers", "row tile 0"),
     _row("02.3", "rescales-the-output-only", "total * alpha + e.sum()", "total + e.sum()", "numbers", "row tile 0"),
     _row("02.3", "divides-at-every-tile", "            # add e @ v_j to acc", "            e = e / total\n            # add", "numbers", "row tile 0"),
     _row("02.3", "never-divides", "acc / total", "acc", "numbers", "row tile 0"),
+    _row("02.3", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
+    _row("02.3", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0"),
+    _row("02.3", "e-is-not-rounded", "e.round(problem.dtype)", "e", "unrounded", 'step "output".*round'),
+    _row("02.3", "loses-what-was-summed", "v_j, split=(\"rows\", \"none\"), acc=acc)", "v_j, split=(\"rows\", \"none\"))", "numbers", "row tile 0"),
+    _row("03.1", "p-is-not-rounded", "                p = p.round(problem.dtype)  # solution\n", "", "unrounded", 'step "update".*round'),
     _row("03.1", "o-taken-as-undivided", "o_i * (l_i * alpha)", "o_i * alpha", "numbers", "row tile 0"),
     _row("03.1", "keeps-the-old-sum", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
     _row("03.1", "forgets-to-divide-again", "o_i / l_new.nonzero()", "o_i * 1.0", "numbers", "row tile 0"),
     _row("03.1", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile 0"),
+    _row("03.1", "rescales-upside-down", "block.exp(m_i - m_new.finite())", "block.exp(m_new.finite() - m_i)", "numbers", "row tile 0"),
+    _row("03.1", "an-empty-row-is-nan", "block.exp(s - m_new.finite())", "block.exp(s - m_new)", "numbers", "row tile 0"),
+    _row("03.1", "divides-an-empty-row-by-0", "l_new.nonzero()", "l_new", "numbers", "row tile 0"),
+    _row("03.2", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("03.2", "k-and-v-inside", "# line 8: Q", "k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)  # line 8: Q",
          "bytes", "k read.*too many, 3 times the budget"),
     _row("03.2", "nothing-initialised", "            block.store(o, block.full(tile.rows, v.cols, 0.0), i, tile.rows)  # solution\n", "",
-         "numbers", "row tile 0.*never written, or is NaN"),
+         "numbers", "row tile 0.*NaN throughout"),
     _row("03.2", "out-at-every-round", "block.store(out if j == last else o,", "block.store(out,", "numbers", "row tile 0"),
     _row("03.2", "forgets-to-store-m", "                block.store(top, m_new, i, tile.rows)  # solution\n", "", "numbers", "row tile 0"),
+    _row("03.2", "p-is-not-rounded", "                p = p.round(problem.dtype)  # solution\n", "", "unrounded", 'step "update".*round'),
+    _row("03.2", "forgets-to-store-l", "                block.store(l, l_new, i, tile.rows)  # solution\n", "", "numbers", "row tile 0"),
+    _row("03.2", "forgets-the-mask", "                s = block.mask(s, i, j)  # solution\n", "", "numbers", "row tile"),
     _row("03.3", "m-in-bytes", "device.sram_per_block // problem.itemsize", "device.sram_per_block", "sram", "bytes of SRAM per block"),
     _row("03.3", "one-tile-instead-of-four", "(4 * problem.head_dim)", "problem.head_dim", "sram", "bytes of SRAM per block"),
     _row("03.3", "twice-as-careful", "(4 * problem.head_dim)", "(8 * problem.head_dim)", "bytes", "q read.*times the budget"),
     _row("03.3", "rows-and-columns-mixed-up", "fl.Tile(rows, cols)", "fl.Tile(cols, rows)", "bytes", "q read.*times the budget"),
+    _row("03.3", "m-in-float32-always", "// problem.itemsize", "// 4", "bytes", "q read.*times the budget"),
+    _row("03.3", "rows-are-not-capped", "min(cols, problem.head_dim) // 16 * 16", "cols", "arithmetic", "block.matmul did .*FLOPs"),
+    _row("04.1", "maximum-starts-at-0", 'm_i, l_i = block.full(tile.rows, 1, float("-inf"))', "m_i, l_i = block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("04.1", "q-at-every-tile", "k_j = block.load(k,", "q_i = block.load(q, block.i, tile.rows); k_j = block.load(k,",
          "bytes", "q read.*too many, 3 times the budget"),
     _row("04.1", "divides-at-every-tile", "acc = acc * alpha", "acc = acc * alpha / l_i.nonzero()", "numbers", "row tile 0"),
@@ -99,27 +155,43 @@ MISCONCEPTIONS = [
     _row("04.1", "o-by-way-of-memory", "block.store(out, acc / l_i.nonzero(), block.i, tile.rows)",
          "block.store(out, acc, block.i, tile.rows); x = block.fetch(out, block.i, tile.rows); block.store(out, acc / l_i.nonzero(), block.i, tile.rows)",
          "bytes", "out read.*the budget is 0"),
+    _row("04.1", "p-is-not-rounded", "p.round(problem.dtype)", "p", "unrounded", 'step "output".*round'),
+    _row("04.1", "rescales-the-sum-only", "            acc = acc * alpha  # solution\n", "", "numbers", "row tile 0"),
+    _row("04.1", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
+    _row("04.1", "lse-to-base-2", "m_i + block.log(l_i)", "m_i + block.log(l_i) / float(np.log(2))", "numbers", "lse, row tile 0"),
+    _row("04.1", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile 0"),
+    _row("04.2", "queries-without-an-end", "min((i + 1) * tile.rows, problem.len_q) - 1", "(i + 1) * tile.rows - 1", "out of bounds", "k: row tile"),
     _row("04.2", "skips-nothing", "range(max(0, last_key // tile.cols + 1))", "range(problem.key_tiles(tile))", "bytes", "k read.*too many"),
     _row("04.2", "skips-the-diagonal", "last_key // tile.cols + 1", "last_key // tile.cols", "numbers", "row tile 0"),
     _row("04.2", "top-left", "last_query + problem.len_kv - problem.len_q", "last_query", "numbers", "row tile"),
     _row("04.2", "counts-from-the-first-query", "min((i + 1) * tile.rows, problem.len_q) - 1", "i * tile.rows", "numbers", "row tile"),
+    _row("04.2", "a-tile-too-many", "last_key // tile.cols + 1", "last_key // tile.cols + 2", "out of bounds", "k: row tile 4 of 64 is read"),
+    _row("04.2", "keys-for-queries", "last_key // tile.cols + 1", "last_key // tile.rows + 1", "numbers", "row tile"),
+    _row("04.3", "every-warp-does-all", 'split=("rows", "none"), scale', 'split=("none", "none"), scale', "repeated", 'step "scores".*each of the 4 warps'),
     _row("04.3", "q-stays-in-sram", "block.to_registers(block.load(q, block.i, tile.rows))", "block.load(q, block.i, tile.rows)",
          "bytes", r"q read \(SRAM\).*2 times the budget"),
     _row("04.3", "split-k", 'split=("rows", "none"), scale', 'split=("none", "rows"), scale', "bytes", r"k read \(SRAM\).*too few"),
     _row("04.3", "registers-at-every-use", "k_j = block.load(k, j, tile.cols)",
          "k_j = block.load(k, j, tile.cols); q_i = block.to_registers(block.load(q, block.i, tile.rows))", "bytes", "q read: .*too many"),
+    _row("04.3", "every-warp-does-all-of-p-v", 'v_j, split=("rows", "none")', 'v_j, split=("none", "none")', "repeated", 'step "output".*each of the 4 warps'),
+    _row("04.3", "split-k-for-p-v", 'v_j, split=("rows", "none")', 'v_j, split=("cols", "rows")', "bytes", r"v read \(SRAM\).*too few"),
     _row("08.1", "rows-inside-only", "q, block.i, tile.rows, panel=64", "q, block.i, tile.rows", "bytes", "q read.*too few"),
     _row("08.1", "boxes-of-128-columns", "k, j, tile.cols, panel=64", "k, j, tile.cols, panel=128", "bytes", "k read.*too many, 2 times the budget"),
     _row("08.1", "each-warp-reads-all", "tile.rows // 64", "tile.rows // 16", "bytes", r"k read \(SRAM\).*too many, 4 times the budget"),
     _row("08.1", "one-warpgroup-for-all-rows", "warpgroups = tile.rows // 64", "warpgroups = 1", "bytes", r"k read \(SRAM\).*too few"),
     _row("08.1", "q-at-every-tile", "k_j = block.load(k,", "q_i = block.load(q, block.i, tile.rows, panel=64); k_j = block.load(k,",
          "bytes", "q read.*too many, 5 times the budget"),
+    _row("08.1", "v-rows-inside-only", "v, j, tile.cols, panel=64", "v, j, tile.cols", "bytes", "v read.*too few"),
+    _row("08.1", "forgets-the-mask", "            s = block.mask(s, block.i, j)  # solution\n", "", "numbers", "row tile 0"),
+    _row("08.1", "loses-what-was-summed", "v_j, split=split, acc=acc)", "v_j, split=split)", "numbers", "row tile 0"),
+    _row("08.2", "no-room-for-mbarriers", "device.sram_per_block - 128 -", "device.sram_per_block -", "sram", "bytes of SRAM per block"),
     _row("08.2", "one-stage", "(stages * 2 * row_bytes)", "(2 * row_bytes)", "sram", "bytes of SRAM per block"),
     _row("08.2", "k-without-v", "(stages * 2 * row_bytes)", "(stages * row_bytes)", "sram", "bytes of SRAM per block"),
     _row("08.2", "q-takes-no-room", " - rows * row_bytes", "", "sram", "bytes of SRAM per block"),
     _row("08.2", "elements-for-bytes", " * problem.itemsize", "", "sram", "bytes of SRAM per block"),
     _row("08.2", "columns-as-they-are", "-(-problem.head_dim // 64) * 64", "problem.head_dim", "sram", "bytes of SRAM per block"),
     _row("08.2", "a-stage-too-many", "(stages * 2 * row_bytes)", "(3 * 2 * row_bytes)", "bytes", "k read.*times the budget"),
+    _row("08.2", "a-box-of-any-height", "min(left // (stages * 2 * row_bytes) // 16 * 16, 256)", "left // (stages * 2 * row_bytes) // 16 * 16", "bytes", "k read.*times the budget"),
     _row("08.3", "drops-the-last-product", "        if p is not None:  # solution\n            v_j = block.load(v, block.walk[0]",
          "        if False:\n            v_j = block.load(v, block.walk[0]", "numbers", "row tile 0"),
     _row("08.3", "v-of-this-tile", "block.load(v, j + 1,", "block.load(v, j,", "numbers", "row tile 0"),
@@ -127,4 +199,7 @@ MISCONCEPTIONS = [
     _row("08.3", "v-with-k-as-well", "k_j = block.load(k,", "v_j = block.load(v, j, tile.cols, panel=64); k_j = block.load(k,",
          "bytes", "v read.*times the budget"),
     _row("08.3", "walks-forwards-all-the-same", "reversed(block.walk)", "block.walk", "out of bounds", "v: row tile"),
+    _row("08.3", "p-is-not-rounded", "p.round(problem.dtype)", "p", "unrounded", "round"),
+    _row("08.3", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile"),
+    _row("08.3", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
 ]  # fmt: skip

@@ -151,7 +151,7 @@ def mine(m, q, k, v, problem, tile):
         ("fl.naive(m.values['q'], m.values['k'], m.values['v'])", "short cut", "values come through block.load"),
         ("np.zeros((1, 2, 128, 64))", "short cut", "a NumPy array (1, 2, 128, 64)"),
         ("None", "short cut", "NoneType"),
-        ("m.output('out')", "numbers", "never written"),
+        ("m.output('out')", "numbers", "never stored"),
         ("q", "short cut", "HbmTensor"),
         ("fl.CATALOGUE['standard'].program(m, q, k, v, problem, tile)", "short cut", "library's own program standard"),
         ("fl.CATALOGUE['flash2'].program.body(m, q, k, v, problem, tile)", "short cut", "library's own program flash2"),
@@ -190,7 +190,27 @@ def test_data_that_was_never_loaded():
     verdict = fl.check(program_of(text, KNOWN=known), exercise="00.1")
     assert not verdict.passed
     assert any(line.tensor == "k" and line.verdict.startswith("too few") for line in verdict.budget)
-    assert "used data that it never loaded" in repr(verdict)
+    assert "part of what this takes was never loaded" in repr(verdict)
+
+
+def test_right_numbers_from_data_that_was_never_loaded():
+    """Only where the numbers are right is it a cheat; a program that skips tiles is told so, and no more."""
+    text = CELL.replace("block.fetch(k, block.i, tile.rows)", "taken(m, block)")
+    helper = "def taken(m, block):\n    x = m._given['k'].astype(np.float32)\n    n = -(-x.shape[2] // 64) * 64 - x.shape[2]\n"
+    helper += "    x = np.pad(x, ((0, 0), (0, 0), (0, n), (0, 0)))[:, :, None].reshape(1, 1, 1, -1, 64, 128)\n"
+    helper += "    return fl.Registers(block, 64, 128, x[:, :, :, block.i])\n"
+    verdict = fl.check(program_of(helper + text), exercise="00.1")
+    assert verdict.kind == "bytes", repr(verdict)
+    assert "and yet the numbers are right: it used data that it never loaded" in verdict.message
+    skipped = EXERCISES["04.2"].solution.replace("last_query + problem.len_kv - problem.len_q", "last_query - 64")
+    assert "used data that it never loaded" not in repr(fl.check(program_of(skipped), exercise="04.2"))
+
+
+def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
+    unstored = CELL.replace("block.store(out, x + y, block.i, tile.rows)", "x + y")
+    assert "it was never stored" in fl.check(program_of(unstored), exercise="00.1").message
+    nothing = CELL.replace("x + y", "(x - x) / (y - y)")
+    assert "it was stored, but it is NaN throughout" in fl.check(program_of(nothing), exercise="00.1").message
 
 
 @pytest.mark.parametrize("answer", ["flash2", fl.CATALOGUE["standard"].program, "softmax_online"])

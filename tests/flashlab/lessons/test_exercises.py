@@ -15,7 +15,8 @@ from flashlab.lessons.catalogue import EXERCISES
 from flashlab.lessons.child import run
 from flashlab.lessons.exercise import MARK
 from tests.flashlab.lessons.answers import program_of
-from tests.flashlab.lessons.misconceptions import MISCONCEPTIONS, Misconception
+from tests.flashlab.lessons.cuda_misconceptions import MISCONCEPTIONS as CUDA_MISCONCEPTIONS
+from tests.flashlab.lessons.misconceptions import MISCONCEPTIONS, Misconception, steps_of
 from tests.tiers import one_of_each
 
 
@@ -81,18 +82,25 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, monkeypatch: py
     verdict = fl.check(changed, exercise=wrong.exercise)
     assert verdict.kind == wrong.kind, repr(verdict)
     assert re.search(wrong.says, verdict.message), verdict.message
-    assert re.search(r"tile \d+|in line \d+|^\w+ (read|written)|block\.exp", verdict.message)  # tensor, tile or line
+    assert re.search(
+        r"tile \d+|line \d+|^\w+ (read|written)|block\.(exp|matmul)", verdict.message
+    )  # tensor, tile or line
+    if verdict.kind in checking.TUTORED and not EXERCISES[wrong.exercise].cases(Random(0))[0].own_tile:
+        assert verdict.step in steps_of(marked, wrong.was), verdict.tutor
+        assert verdict.due is not None and verdict.tutor in repr(verdict)
 
 
 def test_each_exercise_has_three_misconceptions_of_different_names():
     assert len({(m.exercise, m.name) for m in MISCONCEPTIONS}) == len(MISCONCEPTIONS)
     assert min(Counter(m.exercise for m in MISCONCEPTIONS)[name] for name in EXERCISES) >= 3
+    assert len(MISCONCEPTIONS) + len(CUDA_MISCONCEPTIONS) >= 120
 
 
 def test_wrong_numbers_come_with_the_trace_of_the_head_at_fault():
     wrong = program_of(EXERCISES["01.3"].solution.replace("(e / e.sum().nonzero())", "e"))
     verdict = fl.check(wrong, exercise="01.3")
-    assert verdict.trace is not None
+    assert verdict.trace is not None and verdict.due is not None
+    assert verdict.trace.events[verdict.at - 1].step == verdict.step == "softmax"
     assert verdict.trace.head == (verdict.place.batch, verdict.place.head)
     assert [event.step for event in verdict.trace.events][:2] == ["scores", "softmax"]
     assert np.isfinite(verdict.trace.events[0].values["s"]).all()
