@@ -21,7 +21,14 @@ author = "flashlab contributors"
 version = release = flashlab.__version__
 html_show_copyright = False
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxext.opengraph"]
+# a console's prompt and what it prints aren't copied
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div.highlight pre"
+ogp_site_name = "flashlab"
+ogp_social_cards = {"enable": False}  # drawn by a font that it fetches
+ogp_description_length = 160
 exclude_patterns = ["_static"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"

@@ -1,4 +1,4 @@
-"""Makes the site's generated pages: the lessons, with working players, and what was measured.
+"""Makes the site's generated pages: the lessons, with working players, what was measured, and the commands.
 
 docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons and measurements to docs/measured,
 which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and figures keep the tables
@@ -22,6 +22,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
+from docs._site import commands
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim
 from flashlab import Player
@@ -35,7 +36,7 @@ NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
 def write(docs: Path) -> None:
     """Make the pages in docs/lessons and docs/measured. Unchanged files are left alone; files of no page are
     removed."""
-    pages = {f"measured/{name}": text for name, text in measured()}
+    pages = {f"measured/{name}": text for name, text in measured()} | {"commands.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
     for name, text in pages.items():
