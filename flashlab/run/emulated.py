@@ -14,6 +14,7 @@ import kernels_cu
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
+from flashlab.files import path_of
 from flashlab.run import abi, arrays, host, nvrtc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
@@ -210,7 +211,7 @@ def emulate_problem(
     for launch, kernel in zip(counts.launches, row.launched(problem), strict=True):
         if not launch.blocks:
             continue
-        path = kernels_cu.source(kernel.source) if source is None else Path(source)
+        path = kernels_cu.source(kernel.source) if source is None else path_of("source", source)
         library = build(path, macros, arch=100 * major + 10 * minor, watch=watch or source is not None)
         boxes = {
             name: _tensor_map(arena, counts.tensors[name], problem, rows)

@@ -189,7 +189,7 @@ def _values(name: str, given: Any, checked: Callable[[Any], Any]) -> tuple[Any, 
         checked(given[0])
         checked(given[-1])
         return given if given.step > 0 else given[::-1]
-    several = isinstance(given, Iterable) and not isinstance(given, str)
+    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(given, "shape", None) != ()
     values = tuple(cast("Iterable[Any]", given)) if several else (cast("Any", given),)
     if not values and name != "masks":  # a kernel may take no mask, but some dtype
         raise UsageError(name, values, "at least one value, or None for any")
