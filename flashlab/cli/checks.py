@@ -16,7 +16,7 @@ from flashlab.cli import options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from simulator.catalogue import CATALOGUE, get, with_kernels
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError, among, unknown
 
 
 def register(app: typer.Typer) -> None:
@@ -447,7 +447,8 @@ def counters(
 
     if matrix or l2:
         problem.refuse_shape()
-    names = algorithms or (with_kernels() if matrix or l2 else ["flash2"])
+    names = [among("algorithms", name, CATALOGUE) for name in algorithms or ()]
+    names = names or (with_kernels() if matrix or l2 else ["flash2"])
     cases = [
         *(problems.matrix(names) if matrix else []),
         *(c for c in (problems.l2_problems() if l2 else []) if c.algorithm in names),

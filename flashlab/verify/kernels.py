@@ -261,8 +261,9 @@ def kernel(
     >>> run.passed, run.launched.total("hbm.read") == 2 * 8 * 32 * 4
     (True, True)
     """
-    if arguments is not None and not isinstance(arguments, Mapping) and not callable(arguments):
-        raise UsageError("arguments", arguments, "a dictionary, or a function that returns one")
+    said: Any = arguments
+    if said is not None and not isinstance(said, Mapping) and not callable(said):
+        raise UsageError("arguments", said, "a dictionary, or a function that returns one")
     given = arguments if callable(arguments) else dict(arguments or {})
     return FileKernel(path_of("file", file), name or "", given, grid, block, sram, options)
 

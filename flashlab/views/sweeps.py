@@ -160,12 +160,8 @@ def sweep(
 
 
 def _choices(value: Any, *, single: bool = False) -> list[Any]:
-    if (
-        single
-        or isinstance(value, str | Device)
-        or not isinstance(value, Iterable)
-        or not getattr(value, "shape", (1,))
-    ):
+    scalar = isinstance(value, str | Device) or getattr(value, "shape", None) == ()
+    if single or scalar or not isinstance(value, Iterable):
         return [value]
     return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
