@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from simulator.errors import UsageError
 
-__all__ = ["check_file", "plain", "replace_file"]
+__all__ = ["check_file", "path_of", "plain", "replace_file"]
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, *, argument: str = "path") -> Path:
@@ -66,6 +66,14 @@ def check_file(path: str | os.PathLike[str], *, argument: str = "path") -> None:
 
 def _unwritable(argument: str, path: object, why: str) -> UsageError:
     return UsageError(argument, str(path), f"a file that can be written ({why.lower()})")
+
+
+def path_of(argument: str, value: Any, accepted: str = "the name of a file") -> Path:
+    """An argument as a path. Raises `UsageError` for what names none."""
+    try:
+        return Path(os.fsdecode(value) if isinstance(value, bytes) else value)
+    except (TypeError, ValueError):
+        raise UsageError(argument, value, accepted) from None
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from simulator.counts import Book, Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError, unknown
+from simulator.fields import flag
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem, spell_masks
 from simulator.program import Program
@@ -48,7 +49,7 @@ def simulate(
     inputs, masks = row.operation.apart(named)
     given = {name: as_numpy(name, x) for name, x in row.operation.bound(arrays, inputs).items()}
     problem = row.operation.problem(given, **masks)
-    if check_finite:
+    if flag("check_finite", check_finite):
         for name, x in given.items():
             if not np.isfinite(x.astype(np.float32)).all():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
@@ -76,7 +77,7 @@ def _traced(trace: Any, problem: Problem) -> tuple[int, int] | None:
 
 
 def _asked(lse: bool) -> tuple[str, ...]:
-    return ("lse",) if lse else ()
+    return ("lse",) if flag("lse", lse) else ()
 
 
 def softmax(name: str, x: Any, *, tile: int = 128) -> Run:
@@ -128,7 +129,7 @@ def count(
     >>> fl.count("softmax_safe", length=1024, dtype="float32").hbm.read // 4
     3072
     """
-    row, on = catalogue.get(algorithm), Device.named(device)
+    row, on, lse = catalogue.get(algorithm), Device.named(device), flag("lse", lse)
     if row.operation is SOFTMAX and problem is None:
         if length is None:
             raise UsageError("length", None, f"an integer of at least 1: {row.name} is the softmax of a vector")
@@ -185,7 +186,9 @@ def check_formula(
     >>> p = fl.Problem(batch=1, heads=2, len_q=100, head_dim=40, dtype="bfloat16")
     >>> fl.check_formula("flash2", fl.catalogue.get("flash2").formula, p)
     """
-    row, on, problem = catalogue.get(program), Device.named(device), Problem.checked(problem)
+    row, on, problem, lse = catalogue.get(program), Device.named(device), Problem.checked(problem), flag("lse", lse)
+    if not callable(formula):
+        raise UsageError("formula", formula, "a function (book, problem, tile, config, *, lse)")
     counted, closed = (
         run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
         _evaluate(formula, row.program, problem, tile, on, lse),

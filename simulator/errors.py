@@ -102,6 +102,14 @@ def unknown(argument: str, value: object, known: Iterable[str]) -> UsageError:
     return UsageError(argument, value, f"one of {', '.join(names)}{hint}")
 
 
+def among(argument: str, value: Any, known: Iterable[str]) -> str:
+    """An argument that is one of these names. Raises the error for any other, and for what is no text."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        raise unknown(argument, value, names)
+    return value
+
+
 class Unavailable(RuntimeError):
     """This machine lacks something that the call needs (GPU, compiler, ncu). One line says what, and how to get it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import index
 from types import NoneType
@@ -151,7 +151,8 @@ class Field:
 
     def _lengths(self, value: Any) -> tuple[tuple[int, int], ...]:
         found: list[tuple[int, int]] = []
-        for i, each in enumerate(cast("Iterable[Any]", value) if isinstance(value, Iterable) else ()):
+        accepted = "a list with the length of each sequence: n, or (queries, keys)"
+        for i, each in enumerate(listed(self.name, value, accepted)):
             try:
                 n, m = each
             except (TypeError, ValueError):
@@ -159,7 +160,6 @@ class Field:
             name, one = f"{self.name}[{i}]", f"an integer of at least {self.least}, or a pair of them, (queries, keys)"
             found.append((integer(name, n, self.least, one), integer(name, m, self.least, one)))
         if not found:
-            accepted = "a list with the length of each sequence: n, or (queries, keys)"
             raise UsageError(self.name, cast("object", value), accepted)
         return tuple(found)
 
@@ -176,6 +176,23 @@ class Field:
             left_out = f", or None for {self.follows.words}" if self.follows else ", or None" * (self.default is None)
             raise UsageError(self.name, value, f"a finite number{beyond}{left_out}")
         return None if value == self.none else float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """An argument that is a yes or a no. Raises `UsageError`."""
+    if type(value) not in (bool, np.bool_):
+        raise UsageError(name, value, "True or False")
+    return bool(value)
+
+
+def listed(name: str, value: Any, accepted: str) -> list[Any]:
+    """The members of an argument that is a collection of any kind, but no text. Raises `UsageError`."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return list(value)
+    except TypeError:
+        raise UsageError(name, value, accepted) from None
 
 
 def integer(name: str, value: Any, least: int, accepted: str | None = None) -> int:

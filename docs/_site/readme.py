@@ -19,6 +19,7 @@ from flashlab.files import replace_file
 from flashlab.measure import results
 from flashlab.run import abi
 from simulator.catalogue import CATALOGUE, Algorithm
+from simulator.operations.softmax import SOFTMAX
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
@@ -123,9 +124,9 @@ COLUMNS: dict[str, Callable[[Algorithm], Found]] = {
 def matrix() -> str:
     """A table with one row per algorithm and a tick for each thing that it has. Each tick links to that thing.
 
-    Algorithms without a formula (softmax's vector programs) belong to a lesson, and not here.
+    Softmax's vector programs belong to a lesson, and not here.
     """
-    shown = [row for row in CATALOGUE.values() if row.formula]
+    shown = [row for row in CATALOGUE.values() if row.operation is not SOFTMAX]
     rows = [[f"`{row.name}`", *(tick(find(row)) for find in COLUMNS.values())] for row in shown]
     return table(["", *COLUMNS], rows, ":-:")
 

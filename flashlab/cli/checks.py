@@ -16,7 +16,7 @@ from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
 from simulator.catalogue import CATALOGUE, get, with_kernels
-from simulator.errors import Unavailable, UsageError, unknown
+from simulator.errors import Unavailable, UsageError, among, unknown
 
 
 def register(app: typer.Typer) -> None:
@@ -500,7 +500,7 @@ def counters(
     if matrix or l2:
         problem.refuse_shape()
     every, left_out = _with_kernels(backend) if (matrix or l2) and not algorithms else (["flash2"], "")
-    names = algorithms or every
+    names = [among("algorithms", name, CATALOGUE) for name in algorithms or every]
     cases = [
         *(problems.matrix(names) if matrix else []),
         *(c for c in (problems.l2_problems() if l2 else []) if c.algorithm in names),

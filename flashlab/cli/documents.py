@@ -270,6 +270,7 @@ class Moved(Data):
     sectors: int
     wavefronts: int
     ideal: int
+    overlapped: int
     what: str
 
 
@@ -289,7 +290,9 @@ class Emulated(Data):
 
 
 class EmulateAlgorithm(Document):
-    """An algorithm's kernels on the emulator. `differences` are bytes that aren't the formula's."""
+    """An algorithm's kernels on the emulator. `differences` are bytes that aren't the formula's.
+
+    `numbers` says what is wrong with the results, or "right"; "not judged" of a run that was stopped."""
 
     passed: bool
     algorithm: str
@@ -300,6 +303,7 @@ class EmulateAlgorithm(Document):
     unwritten: dict[str, int]
     differences: tuple[str, ...]
     max_error: Number
+    numbers: str
 
 
 class EmulateFile(Document):

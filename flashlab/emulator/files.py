@@ -20,10 +20,12 @@ from flashlab.emulator.source import Kernel, Survey
 from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
 from flashlab.emulator.unset import unset_local
+from flashlab.files import path_of
 from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
+from simulator.fields import listed
 
 __all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
 
@@ -140,14 +142,18 @@ def emulate_file(
     >>> run.passed, float(run.arrays["y"].sum()), run.launched.total("hbm.read")
     (True, 128.0, 256)
     """
-    path = Path(path)
+    path = path_of("file", path)
+    for argument, given in (("arguments", arguments), ("macros", macros), ("symbols", symbols)):
+        if given is not None and not isinstance(given, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(argument, given, "a dictionary, a value for each name")
     where = Device.named(device)
     check_limits(workers, time_limit)
     _check_limits(grid, block, sram, where)
     major, minor = where.compute_capability
+    folders = listed("includes", includes, "a list of folders")
     options: dict[str, Any] = {
         "macros": [_macro(key, value) for key, value in (macros or {}).items()],
-        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in includes], "std": std,
+        "arch": 100 * major + 10 * minor, "includes": [_folder(folder) for folder in folders], "std": std,
     }  # fmt: skip
     found = survey(path, **options)
     chosen, entry = _chosen(found, kernel, path)
@@ -201,9 +207,10 @@ def _check_limits(grid: Any, block: Any, sram: Any, device: Device) -> None:
 
 
 def _folder(folder: Path | str) -> Path:
-    if not Path(folder).is_dir():
+    found = path_of("includes", folder, "a folder that is there")
+    if not found.is_dir():
         raise UsageError("includes", str(folder), "a folder that is there")
-    return Path(folder)
+    return found
 
 
 def _chosen(found: Survey, kernel: str | None, path: Path) -> tuple[Kernel, str]:
@@ -324,7 +331,7 @@ def parameters_of(text: str, kernel: str) -> list[str]:
 
 
 def _macro(name: str, value: object) -> str:
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("macros", name, "a name that C allows for a macro")
     return f"-D{name}={int(value) if isinstance(value, bool) else value}"
 

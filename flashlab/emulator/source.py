@@ -247,7 +247,7 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError("file", str(path), f"a CUDA source that can be read ({error.strerror})") from None
-    except UnicodeDecodeError:
+    except ValueError:  # also a name that no file can have
         raise UsageError("file", str(path), "a CUDA source: this file isn't UTF-8 text") from None
 
 

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from flashlab.files import replace_file
+from flashlab.files import path_of, replace_file
 from flashlab.player.page import Part, attribute, build
 from simulator.errors import UsageError
 from simulator.simulate import Run
@@ -47,7 +47,7 @@ def player(
     last = max(len(each.events) for each in traces)
     if not isinstance(step, int) or not 1 <= step <= last:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError("step", step, f"an integer from 1 to {last}")
-    return Player(traces, step=step, kernel=None if kernel is None else Path(kernel))
+    return Player(traces, step=step, kernel=None if kernel is None else path_of("kernel", kernel))
 
 
 def _trace(argument: str, given: Any) -> Trace:

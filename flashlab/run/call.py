@@ -12,7 +12,7 @@ from flashlab.run import plan as plans
 from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
 from simulator.devices import Device
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError, among
 from simulator.operations.attention import ATTENTION, OPTIONAL
 from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
 from simulator.program import Program
@@ -60,6 +60,7 @@ def attention(
     >>> fl.attention(q, k, v, causal=True).shape                                       # doctest: +SKIP
     (1, 8, 1024, 64)
     """
+    among("backend", backend, ["gpu", "emulator"])
     if backend == "emulator":
         from flashlab.run.emulated import attention as emulated
 
@@ -67,8 +68,6 @@ def attention(
             q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, sinks=sinks,
             alibi_slopes=alibi_slopes, mask=mask, **masks,
         )  # fmt: skip
-    if backend != "gpu":
-        raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
     named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "out": out}

@@ -14,6 +14,7 @@ from flashlab.emulator import interpreter
 from flashlab.emulator.build import build
 from flashlab.emulator.library import Arena, Finding, Launched, check_limits
 from flashlab.emulator.maps import UNUSED, tensor_map
+from flashlab.files import path_of
 from flashlab.run import abi, arrays, host, nvrtc, tritonc
 from flashlab.run.arrays import host_view
 from flashlab.run.host import operand
@@ -208,7 +209,9 @@ def emulate_problem(
     check_memory("an emulation, with a note for each byte", 2 * held)
     arena, kernels = Arena(), row.launched(problem)
     _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
-    job = _Job(counts, arena, None if source is None else Path(source), sanitize, watch, workers, time_limit)
+    job = _Job(
+        counts, arena, None if source is None else path_of("source", source), sanitize, watch, workers, time_limit
+    )
     launches = [
         _LAUNCHES[kernel.language](job, kernel, launch)
         for launch, kernel in zip(counts.launches, kernels, strict=True)

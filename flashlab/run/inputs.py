@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from flashlab.files import path_of
 from simulator import UsageError
 from simulator.operations.attention import problem_of
 
@@ -116,9 +117,9 @@ def load_inputs(path: str | PathLike[str]) -> Inputs:
     ((1, 2, 5, 8), (1, 1, 5, 8), 'q, k, v: float64 to float32')
     """
     try:
-        file = Path(fspath(path))
+        file = path_of("path", path)
         there = file.is_file()
-    except (TypeError, ValueError, OSError):
+    except (ValueError, OSError):
         raise InputError("path", path, "the name of a file") from None
     if file.suffix not in _SUFFIXES:
         raise InputError("path", str(file), f"a file whose name ends in {' or '.join(_SUFFIXES)}")

@@ -22,7 +22,7 @@ from simulator import catalogue, count
 from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
-from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
+from simulator.errors import SramOverflow, Unavailable, UsageError, among, unknown
 from simulator.problem import WIDTH, Problem
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
@@ -281,6 +281,9 @@ def plan(
     ((1, 2, 64, 16), True)
     """
     problem = Problem.checked(problem)
+    if arch is not None and not isinstance(arch, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("arch", arch, "an architecture by name, such as sm_80")
+    among("backend", backend, ["gpu", "emulator", "simulator"])
     if backend == "gpu":
         if device is not None:
             raise UsageError("device", device, "None: backend 'gpu' runs on the current GPU")
@@ -288,8 +291,6 @@ def plan(
             return gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)
         except Unavailable as missing:
             raise Unavailable(f"{missing} ({arrays.EMULATOR})") from None
-    if backend not in ("emulator", "simulator"):
-        raise unknown("backend", backend, ["gpu", "emulator", "simulator"])
     on = Device.named("h100" if device is None else device)
     return (EmulatorPlan if backend == "emulator" else SimulatorPlan)(algorithm, problem, tile, lse, on)
 

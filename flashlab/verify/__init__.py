@@ -26,7 +26,7 @@ from flashlab.verify.steps import Ended, Steps
 from flashlab.verify.targets import BACKENDS, target_of
 from simulator.catalogue import Algorithm
 from simulator.devices import Device
-from simulator.errors import Said, UsageError, unknown
+from simulator.errors import Said, UsageError, among, unknown
 from simulator.fields import integer
 from simulator.problem import ITEMSIZE, Tile
 
@@ -73,8 +73,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Raises `UsageError`: what nobody can run is no verdict on the target."""
-        if self.backend not in BACKENDS:
-            raise unknown("backend", self.backend, BACKENDS)
+        among("backend", self.backend, BACKENDS)
         integer("seed", self.seed, 0)
         if self.examples is not None:
             integer("examples", self.examples, 0)

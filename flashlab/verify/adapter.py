@@ -18,7 +18,7 @@ from flashlab.verify.memory import Frame, frame_named
 from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.dtypes import numpy_dtype
-from simulator.errors import Said, unknown
+from simulator.errors import Said, among, unknown
 from simulator.operations.attention import ATTENTION
 from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
 
@@ -83,8 +83,8 @@ class Adapter:
             ("causal", ("bottom-right", "top-left")),
             ("lse", ("e", "2", None)),
         ):
-            if getattr(self, name) not in accepted:
-                raise unknown(name, getattr(self, name), map(str, accepted))
+            if self.lse is not None or name != "lse":
+                among(name, getattr(self, name), [x for x in accepted if x is not None])
         if not isinstance(self.domain, Domain):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("domain", self.domain, "a Domain")
         if not isinstance(self.names, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from flashlab.verify.cases import LAYOUTS, Case
 from simulator import Problem, UsageError
-from simulator.errors import unknown
+from simulator.errors import among
 from simulator.fields import integer
 from simulator.problem import FEATURES, FIELDS
 
@@ -182,10 +182,7 @@ class Domain:
 
 
 def _known(argument: str, name: Any, known: Iterable[str]) -> str:
-    names = list(known)
-    if name not in names:
-        raise unknown(argument, name, names)
-    return name
+    return among(argument, name, known)
 
 
 def _values(name: str, given: Any, checked: Callable[[Any], Any]) -> tuple[Any, ...] | range:
@@ -194,8 +191,9 @@ def _values(name: str, given: Any, checked: Callable[[Any], Any]) -> tuple[Any, 
         checked(given[0])
         checked(given[-1])
         return given if given.step > 0 else given[::-1]
-    several = isinstance(given, Iterable) and not isinstance(given, str)
-    values = tuple(cast("Iterable[Any]", given)) if several else (cast("Any", given),)
+    numbers: Any = cast("object", given)
+    several = isinstance(given, Iterable) and not isinstance(given, str) and getattr(numbers, "shape", None) != ()
+    values = tuple(numbers) if several else (numbers,)
     if not values and name != "masks":  # a kernel may take no mask, but some dtype
         raise UsageError(name, values, "at least one value, or None for any")
     return tuple(checked(value) for value in values)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
+from flashlab.files import path_of
 from flashlab.verify.adapter import PER_HEAD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
 from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated
@@ -260,8 +261,11 @@ def kernel(
     >>> run.passed, run.launched.total("hbm.read") == 2 * 8 * 32 * 4
     (True, True)
     """
+    said: Any = arguments
+    if said is not None and not isinstance(said, Mapping) and not callable(said):
+        raise UsageError("arguments", said, "a dictionary, or a function that returns one")
     given = arguments if callable(arguments) else dict(arguments or {})
-    return FileKernel(Path(file), name or "", given, grid, block, sram, options)
+    return FileKernel(path_of("file", file), name or "", given, grid, block, sram, options)
 
 
 class KernelTarget(CallableTarget):

@@ -14,7 +14,7 @@ from flashlab.verify.memory import frame_named
 from flashlab.verify.outsiders import OUTSIDERS, outsider
 from simulator import Problem, UsageError
 from simulator.catalogue import CATALOGUE
-from simulator.errors import SramOverflow, Unavailable, unknown
+from simulator.errors import SramOverflow, Unavailable, among, unknown
 from simulator.operations.attention import ATTENTION
 from simulator.problem import SCORES
 
@@ -170,8 +170,7 @@ def target_of(
     target: Any, backend: str, *, device: str | None = None, tile: TileShape = None, framework: str | None = None
 ) -> Target:
     """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
-    if backend not in BACKENDS:
-        raise unknown("backend", backend, BACKENDS)
+    among("backend", backend, BACKENDS)
     if isinstance(target, Adapter):
         return _adapted(target)
     if isinstance(target, str):

@@ -15,6 +15,7 @@ from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
+from simulator.fields import flag, listed
 from simulator.operations.attention import ATTENTION, Reference, naive, problem_of
 from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
@@ -167,7 +168,14 @@ def compare(
     """
     from simulator import count, simulate
 
-    named = None if algorithms is None else list(algorithms)
+    lse = flag("lse", lse)
+    if isinstance(algorithms, str | Program):
+        algorithms = [algorithms]
+    named = (
+        None
+        if algorithms is None
+        else listed("algorithms", algorithms, "an algorithm, a list of them, or None for all")
+    )
     asked = None if tile is None else Tile.parse(tile)
     where = Device.named(device)
     run_it: dict[str, Any] = {"tile": asked, "device": where, "lse": lse}

@@ -15,7 +15,7 @@ from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
-from simulator.fields import Field
+from simulator.fields import Field, listed
 from simulator.problem import FIELDS, Problem, Tile
 from simulator.program import Program
 
@@ -113,9 +113,9 @@ def sweep(
     problem = Problem.checked(problem)
     if algorithms is None:
         algorithms = names(problem)
-    if not isinstance(algorithms, Iterable | Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError("algorithms", algorithms, "an algorithm, a list of them, or None for all")
-    targets = [algorithms] if isinstance(algorithms, str | Program) else list(algorithms)
+    if isinstance(algorithms, str | Program):
+        algorithms = [algorithms]
+    targets: list[str | Program] = listed("algorithms", algorithms, "an algorithm, a list of them, or None for all")
     for name in axes:
         if name not in FIELDS:
             raise unknown("axis", name, [*FIELDS, "sram", "tile", "device"])
@@ -160,7 +160,8 @@ def sweep(
 
 
 def _choices(value: Any, *, single: bool = False) -> list[Any]:
-    if single or isinstance(value, str | Device) or not isinstance(value, Iterable):
+    scalar = isinstance(value, str | Device) or getattr(value, "shape", None) == ()
+    if single or scalar or not isinstance(value, Iterable):
         return [value]
     return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 

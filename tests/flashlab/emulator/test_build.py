@@ -187,9 +187,7 @@ def test_a_cxx_that_is_no_compiler_is_told_in_a_line(cxx: str, monkeypatch: pyte
 
 
 def test_a_full_disk_is_no_fault_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = subprocess.CompletedProcess(
-        [], 1, "", "/tmp/x.o: fatal error: error writing to x.o: No space left on device"
-    )
+    full = subprocess.CompletedProcess([], 1, "", "x.s: fatal error: error writing to x.o: No space left on device")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: full)
     with pytest.raises(OSError, match="No space left on device"):
         building._compiled(["g++"])

@@ -1,0 +1,574 @@
+"""Calls of the public surface that nobody meant: drawn from its signatures, and from the command line's own definition.
+
+A call begins as one that is fine. Some of its arguments are then replaced: by values that the argument takes, by values that are
+nearly so, and by junk. It has to return, or to raise `UsageError` or `Unavailable` with one line. What simulator and judges
+return is held to an oracle of loops. Nothing is compiled.
+
+    python -m tests.properties.fuzz --calls 100000 [--seed 1]
+
+makes that many calls and prints what became of them; a failure is printed with the call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import inspect
+import io
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import flashlab as fl
+from simulator.operations.attention import ATTENTION
+
+BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dtype": "float16"}
+PROBLEMS: list[dict[str, Any]] = [
+    {}, {"causal": True}, {"kv_heads": 1, "len_kv": 5}, {"len_q": 0}, {"len_kv": 0}, {"window": (3, 0)}, {"dtype": "float32"},
+    {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
+    {"mask": "dense"}, {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
+    {"dtype": "float8_e4m3fn", "head_dim": 64},
+]  # fmt: skip
+HUGE: list[dict[str, Any]] = [
+    {"len_q": 2**40, "causal": True},
+    {"heads": 2**31},
+    {"len_q": 10**6, "batch": 64},
+    {"len_kv": 2**62},
+]
+
+ALGORITHMS = [*fl.CATALOGUE, "flash9", ""]
+JUNK: list[Callable[[], Any]] = [
+    *(lambda x=x: x for x in (None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, -0.0, math.nan, math.inf, 1e39, 1e-320)),
+    *(lambda x=x: x for x in ("", "x", "\0", "a" * 5000, "größe", b"x", (), (0,), (1, 2, 3), ("a", "b"), [], [None], {}, {"a": 1})),
+    lambda: np.bool_(True), lambda: np.float32(2), lambda: np.int64(-1), lambda: np.zeros(()), lambda: np.zeros((3, 2)), object,
+    lambda: np.array(["a"]), lambda: np.array([object()]), lambda: len, lambda: fl.Problem, lambda: Ellipsis, lambda: range(3),
+]  # fmt: skip
+
+
+def problem(random: Random, *, huge: bool = False) -> fl.Problem:
+    return fl.Problem(**{**BASE, **random.choice(PROBLEMS + (HUGE if huge else []))})
+
+
+def mutated(random: Random, x: np.ndarray[Any, Any]) -> Any:
+    """An array that is nearly the given one."""
+    ways: list[Callable[[], Any]] = [
+        lambda: x, lambda: np.asfortranarray(x), lambda: x[..., ::-1], lambda: x[..., :0], lambda: x[0], lambda: x.T,
+        lambda: x.astype(np.float64), lambda: x.astype(np.int8), lambda: x.tolist(), lambda: np.ma.masked_array(x),
+        lambda: np.full_like(x, np.nan), lambda: np.full_like(x, 1e4), lambda: x.astype(">f4"), lambda: x.astype(object),
+        lambda: np.broadcast_to(x[..., :1], x.shape), lambda: np.concatenate([x, x], axis=-1), lambda: memoryview(b"abc"),
+    ]  # fmt: skip
+    return random.choice(ways)()
+
+
+VALUES: Mapping[str, list[Callable[[Random], Any]]] = {
+    "algorithm": [lambda r: r.choice(ALGORITHMS)],
+    "algorithms": [lambda r: r.sample(ALGORITHMS, 2), lambda r: r.choice(ALGORITHMS)],
+    "program": [lambda r: r.choice([*fl.catalogue.of(), "flash9"])],  # the formula of attention isn't for others
+    "problem": [problem],
+    "tile": [lambda r: r.choice([None, (16, 16), (64, 64), "32x16", (17, 13), (1, 1), (2**20, 2**20), "64x", (16,)])],
+    "device": [lambda r: r.choice(["h100", "a100", "t4", "h1000", "", fl.DEVICES["l4"]])],
+    "backend": [lambda r: r.choice(["simulator", "emulator", "gpu", "cpu"])],
+    "lse": [lambda r: r.choice([True, False])],
+    "trace": [lambda r: r.choice([True, (0, 1), (0, 2), (-1, 0)])],
+    "causal": [lambda r: r.choice([True, False])],
+    "window": [lambda r: r.choice([(0, 0), (3, None), (None, None), (2**62, 1), (-1, 0)])],
+    "scale": [lambda r: r.choice([0.0, -2.0, 1e-30, 3e38])],
+    "soft_cap": [lambda r: r.choice([0.0, 1.0, 1e-30, 3e38, -1.0])],
+    "lengths": [lambda r: r.choice([[9], [4, 5], [(4, 4), (5, 5)], [], [10], [-1, 10]])],
+    "seed": [lambda r: r.choice([0, 1, 2**32])],
+    "length": [lambda r: r.choice([1, 100, 2**40])],
+    "dtype": [lambda r: r.choice(["float32", "float16", "float17"])],
+    "dtypes": [lambda r: r.choice([["float16"], "float16", ["float17"]])],
+    "checks": [lambda r: r.choice([["key_set"], "nosuch", []])],
+    "examples": [lambda r: r.choice([0, -1])],
+    "path": [lambda r: r.choice(["nowhere.npz", "/", "x.npy"])],
+    "exercise": [lambda r: r.choice(["00.1", "05.1", "0.1"])],
+    "name": [lambda r: r.choice(["softmax_safe", "softmax_online", "flash2", "01.1"])],
+}
+"""Values that an argument of this name takes, or nearly takes. For any other argument there is junk."""
+
+ORACLES = ("simulate", "naive", "naive_loop")
+RUNS = ("simulate", "attention", "emulate", "naive", "naive_loop")
+"""What takes arrays. The other functions' first valid calls are below."""
+
+
+def _arrays(random: Random) -> dict[str, Any]:
+    posed = fl.Problem(
+        **{**BASE, **random.choice([x for x in PROBLEMS if "lengths" not in x and x.get("dtype") != "float8_e4m3fn"])}
+    )
+    return {**ATTENTION.draw(posed, random.randrange(9)), **posed.masks}
+
+
+FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
+    **{name: lambda r: {"algorithm": r.choice(["flash2", "standard", "flash1"]), **_arrays(r)} for name in ("simulate", "emulate")},
+    "attention": lambda r: {**_arrays(r), "algorithm": "flash2", "backend": "emulator"},
+    **dict.fromkeys(("naive", "naive_loop"), _arrays),
+    "count": lambda r: {"algorithm": r.choice(list(fl.CATALOGUE)), "problem": problem(r, huge=True)},
+    "shape_run": lambda r: {"algorithm": r.choice(["flash2", "standard", "flash3"]), "problem": problem(r)},
+    "timeline": lambda r: {"algorithm": r.choice(["flash2", "standard", "flash3"]), "problem": problem(r)},
+    "sweep": lambda r: {"algorithms": ["flash2", "standard"], "problem": problem(r, huge=True), "heads": [2, 3]},
+    "compare": lambda r: {"what": problem(r), "algorithms": ["flash2", "standard"]},
+    "check_formula": lambda r: {"program": "flash2", "formula": fl.CATALOGUE["flash2"].formula, "problem": problem(r)},
+    "random_inputs": lambda r: {"problem": problem(r)},
+    "softmax": lambda r: {"name": "softmax_online", "x": np.arange(r.randrange(1, 40), dtype=np.float32)},
+    "plan": lambda r: {"algorithm": "flash2", "problem": problem(r), "backend": r.choice(["simulator", "emulator"])},
+    "verify": lambda r: {"target": "flash2", "checks": ["nosuch"]},
+    "load_inputs": lambda r: {"path": "nowhere.npz"},
+    "player": lambda r: {"trace": fl.simulate("flash2", *fl.random_inputs(fl.Problem(**BASE)), trace=True).trace},
+    "kernel": lambda r: {"file": "nowhere.cu", "name": "k"},
+    "emulate_file": lambda r: {"path": "nowhere.cu", "arguments": {"x": np.zeros(3)}, "grid": 1, "block": 32},
+    "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
+    "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
+    "Problem": lambda r: {**BASE, **r.choice(PROBLEMS)},
+    "Device": lambda r: {name: getattr(fl.DEVICES["h100"], name) for name in inspect.signature(fl.Device).parameters},
+    "Adapter": lambda r: {"fn": lambda q, k, v, causal=False: q},
+    "Domain": lambda r: {"head_dim": [64], "len_q": [1]},
+    "Empty": lambda r: {"shape": (3, 4), "dtype": "float16"},
+}  # fmt: skip
+"""A call that is fine, by public name."""
+ENDLESS = ("shape_run", "check_formula", "plan", "compare", "timeline", "verify")
+"""Functions that run a program on its shapes, or look at each block: they get no huge problem."""
+NOT_CALLED = {
+    "program": "it only keeps what it is given", "progress": "it takes nothing", "sample": "it takes nothing",
+    "catalogue": "a module", "__version__": "text",
+}  # fmt: skip
+"""Public names that are no call, or have no bad one."""
+
+
+class Call(NamedTuple):
+    """A public function's name and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    def __repr__(self) -> str:
+        with np.printoptions(threshold=20):
+            return f"fl.{self.name}(" + ", ".join(f"{k}={str(v)[:200]!s}" for k, v in self.arguments.items()) + ")"
+
+
+def a_call(random: Random) -> Call:
+    """A call of a public function: a fine one, of which up to three arguments are replaced."""
+    name = random.choice([*FIRST, *RUNS])
+    arguments = FIRST[name](random)
+    known = [
+        p.name
+        for p in inspect.signature(getattr(fl, name)).parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    names = list(dict.fromkeys([*known, *arguments]))
+    for each in random.sample(names, min(len(names), random.choice([0, 1, 1, 2, 3]))):
+        if isinstance(arguments.get(each), np.ndarray) and random.random() < 0.6:
+            arguments[each] = mutated(random, arguments[each])
+        elif each in VALUES and random.random() < 0.6:
+            arguments[each] = random.choice(VALUES[each])(random)
+        else:
+            arguments[each] = random.choice(JUNK)()
+    arguments.pop("progress", None)  # somebody's own function
+    if name == "check_formula" and callable(arguments["formula"]):
+        arguments["formula"] = fl.CATALOGUE["flash2"].formula  # what one of somebody's own raises is theirs
+    if name == "verify" and (arguments["checks"] is None or isinstance(arguments["checks"], list | tuple)):
+        arguments["checks"] = ["nosuch"]  # all of them would run for seconds
+    return Call(name, arguments)
+
+
+def outcome(call: Call) -> str:
+    """What became of a call: "returned", "refused" or "unavailable". Anything else is raised."""
+    function = getattr(fl, call.name)
+    named = dict(call.arguments)
+    leading = (
+        [named.pop("algorithm")] if call.name in ("simulate", "emulate") else []
+    )  # positional, as its arrays may be
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            result = function(*leading, **named)
+        except (fl.UsageError, fl.Unavailable) as error:
+            said = str(error)
+            assert said and "\n" not in said and len(said) < 2000, f"no line: {said!r}"
+            return "unavailable" if isinstance(error, fl.Unavailable) else "refused"
+        if call.name in ORACLES and isinstance(result, fl.Run | fl.Reference):
+            _hold(call, result.out)
+    return "returned"
+
+
+def _hold(call: Call, out: Any) -> None:
+    """Hold `out` to attention by loops, where the operands are finite and the scores within float32."""
+    given = call.arguments
+    q, k, v = (np.asarray(given[name]).astype(np.float64) for name in "qkv")
+    if not all(np.isfinite(x).all() and (abs(x) < 1e3).all() for x in (q, k, v)):
+        return
+    exact = oracle(q, k, v, given)
+    if exact is None:
+        return
+    tolerance = {"float16": 4e-3, "bfloat16": 4e-2}.get(np.asarray(given["q"]).dtype.name, 2e-4) * max(
+        1.0, float(abs(v).max(initial=0))
+    )
+    if given.get("algorithm") is None:
+        tolerance = 1e-9 * max(1.0, float(abs(v).max(initial=0)))
+    np.testing.assert_allclose(np.asarray(out, np.float64), exact, atol=tolerance, rtol=tolerance)
+
+
+def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
+    """softmax(scale q k + bias) v by loops over heads, queries and keys: no formula and no mask code of the project."""
+    (batch, heads, rows, dim), kv, keys = q.shape, k.shape[1], k.shape[2]
+    out = np.zeros((batch, heads, rows, v.shape[-1]))
+    scale = given.get("scale")
+    scale = dim**-0.5 if scale is None else float(scale)
+    cap, window, causal = (
+        given.get("soft_cap") or 0.0,
+        given.get("window") or (None, None),
+        given.get("causal") or False,
+    )
+    sequences, at = [(0, rows, 0, keys)], (0, 0)
+    if given.get("lengths") is not None:
+        sequences = []
+        for each in given["lengths"]:
+            n, m = each if isinstance(each, tuple) else (each, each)
+            sequences.append((at[0], at[0] + n, at[1], at[1] + m))
+            at = at[0] + n, at[1] + m
+    for b, h in np.ndindex(batch, heads):
+        slope = float(given["alibi_slopes"][h]) if given.get("alibi_slopes") is not None else 0.0
+        sink = float(given["sinks"][h]) if given.get("sinks") is not None else -math.inf
+        for first, last, low, high in sequences:
+            for i in range(first, last):
+                here = i - first + (high - low) - (last - first)  # the key that it is aligned with
+                scores: dict[int, float] = {}
+                for j in range(high - low):
+                    if (causal and j > here) or (window[0] is not None and here - j > window[0]):
+                        continue
+                    if (window[1] is not None and j - here > window[1]) or (
+                        given.get("mask") is not None and not given["mask"][i, low + j]
+                    ):
+                        continue
+                    s = scale * float(sum(q[b, h, i] * k[b, h * kv // heads, low + j]))
+                    s = cap * math.tanh(s / cap) if cap else s
+                    scores[low + j] = s - slope * abs(here - j)
+                top = max([*scores.values(), sink], default=-math.inf)
+                if abs(top) > 1e30 or not scores:
+                    if scores:
+                        return None
+                    continue
+                weights = {j: math.exp(s - top) for j, s in scores.items()}
+                total = sum(weights.values()) + (math.exp(sink - top) if sink > -math.inf else 0.0)
+                out[b, h, i] = sum(w * v[b, h * kv // heads, j] for j, w in weights.items()) / total
+    return out
+
+
+# The command line, from its own definition
+
+TEXTS = [
+    "",
+    "x",
+    "0",
+    "1",
+    "7",
+    "-1",
+    "1.5",
+    "nan",
+    "1e400",
+    "16",
+    "64",
+    str(2**62),
+    "9" * 30,
+    "a" * 3000,
+    "1,2",
+    "none",
+    "\x1b[31m",
+    "größe",
+]
+WORDS: Mapping[str, list[str]] = {
+    "algorithm": [*fl.CATALOGUE, "flash9", "x.py:f", ":"], "target": ["flash2", "nowhere.cu", "math:sqrt", "flash9"],
+    "algorithms": [*fl.CATALOGUE, "flash9"], "against": ["standard", "flash1", "nosuch"], "device": ["h100", "a100", "t4", "h1000"],
+    "dtype": ["float16", "float32", "bfloat16", "float17", "float8_e4m3fn"],
+    "tile": ["16x16", "64x64", "17x13", "0x1", "axb", "9x9x9"],
+    "window": ["3,0", "none,1", "1", "a,b"], "lengths": ["3,4", "3:4", "a", ","], "head": ["0,0", "0,1", "0", "9,9"],
+    "len_q": ["0", "1", "40", "64", str(2**40)], "head_dim": ["16", "40", "64", "512"], "heads": ["1", "2", "3", "4"],
+}  # fmt: skip
+"""Texts that an option or argument of this name takes, or nearly takes. Any other gets `TEXTS`."""
+
+
+class Typed(NamedTuple):
+    """The words of a command."""
+
+    words: tuple[str, ...]
+
+
+@functools.cache
+def commands() -> dict[str, Any]:
+    from typer.main import get_command
+
+    from flashlab.cli import app
+
+    group: Any = get_command(app)
+    return group.commands
+
+
+def a_command(random: Random) -> Typed:
+    """A command with some of its options, and arguments."""
+    name, command = random.choice(list(commands().items()))
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    words = [name]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument" and random.random() < 0.9:
+            words += _text(random, parameter.name)
+    for option in random.sample(options, min(len(options), random.choice([0, 1, 1, 2, 3, 5]))):
+        spelled = random.choice([*option.opts, *option.secondary_opts])
+        words += [spelled] if option.is_flag else [spelled, *_text(random, option.name)]
+    return Typed(tuple(words))
+
+
+def _text(random: Random, name: str) -> list[str]:
+    return [random.choice(WORDS[name] if name in WORDS and random.random() < 0.7 else TEXTS)]
+
+
+def ended(typed: Typed) -> str:
+    """How a command ended: "0", "1" or "2". Anything else is raised."""
+    from typer.testing import CliRunner
+
+    from flashlab.cli import app
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        result = CliRunner().invoke(app, list(typed.words))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code in (0, 1, 2), result.exit_code
+    if result.exit_code == 2 and not result.stdout:
+        said = [line for line in result.stderr.splitlines() if not line.endswith("from the formula at once")]
+        assert len(said) == 1 and said[0].startswith("flashlab: "), result.stderr
+    return str(result.exit_code)
+
+
+# Files
+
+Parser = tuple[str, Callable[[], bytes], Callable[[Path], object]]
+
+
+def _npz() -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **dict(zip("qkv", fl.random_inputs(fl.Problem(**BASE)), strict=True)))
+    return content.getvalue()
+
+
+def _safetensors() -> bytes:
+    parts = [x.tobytes() for x in fl.random_inputs(fl.Problem(**BASE))]
+    at, header = 0, dict[str, Any]({"__metadata__": {"causal": "true", "model": "m"}})
+    for name, part in zip("qkv", parts, strict=True):
+        header[name] = {"dtype": "F16", "shape": [1, 2, 9, 16], "data_offsets": [at, at + len(part)]}
+        at += len(part)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+
+
+def _progress() -> bytes:
+    return json.dumps(
+        {"schema": 1, "predictions": {"01.1": {"right": True}}, "exercises": {"00.1": {"tries": 1}}}
+    ).encode()
+
+
+def _result() -> bytes:
+    return next(Path(__file__).parents[2].glob("docs/results/verify/*.json")).read_bytes()[:20_000]
+
+
+def _whole_result() -> bytes:
+    content = json.loads(
+        min(Path(__file__).parents[2].glob("docs/results/*/*.json"), key=lambda path: path.stat().st_size).read_bytes()
+    )
+    return json.dumps({**content, "data": {}}).encode()
+
+
+def _read_progress(path: Path) -> object:
+    from flashlab.lessons import record
+
+    os.environ["FLASHLAB_HOME"] = str(path.parent)
+    return record.read(), fl.progress()
+
+
+def _read_results(path: Path) -> object:
+    from flashlab.measure import results
+
+    return results.find(path.parents[1])
+
+
+def _scan(path: Path) -> object:
+    from flashlab.emulator import scan, source
+    from flashlab.emulator.files import parameters_of
+    from flashlab.player import sources
+
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return (
+        source.kernels_of(text),
+        scan.pieces_of(scan.Tokens.of(text)),
+        parameters_of(text, "flash2"),
+        sources.marks(text),
+    )
+
+
+def _argument(path: Path) -> object:
+    from flashlab.cli import emulate
+
+    return emulate.values("--arg", [f"x={path}:q"])
+
+
+PARSERS: Mapping[str, Parser] = {
+    "load_inputs, .npz": ("x.npz", _npz, lambda path: fl.load_inputs(path)),
+    "load_inputs, .safetensors": ("x.safetensors", _safetensors, lambda path: fl.load_inputs(path)),
+    "--arg, .npz": ("x.npz", _npz, _argument),
+    "results, cut": ("kind/x.json", _result, _read_results),
+    "results": ("kind/x.json", _whole_result, _read_results),
+    "progress": ("progress.json", _progress, _read_progress),
+    "scanning of .cu": (
+        "k.cu",
+        lambda: (Path(fl.__file__).parents[1] / "kernels_cu" / "flash1.cu").read_bytes(),
+        _scan,
+    ),
+}
+
+
+def damaged(random: Random, content: bytes) -> bytes:
+    """The content with a few bytes changed, cut out, doubled or put in, or with something else in its place."""
+    if random.random() < 0.05:
+        return random.randbytes(random.randrange(200))
+    for _ in range(random.randrange(1, 5)):
+        at, n = random.randrange(len(content) + 1), random.randrange(1, 40)
+        content = random.choice(
+            [
+                content[:at] + random.randbytes(min(n, len(content) - at)) + content[at + n :],
+                content[:at] + content[at + n :],
+                content[:at] + content[at : at + n] + content[at:],
+                content[:at]
+                + random.choice([b"[" * 3000, b"{}", b"null", b"\0", b'"', b"-1", b"1e999", b"NaN", b"*/"])
+                + content[at:],
+                content[:at],
+            ]
+        )
+    return content
+
+
+def parsed(name: str, content: bytes) -> str:
+    """What became of a file: "read" or "refused". Anything else is raised."""
+    file, _, read = PARSERS[name]
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder) / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        try:
+            read(path)
+        except fl.UsageError as error:
+            assert "\n" not in str(error), str(error)
+            return "refused"
+        return "read"
+
+
+# All together
+
+
+@contextlib.contextmanager
+def apart() -> Generator[None]:
+    """A folder of its own, nothing is compiled, nothing is verified, and no child is started."""
+    building, verifying = importlib.import_module("flashlab.emulator.build"), importlib.import_module("flashlab.verify")
+    there = {
+        "cli": importlib.import_module("flashlab.verify.apart"),
+        "emulate": importlib.import_module("flashlab.emulator.apart"),
+    }
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise fl.Unavailable("nothing is run here")
+
+    kept = [
+        (building, "compiler"),
+        (verifying, "verified"),
+        (there["cli"], "call_apart"),
+        (there["emulate"], "call_apart"),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name in kept]
+    home, here = {name: os.environ.get(name) for name in ("FLASHLAB_CACHE", "FLASHLAB_HOME", "COLUMNS")}, Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        for module, name in kept:
+            if name != "verified":
+                setattr(module, name, none)
+        os.environ |= {"FLASHLAB_CACHE": folder, "FLASHLAB_HOME": folder, "COLUMNS": "100"}
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(here)
+            for module, name, value in before:
+                setattr(module, name, value)
+            for name, value in home.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def one(random: Random) -> tuple[str, Any, str]:
+    """One call, command or file: its kind, what it was, and what became of it. Raises what it may not raise."""
+    kind = random.choices(["call", "command", "file"], [6, 3, 2])[0]
+    if kind == "call":
+        call = a_call(random)
+        try:
+            return kind, call, outcome(call)
+        except BaseException as error:
+            error.add_note(repr(call))
+            raise
+    if kind == "command":
+        typed = a_command(random)
+        if typed.words[0] == "verify":  # it would run for seconds
+            typed = Typed((*typed.words, "--check", "nosuch"))
+        try:
+            return kind, typed, ended(typed)
+        except BaseException as error:
+            error.add_note(f"flashlab {' '.join(map(repr, typed.words))}")
+            raise
+    name = random.choice(list(PARSERS))
+    content = damaged(random, PARSERS[name][1]())
+    try:
+        return kind, name, parsed(name, content)
+    except BaseException as error:
+        error.add_note(f"{name}: {content[:3000]!r}")
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    found, failures, slowest, begun = Counter[tuple[str, str]](), Counter[str](), (0.0, ""), time.perf_counter()
+    with apart():
+        for n in range(given.calls):
+            started = time.perf_counter()
+            try:
+                kind, what, became = one(Random(f"{given.seed} {n}"))
+                found[kind, became] += 1
+            except Exception as error:
+                kind, what, became = "failed", error, ""
+                name = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:150]
+                failures[name] += 1
+                if failures[name] <= 2:
+                    print(
+                        f"FAILED {n}: {name}\n    {(getattr(error, '__notes__', None) or [''])[-1][:1500]}", flush=True
+                    )
+            if (took := time.perf_counter() - started) > slowest[0]:
+                slowest = took, f"{n}: {what!r}"[:500]
+    for (kind, became), n in sorted(found.items()):
+        print(f"{kind:<8} {became:<12} {n:>8,}")
+    print(f"{'failed':<21} {sum(failures.values()):>8,}")
+    print(f"{given.calls:,} in {time.perf_counter() - begun:.0f} s; the slowest took {slowest[0]:.1f} s, {slowest[1]}")
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

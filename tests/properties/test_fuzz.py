@@ -1,0 +1,116 @@
+"""A thousand calls that nobody meant, each time; a hundred thousand in `make test-long`. `fuzz.py` says what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator.operations.attention import ATTENTION
+from tests.properties import fuzz
+
+EACH = 250
+LONG = int(os.environ.get("FLASHLAB_FUZZ", "100000"))
+"""How many calls the long test makes. FLASHLAB_FUZZ_SEED makes other ones."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def apart() -> Iterator[None]:
+    with fuzz.apart():
+        yield
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_thousand_calls(part: int) -> None:
+    for n in range(part * EACH, (part + 1) * EACH):
+        fuzz.one(Random(f"0 {n}"))
+
+
+@settings(max_examples=100)
+@given(
+    name=st.sampled_from(sorted(fuzz.PARSERS)), content=st.binary(max_size=300) | st.text(max_size=100).map(str.encode)
+)
+def test_any_bytes(name: str, content: bytes) -> None:
+    assert fuzz.parsed(name, content) in ("read", "refused")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_many_calls() -> None:
+    seed = os.environ.get("FLASHLAB_FUZZ_SEED", "long")
+    for n in range(LONG):
+        fuzz.one(Random(f"{seed} {n}"))
+
+
+def test_every_public_call_is_drawn() -> None:
+    """A new public function or class needs a call that is fine, or a reason."""
+    kept = {"Run", "Counts", "Emulation", "FileRun", "Report", "Sweep", "Comparison", "Timeline", "Trace", "Player", "FileKernel",
+            "Reference", "Algorithm", "Config", "Book", "Spec", "Block", "Machine", "HbmTensor", "SramTile", "Registers", "Program",
+            "Scales", "Tile"}  # fmt: skip  # what calls return, or tile programs are given
+    errors = {
+        name for name in fl.__all__ if isinstance(getattr(fl, name), type) and issubclass(getattr(fl, name), Exception)
+    }
+    calls = {name for name in fl.__all__ if callable(getattr(fl, name))}
+    assert calls - kept - errors - set(fuzz.NOT_CALLED) == set(fuzz.FIRST)
+
+
+def test_every_command_is_drawn() -> None:
+    drawn = {fuzz.a_command(Random(n)).words[0] for n in range(400)}
+    assert drawn == set(fuzz.commands())
+
+
+def wrong_sign(*arrays: Any, **named: Any) -> Any:
+    return fl.Run({"out": -fl.naive(**{name: x for name, x in named.items() if name != "algorithm"}).out}, None, None)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "caught"),
+    [
+        ("simulate", lambda *_, **__: 1 / 0, ZeroDivisionError),
+        ("simulate", wrong_sign, AssertionError),
+        ("count", lambda **_: [][1], IndexError),
+    ],
+)
+def test_what_is_seeded_is_found(monkeypatch: pytest.MonkeyPatch, name: str, bug: Any, caught: type[Exception]) -> None:
+    monkeypatch.setattr(fl, name, bug)
+    if bug is wrong_sign:
+        monkeypatch.setattr(fl, name, lambda algorithm, **named: wrong_sign(**named))
+    with pytest.raises(caught):
+        for n in range(300):
+            call = fuzz.Call(name, fuzz.FIRST[name](Random(n)))
+            fuzz.outcome(call)
+
+
+def test_an_error_of_two_lines_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_lines(**_: Any) -> None:
+        raise fl.UsageError("x", 1, "a\nb")
+
+    monkeypatch.setattr(fl, "count", two_lines)
+    with pytest.raises(AssertionError, match="no line"):
+        fuzz.outcome(fuzz.Call("count", {}))
+
+
+def test_a_file_that_breaks_its_parser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, content, _ = fuzz.PARSERS["load_inputs, .npz"]
+    monkeypatch.setitem(
+        fuzz.PARSERS, "load_inputs, .npz", (file, content, lambda path: np.load(path, allow_pickle=False)["q"])
+    )  # pyright: ignore
+    with pytest.raises(Exception, match=".") as caught:
+        for n in range(200):
+            fuzz.parsed("load_inputs, .npz", fuzz.damaged(Random(n), content()))
+    assert not isinstance(caught.value, fl.UsageError)
+
+
+@pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": (2, 1)}, {"scale": 0.3}, {"soft_cap": 1.5}])
+def test_the_oracle_is_right(masks: Any) -> None:
+    p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=5, len_kv=7, head_dim=8, dtype="float32", **masks)
+    arrays = ATTENTION.draw(p)
+    exact = fuzz.oracle(*(arrays[name].astype(float) for name in "qkv"), p.masks)
+    np.testing.assert_allclose(exact, fl.naive(**arrays, **p.masks).out, atol=1e-12)
