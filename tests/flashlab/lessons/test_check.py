@@ -303,4 +303,4 @@ def test_a_program_that_launches_nothing_shows_its_verdict():
         return m.output("out")
 
     verdict = fl.check(nothing, exercise="00.1")
-    assert verdict.kind == "numbers" and "never written" in verdict._repr_html_()
+    assert verdict.kind == "numbers" and "never stored" in verdict._repr_html_()

@@ -119,7 +119,7 @@ def test_lengths_go_to_the_kernel_as_offsets(cupy: FakeCupy) -> None:
         ([19], "lengths = 19 keys in all: expected 16, the len_kv"),
         ([(7, 9), (12, -7)], "lengths[1] = -7: expected an integer of at least 0, or a pair of them, (queries, keys)"),
         ([], "lengths = []: expected a list with the length of each sequence: n, or (queries, keys)"),
-        ("7,12", "lengths[0] = '7': expected an integer of at least 0"),
+        ("7,12", "lengths = '7,12': expected a list with the length of each sequence: n, or (queries, keys)"),
     ):
         with pytest.raises(UsageError, match=re.escape(what)):
             call.attention(*on_gpu, lengths=wrong)
