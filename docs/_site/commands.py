@@ -51,7 +51,7 @@ def _section(text: str) -> str:
     name = text.partition("\n")[0].strip("`").split()[-1]
     text, _, examples = text.partition("\nExamples:\n")
     lines = "\n".join(line for line in examples.splitlines() if line)
-    schema = f"[The schema of its JSON document](schemas/{name}.json)."
+    schema = f"[The schema of its JSON document](../schemas/{name}.json)."
     return f"## {text.strip()}\n\n```sh\n{lines}\n```\n\n{schema}\n"
 
 

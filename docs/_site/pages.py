@@ -36,7 +36,7 @@ NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
 def write(docs: Path) -> None:
     """Make the pages in docs/lessons and docs/measured. Unchanged files are left alone; files of no page are
     removed."""
-    pages = {f"measured/{name}": text for name, text in measured()} | {"commands.md": commands.page()}
+    pages = {f"measured/{name}": text for name, text in measured()} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
     for name, text in pages.items():
@@ -44,7 +44,7 @@ def write(docs: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    for folder in ("lessons", "measured"):
+    for folder in ("lessons", "measured", "commands"):
         for path in (docs / folder).rglob("*.*"):
             if path.relative_to(docs).as_posix() not in pages:
                 path.unlink()

@@ -187,8 +187,10 @@ def simulate(
     options.check_outputs({"--out": (out, (".npz",))}, inputs=(input, algorithm), force=force)
     target = options.algorithm(algorithm)
     data, causal = _arrays(problem, input, seed, algorithm)
-    (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
-    scores = batch * heads * queries * keys
+    scores = 0
+    if "q" in data:
+        (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
+        scores = batch * heads * queries * keys
     if scores > _MANY_SCORES:
         output.remark(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from flashlab.cli.output import SCHEMA
 from flashlab.measure import agreement, counter_report, fp8, sanitizers, speed
@@ -164,11 +164,12 @@ class Numbers(Data):
 
 
 class Simulate(Document):
-    """A run on data."""
+    """A run on data: each output in short under its own name, such as `out`; None for one that nobody asked for."""
 
-    out: Numbers
-    lse: Numbers | None
-    error: Error | None
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Numbers | None] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    error: Error | dict[str, Error] | None
+    """Of other operations than attention: each output's, by name."""
     counts: Counts
 
 

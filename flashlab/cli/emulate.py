@@ -276,12 +276,13 @@ def _value(name: str, text: str) -> Any:
     file, _, key = text.partition(":")
     if file.endswith((".npy", ".npz")):
         try:
-            stored: Any = np.load(file, allow_pickle=False)
-            if file.endswith(".npy"):
-                return stored
-            if key not in stored.files:
-                raise UsageError(name, text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
-            return stored[key]
+            with open(file, "rb") as opened:
+                stored: Any = np.load(opened, allow_pickle=False)
+                if file.endswith(".npy"):
+                    return stored
+                if key not in stored.files:
+                    raise UsageError(name, text, f"FILE.npz:NAME, one of {', '.join(stored.files)}")
+                return stored[key]
         except UsageError:
             raise
         except Exception as error:  # parsers of a stranger's file raise a dozen kinds

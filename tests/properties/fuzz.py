@@ -142,6 +142,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
 ENDLESS = ("shape_run", "check_formula", "plan", "compare", "timeline", "verify")
 """Functions that run a program on its shapes, or look at each block: they get no huge problem."""
 NOT_CALLED = {
+    "attention_backward": "its operands are another call's results",
     "program": "it only keeps what it is given", "progress": "it takes nothing", "sample": "it takes nothing",
     "catalogue": "a module", "__version__": "text",
 }  # fmt: skip

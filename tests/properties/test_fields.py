@@ -262,6 +262,7 @@ def test_the_kernels_shape_holds_what_a_problem_says():
 KNOW_WINDOWS = {
     "simulator/problem.py": "says what it is",
     "simulator/operations/operation.py": "verifies one",
+    "simulator/operations/backward.py": "verifies one",
     "flashlab/verify/rule.py": "turns a top-left mask into one",
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",
     "flashlab/verify/cases.py": "draws some",

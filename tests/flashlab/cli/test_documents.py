@@ -89,4 +89,4 @@ def test_the_page_has_every_command_with_examples_and_schema() -> None:
     text = page()
     for name in DOCUMENTS:
         section = text.partition(f"## `flashlab {name}`")[2].partition("\n## ")[0]
-        assert f"```sh\nflashlab {name}" in section and f"(schemas/{name}.json)" in section, name
+        assert f"```sh\nflashlab {name}" in section and f"(../schemas/{name}.json)" in section, name
