@@ -42,7 +42,11 @@ def python(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8", timeout=280)
 
 
-@pytest.mark.parametrize("name", NAMES)
+SHORT = ("00_memory", "04_flash2", "06_reading", "08_hopper")
+"""Lessons that quote the most of the sources: a change there is seen at once. The others are run in `make test-long`."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.long]) for n in NAMES])
 def test_a_notebook_is_what_its_source_gives(name: str):
     done = python("notebooks/source/lessons.py", "check", name)
     assert done.returncode == 0, done.stdout + done.stderr
