@@ -68,7 +68,8 @@ def test_right_and_counted_far_and_wide(algorithm: str, dtype: str, data: st.Dat
     p = data.draw(problems(dtype, (16, 33, 40, 48, 80)))
     # a T4 has no bfloat16, and little SRAM
     device = data.draw(st.sampled_from(["h100", "a100"] if dtype == "bfloat16" or p.head_dim > 40 else ["h100", "t4"]))
-    checked(algorithm, p, data.draw(st.integers(0, 3)), tile=data.draw(st.sampled_from(TILES)), device=device)
+    tile = data.draw(st.sampled_from([t for t in TILES if device != "t4" or dtype != "float32" or max(t) < 64]))
+    checked(algorithm, p, data.draw(st.integers(0, 3)), tile=tile, device=device)
 
 
 @pytest.mark.long
