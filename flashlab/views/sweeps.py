@@ -15,7 +15,7 @@ from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, unknown
-from simulator.fields import Field, listed
+from simulator.fields import Field, flag, listed
 from simulator.problem import FIELDS, Problem, Tile
 from simulator.program import Program
 
@@ -110,7 +110,7 @@ def sweep(
     """
     from simulator import count
 
-    problem = Problem.checked(problem)
+    problem, lse, dram = Problem.checked(problem), flag("lse", lse), flag("dram", dram)
     if algorithms is None:
         algorithms = names(problem)
     if isinstance(algorithms, str | Program):

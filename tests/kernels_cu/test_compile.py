@@ -36,7 +36,7 @@ SPILL = [
     *(("flash1_backward", "float16", 256, arch) for arch in ("sm_75", "sm_80", "sm_89")),
     *(("flash1_backward", "bfloat16", 256, arch) for arch in ("sm_80", "sm_89")),
     *(("flash1_backward", "float32", 256, arch) for arch in DEVICES),
-    ("flash1_backward", "float32", 128, "sm_75"),
+    *(("flash1_backward", dtype, 128, "sm_75") for dtype in ("float16", "float32")),
     ("flash2_backward", "float16", 256, "sm_75"),
     *(("flash2_backward", "float32", 256, arch) for arch in ("sm_75", "sm_89")),
 ]
