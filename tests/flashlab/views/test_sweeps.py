@@ -7,7 +7,7 @@ import sys
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -163,8 +163,8 @@ def test_pandas_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: fl.sweep("flash2", BASE).plot(x="n"), "x = 'n': expected one of"),
         (lambda: fl.sweep("flash2", BASE).plot(y="device"), "y = 'device': expected a figure"),
         (lambda: fl.sweep("flash2", BASE).plot(y="dram_estimate"), "y = 'dram_estimate'"),
-        (lambda: fl.sweep("flash2", BASE, dram=np.zeros((3, 2))), "dram = "),
-        (lambda: fl.sweep("flash2", BASE, lse="yes"), "lse = 'yes': expected True or False"),
+        (lambda: fl.sweep("flash2", BASE, dram=cast("Any", np.zeros((3, 2)))), "dram = "),
+        (lambda: fl.sweep("flash2", BASE, lse=cast("Any", "yes")), "lse = 'yes': expected True or False"),
         (lambda: fl.sweep("flash2", BASE).plot(path="rows.docx"), "path = 'rows.docx'"),
         (lambda: fl.sweep("flash2", BASE).to_csv("/nowhere/at/all.csv"), "path = '/nowhere/at/all.csv'"),
     ],
