@@ -98,9 +98,12 @@ DEVICE void settle(unsigned (&a)[N][4]) {
 }
 
 // c (64 x 8N8) += A · B, or = A · B if `add` is 0. wgmma_ss: A and B lie in SRAM, with rows contiguous along the summed
-// dimension. wgmma_rs: A lies in registers, and B's rows are contiguous across that dimension.
+// dimension. wgmma_columns_ss: both lie there with rows contiguous across that dimension. wgmma_rs: A lies in registers, and B's
+// rows are contiguous across that dimension.
 template <int N8>
 DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
+template <int N8>
+DEVICE void wgmma_columns_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
 
@@ -115,6 +118,11 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
 template <int N8>
 DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
   emu_wgmma_ss(&c[0][0], N8, a, b, add, false, FL_DTYPE);
+}
+template <int N8>
+DEVICE void wgmma_columns_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
+  const EmuWgmma what = {N8, FL_DTYPE, FL_DTYPE, EMU_F32, add, 1, 1, 1, 1, 0};
+  emu_wgmma(&what, &c[0][0], a, nullptr, b);
 }
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
@@ -177,14 +185,18 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
 #define WGMMA_C7_4 WGMMA_C7, WGMMA_C(16)
 
 // N, then R and C of that many registers, then the numbers of the operands after the N / 2 accumulators.
-#define WGMMA(N, G, I0, I1, I2, I3, I4)                                                                             \
+#define WGMMA_SS(NAME, N, G, I0, I1, I2, ACROSS)                                                                    \
   template <>                                                                                                       \
-  DEVICE void wgmma_ss<N / 8>(float (&c)[N / 8][4], unsigned long long a, unsigned long long b, int add) {           \
+  DEVICE void NAME<N / 8>(float (&c)[N / 8][4], unsigned long long a, unsigned long long b, int add) {               \
     asm volatile("{.reg .pred p; setp.ne.b32 p, %" #I2 ", 0;\n"                                                      \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" WGMMA_R##G "}, %" #I0 ", %" #I1         \
-                 ", p, 1, 1, 0, 0;}"                                                                                 \
+                 ", p, 1, 1, " #ACROSS ", " #ACROSS ";}"                                                              \
                  : WGMMA_C##G : "l"(a), "l"(b), "r"(add));                                                           \
-  }                                                                                                                 \
+  }
+
+#define WGMMA(N, G, I0, I1, I2, I3, I4)                                                                             \
+  WGMMA_SS(wgmma_ss, N, G, I0, I1, I2, 0)                                                                           \
+  WGMMA_SS(wgmma_columns_ss, N, G, I0, I1, I2, 1)                                                                   \
   template <>                                                                                                       \
   DEVICE void wgmma_rs<N / 8>(float (&c)[N / 8][4], const unsigned (&a)[4], unsigned long long b) {                  \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" WGMMA_R##G "}, {%" #I0 ", %" #I1       \

@@ -1,0 +1,211 @@
+// FlashAttention-2's backward pass on Hopper: TMA, WGMMA, a producer and its consumers.
+//
+//   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
+//   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
+//   rows padded to 16 bytes
+//
+// The launches are those of flash2_backward, and so is the work of a thread block: BC keys of a KV head, against the query tiles
+// that see them, of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV never leave its registers.
+// It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
+// them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
+// to HBM straight from its registers.
+//
+// A tile's dQ is computed one tile later, beside the next dV and dK. So nobody waits for the other warpgroup's dS in the middle of a
+// tile, and the two drift apart: one multiplies while the other takes exponentials.
+//
+//   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers
+//   registers   dK and dV (64 x D), S and dP (64 x BR) in float32; then dQ in place of the last two
+//
+#include "backward_rows.cuh"
+#include "flash3_backward.cuh"
+
+constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash3_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
+  // step: delta
+  delta_of_rows(out, dout, delta, shape);
+
+  // step: zero_dq
+  zero_rows(dq_sum, shape);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
+                const float* lse, const __grid_constant__ TensorMap dout, const float* delta, const Tensor dq_sum, const Tensor dk,
+                const Tensor dv, const Shape shape) {
+  const Sram sram;
+  open(sram);
+  const Place place = place_of(shape, blockIdx.x);
+  const int first_key = place.first_key, group = shape.heads / shape.kv_heads;
+  const Shape keys_first = transposed(shape);
+  const Keys seen = visible_tiles(keys_first, first_key, min(first_key + BC, shape.len_kv) - 1, BR);  // tiles of queries
+  const Keys tiles = {uniform(seen.first), uniform(seen.last)};
+  Visit here{place.kv_head * group, tiles.first};
+  const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
+
+  if (warpgroup_id() == 0) {
+    become_producer();
+    if (warp_id() == 0 && lane_id() == 0) {
+      // step: load_kv (producer)
+      load_tile(sram.k(), k, place.batch, place.kv_head, first_key, sram.k_full(), EVICT_FIRST);
+      load_tile(sram.v(), v, place.batch, place.kv_head, first_key, sram.v_full(), EVICT_FIRST);
+      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
+        // step: load_q (producer)
+        mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.q(ring.slot), q, place.batch, here.head, here.i * BR, sram.q_full(ring.slot), EVICT_LAST);
+
+        // step: load_do (producer)
+        mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+        load_tile(sram.dout(ring.slot), dout, place.batch, here.head, here.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+      }
+    }
+    if (warp_id() == 1) {
+      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
+        const int rows = shape.len_q - here.i * BR;
+        const long long first = (static_cast<long long>(place.batch) * shape.heads + here.head) * shape.len_q + here.i * BR;
+
+        // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
+        mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
+        load_numbers(sram.lse(ring.slot), lse + first, rows, INF, [](float x) { return lse_of(x); });
+        release(sram.q_full(ring.slot));
+
+        // step: load_do (producer: D, below which the sums of dP begin)
+        mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+        load_numbers(sram.delta(ring.slot), delta + first, rows, 0, [](float x) { return -x; });
+        release(sram.do_full(ring.slot));
+      }
+    }
+    return;
+  }
+
+  become_consumer();
+  const int consumer = warpgroup_id() - 1, own_key = first_key + 64 * consumer;
+  const int lane_key = first_key + (warp_id() - 4) * 16 + lane_id() / 4;
+  const Keys full = full_tiles(keys_first, own_key, own_key + 63, BR);  // need no mask
+  const Scores scores(shape);
+  const bool masked = scores.sign != 1 || own_key + 64 > shape.len_kv;
+  Gradient dk_sum = {}, dv_sum = {};
+  Visit before = here;
+  Ring ring;
+  unsigned p[QUERY_STEPS][4], ds[QUERY_STEPS][4];
+
+  // step: load_kv
+  mbarrier_wait(sram.k_full(), 0);
+  mbarrier_wait(sram.v_full(), 0);
+
+  auto compute_ds = [&](int n) {  // of tile n: P and dS in registers, and dS in SRAM
+    // step: load_q
+    mbarrier_wait(sram.q_full(ring.slot), ring.parity);
+
+    // step: load_do
+    mbarrier_wait(sram.do_full(ring.slot), ring.parity);
+    Transposed s, dp;
+    begin_at(dp, sram.delta(ring.slot));
+
+    // step: scores
+    settle(s);
+    settle(dp);
+    wgmma_fence();
+    multiply_by_queries(s, sram.k(), 64 * consumer, sram.q(ring.slot), 0);  // Sᵀ = K_j Q_iᵀ
+
+    // step: dp
+    multiply_by_queries(dp, sram.v(), 64 * consumer, sram.dout(ring.slot), 1);  // dPᵀ = V_j dO_iᵀ, less D
+    wgmma_wait<1>();
+    settle(s);
+
+    // step: mask
+    if (masked || here.i < full.first || here.i > full.last) {
+      scores.flip(s);
+      mask_scores(s, keys_first, lane_key, here.i * BR, 2 * (opaque(lane_id()) % 4));
+      mask_rows(s, lane_key, shape.len_kv);
+    }
+
+    // step: exp
+    exponentials(s, scores.c, sram.lse(ring.slot));  // P = exp(S - LSE)
+
+    // step: ds
+    wgmma_wait<0>();
+    settle(dp);
+    multiply_into(dp, s);  // dS = P (dP - D)
+    round_operand(p, s);
+    round_operand(ds, dp);
+    mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);
+    store_operand(sram.ds(n & 1), 16 * (warp_id() - 4), ds);
+    fence_async();
+  };
+  auto issue_dkv = [&] {
+    // step: dv
+    multiply_by_columns(dv_sum, p, sram.dout(ring.slot));  // dV_j += Pᵀ dO_i
+
+    // step: dk
+    multiply_by_columns(dk_sum, ds, sram.q(ring.slot));  // dK_j += dSᵀ Q_i
+  };
+  auto finish_dkv = [&](int n) {
+    wgmma_wait<1>();
+    settle(dv_sum);
+    release(sram.do_empty(ring.slot));
+    wgmma_wait<0>();
+    settle(dk_sum);
+    release(sram.q_empty(ring.slot));
+    release(sram.ds_full(n & 1));
+    before = here;
+    here.advance(tiles);
+    ring.advance();
+  };
+  auto ready = [&] {
+    settle(dv_sum);
+    settle(dk_sum);
+    settle(p);
+    settle(ds);
+    wgmma_fence();
+  };
+
+  int n = 2;
+  if (here.head < end_head) {
+    compute_ds(n);
+    ready();
+    issue_dkv();
+    finish_dkv(n);
+    ++n;
+  }
+  for (; here.head < end_head; ++n) {
+    compute_ds(n);
+
+    // step: dq (of the tile before)
+    QueryGradient dq;
+    settle(dq);
+    ready();
+    multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
+    issue_dkv();
+    wgmma_wait<2>();
+    settle(dq);
+    add_gradient(dq_sum, place.batch, before, shape, dq, consumer);
+    finish_dkv(n);
+  }
+  if (n > 2) {
+    // step: dq
+    mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);
+    QueryGradient dq;
+    settle(dq);
+    wgmma_fence();
+    multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
+    wgmma_wait<0>();
+    settle(dq);
+    add_gradient(dq_sum, place.batch, before, shape, dq, consumer);
+  }
+
+  // step: store_dkv
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
+    store_row(row_address(dk, place.batch, place.kv_head, key), dk_sum, half, shape.scale, bytes);
+    store_row(row_address(dv, place.batch, place.kv_head, key), dv_sum, half, 1, bytes);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash3_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
+  // step: convert_dq
+  convert_rows(dq_sum, dq, shape);
+}

@@ -1,0 +1,225 @@
+// What a backward pass for Hopper is made of: SRAM and its mbarriers, the order of work, the products and what lies between them.
+#pragma once
+
+#include "mbarrier.cuh"
+#include "mma.cuh"
+#include "scores.cuh"
+#include "tma.cuh"
+#include "warpgroup.cuh"
+#include "wgmma.cuh"
+
+constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
+constexpr int QUERY_STEPS = BR / 16;
+constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
+static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && HEAD_DIM / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
+
+using KVTile = PanelTile<BC, HEAD_DIM>;
+using QTile = PanelTile<BR, HEAD_DIM>;
+using DSTile = PanelTile<BC, BR>;
+using Transposed = float[BR / 8][4];              // 64 keys x queries
+using Gradient = float[HEAD_DIM / 8][4];          // 64 keys x columns
+using QueryGradient = float[HEAD_DIM / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
+
+// SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers.
+struct Sram {
+  static constexpr int MBARRIERS = 16, NUMBERS = BR * 4;
+  unsigned base = sram_base();
+
+  DEVICE KVTile k() const { return {base}; }
+  DEVICE KVTile v() const { return {base + KVTile::BYTES}; }
+  DEVICE QTile q(int slot) const { return {base + 2 * KVTile::BYTES + slot * QTile::BYTES}; }
+  DEVICE QTile dout(int slot) const { return {q(STAGES).base + slot * QTile::BYTES}; }
+  DEVICE DSTile ds(int side) const { return {dout(STAGES).base + side * DSTile::BYTES}; }
+  DEVICE unsigned lse(int slot) const { return ds(2).base + slot * NUMBERS; }
+  DEVICE unsigned delta(int slot) const { return lse(STAGES) + slot * NUMBERS; }
+  DEVICE unsigned mbarrier(int i) const { return delta(STAGES) + i * MBARRIER_BYTES; }
+
+  // "Full" counts the bytes of a tile that have come, and the producer's warp that loads its LSE or D. "Empty" counts the consumer
+  // warps that are done with it, as does `ds_full`, when they have written their part.
+  DEVICE unsigned k_full() const { return mbarrier(0); }
+  DEVICE unsigned v_full() const { return mbarrier(1); }
+  DEVICE unsigned ds_full(int side) const { return mbarrier(2 + side); }
+  DEVICE unsigned q_full(int slot) const { return mbarrier(4 + slot); }
+  DEVICE unsigned do_full(int slot) const { return mbarrier(4 + STAGES + slot); }
+  DEVICE unsigned q_empty(int slot) const { return mbarrier(4 + 2 * STAGES + slot); }
+  DEVICE unsigned do_empty(int slot) const { return mbarrier(4 + 3 * STAGES + slot); }
+};
+static_assert(4 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
+
+// Makes the block's mbarriers ready. All threads call it.
+DEVICE void open(const Sram& sram) {
+  name_sram("k", sram.k().base, KVTile::BYTES);
+  name_sram("v", sram.v().base, KVTile::BYTES);
+  name_sram("q", sram.q(0).base, STAGES * QTile::BYTES);
+  name_sram("dout", sram.dout(0).base, STAGES * QTile::BYTES);
+  name_sram("ds", sram.ds(0).base, 2 * DSTile::BYTES);
+  name_sram("lse", sram.lse(0), STAGES * Sram::NUMBERS);
+  name_sram("delta", sram.delta(0), STAGES * Sram::NUMBERS);
+  if (threadIdx.x == 0) {
+    mbarrier_init(sram.k_full(), 1);
+    mbarrier_init(sram.v_full(), 1);
+    for (int side = 0; side < 2; ++side) mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
+    for (int slot = 0; slot < STAGES; ++slot) {
+      mbarrier_init(sram.q_full(slot), 2);
+      mbarrier_init(sram.do_full(slot), 2);
+      mbarrier_init(sram.q_empty(slot), 4 * CONSUMERS);
+      mbarrier_init(sram.do_empty(slot), 4 * CONSUMERS);
+    }
+    mbarrier_publish();
+  }
+  barrier();
+}
+
+DEVICE void become_producer() { release_registers<24>(); }
+DEVICE void become_consumer() { claim_registers<240>(); }
+
+// All lanes of this warp have arrived.
+DEVICE void release(unsigned mbarrier) {
+  warp_barrier();
+  if (lane_id() == 0) mbarrier_arrive(mbarrier);
+}
+
+// A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
+struct Ring {
+  int slot = 0;
+  unsigned parity = 0;
+
+  DEVICE void advance() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+};
+
+// One thread asks for a whole tile, panel by panel. `full` is told when the bytes have come.
+template <class TileT>
+DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int first_row, unsigned full, unsigned long long hint) {
+  mbarrier_arrive_expect(full, TileT::BYTES);
+#pragma unroll
+  for (int i = 0; i < TileT::PANELS; ++i)
+    tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
+}
+
+// Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
+// queries see (the first) come first. The KV heads of a group run side by side before the next ones start, so that what their
+// blocks share (Q, dO and the sums of dQ) stays in the L2.
+struct Place { int batch, kv_head, first_key; };
+
+DEVICE Place place_of(const Shape& shape, int block) {
+  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
+  const int first_head = block / (group * key_tiles) * group;  // of the group
+  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
+  const int place = block - first_head * key_tiles, flat_head = first_head + place % heads;
+  return {flat_head / shape.kv_heads, flat_head % shape.kv_heads, place / heads * BC};
+}
+
+// A tile of queries of one of the group's heads.
+struct Visit {
+  int head, i;
+
+  DEVICE void advance(Keys tiles) {
+    if (++i > tiles.last) ++head, i = tiles.first;
+  }
+};
+
+// An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
+DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
+
+// A number for each query of a tile, by a warp. Those from `rows` on are `without`.
+template <class F>
+DEVICE void load_numbers(unsigned to, const float* from, int rows, float without, F&& f) {
+#pragma unroll 1  // the producer has few registers
+  for (int r = 0; r < BR; r += 32) {
+    float x = without;
+    if (r + lane_id() < rows) x = f(load_global<float>(from + r + lane_id()));
+    store_shared(to + (r + lane_id()) * 4, x);
+  }
+}
+
+// c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
+DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
+#pragma unroll
+  for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
+  wgmma_commit();
+}
+
+// c += A B for this warpgroup's keys, as a group of its own: A is P or dS, B has the queries as rows.
+DEVICE void multiply_by_columns(Gradient& c, const unsigned (&a)[QUERY_STEPS][4], QTile b) {
+#pragma unroll
+  for (int i = 0; i < QUERY_STEPS; ++i) wgmma_rs(c, a[i], columns_operand(b, 16 * i));
+  wgmma_commit();
+}
+
+// dQ = dS K for this warpgroup's share of dQ, as a group of its own.
+DEVICE void multiply_for_queries(QueryGradient& dq, DSTile ds, KVTile k, int consumer) {
+  const unsigned rows = ds.panel(consumer / ASIDE), columns = k.panel(consumer % ASIDE * (HEAD_DIM / ASIDE / 64));
+#pragma unroll
+  for (int key = 0; key < BC; key += 16)
+    wgmma_columns_ss(dq, wgmma_descriptor(rows + key * 128, DSTile::PANEL_BYTES, 1024),
+                     wgmma_descriptor(columns + key * 128, KVTile::PANEL_BYTES, 1024), key > 0);
+  wgmma_commit();
+}
+
+// Each query's number, negated sum or LSE, lies in SRAM; a lane has two neighbouring queries of each fragment.
+DEVICE float2 of_queries(unsigned numbers, int fragment) {
+  return load_shared<float2>(numbers + (8 * fragment + 2 * (lane_id() % 4)) * 4);
+}
+
+// -D, from which the sums of dP begin.
+DEVICE void begin_at(Transposed& dp, unsigned numbers) {
+#pragma unroll
+  for (int n = 0; n < BR / 8; ++n) {
+    const float2 d = of_queries(numbers, n);
+    dp[n][0] = dp[n][2] = d.x, dp[n][1] = dp[n][3] = d.y;
+  }
+}
+
+// S becomes P = exp(S - LSE).
+DEVICE void exponentials(Transposed& s, float c, unsigned numbers) {
+#pragma unroll
+  for (int n = 0; n < BR / 8; ++n) {
+    const float2 l = of_queries(numbers, n);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - (e % 2 ? l.y : l.x));
+  }
+}
+
+DEVICE void multiply_into(Transposed& dp, const Transposed& p) {
+#pragma unroll
+  for (int n = 0; n < BR / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dp[n][e] *= p[n][e];
+}
+
+// P or dS in the storage dtype, as an operand A.
+DEVICE void round_operand(unsigned (&a)[QUERY_STEPS][4], const Transposed& c) {
+#pragma unroll
+  for (int i = 0; i < QUERY_STEPS; ++i) {
+    const FragmentA operand = operand_a(c, 16 * i);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[i][r] = operand.r[r];
+  }
+}
+
+// The same into a tile in SRAM, from row `row` on.
+DEVICE void store_operand(DSTile tile, int row, const unsigned (&a)[QUERY_STEPS][4]) {
+  const int g = lane_id() / 4;
+  const unsigned own = tile.base + (row + g) * 128 + lane_id() % 4 * 4;
+#pragma unroll
+  for (int i = 0; i < QUERY_STEPS; ++i)
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int chunk = (16 * i % 64 / 8 + r / 2) ^ g;
+      store_shared(own + 16 * i / 64 * DSTile::PANEL_BYTES + r % 2 * 1024 + chunk * CHUNK_BYTES, a[i][r]);
+    }
+}
+
+// Adds this warpgroup's share of dQ to the sums in HBM. Rows and columns outside are left out.
+DEVICE void add_gradient(const Tensor& dq_sum, int batch, Visit at, const Shape& shape, const QueryGradient& dq, int consumer) {
+  const int row = at.i * BR + consumer / ASIDE * 64 + warp_id() % 4 * 16 + lane_id() / 4 + lane_id() % 2 * 8;
+  const int column = consumer % ASIDE * (HEAD_DIM / ASIDE) + lane_id() % 4 / 2 * 4;
+  char* sums = row_address(dq_sum, batch, at.head, row) + column * 4;
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM / ASIDE / 8; ++n) {
+    const float4 part = four_columns(dq[n]);
+    if (row < shape.len_q && column + 8 * n < shape.head_dim) add_global(sums + 32 * n, part);
+  }
+}
