@@ -17,52 +17,17 @@
 // Expected: HBM reads K, V once, Q and dO once per column of tiles, and as many times adds to dq_sum. SRAM binds: with 32 x 32 scores
 // per warp, a fragment that is read feeds two products.
 #include "backward.cuh"
+#include "backward_rows.cuh"
 
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
-constexpr int DELTA_ROWS = 16, DELTA_THREADS = 128;  // of the first and the last launch
-// The row tile of a block of the first and the last launch.
-struct Rows { int batch, head, first, end; };
-
-DEVICE Rows rows_of(const Shape& shape) {
-  const int row_tiles = ceil_div(shape.len_q, DELTA_ROWS), flat_head = blockIdx.x / row_tiles;
-  const int first = blockIdx.x % row_tiles * DELTA_ROWS;
-  return {flat_head / shape.heads, flat_head % shape.heads, first, min(first + DELTA_ROWS, shape.len_q)};
-}
-
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
-  const auto [batch, head, first_row, end_row] = rows_of(shape);
-  constexpr int LANES = lanes_for(HEAD_DIM / CHUNK_ELEMENTS);  // that share a row
-  const int lane = threadIdx.x % LANES;
-
   // step: delta
-#pragma unroll
-  for (int r = 0; r < DELTA_ROWS; r += DELTA_THREADS / LANES) {
-    const int row = first_row + r + threadIdx.x / LANES;
-    const bool inside = r + threadIdx.x / LANES < DELTA_ROWS && row < end_row;
-    float sum = 0;
-#pragma unroll
-    for (int column = 0; column < HEAD_DIM; column += LANES * CHUNK_ELEMENTS) {
-      const int own = column + lane * CHUNK_ELEMENTS;
-      lanes_meet();
-      if (inside && own < shape.head_dim) {
-        const uint4 a = load_global<uint4>(row_address(dout, batch, head, row) + own * ELEMENT_BYTES);
-        const uint4 b = load_global<uint4>(row_address(out, batch, head, row) + own * ELEMENT_BYTES);
-        sum += dot(a, b, shape.head_dim - own);
-      }
-    }
-#pragma unroll
-    for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (inside && lane == 0)
-      store_global(delta + (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row, sum);
-  }
+  delta_of_rows(out, dout, delta, shape);
 
   // step: zero_dq
-  constexpr int SUM_LANES = lanes_for(HEAD_DIM / 4);
-  for (int row = first_row + threadIdx.x / SUM_LANES; row < end_row; row += DELTA_THREADS / SUM_LANES)
-    for (int column = threadIdx.x % SUM_LANES * 4; column < shape.head_dim; column += SUM_LANES * 4)
-      store_global(row_address(dq_sum, batch, head, row) + column * 4, make_float4(0, 0, 0, 0));
+  zero_rows(dq_sum, shape);
 }
 
 // Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
@@ -224,16 +189,6 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
-  const auto [batch, head, first_row, end_row] = rows_of(shape);
-  constexpr int LANES = lanes_for(HEAD_DIM / 4);
-  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
-
   // step: convert_dq
-  for (int row = first_row + threadIdx.x / LANES; row < end_row; row += DELTA_THREADS / LANES)
-    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
-      float4 x = make_float4(0, 0, 0, 0);
-      if (column < shape.head_dim) x = load_global<float4>(row_address(dq_sum, batch, head, row) + column * 4);
-      const float4 scaled = make_float4(x.x * shape.scale, x.y * shape.scale, x.z * shape.scale, x.w * shape.scale);
-      store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
-    }
+  convert_rows(dq_sum, dq, shape);
 }

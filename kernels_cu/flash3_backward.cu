@@ -178,9 +178,13 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     ready();
     multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
     issue_dkv();
+
+    // step: dq (of the tile before: add it to HBM)
     wgmma_wait<2>();
     settle(dq);
     add_gradient(dq_sum, place.batch, before, shape, dq, consumer);
+
+    // step: dk (done)
     finish_dkv(n);
   }
   if (n > 2) {

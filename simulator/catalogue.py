@@ -13,6 +13,7 @@ from simulator.formulas import flash1_backward as flash1_backward_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
+from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import softmax as softmax_formula
@@ -27,6 +28,7 @@ from simulator.programs import flash1_backward as flash1_backward_program
 from simulator.programs import flash2 as flash2_program
 from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash3 as flash3_program
+from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import softmax as softmax_program
@@ -41,6 +43,7 @@ from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
+from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
@@ -266,6 +269,17 @@ CATALOGUE = {
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
             about=flash2_backward_program.ABOUT, follows="flash1_backward", atomics=("dq",),
+        ),
+        Algorithm(
+            "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
+            (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "delta", "dq_sum"), arch="sm_90a"),
+             Kernel("flash3_backward", "flash3_backward",
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv"),
+                    (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a"),
+             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq"), arch="sm_90a")),
+            Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
+                    instead="flash2_backward"),
+            flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
         ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, softmax_formula.softmax_safe, about=softmax_program.ABOUT),

@@ -26,9 +26,6 @@ using Transposed = float[KEY_FRAGMENTS][QUERY_PAIRS][2][4];  // keys x queries
 using Gradient = float[KEY_FRAGMENTS][COLUMN_PAIRS][2][4];   // keys x columns
 using QueryGradient = float[ROW_FRAGMENTS][COLUMN_PAIRS][2][4];
 
-// Lanes that share a row of so many chunks.
-DEVICE constexpr int lanes_for(int chunks) { return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks; }
-
 // Which warp this is: its first key and row within a tile, and its place across.
 struct Warp {
   int key, row, across;

@@ -7,9 +7,6 @@
 
 constexpr int DELTA_ROWS = 16, DELTA_THREADS = 128;
 
-// Lanes that share a row of so many chunks.
-DEVICE constexpr int lanes_for(int chunks) { return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks; }
-
 // The row tile of a block.
 struct Rows { int batch, head, first, end; };
 

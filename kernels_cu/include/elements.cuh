@@ -26,6 +26,9 @@ DEVICE void store_elements(void* address, float4 x) {
 #endif
 }
 
+// Lanes that share a row of so many chunks.
+DEVICE constexpr int lanes_for(int chunks) { return chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks; }
+
 // The product of two chunks of a row, of whose elements from `left` on none counts: they are padding.
 DEVICE float dot(uint4 a, uint4 b, int left) {
   const unsigned x[] = {a.x, a.y, a.z, a.w}, y[] = {b.x, b.y, b.z, b.w};

@@ -24,8 +24,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
     dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
-    blocks = heads * -(-p.len_q // ROWS)
-    _delta(book, problem, blocks)
+    count_delta(book, problem)
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
@@ -64,20 +63,18 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
         exp=pairs * square,
     )
-
-    book.launch("flash2_backward_convert", blocks, 4, config.heads_together)
-    if blocks:
-        book.add("convert_dq", "dq_sum", hbm_read=dq_sum.nbytes)
-        book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)
-        book.distinct("dq_sum", "read", dq_sum.nbytes)
-        book.distinct("dq", "write", t["dq"].nbytes)
-        book.compute(other=blocks * ROWS * p.head_dim)
+    count_convert(book, problem)
 
 
-def _delta(book: Book, problem: Problem, blocks: int) -> None:
+def _blocks(problem: Problem) -> int:
+    """How many blocks the first and the last launch have."""
+    return problem.batch * problem.heads * -(-problem.len_q // ROWS)
+
+
+def count_delta(book: Book, problem: Problem) -> None:
     """The first launch: D = rowsum(dO * O), and zeros for dQ."""
-    p, t = problem, book.tensors
-    book.launch("flash2_backward_delta", blocks, 4, book.config.heads_together if book.config else 1)
+    p, t, blocks = problem, book.tensors, _blocks(problem)
+    book.launch(f"{book.algorithm}_delta", blocks, 4, book.config.heads_together if book.config else 1)
     if not blocks:
         return
     for name in ("dout", "out"):
@@ -88,3 +85,15 @@ def _delta(book: Book, problem: Problem, blocks: int) -> None:
     for name in ("delta", "dq_sum"):
         book.distinct(name, "write", t[name].nbytes)
     book.compute(other=2 * blocks * ROWS * p.head_dim_v)
+
+
+def count_convert(book: Book, problem: Problem) -> None:
+    """The last launch: dQ from the sums."""
+    p, t, blocks = problem, book.tensors, _blocks(problem)
+    book.launch(f"{book.algorithm}_convert", blocks, 4, book.config.heads_together if book.config else 1)
+    if blocks:
+        book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
+        book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)
+        book.distinct("dq_sum", "read", t["dq_sum"].nbytes)
+        book.distinct("dq", "write", t["dq"].nbytes)
+        book.compute(other=blocks * ROWS * p.head_dim)

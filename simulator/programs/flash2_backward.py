@@ -58,10 +58,12 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     )
 
 
-def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tuple[HbmTensor, HbmTensor]:
+def prepare(
+    name: str, m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem
+) -> tuple[HbmTensor, HbmTensor]:
     """Line 4 of Algorithm 2, D = rowsum(dO * O), and dQ = 0 in float32, to which the atomics add. Returns both."""
     delta, dq_sum = m.workspace("delta", 1, vector=True), m.workspace("dq_sum", problem.head_dim)
-    for block in m.launch("flash2_backward_delta", rows=-(-problem.len_q // ROWS), warps=4):
+    for block in m.launch(f"{name}_delta", rows=-(-problem.len_q // ROWS), warps=4):
         i = block.i
         block.step("delta")
         block.store(delta, (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum(), i, ROWS)
@@ -70,9 +72,9 @@ def prepare(m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem) -> tu
     return delta, dq_sum
 
 
-def convert(m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> None:
+def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> None:
     """dQ is scale times the sum, rounded to the storage dtype."""
-    for block in m.launch("flash2_backward_convert", rows=-(-problem.len_q // ROWS), warps=4):
+    for block in m.launch(f"{name}_convert", rows=-(-problem.len_q // ROWS), warps=4):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, ROWS) * problem.scale, block.i, ROWS)
 
@@ -98,7 +100,7 @@ def flash2_backward(
     """
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
-    delta, dq_sum = prepare(m, out, dout, problem)
+    delta, dq_sum = prepare("flash2_backward", m, out, dout, problem)
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
@@ -137,16 +139,25 @@ def flash2_backward(
         block.step("store_dkv")
         block.store(dk, dk_j * problem.scale, j, tile.cols)
         block.store(dv, dv_j, j, tile.cols)
-    convert(m, dq_sum, dq, problem)
+    convert("flash2_backward", m, dq_sum, dq, problem)
     return dq, dk, dv
 
 
-ABOUT = {
-    "flash2_backward_delta": {
-        "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
-        "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
-    },
-    "flash2_backward": {
+_DELTA = {
+    "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
+    "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
+}
+_CONVERT = {"convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype."}
+
+
+def about(name: str, main: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The player's words for the three launches of an algorithm whose main launch adds up dQ by atomics."""
+    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT}
+
+
+ABOUT = about(
+    "flash2_backward",
+    {
         "load_kv": "Fetch a tile of keys and their values once. Their gradients never leave the registers.",
         "load_q": "Fetch the next tile of queries that see any of these keys, and their LSE.",
         "load_do": "Fetch dO of the same queries, and their D.",
@@ -160,8 +171,5 @@ ABOUT = {
         "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
         "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
     },
-    "flash2_backward_convert": {
-        "convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype.",
-    },
-}
+)
 """What each step of each launch is for, in a sentence or two: the player's words."""

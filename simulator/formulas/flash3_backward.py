@@ -1,0 +1,70 @@
+"""The counts of the backward pass for Hopper in closed form, launch by launch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.flash2_backward import count_convert, count_delta
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3 import PANEL
+from simulator.programs.flash3_backward import sram_bytes, warpgroups
+
+
+def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """The elements of FlashAttention-2's Algorithm 2. But TMA's boxes count whole, with their rows outside.
+
+    P never passes through SRAM, dS is written once and read for dQ alone. LSE and D are requested once per visit.
+    """
+    del lse
+    p, es, t = problem, problem.itemsize, book.tensors
+    above, across = warpgroups(tile)
+    heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
+    book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
+    dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
+    count_delta(book, problem)
+
+    # a key tile sees those queries that a row tile of the transposed problem sees as keys
+    seen = walk(p.transposed, Tile(tile.cols, tile.rows))
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys, config.readers
+    visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
+    peak = sram_bytes(p, tile, config.stages)
+    book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible)
+    for name, width in (("k", d), ("v", dv)):
+        if visits:
+            book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * bc * width * es)
+            book.distinct(name, "read", t[name].nbytes)
+            book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
+            book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
+    for load, use, name, vector, width in (
+        ("load_q", "exp", "q", "lse", d),
+        ("load_do", "load_do", "dout", "delta", dv),
+    ):
+        book.add(load, name, hbm_read=pairs * tile.rows * width * es, sram_write=pairs * br * width * es)
+        book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * tile.rows * 4)
+        book.add(use, vector, sram_read=pairs * 4 * readers * tile.rows * 4)
+        book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
+        book.distinct(vector, "read", heads * seen.distinct_keys * 4)
+    book.add("ds", "ds", sram_write=pairs * bc * br * es)
+    for step, left, right, sides in (
+        ("scores", "k", "q", (bc * d, readers * br * d)),
+        ("dp", "v", "dout", (bc * dv, readers * br * dv)),
+        ("dv", "p", "dout", (0, readers * br * dv)),
+        ("dk", "ds", "q", (0, readers * br * d)),
+        ("dq", "ds", "k", (across * bc * br, above * bc * d)),
+    ):
+        if sides[0]:
+            book.add(step, left, sram_read=pairs * sides[0] * es)
+        book.add(step, right, sram_read=pairs * sides[1] * es)
+    book.add("dq", "dq_sum", hbm_atomic=rows * dq_sum.row_bytes)
+    book.distinct("dq_sum", "write", heads * seen.distinct_keys * dq_sum.row_bytes)
+    square = tile.rows * tile.cols
+    book.compute(
+        matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
+        other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
+        exp=pairs * square,
+    )
+    count_convert(book, problem)

@@ -1,0 +1,165 @@
+"""FlashAttention-2's backward pass on Hopper: TMA loads whole boxes, warpgroups multiply, P and dS stay in their registers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.config import Config, heads_that_share_the_l2
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.machine import Machine
+from simulator.operations.backward import BACKWARD
+from simulator.problem import Problem, Tile, round_up
+from simulator.program import program
+from simulator.programs.flash2_backward import about, convert, prepare
+from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.tensors import HbmTensor
+
+KEYS = 64
+"""Keys of a tile per warpgroup."""
+
+
+def warpgroups(tile: Tile) -> tuple[int, int]:
+    """The warpgroups form a grid over a tile of dQ: so many along its rows, 64 each, and so many across its columns."""
+    all_of_them = max(1, tile.cols // KEYS)
+    above = max(1, min(all_of_them, tile.rows // 64))
+    return above, all_of_them // above
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i with LSE and D, two buffers of dS, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
+    return tiles * problem.itemsize + 4 * (2 * stages * tile.rows + MBARRIERS)
+
+
+def choose_tile(problem: Problem) -> Tile:
+    """The widest head dims leave registers for 64 queries, the narrower ones for 128."""
+    return Tile(128 if round_up(max(problem.head_dim, problem.head_dim_v), PANEL) == PANEL else 64, 128)
+
+
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """None for the kernel's tile, else what is accepted."""
+    chosen = choose_tile(problem)
+    return None if tile == chosen else f"{chosen}: 64 keys for each of two warpgroups, whose registers hold no other"
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """A producer and a warpgroup per 64 keys, with two stages of Q and dO, or one if two don't fit.
+
+    Raises `SramOverflow` if no configuration fits.
+    """
+    chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
+    # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
+    smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
+    candidates = [(chosen, 2), (chosen, 1), *smaller]
+    for chosen, stages in candidates:
+        needed = sram_bytes(problem, chosen, stages)
+        if needed <= device.sram_per_block:
+            break
+    else:
+        chosen, stages = candidates[-1]
+        needed = sram_bytes(problem, chosen, stages)
+        raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    consumers = max(1, chosen.cols // KEYS)
+    return Config(
+        tile=chosen,
+        warps=4 * (consumers + 1),
+        stages=stages,
+        consumers=consumers,
+        blocks_per_sm=1,
+        heads_together=heads_that_share_the_l2(problem, device),
+    )
+
+
+@program(configure=configure, operation=BACKWARD)
+def flash3_backward(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+    """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691), with the engines of Hopper (arXiv 2407.08608).
+
+    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
+    len_q) float32. There is one block per KV head and key tile of Bc keys, 64 per warpgroup. dK_j and dV_j stay in its
+    registers, summed over the query heads of the group. S and dP are computed transposed, with keys as rows. So P and dS
+    lie in registers as the products for dV and dK want them. Only for dQ, which needs all keys, dS passes through SRAM.
+    The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM.
+    """
+    c = m.config
+    dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
+    delta, dq_sum = prepare("flash3_backward", m, out, dout, problem)
+    above, across = warpgroups(tile)
+    visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
+    launch = m.launch(
+        "flash3_backward", rows=problem.key_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible, of=k
+    )
+    for block in launch:
+        j = block.i
+        ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype, copies=2, panel=PANEL)
+        lse_shared, d_shared = (block.alloc(name, c.stages * tile.rows) for name in ("lse", "delta"))
+        block.alloc("mbarriers", MBARRIERS)
+        for ring in (q, dout):
+            block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
+        block.step("load_kv")
+        k_j, v_j = block.load(k, j, tile.cols, panel=PANEL), block.load(v, j, tile.cols, panel=PANEL)
+        dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
+        for g in range(problem.queries_per_kv):
+            for i in block.walk:
+                block.step("load_q")
+                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL)
+                block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
+                block.step("load_do")
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL)
+                block.put(d_shared, block.fetch(delta.head(g), i, tile.rows))
+                d_i = block.get(d_shared, 4 * c.consumers).T
+                block.step("scores")
+                s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
+                block.step("dp")
+                dp = block.matmul(v_j, do_i.T, split=("rows", "none"))
+                block.step("mask")
+                s = block.mask(s.T, i, j).T
+                block.step("exp")
+                p = block.exp(s - block.get(lse_shared, 4 * c.consumers).T.finite())
+                block.step("ds")
+                ds = (p * (dp - d_i)).round(problem.dtype)
+                block.put(ds_shared, ds)
+                block.step("dv")
+                dv_j = block.matmul(p.round(problem.dtype), do_i, split=("rows", "none"), acc=dv_j)
+                block.step("dk")
+                dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
+                block.step("dq")
+                dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
+                block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
+        block.step("store_dkv")
+        block.store(dk, dk_j * problem.scale, j, tile.cols)
+        block.store(dv, dv_j, j, tile.cols)
+    convert("flash3_backward", m, dq_sum, dq, problem)
+    return dq, dk, dv
+
+
+ABOUT = about(
+    "flash3_backward",
+    {
+        "load_kv": "TMA brings a tile of keys and their values, once. Their gradients never leave the registers.",
+        "load_q": "TMA brings the next tile of queries that see any of these keys. A warp of the producer fetches their LSE.",
+        "load_do": "TMA brings dO of the same queries, and the warp their D. The sums of dP begin at −D.",
+        "scores": "Each warpgroup multiplies its 64 keys by the queries: the tile of S again, transposed.",
+        "dp": "dP = V dOᵀ, in the background: how the loss depends on each probability.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
+        "ds": "dS = P (dP − D): the derivative of the softmax. It goes to SRAM for the other warpgroup, and stays in registers.",
+        "dv": "dV of these keys gains Pᵀ dO, with P straight from the registers.",
+        "dk": "dK of these keys gains dSᵀ Q, with dS straight from the registers.",
+        "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+    },
+)
+"""What each step of each launch is for, in a sentence or two: the player's words."""
