@@ -37,10 +37,9 @@ struct Warp {
   DEVICE bool holds(int r, int rows) const { return lane_id() + 32 * r < 16 * QUERY_PAIRS && query(r) < rows; }
 };
 
-// Does this warp have columns in a turn? If the pairs of fragments don't divide, the last turn has none for the last warps.
-DEVICE bool has_columns(int turn, int across) {
-  return HEAD_DIM / 16 % ACROSS == 0 || turn < COLUMN_PAIRS - 1 || turn * TURN + 16 * across < HEAD_DIM;
-}
+// Has this warp columns in every turn? If the pairs of fragments don't divide, the last turn has none for the last warps. They then
+// take another loop: instructions that a predicate turns off keep the tensor cores busy all the same, and the counters say so.
+DEVICE bool has_all_turns(Warp warp) { return HEAD_DIM / 16 % ACROSS == 0 || warp.across == 0; }
 
 // c += A Bᵀ for this warp's keys and queries: A has the block's keys as rows, B the queries of a tile.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a_tile, QTile b_tile, Warp warp) {
@@ -59,7 +58,8 @@ DEVICE void multiply_by_queries(Transposed& c, KVTile a_tile, QTile b_tile, Warp
   }
 }
 
-// c += A B for this warp's keys and columns: A is P or dS, B has the queries of a tile as rows.
+// c += A B for this warp's keys and its columns in so many turns: A is P or dS, B has the queries of a tile as rows.
+template <int TURNS>
 DEVICE void multiply_by_columns(Gradient& c, PTile a_tile, QTile b_tile, Warp warp) {
 #pragma unroll(FL_DTYPE == 0 ? 1 : BR / K_STEP)
   for (int query = 0; query < BR; query += K_STEP) {
@@ -67,14 +67,19 @@ DEVICE void multiply_by_columns(Gradient& c, PTile a_tile, QTile b_tile, Warp wa
 #pragma unroll
     for (int f = 0; f < KEY_FRAGMENTS; ++f) a[f] = load_a(a_tile, warp.key + 16 * f, query);
 #pragma unroll
-    for (int m = 0; m < COLUMN_PAIRS; ++m)
-      if (has_columns(m, warp.across)) {
-        if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
-        const FragmentB b = load_b_columns(b_tile, query, m * TURN, 16 * warp.across);
+    for (int m = 0; m < TURNS; ++m) {
+      if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
+      const FragmentB b = load_b_columns(b_tile, query, m * TURN, 16 * warp.across);
 #pragma unroll
-        for (int f = 0; f < KEY_FRAGMENTS; ++f) mma(c[f][m][0], c[f][m][1], a[f], b);
-      }
+      for (int f = 0; f < KEY_FRAGMENTS; ++f) mma(c[f][m][0], c[f][m][1], a[f], b);
+    }
   }
+}
+DEVICE void multiply_by_columns(Gradient& c, PTile a_tile, QTile b_tile, Warp warp) {
+  if (has_all_turns(warp))
+    multiply_by_columns<COLUMN_PAIRS>(c, a_tile, b_tile, warp);
+  else
+    multiply_by_columns<COLUMN_PAIRS - 1>(c, a_tile, b_tile, warp);
 }
 
 // Of the numbers of a warp's queries, 32 a register: those of the two columns that this lane has in a fragment.
@@ -147,7 +152,8 @@ DEVICE void scores_gradient(Transposed& dp, const Transposed& p, PTile ds_tile, 
     }
 }
 
-// dQ = dS K for this warp's queries and columns.
+// dQ = dS K for this warp's queries and its columns in so many turns.
+template <int TURNS>
 DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile, Warp warp) {
 #pragma unroll(FL_DTYPE == 0 ? 1 : BC / K_STEP)
   for (int key = 0; key < BC; key += K_STEP) {
@@ -155,14 +161,19 @@ DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile
 #pragma unroll
     for (int f = 0; f < ROW_FRAGMENTS; ++f) a[f] = load_a_columns(ds_tile, warp.row + 16 * f, key);
 #pragma unroll
-    for (int m = 0; m < COLUMN_PAIRS; ++m)
-      if (has_columns(m, warp.across)) {
-        if (FL_DTYPE == 0) warp_barrier();
-        const FragmentB b = load_b_columns(k_tile, key, m * TURN, 16 * warp.across);
+    for (int m = 0; m < TURNS; ++m) {
+      if (FL_DTYPE == 0) warp_barrier();
+      const FragmentB b = load_b_columns(k_tile, key, m * TURN, 16 * warp.across);
 #pragma unroll
-        for (int f = 0; f < ROW_FRAGMENTS; ++f) mma(dq[f][m][0], dq[f][m][1], a[f], b);
-      }
+      for (int f = 0; f < ROW_FRAGMENTS; ++f) mma(dq[f][m][0], dq[f][m][1], a[f], b);
+    }
   }
+}
+DEVICE void multiply_for_queries(QueryGradient& dq, PTile ds_tile, KVTile k_tile, Warp warp) {
+  if (has_all_turns(warp))
+    multiply_for_queries<COLUMN_PAIRS>(dq, ds_tile, k_tile, warp);
+  else
+    multiply_for_queries<COLUMN_PAIRS - 1>(dq, ds_tile, k_tile, warp);
 }
 
 // The rows of dK or dV from `first_key` on, times `factor`. `rows` is the address of that row.
