@@ -19,15 +19,21 @@
 #include "backward.cuh"
 #include "backward_rows.cuh"
 
+constexpr int ROWS = 16;  // of a block of the first launch, and of the last
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
+  const Rows rows = rows_of<ROWS>(shape);
+
   // step: delta
-  delta_of_rows(out, dout, delta, shape);
+  delta_of_rows<ROWS>(out, dout, delta, shape, rows);
 
   // step: zero_dq
-  zero_rows(dq_sum, shape);
+  constexpr int LANES = lanes_for(HEAD_DIM / 4);
+  for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
+    for (int column = threadIdx.x % LANES * 4; column < shape.head_dim; column += LANES * 4)
+      store_global(row_address(dq_sum, rows.batch, rows.head, row) + column * 4, make_float4(0, 0, 0, 0));
 }
 
 // Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
@@ -189,6 +195,16 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
+  const auto [batch, head, first_row, end_row] = rows_of<ROWS>(shape);
+  constexpr int LANES = lanes_for(HEAD_DIM / 4);
+  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+
   // step: convert_dq
-  convert_rows(dq_sum, dq, shape);
+  for (int row = first_row + threadIdx.x / LANES; row < end_row; row += DELTA_THREADS / LANES)
+    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
+      float4 x = make_float4(0, 0, 0, 0);
+      if (column < shape.head_dim) x = load_global<float4>(row_address(dq_sum, batch, head, row) + column * 4);
+      const float4 scaled = make_float4(x.x * shape.scale, x.y * shape.scale, x.z * shape.scale, x.w * shape.scale);
+      store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
+    }
 }

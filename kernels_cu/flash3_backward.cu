@@ -1,8 +1,8 @@
 // FlashAttention-2's backward pass on Hopper: TMA, WGMMA, a producer and its consumers.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
-//   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
-//   rows padded to 16 bytes
+//   lse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
+//   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile)
 //
 // The launches are those of flash2_backward, and so is the work of a thread block: BC keys of a KV head, against the query tiles
 // that see them, of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV never leave its registers.
@@ -22,17 +22,20 @@
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
+flash3_backward_delta(const Tensor out, const Tensor dout, float* delta, float* dq_sum, const Shape shape) {
+  const Rows rows = rows_of<BR>(shape);
+
   // step: delta
-  delta_of_rows(out, dout, delta, shape);
+  delta_of_rows<BR>(out, dout, delta, shape, rows);
 
   // step: zero_dq
-  zero_rows(dq_sum, shape);
+  const SumTile sums(dq_sum, shape, rows.batch, rows.head, rows.first);
+  for (int i = threadIdx.x; i < BR * HEAD_DIM / 4; i += DELTA_THREADS) store_global(sums.base + i, make_float4(0, 0, 0, 0));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-                const float* lse, const __grid_constant__ TensorMap dout, const float* delta, const Tensor dq_sum, const Tensor dk,
+                const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
                 const Tensor dv, const Shape shape) {
   const Sram sram;
   open(sram);
@@ -182,7 +185,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     // step: dq (of the tile before: add it to HBM)
     wgmma_wait<2>();
     settle(dq);
-    add_gradient(dq_sum, place.batch, before, shape, dq, consumer);
+    add_gradient(dq_sum, shape, place.batch, before, dq, consumer);
 
     // step: dk (done)
     finish_dkv(n);
@@ -196,7 +199,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
     wgmma_wait<0>();
     settle(dq);
-    add_gradient(dq_sum, place.batch, before, shape, dq, consumer);
+    add_gradient(dq_sum, shape, place.batch, before, dq, consumer);
   }
 
   // step: store_dkv
@@ -209,7 +212,23 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape) {
+flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
+  const Rows rows = rows_of<BR>(shape);
+
   // step: convert_dq
-  convert_rows(dq_sum, dq, shape);
+#pragma unroll 1
+  for (int first = rows.first + warp_id() * 16; first < rows.first + BR; first += DELTA_THREADS / 32 * 16) {
+    float sum[HEAD_DIM / 8][4];
+    const SumTile sums(dq_sum, shape, rows.batch, rows.head, first);
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      const float4 part = load_global<float4>(sums.part(n));
+      sum[n][0] = part.x, sum[n][1] = part.y, sum[n][2] = part.z, sum[n][3] = part.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first + 8 * half + lane_id() / 4, bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;
+      store_row(row_address(dq, rows.batch, rows.head, row), sum, half, shape.scale, bytes);
+    }
+  }
 }

@@ -63,17 +63,13 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
         exp=pairs * square,
     )
-    count_convert(book, problem)
+    count_convert(book)
 
 
-def _blocks(problem: Problem) -> int:
-    """How many blocks the first and the last launch have."""
-    return problem.batch * problem.heads * -(-problem.len_q // ROWS)
-
-
-def count_delta(book: Book, problem: Problem) -> None:
-    """The first launch: D = rowsum(dO * O), and zeros for dQ."""
-    p, t, blocks = problem, book.tensors, _blocks(problem)
+def count_delta(book: Book, problem: Problem, rows: int = ROWS) -> None:
+    """The first launch: D = rowsum(dO * O), and zeros for dQ, with so many `rows` per block."""
+    p, t = problem, book.tensors
+    blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     book.launch(f"{book.algorithm}_delta", blocks, 4, book.config.heads_together if book.config else 1)
     if not blocks:
         return
@@ -84,16 +80,17 @@ def count_delta(book: Book, problem: Problem) -> None:
     book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
     for name in ("delta", "dq_sum"):
         book.distinct(name, "write", t[name].nbytes)
-    book.compute(other=2 * blocks * ROWS * p.head_dim_v)
+    book.compute(other=2 * blocks * rows * p.head_dim_v)
 
 
-def count_convert(book: Book, problem: Problem) -> None:
-    """The last launch: dQ from the sums."""
-    p, t, blocks = problem, book.tensors, _blocks(problem)
+def count_convert(book: Book, rows: int = ROWS) -> None:
+    """The last launch: dQ from the sums, with so many `rows` per block."""
+    t = book.tensors
+    blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     book.launch(f"{book.algorithm}_convert", blocks, 4, book.config.heads_together if book.config else 1)
     if blocks:
         book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
         book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)
         book.distinct("dq_sum", "read", t["dq_sum"].nbytes)
         book.distinct("dq", "write", t["dq"].nbytes)
-        book.compute(other=blocks * ROWS * p.head_dim)
+        book.compute(other=blocks * rows * t["dq_sum"].cols)

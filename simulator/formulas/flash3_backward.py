@@ -23,8 +23,9 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     above, across = warpgroups(tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
-    dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
-    count_delta(book, problem)
+    sums = round_up(p.len_q, tile.rows), round_up(p.head_dim, PANEL)
+    dq_sum = book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
+    count_delta(book, problem, tile.rows)
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
@@ -59,12 +60,12 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         if sides[0]:
             book.add(step, left, sram_read=pairs * sides[0] * es)
         book.add(step, right, sram_read=pairs * sides[1] * es)
-    book.add("dq", "dq_sum", hbm_atomic=rows * dq_sum.row_bytes)
-    book.distinct("dq_sum", "write", heads * seen.distinct_keys * dq_sum.row_bytes)
+    book.add("dq", "dq_sum", hbm_atomic=pairs * tile.rows * dq_sum.row_bytes)
+    book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * dq_sum.row_bytes)
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
         other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
         exp=pairs * square,
     )
-    count_convert(book, problem)
+    count_convert(book, tile.rows)

@@ -58,25 +58,26 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     )
 
 
-def prepare(
-    name: str, m: Machine, out: HbmTensor, dout: HbmTensor, problem: Problem
-) -> tuple[HbmTensor, HbmTensor]:
-    """Line 4 of Algorithm 2, D = rowsum(dO * O), and dQ = 0 in float32, to which the atomics add. Returns both."""
-    delta, dq_sum = m.workspace("delta", 1, vector=True), m.workspace("dq_sum", problem.head_dim)
-    for block in m.launch(f"{name}_delta", rows=-(-problem.len_q // ROWS), warps=4):
+def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor, rows: int = ROWS) -> HbmTensor:
+    """Line 4 of Algorithm 2: D = rowsum(dO * O), which is returned. Sets `dq_sum` to 0, to which atomics will add.
+
+    A block has so many `rows`.
+    """
+    delta = m.workspace("delta", 1, vector=True)
+    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4):
         i = block.i
         block.step("delta")
-        block.store(delta, (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum(), i, ROWS)
+        block.store(delta, (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum(), i, rows)
         block.step("zero_dq")
-        block.store(dq_sum, block.full(ROWS, problem.head_dim, 0.0), i, ROWS)
-    return delta, dq_sum
+        block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
+    return delta
 
 
-def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem) -> None:
-    """dQ is scale times the sum, rounded to the storage dtype."""
-    for block in m.launch(f"{name}_convert", rows=-(-problem.len_q // ROWS), warps=4):
+def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int = ROWS) -> None:
+    """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`."""
+    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4):
         block.step("convert_dq")
-        block.store(dq, block.fetch(dq_sum, block.i, ROWS) * problem.scale, block.i, ROWS)
+        block.store(dq, block.fetch(dq_sum, block.i, rows) * problem.scale, block.i, rows)
 
 
 @program(configure=configure, operation=BACKWARD)
@@ -100,7 +101,8 @@ def flash2_backward(
     """
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
-    delta, dq_sum = prepare("flash2_backward", m, out, dout, problem)
+    dq_sum = m.workspace("dq_sum", problem.head_dim)
+    delta = prepare("flash2_backward", m, out, dout, dq_sum)
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))

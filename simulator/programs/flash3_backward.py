@@ -91,11 +91,13 @@ def flash3_backward(
     len_q) float32. There is one block per KV head and key tile of Bc keys, 64 per warpgroup. dK_j and dV_j stay in its
     registers, summed over the query heads of the group. S and dP are computed transposed, with keys as rows. So P and dS
     lie in registers as the products for dV and dK want them. Only for dQ, which needs all keys, dS passes through SRAM.
-    The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM.
+    The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM. The sums of dQ lie as the
+    accumulators do, so whole tiles of them count, with their rows and columns outside.
     """
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
-    delta, dq_sum = prepare("flash3_backward", m, out, dout, problem)
+    dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
+    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows)
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
@@ -141,7 +143,7 @@ def flash3_backward(
         block.step("store_dkv")
         block.store(dk, dk_j * problem.scale, j, tile.cols)
         block.store(dv, dv_j, j, tile.cols)
-    convert("flash3_backward", m, dq_sum, dq, problem)
+    convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
     return dq, dk, dv
 
 
