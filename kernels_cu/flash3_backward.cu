@@ -65,17 +65,19 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     }
     if (warp_id() == 1) {
       for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
-        const int rows = shape.len_q - here.i * BR;
-        const long long first = (static_cast<long long>(place.batch) * shape.heads + here.head) * shape.len_q + here.i * BR;
-
         // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
+        const Numbers numbers(lse, shape, place.batch, here, INF);
         mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
-        load_numbers(sram.lse(ring.slot), lse + first, rows, INF, [](float x) { return lse_of(x); });
+        numbers.store(sram.lse(ring.slot), [](float x) { return lse_of(x); });
         release(sram.q_full(ring.slot));
-
+      }
+    }
+    if (warp_id() == 2) {
+      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
         // step: load_do (producer: D, below which the sums of dP begin)
+        const Numbers numbers(delta, shape, place.batch, here, 0);
         mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-        load_numbers(sram.delta(ring.slot), delta + first, rows, 0, [](float x) { return -x; });
+        numbers.store(sram.delta(ring.slot), [](float x) { return -x; });
         release(sram.do_full(ring.slot));
       }
     }

@@ -123,16 +123,27 @@ struct Visit {
 // An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
 DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
 
-// A number for each query of a tile, by a warp. Those from `rows` on are `without`.
-template <class F>
-DEVICE void load_numbers(unsigned to, const float* from, int rows, float without, F&& f) {
-#pragma unroll 1  // the producer has few registers
-  for (int r = 0; r < BR; r += 32) {
-    float x = without;
-    if (r + lane_id() < rows) x = f(load_global<float>(from + r + lane_id()));
-    store_shared(to + (r + lane_id()) * 4, x);
+// A number for each query of a tile, in the registers of a warp: all are on their way before one is needed.
+struct Numbers {
+  float x[BR / 32];
+
+  // Without a query, the number is `without`.
+  DEVICE Numbers(const float* of_rows, const Shape& shape, int batch, Visit at, float without) {
+    const int first = at.i * BR + lane_id(), left = shape.len_q - first;
+    const float* own = of_rows + (static_cast<long long>(batch) * shape.heads + at.head) * shape.len_q + first;
+#pragma unroll
+    for (int r = 0; r < BR / 32; ++r) {
+      x[r] = without;
+      if (32 * r < left) x[r] = load_global<float>(own + 32 * r);
+    }
   }
-}
+
+  template <class F>
+  DEVICE void store(unsigned to, F&& f) const {
+#pragma unroll
+    for (int r = 0; r < BR / 32; ++r) store_shared(to + (32 * r + lane_id()) * 4, f(x[r]));
+  }
+};
 
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
