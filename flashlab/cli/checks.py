@@ -420,10 +420,11 @@ def bench(
     """Time a kernel beside others that you might use instead: calls interleaved, the median of the ratios."""
     from flashlab.measure import speed
 
-    hopper = get(algorithm).arch
+    hopper, support = get(algorithm).arch, get(algorithm).support
+    timed = support.head_dims if hopper else range(129)
     problems = speed.cells(
         options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
-        options.values("--head-dim", head_dim or ("64,128,256" if hopper else "64,128"), int),
+        options.values("--head-dim", head_dim, int) if head_dim else [d for d in (64, 128, 256) if d in timed],
         (False, True) if causal is None else (causal,),
         options.values("--len-q", len_q, int),
     )

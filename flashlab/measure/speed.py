@@ -14,17 +14,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from flashlab.measure import peers
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
-from simulator.catalogue import get
+from simulator.catalogue import CATALOGUE, get
 from simulator.errors import Unavailable, UsageError
+from simulator.operations.backward import BACKWARD
 
-__all__ = ["BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "run"]
+__all__ = [
+    "BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "interleaved", "normal", "outer_heads",
+    "run", "sampled",
+]  # fmt: skip
 
 TOKENS, HIDDEN = 16384, 2048
 """The field's convention: tokens of all sequences together, and heads × head dim."""
@@ -56,7 +60,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """By the field's convention: 4 · length² · head dim · heads, halved if causal."""
+        """Of a forward pass, by the field's convention: 4 · length² · head dim · heads, halved if causal."""
         p = self.problem
         return 4.0 * p.batch * p.heads * p.len_q**2 * p.head_dim / (2 if self.causal else 1)
 
@@ -114,7 +118,7 @@ class BenchReport:
             "device": self.device,
             "tokens": TOKENS,
             "hidden": HIDDEN,
-            "flops": "4 * length^2 * head_dim * heads * batch, halved if causal",
+            "flops": f"{4 * trial_of(self.algorithm).PRODUCTS:g} * length^2 * head_dim * heads * batch, halved if causal",
             "yardsticks": [asdict(yardstick) for yardstick in self.yardsticks],
             "rows": [asdict(row) for row in self.rows],
             "not_run": list(self.not_run),
@@ -200,6 +204,33 @@ def _torch() -> Any:
     return torch
 
 
+class Trial(Protocol):
+    """What a cell times: ours and the peers on the same tensors, and how far each result is off."""
+
+    PRODUCTS: ClassVar[float]
+    """Matrix products, as a multiple of the forward's."""
+
+    def __init__(self, torch: Any, cell: Cell) -> None: ...
+    def ours(self, algorithm: str, tile: Any) -> Callable[[], Any]:
+        """A call of one of flashlab's algorithms."""
+        ...
+
+    def peer(self, name: str) -> Callable[[], Any]:
+        """A call of another library. It raises whatever the library raises."""
+        ...
+
+    def error(self, name: str | None, call: Callable[[], Any]) -> float:
+        """The error of a call's worst sampled row, as a share of what the rule allows. None is ours."""
+        ...
+
+
+def trial_of(algorithm: str) -> type[Trial]:
+    """How an algorithm's operation is timed."""
+    from flashlab.measure.gradients import Backward
+
+    return Backward if get(algorithm).operation is BACKWARD else _Forward
+
+
 def _bench_cell(
     torch: Any,
     cell: Cell,
@@ -210,21 +241,13 @@ def _bench_cell(
     yardstick: Yardstick,
     not_run: list[str],
 ) -> list[Row]:
-    p = cell.problem
-    generator = torch.Generator(device="cuda").manual_seed(0)
-    shape = (p.batch, p.heads, p.len_q, p.head_dim)
-    dtype = getattr(torch, p.dtype)
-    bhsd = [torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in "qkv"]
-    layouts = {name: peers.layout(name) for name in names}
-    bshd = [x.transpose(1, 2).contiguous() for x in bhsd] if "bshd" in layouts.values() else []
-    samples = _samples(p, bhsd)
-    calls: dict[str | None, Callable[[], Any]] = {None: _ours(torch, algorithm, bhsd, p, tile)}
+    trial = trial_of(algorithm)(torch, cell)
+    calls: dict[str | None, Callable[[], Any]] = {None: trial.ours(algorithm, tile)}
     errors: dict[str | None, float] = {}
     for name in names:
-        swapped = layouts[name] == "bshd"
         try:
-            call = peers.prepare(name, *(bshd if swapped else bhsd), causal=p.causal, scale=p.scale)
-            errors[name] = _error(torch, call, bhsd[0], samples, swapped)
+            call = trial.ours(name, None) if name in CATALOGUE else trial.peer(name)
+            errors[name] = trial.error(name, call)
         except Exception as reason:  # whatever another library raises must not stop ours
             not_run.append(f"{name}, {_said(cell)}: {type(reason).__name__}: {' '.join(str(reason).split())}"[:300])
             continue
@@ -232,17 +255,26 @@ def _bench_cell(
             not_run.append(f"{name}, {_said(cell)}: the result is wrong ({errors[name]:.2f} × what the rule allows)")
             continue
         calls[name] = call
-    errors[None] = _error(torch, calls[None], bhsd[0], samples, swapped=False)
+    errors[None] = trial.error(None, calls[None])
     times = interleaved(torch, list(calls.values()), seconds)
-    return [_row(cell, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)]
+    flops = cell.flops * trial.PRODUCTS
+    return [
+        _row(cell, flops, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)
+    ]
 
 
 def _row(
-    cell: Cell, peer: str | None, times: list[float], ours: list[float], yardstick: Yardstick, error: float
+    cell: Cell,
+    flops: float,
+    peer: str | None,
+    times: list[float],
+    ours: list[float],
+    yardstick: Yardstick,
+    error: float,
 ) -> Row:
     ratios = [] if peer is None else [t / o for t, o in zip(times, ours, strict=True)]
     milliseconds = statistics.median(times)
-    tflops = cell.flops / milliseconds / 1e9
+    tflops = flops / milliseconds / 1e9
     low, _, high = statistics.quantiles(ratios, n=4) if ratios else (0.0, 0.0, 0.0)
     return Row(
         **asdict(cell),
@@ -255,17 +287,6 @@ def _row(
         error=error,
         rounds=len(times),
     )
-
-
-def _ours(torch: Any, algorithm: str, tensors: Sequence[Any], p: Problem, tile: Any) -> Callable[[], Any]:
-    from flashlab.run.call import attention
-
-    out = torch.full_like(tensors[0], float("nan"))
-
-    def call() -> Any:
-        return attention(*tensors, algorithm=algorithm, out=out, tile=tile, **p.masks)
-
-    return call
 
 
 def _said(cell: Cell) -> str:
@@ -282,25 +303,65 @@ class _Sample:
     expected: Expected
 
 
+def outer_heads(p: Problem) -> list[tuple[int, int]]:
+    """The first head and the last, as (batch, head)."""
+    return list(dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]))
+
+
+def sampled(p: Problem) -> list[list[int]]:
+    """The rows of a head that are checked, from its first ones to its last ones: in pieces of neighbours under a causal mask."""
+    n = min(_SAMPLED_ROWS, p.len_q)
+    starts = [(p.len_q - n) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+    pieces = [list(range(start, start + n)) for start in starts]
+    return pieces if p.causal else [[row for piece in pieces for row in piece]]
+
+
 def _samples(p: Problem, tensors: Sequence[Any]) -> list[_Sample]:
     """Rows of the first head and of the last, from their first ones to their last ones.
 
     `tensors` are q, k and v (batch, heads, length, head_dim), of as many heads and as long. Some rows are a problem of their
     own. Under a causal mask these are neighbours, and their keys end with the last one.
     """
-    n = min(_SAMPLED_ROWS, p.len_q)
-    starts = [(p.len_q - n) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
-    pieces = [list(range(start, start + n)) for start in starts]
-    if not p.causal:
-        pieces = [[row for piece in pieces for row in piece]]
+    pieces = sampled(p)
     found: list[_Sample] = []
-    for b, h in dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]):
+    for b, h in outer_heads(p):
         q, k, v = (to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in zip("qkv", tensors, strict=True))
         for rows in pieces:
             keys = rows[-1] + 1 if p.causal else p.len_kv
             alone = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(rows), len_kv=keys)
             found.append(_Sample(b, h, rows, expect(alone, q[:, :, rows], k[:, :, :keys], v[:, :, :keys])))
     return found
+
+
+class _Forward:
+    """A forward pass."""
+
+    PRODUCTS: ClassVar[float] = 1.0
+
+    def __init__(self, torch: Any, cell: Cell) -> None:
+        self.torch, self.problem = torch, cell.problem
+        self.bhsd = normal(torch, cell, "qkv")
+        self.samples = _samples(self.problem, self.bhsd)
+
+    def ours(self, algorithm: str, tile: Any) -> Callable[[], Any]:
+        from flashlab.run.call import attention
+
+        out, p = self.torch.full_like(self.bhsd[0], float("nan")), self.problem
+
+        def call() -> Any:
+            return attention(*self.bhsd, algorithm=algorithm, out=out, tile=tile, **p.masks)
+
+        return call
+
+    def peer(self, name: str) -> Callable[[], Any]:
+        p, tensors = self.problem, self.bhsd
+        if peers.layout(name) == "bshd":
+            tensors = [x.transpose(1, 2).contiguous() for x in tensors]
+        return peers.prepare(name, *tensors, causal=p.causal, scale=p.scale)
+
+    def error(self, name: str | None, call: Callable[[], Any]) -> float:
+        swapped = name is not None and peers.layout(name) == "bshd"
+        return _error(self.torch, call, self.bhsd[0], self.samples, swapped)
 
 
 def _error(torch: Any, call: Callable[[], Any], like: Any, samples: Sequence[_Sample], swapped: bool) -> float:
@@ -312,6 +373,13 @@ def _error(torch: Any, call: Callable[[], Any], like: Any, samples: Sequence[_Sa
     out = out.swapaxes(1, 2) if swapped else out
     parts = ((out[x.batch : x.batch + 1, x.head : x.head + 1, x.rows], x.expected) for x in samples)
     return max(judge(expected, to_numpy("out", part), None).worst for part, expected in parts)
+
+
+def normal(torch: Any, cell: Cell, names: Iterable[str]) -> list[Any]:
+    """Normal random tensors of a cell's shape, (batch, heads, length, head_dim), in GPU memory."""
+    p, generator = cell.problem, torch.Generator(device="cuda").manual_seed(0)
+    shape, dtype = (p.batch, p.heads, p.len_q, p.head_dim), getattr(torch, cell.dtype)
+    return [torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in names]
 
 
 def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:

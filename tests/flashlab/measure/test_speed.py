@@ -37,12 +37,12 @@ def test_rows_take_medians_of_rounds() -> None:
     cell = Cell("float16", 64, False, 1024)
     yardstick = Yardstick("float16", matmul=500.0, copy=4000.0)
     # one slow round of both kernels: a ratio of medians would be off, the median of ratios is not
-    row = speed._row(cell, "sdpa-flash", [2.0, 40.0, 2.0], [1.0, 20.0, 1.0], yardstick, 0.3)
+    row = speed._row(cell, cell.flops, "sdpa-flash", [2.0, 40.0, 2.0], [1.0, 20.0, 1.0], yardstick, 0.3)
     assert row.ratio == 2.0
     assert row.milliseconds == 2.0
     assert row.tflops == pytest.approx(cell.flops / 2e-3 / 1e12)
     assert row.of_matmul == pytest.approx(row.tflops / 500)
-    assert speed._row(cell, None, [1.0, 1.0], [1.0, 1.0], yardstick, 0.3).ratio is None
+    assert speed._row(cell, cell.flops, None, [1.0, 1.0], [1.0, 1.0], yardstick, 0.3).ratio is None
 
 
 def test_a_report_is_json_prints_and_fails_on_a_wrong_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_peer_whose_output_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Cell, "problem", small)
     monkeypatch.setattr(peers, "layout", lambda name: "bhsd")
     monkeypatch.setattr(peers, "prepare", lambda name, *_, **__: lambda: right * np.float16(name == "right" or 1.02))
-    monkeypatch.setattr(speed, "_ours", lambda *_: lambda: right)
+    monkeypatch.setattr(speed._Forward, "ours", lambda *_: lambda: right)
     monkeypatch.setattr(speed, "interleaved", lambda torch, calls, seconds: [[1.0, 1.0] for _ in calls])
     drawn = iter(arrays)
     torch = SimpleNamespace(

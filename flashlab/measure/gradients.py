@@ -1,0 +1,151 @@
+"""A backward pass of ours and of other libraries, ready to be timed on the same tensors, and judged in some rows.
+
+Each library's backward pass gets the output and the LSE of its own forward pass, which is not timed. The rule judges each
+gradient given that output and that LSE.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flashlab.measure.speed import Cell, normal, outer_heads, sampled
+from flashlab.run.host import to_numpy
+from simulator import Problem
+from simulator.dtypes import Array
+from simulator.errors import Unavailable
+from simulator.operations.backward import BACKWARD
+
+FORWARD = "flash3"
+"""The algorithm whose output and LSE our backward passes get."""
+
+
+class Backward:
+    """The backward pass of a cell, as `speed.Trial` wants it."""
+
+    PRODUCTS: ClassVar[float] = 2.5
+
+    def __init__(self, torch: Any, cell: Cell) -> None:
+        self.torch, self.problem = torch, cell.problem
+        self.q, self.k, self.v, self.dout = normal(torch, cell, ("q", "k", "v", "dout"))
+        self._results: dict[str | None, tuple[Any, Any]] = {}  # the output and the LSE of each one's forward pass
+
+    def ours(self, algorithm: str, tile: Any) -> Callable[[], Any]:
+        from flashlab.run.backward import attention_backward
+        from flashlab.run.call import attention
+
+        p = self.problem
+        out, lse = attention(self.q, self.k, self.v, algorithm=FORWARD, lse=True, **p.masks)
+        self._results[None] = self._results[algorithm] = out, lse
+
+        def call() -> Any:
+            return attention_backward(
+                self.dout, self.q, self.k, self.v, out, lse, algorithm=algorithm, tile=tile, **p.masks
+            )
+
+        return call
+
+    def peer(self, name: str) -> Callable[[], Any]:
+        """Raises `Unavailable` for a library whose backward pass isn't known here."""
+        if name not in _PEERS:
+            raise Unavailable(f"only the backward passes of {', '.join(_PEERS)} are known")
+        call, *self._results[name] = _PEERS[name](self)
+        return call
+
+    def error(self, name: str | None, call: Callable[[], Any]) -> float:
+        litter = [self.torch.full_like(self.q, float("nan")) for _ in range(3)]  # the allocator hands this memory on
+        del litter
+        dq, dk, dv = call()
+        found = {"dq": dq, "dk": dk, "dv": dv}
+        out, lse = self._results[name]
+        given = {"q": self.q, "k": self.k, "v": self.v, "out": out, "lse": lse, "dout": self.dout}
+        return max(errors(self.problem, given, found))
+
+
+def errors(p: Problem, given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[float]:
+    """How far some rows of each gradient are off, of the first head and of the last, as a share of what the rule allows.
+
+    They are problems of their own: few queries and their keys for dQ, few keys and their queries for dK and dV. The LSE is
+    given, so nothing else is missing. Query and KV heads are as many, and queries and keys.
+    """
+    for b, h in outer_heads(p):
+        head = {name: to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in given.items()}
+        mine = {name: to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in found.items()}
+        for rows in sampled(p):
+            keys = np.arange(rows[-1] + 1 if p.causal else p.len_kv)
+            own = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(rows), len_kv=len(keys))
+            yield _worst(own, _part(head, np.array(rows), keys), {"dq": mine["dq"][:, :, rows]})
+            # queries from the first key on: the mask shows query i its keys up to i
+            queries = np.arange(rows[0] if p.causal else 0, p.len_q)
+            own = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(queries), len_kv=len(rows))
+            if p.causal:
+                own = own.replace(causal=False, window=(None, len(queries) - len(rows)))
+            of_keys = {name: mine[name][:, :, rows] for name in ("dk", "dv")}
+            yield _worst(own, _part(head, queries, np.array(rows)), of_keys)
+
+
+def _part(head: Mapping[str, Array], queries: Array, keys: Array) -> dict[str, Array]:
+    return {name: x[:, :, keys if name in ("k", "v") else queries] for name, x in head.items()}
+
+
+def _worst(p: Problem, given: Mapping[str, Array], found: Mapping[str, Array]) -> float:
+    truth = BACKWARD.judge(p, given)
+    bounds = BACKWARD.bounds(p, given, truth)
+    worst = 0.0
+    for name, x in found.items():
+        off = np.linalg.norm(x.astype(np.float64) - truth[name], axis=-1) / bounds[name]
+        worst = max(worst, float(np.where(np.isnan(off), np.inf, off).max(initial=0.0)))
+    return worst
+
+
+def _sdpa(backend: str, operator: str) -> Callable[[Backward], tuple[Callable[[], Any], Any, Any]]:
+    """torch's own, by a backend of `scaled_dot_product_attention`. The operator behind it returns the LSE."""
+
+    def prepare(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
+        torch, p = trial.torch, trial.problem
+        attention = importlib.import_module("torch.nn.attention")
+        q, k, v = (x.detach().requires_grad_() for x in (trial.q, trial.k, trial.v))
+        with attention.sdpa_kernel(getattr(attention.SDPBackend, backend)):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal, scale=p.scale)
+        lse = getattr(torch.ops.aten, operator)(
+            trial.q,
+            trial.k,
+            trial.v,
+            *((None, True) if backend.startswith("CUDNN") else ()),
+            0.0,
+            p.causal,
+            scale=p.scale,
+        )[1]
+
+        def call() -> Any:
+            return torch.autograd.grad(out, (q, k, v), trial.dout, retain_graph=True)
+
+        return call, out.detach(), lse.reshape(lse.shape[:3])
+
+    return prepare
+
+
+def _fa4(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
+    try:
+        library = importlib.import_module("flash_attn.cute.interface")
+    except ImportError as error:
+        raise Unavailable(f"flash_attn.cute cannot be imported ({error}): pip install flash-attn-4") from None
+    p = trial.problem
+    q, k, v, dout = (x.transpose(1, 2).contiguous() for x in (trial.q, trial.k, trial.v, trial.dout))
+    out, lse = library.flash_attn_func(q, k, v, softmax_scale=p.scale, causal=p.causal, return_lse=True)[:2]
+
+    def call() -> Any:
+        found = library._flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=p.scale, causal=p.causal)
+        return [x.transpose(1, 2) for x in found[:3]]
+
+    return call, out.transpose(1, 2), lse
+
+
+_PEERS: dict[str, Callable[[Backward], tuple[Callable[[], Any], Any, Any]]] = {
+    "sdpa-flash": _sdpa("FLASH_ATTENTION", "_scaled_dot_product_flash_attention"),
+    "cudnn": _sdpa("CUDNN_ATTENTION", "_scaled_dot_product_cudnn_attention"),
+    "fa4": _fa4,
+}
