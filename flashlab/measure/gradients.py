@@ -52,7 +52,8 @@ class Backward:
         """Raises `Unavailable` for a library whose backward pass isn't known here."""
         if name not in _PEERS:
             raise Unavailable(f"only the backward passes of {', '.join(_PEERS)} are known")
-        call, *self._results[name] = _PEERS[name](self)
+        call, out, lse = _PEERS[name](self)
+        self._results[name] = out, lse
         return call
 
     def error(self, name: str | None, call: Callable[[], Any]) -> float:

@@ -30,6 +30,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    of_dq = round_up(tile.rows, PANEL)  # rows of dQ, which dS's panels have as columns
     pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys, config.readers
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages)
@@ -45,8 +46,8 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         ("load_do", "load_do", "dout", "delta", dv),
     ):
         book.add(load, name, hbm_read=pairs * tile.rows * width * es, sram_write=pairs * br * width * es)
-        book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * tile.rows * 4)
-        book.add(use, vector, sram_read=pairs * 4 * readers * tile.rows * 4)
+        book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * br * 4)
+        book.add(use, vector, sram_read=pairs * 4 * readers * br * 4)
         book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
         book.distinct(vector, "read", heads * seen.distinct_keys * 4)
     book.add("ds", "ds", sram_write=pairs * bc * br * es)
@@ -55,7 +56,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         ("dp", "v", "dout", (bc * dv, readers * br * dv)),
         ("dv", "p", "dout", (0, readers * br * dv)),
         ("dk", "ds", "q", (0, readers * br * d)),
-        ("dq", "ds", "k", (across * bc * br, above * bc * d)),
+        ("dq", "ds", "k", (across * bc * of_dq, above * bc * d)),
     ):
         if sides[0]:
             book.add(step, left, sram_read=pairs * sides[0] * es)
@@ -64,7 +65,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     book.distinct("dq_sum", "write", heads * round_up(seen.distinct_keys, tile.rows) * dq_sum.row_bytes)
     square = tile.rows * tile.cols
     book.compute(
-        matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
+        matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * d),
         other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
         exp=pairs * square,
     )

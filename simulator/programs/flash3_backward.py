@@ -31,7 +31,7 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
-    return tiles * problem.itemsize + 4 * (2 * stages * tile.rows + MBARRIERS)
+    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + MBARRIERS)
 
 
 def choose_tile(problem: Problem) -> Tile:

@@ -27,8 +27,15 @@ def gradients(p: fl.Problem, arrays: dict[str, Any], kind: str = "cupy", **optio
     return {name: to_numpy(name, x) for name, x in zip(("dq", "dk", "dv"), found, strict=True)}
 
 
-@pytest.mark.parametrize("head_dim", [40, 64, 96, 128, 192, 256])
-@pytest.mark.parametrize(("algorithm", "dtype"), IN_THEIR_DTYPES)
+@pytest.mark.parametrize(
+    ("algorithm", "dtype", "head_dim"),
+    [
+        (*each, d)
+        for each in IN_THEIR_DTYPES
+        for d in (40, 64, 96, 128, 192, 256)
+        if d in fl.CATALOGUE[each[0]].support.head_dims
+    ],
+)
 def test_the_rule_at_the_default_tile(algorithm: str, dtype: str, head_dim: int) -> None:
     p = fl.Problem(
         batch=2, heads=4, kv_heads=2, len_q=300, len_kv=333, head_dim=head_dim, dtype=dtype, causal=True
