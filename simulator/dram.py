@@ -8,6 +8,7 @@ Requested bytes are exact. How many of them the L2 serves is not. The model take
   on an H200 with 60 MB of L2. Data that every SM reads is served up to 28 MiB and lost from 42 MiB on, because each
   half of the L2 keeps a copy of its own. Data that one SM reads is served up to 38 MiB and lost from 56 MiB on.
 - What a wave reads once, and what it writes, passes through the L2 as well.
+- What reductions add to is fetched before it is added to: at least once, and at most with every reduction.
 - Data that one SM reads *and* writes by turns (`flash1`'s O) is lost earlier, from 33 MiB on.
 """
 
@@ -44,13 +45,13 @@ class Dram:
 
 def estimate(counts: Counts) -> Dram:
     """The estimate for all launches of an algorithm. It lies within the bounds."""
-    low, high = counts.compulsory_read, counts.hbm.read
+    low, high = counts.compulsory_read, counts.hbm.read + counts.hbm.atomic
     return Dram(min(max(low, sum(_launch(counts, launch) for launch in counts.launches)), high), low, high)
 
 
 def of_launch(counts: Counts, launch: LaunchCounts) -> Dram:
     """The estimate for one launch of an algorithm."""
-    low, high = counts.distinct(launch, "read"), launch.bytes("hbm.read")
+    low, high = counts.distinct(launch, "read"), launch.bytes("hbm.read") + launch.bytes("hbm.atomic")
     return Dram(min(max(low, _launch(counts, launch)), high), low, high)
 
 
@@ -74,6 +75,7 @@ def _launch(counts: Counts, launch: LaunchCounts) -> int:
         if reads[name] - distinct[name] > _overhang(counts, spec) and distinct[name]
     }
     once = sum(n for name, n in distinct.items() if name not in again and (name, "write") not in launch.distinct)
+    once += sum(launch.distinct.get((name, "write"), 0) for name in counts.tensors if launch.bytes("hbm.atomic", name))
     if not again:
         return once
     most = counts.config.blocks_per_sm if counts.config else 16
