@@ -1,11 +1,13 @@
-"""The counts of Flash-Decoding in closed form: per row tile, of which decoding has one or a few."""
+"""The counts of Flash-Decoding in closed form, for many row tiles at a time. Decoding has one or a few."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, Splits, sram_bytes
+from simulator.programs.flash_decoding import CHILDREN, TILES_PER_CHUNK, Splits, sram_bytes
 
 
 def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -18,8 +20,7 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
     heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * es, cols * dv * es
-    seen = [s.tiles(i) for i in range(s.row_tiles)]
-    pairs = heads * sum(map(len, seen))
+    pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
     partial = Spec(
         "partial", heads, s.rows, p.head_dim_v, "float32", "workspace", axes=(("parts", sum(s.room)),), flat=True
     )
@@ -34,29 +35,33 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
     book.launch("flash_decoding", s.row_tiles * s.most * heads, w, config.heads_together, peak)
 
     blocks = merges = merging = 0
-    for i, tiles in enumerate(seen):
-        inside, chunks = min(tile.rows, s.rows - i * tile.rows), s.chunks(i)
-        working = max(1, len(chunks))
-        blocks += heads * working
-        book.add("load_q", "q", hbm_read=heads * working * inside * t["q"].row_bytes)
-        keys = min(tiles.stop * tile.cols, p.len_kv) - tiles.start * tile.cols if tiles else 0
+    seen = list[tuple[int, int]]()
+    for inside, begin, stop in s.spans():
+        if (stop > begin).any():
+            seen.append((int(begin[stop > begin].min()), int(stop.max())))
+        first, last = begin // TILES_PER_CHUNK, np.maximum(stop - 1, 0) // TILES_PER_CHUNK
+        working = last - first + 1
+        blocks += heads * int(working.sum())
+        book.add("load_q", "q", hbm_read=heads * int((working * inside).sum()) * t["q"].row_bytes)
+        keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
         for step, name in (("load_k", "k"), ("load_v", "v")):
-            book.add(step, name, hbm_read=heads * keys * t[name].row_bytes)
-        first, last = chunks.start, chunks.stop - 1
-        while first < last:
-            children = heads * (last - first + 1)
-            first, last = first // CHILDREN, last // CHILDREN
-            parents = heads * (last - first + 1)
+            book.add(step, name, hbm_read=keys * t[name].row_bytes)
+        while (first < last).any():
+            split = first < last
+            inside, children = inside[split], (last - first + 1)[split]
+            first, last = first[split] // CHILDREN, last[split] // CHILDREN
+            parents = heads * int((last - first + 1).sum())
             for name, nbytes in (("partial", partial.row_bytes), ("partial_lse", 4)):
-                moved = children * inside * nbytes
+                moved = heads * int((children * inside).sum()) * nbytes
                 book.add("store_partial", name, hbm_write=moved)
                 book.add("merge", name, hbm_read=moved)
                 for way in ("read", "write"):
                     book.distinct(name, way, moved)
-            book.add("arrive", "arrivals", hbm_atomic=4 * children)
+            arrived = heads * int(children.sum())
+            book.add("arrive", "arrivals", hbm_atomic=4 * arrived)
             for way in ("read", "write"):
                 book.distinct("arrivals", way, 4 * parents)
-            merges += children - parents
+            merges += arrived - parents
             merging += parents
 
     book.add("load_q", "q", sram_write=blocks * q_tile)
@@ -67,9 +72,10 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
         book.add(load, name, sram_write=pairs * size)
         book.add(use, name, sram_read=pairs * size)
-        if pairs:
-            first, stop = min(x.start for x in seen if x), max(x.stop for x in seen)
-            distinct = min(stop * tile.cols, p.len_kv) - first * tile.cols
+        if seen:
+            distinct = (
+                min(max(stop for _, stop in seen) * tile.cols, p.len_kv) - min(begin for begin, _ in seen) * tile.cols
+            )
             book.distinct(name, "read", heads * distinct * t[name].row_bytes)
     for name, size in (("m_warps", 4 * rows), ("l_warps", 4 * rows), ("o_warps", 4 * rows * dv)):
         book.add("join", name, sram_write=blocks * w * size, sram_read=blocks * w * size)

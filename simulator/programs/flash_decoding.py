@@ -17,6 +17,7 @@ import numpy as np
 from simulator.block import Block
 from simulator.config import Config, padded
 from simulator.devices import Device
+from simulator.dtypes import Array
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
@@ -27,6 +28,9 @@ from simulator.tensors import HbmTensor, SramTile
 TILES_PER_CHUNK = 4
 CHILDREN = 16
 """The most children of a node of the tree."""
+
+
+_AT_A_TIME = 4096  # row tiles that are looked at together
 
 
 class Node(NamedTuple):
@@ -63,6 +67,18 @@ class Splits:
         keys = self.problem.keys_of_rows(first // self.group, last // self.group)
         return range(keys.start // self.tile.cols, -(-keys.stop // self.tile.cols)) if keys else range(0)
 
+    def spans(self) -> Iterator[tuple[Array, Array, Array]]:
+        """The same for many row tiles at a time, as arrays: the rows inside, the first key tile, the one after the last."""
+        p, rows, cols = self.problem, self.tile.rows, self.tile.cols
+        for begin in range(0, self.row_tiles, _AT_A_TIME):
+            first = np.arange(begin, min(begin + _AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
+            inside = np.minimum(rows, self.rows - first)
+            aligned, last = first // self.group + p.offset, (first + inside - 1) // self.group + p.offset
+            start = np.maximum(0, aligned - (p.len_kv + self.rows if p.left is None else p.left))
+            stop = np.minimum(p.len_kv, last + (p.len_kv + self.rows if p.right is None else p.right) + 1)
+            seen = start < stop
+            yield inside, np.where(seen, start // cols, 0), np.where(seen, -(-stop // cols), 0)
+
     def chunks(self, i: int) -> range:
         """The chunks of which row tile i sees a key."""
         tiles = self.tiles(i)
@@ -77,7 +93,8 @@ class Splits:
     @cached_property
     def most(self) -> int:
         """The most chunks of a row tile, at least 1: even a row without keys needs a block that writes its output."""
-        return max((len(self.chunks(i)) for i in range(self.row_tiles)), default=1) or 1
+        chunks = (-(-stop // TILES_PER_CHUNK) - first // TILES_PER_CHUNK for _, first, stop in self.spans())
+        return max((int(n.max()) for n in chunks), default=1) or 1
 
     @cached_property
     def room(self) -> list[int]:
