@@ -35,6 +35,7 @@ ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
+_ZEROS = 8 << 20  # bytes of them, about
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -75,10 +76,11 @@ class _Zeros:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._nbytes = round_up(nbytes, 256)
-        self._held = [cupy().zeros(self._nbytes * _MOST_ZEROS, np.uint8)]
+        self._nbytes = round_up(max(1, nbytes), 256)
+        ahead = max(4, min(_MOST_ZEROS, _ZEROS // self._nbytes))
+        self._held = [cupy().zeros((ahead * self._nbytes,), np.uint8)]
         cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them
-        self._ahead = iter(range(self._held[0].data.ptr, self._held[0].data.ptr + self._held[0].nbytes, self._nbytes))
+        self._ahead = iter([self._held[0].data.ptr + i * self._nbytes for i in range(ahead)])
         self._of_stream = dict[tuple[int, int], int]()
 
     def at(self, stream: Any) -> int:
@@ -93,7 +95,7 @@ class _Zeros:
     def _next(self) -> int:
         pointer = next(self._ahead, None)
         if pointer is None:  # this call sets them to 0, on its stream or in its graph
-            self._held.append(cupy().zeros(self._nbytes, np.uint8))
+            self._held.append(cupy().zeros((self._nbytes,), np.uint8))
             pointer = self._held[-1].data.ptr
         return pointer
 

@@ -24,12 +24,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 def problem(case: str) -> fl.Problem:
     """A case as a problem: float16, one batch, head dim 64 where it doesn't say otherwise."""
-    return fl.Problem(**{"batch": 1, "head_dim": 64, "dtype": "float16", **CASES[case]})
+    sizes: dict[str, Any] = {"batch": 1, "head_dim": 64, "dtype": "float16", **CASES[case]}
+    return fl.Problem(**sizes)
 
 
 def mutant(mechanism: str, old: str, new: str, check: str, case: str = "chunks", **where: Any) -> KernelMutant:
     """`check` is what must find it: "misuse", "bytes", "zeros" (counters left above 0) or "rule" (wrong numbers)."""
-    at = {"file": KERNEL, "algorithm": "flash_decoding", **where}
+    at: dict[str, Any] = {"file": KERNEL, "algorithm": "flash_decoding", **where}
     return KernelMutant(mechanism=mechanism, old=old, new=new, check=check, case=case, **at)
 
 

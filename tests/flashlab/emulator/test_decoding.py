@@ -47,7 +47,7 @@ def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     out, lse = attended(p, arrays, tile=tile)
     truth = ATTENTION.judge(p, arrays)
     bounds = ATTENTION.bounds(p, arrays, truth)
-    empty = np.isneginf(truth["lse"])
+    empty: Any = np.isneginf(truth["lse"])
     assert (np.isneginf(lse) == empty).all() and (out[empty] == 0).all()
     assert (np.linalg.norm(out.astype(np.float64) - truth["out"], axis=-1) <= bounds["out"]).all()
     assert (np.abs(lse[~empty] - truth["lse"][~empty]) <= bounds["lse"][~empty]).all()
