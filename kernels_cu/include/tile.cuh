@@ -42,7 +42,7 @@ struct TileLoader {
   static constexpr int STEP = EVEN ? THREADS / CHUNKS : 1;                             // and goes down in these steps
 
   // This thread among those that copy together.
-  static DEVICE int thread() { return THREADS == 32 ? lane_id() : threadIdx.x; }
+  static DEVICE unsigned thread() { return THREADS == 32 ? threadIdx.x % 32 : threadIdx.x; }
 
   const char* from;  // the next tile, or this thread's first chunk of it
   long long stride;
@@ -50,7 +50,7 @@ struct TileLoader {
 
   // opaque: an address of its own that moves on costs less than one computed anew for each tile.
   DEVICE TileLoader(const char* rows, long long stride, int row_bytes)
-      : from(opaque(rows + (EVEN ? thread() / CHUNKS * stride + thread() % CHUNKS * CHUNK_BYTES : 0))),
+      : from(opaque(rows + (EVEN ? static_cast<int>(thread()) / CHUNKS * stride + thread() % CHUNKS * CHUNK_BYTES : 0))),
         stride(stride), row_bytes(row_bytes) {}
 
   // Fills the whole tile. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which
