@@ -134,7 +134,8 @@ flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out,
       copy_wait<0>();
       warp_barrier();
     }
-    const WarpTile keys = k_tile(stage), values = v_tile(stage);
+    const WarpTile keys = k_tile(stage);
+    const int slot = stage;
     stage = stage == STAGES - 1 ? 0 : stage + 1;
 
     // step: scores
@@ -201,6 +202,7 @@ flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out,
         }
 
     // step: load_v
+    const WarpTile values = v_tile(slot);
 
     // step: output
 #pragma unroll

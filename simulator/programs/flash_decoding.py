@@ -258,9 +258,11 @@ def flash_decoding(
             }
             o, log = merged(block, found)  # pyright: ignore[reportArgumentType]
         else:
-            for x, name, values in zip(outputs, ("store_o", "store_lse"), (o, log), strict=False):
-                block.step(name)
-                block.store(m.packed(x), values, i, tile.rows)
+            block.step("store_o")
+            block.store(m.packed(outputs[0]), o, i, tile.rows)
+            if m.lse:
+                block.step("store_lse")
+                block.store(m.packed(outputs[1]), log, i, tile.rows)
     return outputs
 
 
