@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
+    from flashlab.run.merge import merge
     from flashlab.run.plan import plan
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
@@ -91,6 +92,7 @@ _LAZY = {
     "EmulationError": "flashlab.run.emulated",
     "Comparison": "flashlab.views.comparison",
     "load_inputs": "flashlab.run.inputs",
+    "merge": "flashlab.run.merge",
     "predict": "flashlab.lessons",
     "progress": "flashlab.lessons",
     "sample": "flashlab.run.inputs",
@@ -137,6 +139,6 @@ __all__ = [
     "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
     "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "catalogue", "check", "check_formula",
-    "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "naive", "naive_loop", "plan", "player", "predict",
-    "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
+    "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "merge", "naive", "naive_loop", "plan", "player",
+    "predict", "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

@@ -143,6 +143,16 @@ class Block:
             values = self._rows_of(tensor, x, i, rows, add=True)[..., : last - first, : stop - start]
             self._m.write(tensor, first, last, start, stop, values + self._m.read(tensor, first, last, start, stop))
 
+    def arrive(self, counter: HbmTensor, i: Rows) -> None:
+        """Count up the i-th counter of a workspace of zeros, by an atomic that tells how many came before.
+
+        The one that comes last sets it back to 0. The machine runs blocks in the order of their columns, so a program knows
+        which one that is.
+        """
+        for way in ("read", "write"):
+            *_, nbytes = self._extent(counter, i, 1, 0, 1, way)
+        self._count(counter.name, hbm_atomic=nbytes)
+
     # -- SRAM ---------------------------------------------------------------------------------------------------
 
     def alloc(
@@ -177,9 +187,9 @@ class Block:
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return Registers(self, rows, cols, buffer.values)
 
-    def to_registers(self, tile: SramTile) -> Registers:
-        """SRAM to registers. The warps split the rows, so each byte is read once. Products with it read no SRAM."""
-        self._count(tile.name, sram_read=tile.footprint * self.lockstep)
+    def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
+        """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
+        self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
         return Registers(self, tile.rows, tile.cols, tile.values)
 
     # -- arithmetic ---------------------------------------------------------------------------------------------

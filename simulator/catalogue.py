@@ -15,6 +15,7 @@ from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
+from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
@@ -30,6 +31,7 @@ from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
+from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
@@ -45,11 +47,12 @@ from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_fp8 import flash3_fp8
+from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 from simulator.programs.standard_backward import standard_backward
-from simulator.support import Support, powers_of_two, warpgroups
+from simulator.support import Support, few_rows, powers_of_two, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
 from simulator.time.schedules import flash1 as flash1_schedule
@@ -248,6 +251,12 @@ CATALOGUE = {
             "flash2_triton", flash2_triton, flash2_formula.flash2,
             kernels=(Kernel("flash2_triton", "flash2", _FORWARD, language="triton"),), support=_TRITON,
             about=flash2_program.ABOUT, follows="flash2",
+        ),
+        Algorithm(
+            "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
+            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "partial", "partial_lse", "arrivals")),),
+            Support(tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
+            about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,

@@ -49,7 +49,8 @@ class Spec:
     Rows are padded to 16 bytes. A vector (LSE, l, m) has one value per row, without padding. `role` is "input",
     "output" or "workspace". `axes` are axes that a workspace has between heads and rows, with their sizes:
     `(("splits", 4),)` gives each head four planes of rows and columns. Of a `flat` workspace a kernel is told the address
-    alone, because the kernels that write and read it know how it lies.
+    alone, because the kernels that write and read it know how it lies. One of `zeros` holds zeros before a launch, and the
+    kernel leaves it so.
 
     >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
     1600
@@ -64,6 +65,7 @@ class Spec:
     vector: bool = False
     axes: tuple[tuple[str, int], ...] = ()
     flat: bool = False
+    zeros: bool = False
 
     @property
     def by_pointer(self) -> bool:

@@ -31,6 +31,14 @@ def warpgroups(tile: Tile, problem: Problem) -> str | None:
     return "64, 128 or 192 rows, 64 for each warpgroup, and a multiple of 16 columns up to 256"
 
 
+def few_rows(tile: Tile, problem: Problem) -> str | None:
+    """None for a tile of which a warp can hold all rows, and a block of up to eight warps 16 keys each, else what is accepted."""
+    most = 16 if problem.head_dim > 128 else 32
+    if tile.rows <= most and tile.cols <= 128:
+        return None
+    return f"up to {most} rows, which each warp holds, and up to 128 columns, 16 for each warp"
+
+
 def powers_of_two(tile: Tile, problem: Problem) -> str | None:
     """None for a tile that Triton makes of a few warps, else what is accepted."""
     del problem

@@ -221,9 +221,9 @@ def test_the_matrix_ticks_only_what_is_there(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_readme_is_short():
-    """At most 120 lines, none over 100 columns but in tables: code and what is generated included."""
+    """At most 100 lines beside tables, whose rows are algorithms and measurements; none over 100 columns but in tables."""
     lines = readme.PAGE.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
+    assert len([line for line in lines if not line.startswith("|")]) <= 100
     assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
 
 

@@ -9,13 +9,15 @@ from typing import Any
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.problem import FP8, SCORES
+from simulator.support import few_rows
 
 __all__ = ["l2_problems", "matrix"]
 
 
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
-    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi and a ragged batch."""
+    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi and a ragged batch.
+    Where it is for few queries, also such, with many keys."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
         "ragged": {"batch": 1, "heads": 2, "len_q": 239, "head_dim": 40},
@@ -50,6 +52,12 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             **shapes["more-queries"], "soft_cap": 5.0, "sinks": True, "alibi": True, "causal": True,
         },
     }  # fmt: skip
+    # Of few queries, with keys in several chunks, on one level of the tree and on two.
+    few: dict[str, dict[str, Any]] = {
+        "a-query": {"batch": 2, "heads": 8, "kv_heads": 2, "len_q": 1, "len_kv": 2999, "head_dim": 128},
+        "some-queries": {"batch": 1, "heads": 6, "kv_heads": 2, "len_q": 5, "len_kv": 9000, "head_dim": 40},
+        "wide-heads": {"batch": 1, "heads": 16, "kv_heads": 4, "len_q": 1, "len_kv": 1500, "head_dim": 256},
+    }
     lengths = [239, (113, 799), 0, (1, 64), (421, 97), (0, 30), 509]
     sequences: dict[str, dict[str, Any]] = {
         f"sequences {word}": {
@@ -66,6 +74,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
     def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
         own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
+        own |= few if row.support.tile is few_rows else {}
         masked: dict[str, dict[str, Any]] = {
             f"{name} {word}": {**shape, "causal": causal}
             for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())

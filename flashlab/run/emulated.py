@@ -48,7 +48,7 @@ class Emulation:
     """What an algorithm's `kernels` did: `outputs` by name, the `launches` beside the formula's `counts`.
 
     `unwritten`: bytes of the outputs that no thread wrote, by tensor; of a launch that a finding stopped neither these nor
-    its bytes are judged.
+    its bytes are judged. `left` are workspaces that were to be zeros again, a line each.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=20, head_dim=16, dtype="float16")
@@ -64,6 +64,7 @@ class Emulation:
     launches: tuple[Launched, ...]
     unwritten: Mapping[str, int]
     kernels: tuple[Kernel, ...]
+    left: tuple[str, ...] = ()
 
     @property
     def out(self) -> Array:
@@ -94,19 +95,19 @@ class Emulation:
     def checked(self) -> Emulation:
         """Itself, if nothing was misused and every output written. Raises `EmulationError` with a line for each finding."""
         left = [f"never written: {dict(self.unwritten)}"] if self.unwritten else []
-        if complaints := [*map(str, self.findings), *left]:
+        if complaints := [*map(str, self.findings), *left, *self.left]:
             raise EmulationError("\n".join(complaints))
         return self
 
     @property
     def passed(self) -> bool:
         """Nothing was misused, every output written, and every byte is the formula's."""
-        return not self.findings and not self.unwritten and not self.differences
+        return not self.findings and not self.unwritten and not self.left and not self.differences
 
     def complaints(self) -> list[str]:
         """Everything that is wrong, a line each."""
         left = [f"{name}: {n:,} bytes were never written" for name, n in self.unwritten.items()]
-        return [*map(str, self.findings), *left, *self.differences]
+        return [*map(str, self.findings), *left, *self.left, *self.differences]
 
     def __repr__(self) -> str:
         found = self.complaints()
@@ -222,7 +223,11 @@ def emulate_problem(
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
     asked = [x for x in row.operation.outputs if x.name in counts.tensors and (lse or not x.asked)]
     found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
-    return Emulation(found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels)
+    zeros = [spec.name for spec in counts.tensors.values() if spec.zeros and judged]
+    left = [f"{name}: not all zeros, as the next launch needs it" for name in zeros if arena.buffers[name].data.any()]
+    return Emulation(
+        found, counts, tuple(launches), {name: n for name, n in unwritten.items() if n}, kernels, tuple(left)
+    )
 
 
 @dataclass(frozen=True)
@@ -303,6 +308,9 @@ def _fill(arena: Arena, counts: Counts, inputs: Mapping[str, Array]) -> None:
             x = inputs[spec.name]
             lead = (batch, spec.heads // batch) if spec.heads % batch == 0 else (1, spec.heads)
             strides = _place(arena, spec.name, x if x.ndim == 4 else x.reshape(*lead, spec.rows, spec.cols))
+        elif spec.zeros:
+            arena.put(spec.name, np.zeros(spec.nbytes, np.uint8))
+            strides = abi.strides_of(spec, batch)
         else:
             arena.new(spec.name, spec.nbytes)
             strides = abi.strides_of(spec, batch)

@@ -23,7 +23,7 @@ from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, among, unknown
-from simulator.problem import WIDTH, Problem
+from simulator.problem import WIDTH, Problem, round_up
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
@@ -34,6 +34,8 @@ ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
+_MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
+_ZEROS = 8 << 20  # bytes of them, about
 _STATIC_SRAM = 48 * 1024  # what a block may use without asking
 
 
@@ -66,13 +68,46 @@ class _Launch:
         return self.kernel.kernel.ptr, blocks, 1, 1, threads, 1, 1, self.sram
 
 
+class _Zeros:
+    """Memory of zeros, which kernels leave as zeros: counters of blocks, above all.
+
+    Each stream of a thread has its own, because calls on other streams may run at the same time. So has each call that a
+    graph captures: the graph may be replayed beside them. They are made ahead, so that a call sets nothing to 0.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = round_up(max(1, nbytes), 256)
+        ahead = max(4, min(_MOST_ZEROS, _ZEROS // self._nbytes))
+        self._held = [cupy().zeros((ahead * self._nbytes,), np.uint8)]
+        cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them
+        self._ahead = iter([self._held[0].data.ptr + i * self._nbytes for i in range(ahead)])
+        self._of_stream = dict[tuple[int, int], int]()
+
+    def at(self, stream: Any) -> int:
+        """The pointer to zeros for a call on the current stream."""
+        if stream.is_capturing():
+            return self._next()
+        key = threading.get_ident(), stream.ptr
+        if key not in self._of_stream:
+            self._of_stream[key] = self._next()
+        return self._of_stream[key]
+
+    def _next(self) -> int:
+        pointer = next(self._ahead, None)
+        if pointer is None:  # this call sets them to 0, on its stream or in its graph
+            self._held.append(cupy().zeros((self._nbytes,), np.uint8))
+            pointer = self._held[-1].data.ptr
+        return pointer
+
+
 class Ready:
     """A plan for arrays that lie at known places (None for a workspace), in the order of `plan.tensors`: what is left is
     to allocate the workspaces and to queue the kernels."""
 
     def __init__(self, plan: Plan, places: tuple[At | None, ...]) -> None:
         self._plan, self._places = plan, places
-        self._workspaces = [nbytes for (_, nbytes, _), at in zip(plan.tensors, places, strict=True) if at is None]
+        missing = [name for (name, *_), at in zip(plan.tensors, places, strict=True) if at is None]
+        self._workspaces = [(plan.counts.tensors[name].nbytes, plan.zeros.get(name)) for name in missing]
         self._queue = functools.lru_cache(_MOST_KEPT)(self._queued)
 
     def launch(self, first: int = 0, *, allocate: Allocate | None = None) -> None:
@@ -81,12 +116,12 @@ class Ready:
         `allocate` is the allocator of the workspaces (None: CuPy's pool). It must hand memory on in that stream's order.
         """
         cuda = _cuda()
+        stream, launch, take = cuda.get_current_stream(), cuda.driver.launchKernel, allocate or from_the_pool
         # held until the launches are queued: allocators hand memory on in the stream's order
-        held = [(allocate or from_the_pool)(nbytes) for nbytes in self._workspaces]
-        stream, launch = cuda.get_current_stream().ptr, cuda.driver.launchKernel
+        held = [take(nbytes) if zeros is None else (zeros.at(stream), zeros) for nbytes, zeros in self._workspaces]
         # the driver's own call: CuPy's looks at the arguments' types, which takes as long as all the rest
         for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:
-            launch(*configuration, stream, arguments.pointer, 0)
+            launch(*configuration, stream.ptr, arguments.pointer, 0)
 
     def _queued(self, *workspaces: int) -> list[tuple[tuple[int, ...], _Packed]]:
         """The launches and what each passes, when the workspaces lie at these pointers."""
@@ -113,7 +148,8 @@ class Plan:
     `TRITON_CACHE_DIR`. CuPy never compiles for Hopper's sm_90a, nor for an `arch` that was asked for: flashlab compiles those
     itself, and keeps them in its own cache (`flashlab cache dir`).
 
-    Several threads may use a plan at once, on any streams.
+    Several threads may use a plan at once, on any streams. A kernel that counts the blocks that are done leaves its counters at 0
+    for the next call, so an aborted launch spoils a plan.
     """
 
     def __init__(
@@ -139,7 +175,8 @@ class Plan:
         tensors = self.counts.tensors
         self.outputs = [x for x in self.operation.outputs if x.name in tensors and (lse or not x.asked)]
         returned = {x.name for x in self.outputs}
-        self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace")
+        self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
+        self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace" and not x.zeros)
         self.tensors = [(x.name, x.nbytes, abi.strides_of(x, problem.batch)) for x in tensors.values()]
         self._ready = functools.lru_cache(_MOST_KEPT)(functools.partial(Ready, self))
         self._shape = abi.shape_struct(problem, config.heads_together)

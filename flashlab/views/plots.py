@@ -45,7 +45,7 @@ _INK, _FAINT = "#222222", "#D9D9D9"
 
 # Colours by an algorithm's place in the catalogue, among those of its operation. Algorithms that follow each other have
 # shades of one colour.
-_BY_PLACE = (_RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE, "#003F63")
+_BY_PLACE = (_RED, _ORANGE, _SKY, _BLUE, "#B7E1D4", "#7FC9B0", "#40B08E", _GREEN, _PURPLE, "#003F63", _YELLOW)
 _OTHERS = (_BLACK, _GREY, "#B8A900", "#8B5A2B", "#5B5EA6")
 _MARKERS = "osD^vPX*"
 
@@ -341,10 +341,11 @@ def sweep(rows: Sequence[Mapping[str, Any]], x: str, y: str, series: Sequence[st
     """Draw `y` over `x`, one line per combination of the keys in `series`. Rows that don't fit are marked on the
     axis."""
     with _style():
-        figure: Any = Picture(figsize=(9.5, 5), layout="constrained")
-        ax: Any = figure.subplots()
         values = _distinct(row[x] for row in rows)
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        width = 9.5 if numeric else max(9.5, 1.1 * len(values))  # inches: names need room
+        figure: Any = Picture(figsize=(width, 5), layout="constrained")
+        ax: Any = figure.subplots()
         if numeric:
             values = sorted(values)
         logarithmic = numeric and len(values) > 1 and values[0] > 0 and values[-1] >= 4 * values[0]

@@ -11,7 +11,7 @@ DEVICE unsigned sram_base() {
   return static_cast<unsigned>(__cvta_generic_to_shared(sram));
 }
 
-// Says what lies in a range of SRAM, for the emulator's reports and counts.
+// Says what lies in a range of SRAM from now on, for the emulator's reports and counts.
 DEVICE void name_sram(const char* name, unsigned address, unsigned bytes) {
 #ifdef EMULATOR
   emu_name_sram(name, address, bytes);
@@ -20,6 +20,9 @@ DEVICE void name_sram(const char* name, unsigned address, unsigned bytes) {
 
 // Waits for every thread of the block, and makes their SRAM and HBM writes visible to each other.
 DEVICE void barrier() { __syncthreads(); }
+
+// The same, and true for all threads if x is for any.
+DEVICE bool barrier_any(bool x) { return __syncthreads_or(x); }
 
 // What this thread wrote to SRAM is visible to the copy engine and the tensor cores, once a barrier has passed.
 DEVICE void fence_async() {
@@ -81,6 +84,21 @@ DEVICE void add_global(void* address, float4 x) {
                "red.global.add.f32 [%0 + 8], %3;\n\tred.global.add.f32 [%0 + 12], %4;"
                ::"l"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
 #endif
+}
+
+// Counts up to `last`, from which a counter in HBM goes back to 0. True for whoever finds it at `last`: all others have been here
+// before. What the block's threads wrote to HBM before a barrier before it, they have; and what the others wrote is visible to
+// the block's threads after a barrier.
+DEVICE bool last_to_arrive(void* counter, unsigned last) {
+#ifdef EMULATOR
+  __threadfence();
+  const unsigned before = atomicInc(static_cast<unsigned*>(counter), last);
+  __threadfence();
+#else
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+#endif
+  return before == last;
 }
 
 // T from SRAM. Lanes that name the same address get it from one read.

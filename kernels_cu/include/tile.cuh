@@ -33,12 +33,16 @@ struct Tile {
 };
 
 // One thread's share in copying rows from HBM into tiles: all THREADS threads of the block copy together, neighbours
-// take neighbouring chunks of a row. Each load() takes the next ROWS rows, which lie `stride` bytes apart.
+// take neighbouring chunks of a row. Of 32 threads, each warp is a group with a tile of its own. Each load() takes the next ROWS
+// rows, which lie `stride` bytes apart.
 template <int THREADS, class TileT>
 struct TileLoader {
   static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
   static constexpr bool EVEN = THREADS % CHUNKS == 0 && ROWS * CHUNKS % THREADS == 0;  // a thread keeps to its column
   static constexpr int STEP = EVEN ? THREADS / CHUNKS : 1;                             // and goes down in these steps
+
+  // This thread among those that copy together.
+  static DEVICE unsigned thread() { return THREADS == 32 ? threadIdx.x % 32 : threadIdx.x; }
 
   const char* from;  // the next tile, or this thread's first chunk of it
   long long stride;
@@ -46,7 +50,7 @@ struct TileLoader {
 
   // opaque: an address of its own that moves on costs less than one computed anew for each tile.
   DEVICE TileLoader(const char* rows, long long stride, int row_bytes)
-      : from(opaque(rows + (EVEN ? static_cast<int>(threadIdx.x) / CHUNKS * stride + threadIdx.x % CHUNKS * CHUNK_BYTES : 0))),
+      : from(opaque(rows + (EVEN ? static_cast<int>(thread()) / CHUNKS * stride + thread() % CHUNKS * CHUNK_BYTES : 0))),
         stride(stride), row_bytes(row_bytes) {}
 
   // Fills the whole tile. Rows from `rows` on and bytes past `row_bytes` become zeros and aren't read from HBM (which
@@ -69,7 +73,7 @@ struct TileLoader {
   template <bool WHOLE>
   DEVICE void copy(TileT tile, int rows) const {
     if constexpr (EVEN) {
-      const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+      const int row = thread() / CHUNKS, chunk = thread() % CHUNKS;
       const unsigned to = tile.at(row, chunk);
       const char* chunk_from = from;
 #pragma unroll(WHOLE ? 8 : 1)
@@ -80,7 +84,7 @@ struct TileLoader {
       }
     } else {
 #pragma unroll 1  // a loop, for ncu misreads copies under a predicate, too
-      for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+      for (int i = thread(); i < ROWS * CHUNKS; i += THREADS) {
         if (!WHOLE) lanes_meet();
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const int bytes = WHOLE ? CHUNK_BYTES : inside(row, chunk, rows);

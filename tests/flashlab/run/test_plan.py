@@ -6,7 +6,9 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import flashlab as fl
 import kernels_cu
 import simulator
 from flashlab.run import arrays, call, nvrtc, tma
+from flashlab.run import plan as plans
 from flashlab.run.plan import Plan, kernel_of
 from simulator.operations.attention import ATTENTION
 from simulator.problem import WIDTH
@@ -95,6 +98,35 @@ def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: A
     if arrays.framework("out", out).writable:
         call.attention(**arrays_, algorithm=algorithm, causal=True, lse=lse, out=out)
         assert sum(cupy.log) == lse * LSE + plan.workspace
+
+
+def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCupy) -> None:
+    """Kernels count in them, so no two calls that may run at the same time share any."""
+    zeros = plans._Zeros(300)  # pyright: ignore[reportPrivateUsage]
+    one, two, captured = (SimpleNamespace(ptr=n, is_capturing=lambda n=n: n == 3) for n in (1, 2, 3))
+    cupy.log.clear()
+    mine = zeros.at(one)
+    assert zeros.at(one) == mine and zeros.at(two) != mine
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(zeros.at, one).result()
+    places = {mine, zeros.at(two), theirs, *(zeros.at(captured) for _ in range(20))}
+    assert len(places) == 23 and min(b - a for a, b in pairwise(sorted(places))) >= 300
+    assert not cupy.log, "made ahead"
+    places |= {zeros.at(captured) for _ in range(plans._MOST_ZEROS)}  # pyright: ignore[reportPrivateUsage]
+    assert len(places) == 23 + plans._MOST_ZEROS and cupy.log, "no two of those that come later are alike either"  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_plan_counts_in_zeros_of_its_own(cupy: FakeCupy, given: Any) -> None:
+    long = P.replace(len_q=1, len_kv=5000)
+    first, second = (fl.plan("flash_decoding", long.replace(scale=scale)) for scale in (None, 2.0))
+    assert isinstance(first, Plan) and isinstance(second, Plan)
+    assert list(first.zeros) == ["arrivals"] and first.zeros["arrivals"] is not second.zeros["arrivals"]
+    arrivals = first.counts.tensors["arrivals"].nbytes
+    assert first.workspace == sum(x.nbytes for x in first.counts.tensors.values() if x.role == "workspace") - arrivals
+    arrays_ = given(long)
+    cupy.log.clear()
+    first.run(arrays_)
+    assert sum(cupy.log) == 2 * 4 * 64 * 2 + first.workspace
 
 
 def test_workspaces_are_said_in_bytes() -> None:

@@ -1,0 +1,58 @@
+"""Every seeded bug of flash_decoding's kernel is found on the emulator, by the check that is meant for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+import kernels_cu
+from simulator.operations.attention import ATTENTION
+from tests.mutants.backward import KernelMutant
+from tests.mutants.decoding import CASES, KERNELS, problem
+from tests.tiers import one_of_each
+
+pytestmark = pytest.mark.compiler
+TILE = (16, 32)
+"""Two warps, and chunks of 128 keys."""
+
+
+def found(case: str) -> set[str]:
+    """What is wrong with a run, by the names of the checks."""
+    p = problem(case)
+    arrays: Any = ATTENTION.draw(p, 1)
+    run = fl.emulate("flash_decoding", **arrays, **p.masks, lse=True, tile=TILE)
+    wrong = {
+        name
+        for name, lines in (("misuse", run.findings or run.unwritten), ("bytes", run.differences), ("zeros", run.left))
+        if lines
+    }
+    truth = ATTENTION.judge(p, arrays)
+    bounds = ATTENTION.bounds(p, arrays, truth)
+    off = {
+        "out": np.linalg.norm(run.out.astype(np.float64) - truth["out"], axis=-1),
+        "lse": np.abs(run.lse - truth["lse"]),
+    }
+    empty = np.isneginf(truth["lse"])
+    off["lse"] = np.where(empty, np.where(run.lse == truth["lse"], 0, np.inf), off["lse"])
+    return wrong | {"rule" for name in off if not (off[name] <= bounds[name]).all()}
+
+
+@pytest.mark.parametrize("mutant", one_of_each(KERNELS, lambda each: each.check, lambda each: each.mechanism))
+def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
+    with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
+        assert mutant.check in found(mutant.case)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_real_kernel_passes(case: str) -> None:
+    with np.errstate(invalid="ignore"):
+        assert found(case) == set()
+
+
+def test_the_zoo_is_as_large_as_claimed() -> None:
+    assert len({mutant.mechanism for mutant in KERNELS}) == len(KERNELS) >= 25
+    assert {mutant.check for mutant in KERNELS} == {"misuse", "bytes", "zeros", "rule"}
