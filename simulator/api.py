@@ -33,7 +33,8 @@ def simulate(
     `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype. `flash3_fp8` takes float8_e4m3fn, and
     `scales` (None: 1). A backward pass takes q, k, v, out, lse, dout. Masks and scale are as `Problem` has them.
     `lse=True` asks for the LSE as an output. `trace=(batch, head)` (True: the first) records that head. `check_finite`
-    refuses NaN and inf.
+    refuses NaN and inf, also where a mask hides them: a kernel multiplies a hidden key's value by 0, and 0 times NaN is NaN.
+    An LSE and a sink may be -inf: that stands for a row without keys, and for a head without a sink.
 
     Raises `UsageError` for bad input, and `SramOverflow` for a tile that does not fit.
 
@@ -51,7 +52,11 @@ def simulate(
     problem = row.operation.problem(given, **masks)
     if flag("check_finite", check_finite):
         for name, x in given.items():
-            if not np.isfinite(x.astype(np.float32)).all():
+            values = x.astype(np.float32)
+            spread = ~np.isfinite(values)
+            if row.operation.operand(name).dtype == "float32":  # numbers per row or per head, in every problem
+                spread &= ~np.isneginf(values)
+            if spread.any():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
     head = _traced(trace, problem)
     row.check(problem)
