@@ -96,8 +96,8 @@ class Scales(NamedTuple):
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
         """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.
 
-        Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales of q or k
-        that aren't positive.
+        Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales that aren't
+        finite, or of q or k that aren't positive.
         """
         p = problem
         if p.dtype != FP8:
@@ -112,10 +112,13 @@ class Scales(NamedTuple):
                 raise UsageError(f"scales.{name}.shape", tuple(x.shape), f"{shape}, one per {side} rows of {name}")
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if name != "v" and isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
-                least = float(cast(Array, x).min(initial=np.inf))
-                if not least > 0:
-                    raise UsageError(f"scales.{name}", least, "positive numbers")
+            if isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
+                values = cast(Array, x)
+                bad = values[~(np.isfinite(values) & ((values > 0) | (name == "v")))]
+                if bad.size:
+                    raise UsageError(
+                        f"scales.{name}", float(bad[0]), f"finite{'' if name == 'v' else ', positive'} numbers"
+                    )
         return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
 
 

@@ -485,9 +485,10 @@ def trace(
     keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
     with output.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
-        if html is not None:
-            with options.spelled(path="--html", kernel="--kernel"):
-                fl.player(*filter(None, traces), kernel=kernel).save(html)
+    if html is not None:
+        steps = max(len(each.events) for each in traces if each is not None)
+        with output.busy(f"writing a page of {steps:,} steps"), options.spelled(path="--html", kernel="--kernel"):
+            fl.player(*filter(None, traces), kernel=kernel).save(html)
     recorded = traces[0]
     assert recorded is not None
     if out is not None:

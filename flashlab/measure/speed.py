@@ -9,6 +9,7 @@ while Python queues the call, on a cold L2. Before it is timed, a kernel's outpu
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -173,6 +174,10 @@ def run(
     """
     if get(algorithm).support.eight_bit:
         raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
+    for name in against:
+        peers.check(name)
+    if not 0 < seconds < math.inf:
+        raise UsageError("seconds", seconds, "a number over 0")
     torch = _torch()
     not_run: list[str] = []
     present: list[str] = []

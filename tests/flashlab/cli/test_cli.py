@@ -633,6 +633,21 @@ def test_a_ladder_has_several_rungs(against: str, kind: str, monkeypatch: pytest
     assert kept == [kind]
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [("--against nosuch", "against = 'nosuch'"), ("--seconds nan", "seconds = nan"), ("--seconds 0", "seconds = 0.0")],
+)
+def test_bench_looks_at_its_options_before_it_looks_for_torch(
+    option: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise fl.Unavailable("no torch here")
+
+    monkeypatch.setattr(speed, "_torch", missing)
+    assert line in one_line("bench", "flash2", *option.split())
+    assert "no torch here" in one_line("bench", "flash2")
+
+
 def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise fl.Unavailable("no GPU here: get one")
