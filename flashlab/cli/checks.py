@@ -15,6 +15,7 @@ import typer
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
+from flashlab.views import progress
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import Unavailable, UsageError, among, unknown
 
@@ -344,7 +345,7 @@ def verify(
         "framework": outsider.framework,
     }  # fmt: skip
     save.check("verify", [_name(target)])
-    with output.busy("checks") as tick, options.compiling():
+    with progress.busy("checks") as tick, options.compiling():
         if is_kernel(target):
             kernel = launch.kernel(target, device, time_limit)
             adapter = outsider.adapter(kernel, target.rpartition("/")[2])
@@ -439,7 +440,7 @@ def bench(
         cells=problems,
         tile=options.tile(tile),
         seconds=seconds,
-        progress=output.track("problems"),
+        progress=progress.track("problems"),
     )
 
     def keep() -> None:
@@ -518,17 +519,17 @@ def counters(
     kind = "agreement" if backend == "both" else "counters"
     save.check(kind, list(dict.fromkeys(case.algorithm for case in cases)))
     if backend == "gpu":
-        report = hardware.run(cases, progress=output.track("algorithms"))
+        report = hardware.run(cases, progress=progress.track("algorithms"))
     elif backend == "emulator":
         from flashlab.measure import emulated
 
         if save.save is not None:
             raise UsageError("--save", save.save, "nothing: results on record are measured on a GPU")
-        report = emulated.run(cases, device=device, progress=output.track("problems"))
+        report = emulated.run(cases, device=device, progress=progress.track("problems"))
     elif backend == "both":
         from flashlab.measure import agreement
 
-        report = agreement.run(cases, progress=output.track("problems"))
+        report = agreement.run(cases, progress=progress.track("problems"))
     else:
         raise unknown("--backend", backend, ("gpu", "emulator", "both"))
     _finish(report, json, partial(save.keep, kind, report.algorithms, report), left_out)
@@ -553,5 +554,5 @@ def sanitize(
             raise unknown("algorithms", name, with_kernels())
     every, left_out = ([], "") if algorithms else _with_kernels("gpu")
     save.check("sanitizers", algorithms or every)
-    report = sanitizers.run(sanitizers.grid(algorithms or every), faults=faults, progress=output.track("runs"))
+    report = sanitizers.run(sanitizers.grid(algorithms or every), faults=faults, progress=progress.track("runs"))
     _finish(report, json, partial(save.keep, "sanitizers", report.algorithms, report), left_out)

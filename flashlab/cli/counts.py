@@ -11,7 +11,7 @@ import typer
 
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input, Json, ProblemOptions, RunOptions
-from flashlab.views import figures, tables
+from flashlab.views import figures, progress, tables
 from simulator.catalogue import get
 from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION
@@ -89,7 +89,7 @@ def compare(
     from flashlab.views.comparison import COLUMNS
 
     targets = [options.algorithm(name) for name in algorithms] if algorithms else None
-    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": output.track("algorithms")}
+    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": progress.track("algorithms")}
     data = _data(problem, input, sample=sample)
     if data is None:
         found = fl.compare(problem.problem(), **keywords)
@@ -111,7 +111,7 @@ def compare(
             )
             tables.line(f"error: against naive attention in float64, {said}")
     if out is not None:
-        with output.busy("drawing"), options.spelled(path="--out"):
+        with progress.busy("drawing"), options.spelled(path="--out"):
             pictures = found.plot(out)
         paths = {name: str(Path(out) / f"{name}.png") for name in pictures}
         document["pictures"] = paths
@@ -195,7 +195,7 @@ def simulate(
         output.remark(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
         )
-    with output.busy("simulating"):
+    with progress.busy("simulating"):
         operation = get(target).operation
         found = fl.simulate(target, **data, **problem.masks(causal), **run.keywords(operation))
         error, said = _error_of(operation, found, data)
@@ -391,7 +391,9 @@ def sweep(
     options.check_outputs(files, inputs=algorithms, force=force)
     base = axes.problem()
     targets = [options.algorithm(name) for name in algorithms]
-    found = fl.sweep(targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=output.track("cells"))
+    found = fl.sweep(
+        targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=progress.track("cells")
+    )
     if csv is not None:
         with options.spelled(path="--csv"):
             found.to_csv(csv)
@@ -483,11 +485,11 @@ def trace(
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
     asked = run.keywords(get(targets[0]).operation)
     keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
-    with output.busy("tracing"):
+    with progress.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
     if html is not None:
         steps = max(len(each.events) for each in traces if each is not None)
-        with output.busy(f"writing a page of {steps:,} steps"), options.spelled(path="--html", kernel="--kernel"):
+        with progress.busy(f"writing a page of {steps:,} steps"), options.spelled(path="--html", kernel="--kernel"):
             fl.player(*filter(None, traces), kernel=kernel).save(html)
     recorded = traces[0]
     assert recorded is not None

@@ -24,10 +24,11 @@ from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
 from flashlab.verify.targets import BACKENDS, target_of
+from flashlab.views.progress import busy
 from simulator.catalogue import Algorithm
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
-from simulator.fields import integer
+from simulator.fields import flag, integer
 from simulator.problem import ITEMSIZE, Tile
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 def verify(
     target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
     checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None, **launch: Any,
+    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
+    progress: bool = False, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -111,7 +113,8 @@ def verify(
     problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
     dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
     Hypothesis draws (0: none, and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by
-    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done.
+    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
+    and `progress=True` shows how many are.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -122,6 +125,13 @@ def verify(
     >>> report.verdict, len(report.rows)
     ('passed', 13)
     """
+    if flag("progress", progress):
+        tick = on_row or (lambda _: None)
+        with busy("checks") as shown:
+            return verify(
+                target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
+                tile=tile, framework=framework, on_row=lambda row: (shown(row), tick(row))[1], **launch,
+            )  # fmt: skip
     options = Options(
         backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
         framework=framework,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashlab.files import replace_file
+from flashlab.views.progress import Progress, wrapping
 from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
@@ -93,14 +94,14 @@ def sweep(
     device: Any = "h100",
     lse: bool = False,
     dram: bool = False,
-    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    progress: Progress = False,
     **axes: Any,
 ) -> Sweep:
     """Count every combination of the lists given: fields of the problem, `sram` (bytes a block), `tile`, `device`.
 
     What the problem has as None follows: a sweep over `len_q` moves the keys too. `dram=True` adds the estimate of DRAM
-    reads, the one figure that takes time. A combination that doesn't fit is a row with a reason. `progress` wraps the
-    cells as `tqdm.tqdm` would. Raises `UsageError`.
+    reads, the one figure that takes time. A combination that doesn't fit is a row with a reason. `progress=True`
+    shows a bar where it takes over a second; a function wraps the cells, as `tqdm.tqdm` would. Raises `UsageError`.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=64, dtype="float16")
@@ -131,7 +132,7 @@ def sweep(
             FIELDS[name].checked(value)
     rows: list[dict[str, Any]] = []
     cells = list(itertools.product(*choices.values()))
-    for cell in progress(cells):
+    for cell in wrapping(progress, "cells")(cells):
         values = dict(zip(choices, cell, strict=True))
         where: Device = values["device"]
         if values["sram_per_block"] is not None:

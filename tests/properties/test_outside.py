@@ -1,7 +1,8 @@
 """What lies outside the problem doesn't matter, bit for bit.
 
-Outside of a row's attention lie the padding of rows, what surrounds the arrays, other rows, other sequences, and the keys that
-masks hide from it. The first two may hold any bits. Rows and keys are inside the problem: they are finite (docs/architecture.md).
+Outside of a row's attention lie the padding of rows, what surrounds the arrays, other sequences, and the keys that masks hide
+from it. The first two may hold any bits. Sequences and keys are inside the problem: they are finite (docs/architecture.md).
+Other rows of a sequence may matter in the last bit: `flash3` rescales the rows of a warp together.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ ON_A_CPU = ["flash2", *(pytest.param(name, marks=pytest.mark.long) for name in (
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 
 Outcome = tuple[Array, Array]
-Run = Callable[[Problem, dict[str, Array]], Outcome]
+Arrays = dict[str, Any]
+Run = Callable[[Problem, Arrays], Outcome]
 
 
 @st.composite
@@ -56,15 +58,16 @@ def finite(shape: tuple[int, ...], random: np.random.Generator) -> Array:
 
 
 def depends(run: Run, problem: Problem, seed: int) -> bool:
-    """Does a row change with other rows, or with keys that it doesn't see?"""
+    """Does a row change with other sequences, or with keys that it doesn't see?"""
     random, p = np.random.default_rng(seed), problem
-    arrays = ATTENTION.draw(p, seed)
+    arrays: Arrays = dict(ATTENTION.draw(p, seed))
     if p.mask:
         arrays["mask"] = blocky(p, seed=seed, density=0.5, block=40)
     row = int(random.integers(p.len_q))
     hidden = ~visible_pairs(p, arrays)[row]
-    others = np.arange(p.len_q) != row
-    changed = {**arrays, **{name: arrays[name].copy() for name in "qkv"}}
+    own = next(rows for rows, _ in p.spans if row in rows)
+    others = ~np.isin(np.arange(p.len_q), own)
+    changed: Arrays = {**arrays, **{name: arrays[name].copy() for name in "qkv"}}
     for name, which in (("q", others), ("k", hidden), ("v", hidden)):
         x = changed[name]
         x[:, :, which] = finite(x[:, :, which].shape, random)
@@ -88,14 +91,15 @@ def with_other_bits(monkeypatch: pytest.MonkeyPatch, random: np.random.Generator
 
     def litter(arena: Arena, name: str, nbytes: int) -> Array:
         data = new(arena, name, nbytes)
-        data.base[:] = random.integers(0, 256, len(data.base), np.uint8)
+        whole: Any = data.base
+        whole[:] = random.integers(0, 256, len(whole), np.uint8)
         return data
 
     monkeypatch.setattr(Arena, "new", litter)
 
 
 def simulated(algorithm: Any) -> Run:
-    def run(p: Problem, arrays: dict[str, Array]) -> Outcome:
+    def run(p: Problem, arrays: Arrays) -> Outcome:
         done = fl.simulate(algorithm, **arrays, **p.masks, lse=True, tile=(32, 32))
         assert done.lse is not None
         return done.out, done.lse
@@ -104,7 +108,7 @@ def simulated(algorithm: Any) -> Run:
 
 
 def emulated(algorithm: str, source: Any = None) -> Run:
-    def run(p: Problem, arrays: dict[str, Array]) -> Outcome:
+    def run(p: Problem, arrays: Arrays) -> Outcome:
         done = fl.emulate(algorithm, **arrays, **p.masks, lse=True, sanitize=False, source=source)
         assert done.lse is not None
         return done.out, done.lse
@@ -119,7 +123,7 @@ def taken(algorithm: str, p: Problem) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(p=problems(), seed=st.integers(0, 99))
 @settings(max_examples=25)
-def test_hidden_keys_and_other_rows_in_the_simulator(algorithm: str, p: Problem, seed: int) -> None:
+def test_hidden_keys_and_other_sequences_in_the_simulator(algorithm: str, p: Problem, seed: int) -> None:
     taken(algorithm, p)
     assert not depends(simulated(algorithm), p, seed)
 
@@ -128,14 +132,14 @@ def test_hidden_keys_and_other_rows_in_the_simulator(algorithm: str, p: Problem,
 @pytest.mark.parametrize("algorithm", ON_A_CPU)
 @given(p=problems(), seed=st.integers(0, 99))
 @settings(max_examples=10)
-def test_hidden_keys_and_other_rows_on_the_emulator(algorithm: str, p: Problem, seed: int) -> None:
+def test_hidden_keys_and_other_sequences_on_the_emulator(algorithm: str, p: Problem, seed: int) -> None:
     taken(algorithm, p)
     assert not depends(emulated(algorithm), p, seed)
 
 
 def littered(run: Run, p: Problem, seed: int) -> bool:
     """Does anything change with the bits of padding, of workspaces, and of what surrounds arrays?"""
-    arrays = ATTENTION.draw(p, seed)
+    arrays: Arrays = dict(ATTENTION.draw(p, seed))
     if p.mask:
         arrays["mask"] = blocky(p, seed=seed, density=0.5, block=40)
     found = list[bytes]()
@@ -184,7 +188,7 @@ def test_a_program_that_looks_at_hidden_keys_is_found() -> None:
             block.store(m.output("out"), out / total, block.i, tile.rows)
         return m.output("out")
 
-    def run(p: Problem, arrays: dict[str, Array]) -> Outcome:
+    def run(p: Problem, arrays: Arrays) -> Outcome:
         out = fl.simulate(future, **arrays, **p.masks, tile=(32, 32)).out
         return out, out
 
