@@ -24,7 +24,6 @@ from flashlab.verify.report import Failing, Report, Row
 from flashlab.verify.rule import TEXT
 from flashlab.verify.steps import Ended, Steps
 from flashlab.verify.targets import BACKENDS, target_of
-from flashlab.views.progress import busy
 from simulator.catalogue import Algorithm
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
@@ -126,6 +125,8 @@ def verify(
     ('passed', 13)
     """
     if flag("progress", progress):
+        from flashlab.views.progress import busy  # imported only to show, since it is slow to import
+
         tick = on_row or (lambda _: None)
         with busy("checks") as shown:
             return verify(
