@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from threading import Event, Lock
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]
@@ -31,7 +31,7 @@ from simulator.trace import Recorder, Trace
 TileLike = Tile | tuple[int, int] | str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a tile program computed and counted.
 
@@ -44,11 +44,25 @@ class Run:
     >>> run = fl.simulate("flash2", *fl.random_inputs(p), lse=True)
     >>> run.out.dtype.name, run.lse.shape, run.trace
     ('float16', (1, 2, 64), None)
+    >>> run
+    <run of flash2: out (1, 2, 64, 16) float16, lse (1, 2, 64) float32>
     """
 
     outputs: Mapping[str, Array]
     counts: Counts
     trace: Trace | None
+
+    renderer: ClassVar[Callable[[Run], str] | None] = None
+    """How a notebook shows a run. `flashlab` sets it."""
+
+    def __repr__(self) -> str:
+        has = [f"{name} {x.shape} {x.dtype.name}" for name, x in self.outputs.items()]
+        traced = [] if self.trace is None else [f"a trace of {len(self.trace.events):,} steps"]
+        return f"<run of {self.counts.algorithm}: {', '.join([*has, *traced])}>"
+
+    def _repr_html_(self) -> str | None:
+        render = type(self).renderer
+        return None if render is None else render(self)
 
     @property
     def out(self) -> Array:

@@ -75,9 +75,9 @@ class Row:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """One row per algorithm. `print` shows a table, `plot` draws it, and `to_dict` returns plain data.
+    """One row per algorithm. `print` and a notebook show a table, `plot` draws it, and `to_dict` returns plain data.
 
     >>> import flashlab as fl
     >>> tab = fl.compare(fl.sample(), algorithms=["flash1", "flash2"])
@@ -140,6 +140,14 @@ class Comparison:
         table = [COLUMNS, *(row.cells() for row in self.rows)]
         widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
         return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True)) for cells in table)
+
+    def __repr__(self) -> str:
+        return f"<comparison of {', '.join(row.algorithm for row in self.rows)}: {figures.problem(self.problem)}>"
+
+    def _repr_html_(self) -> str:
+        from flashlab.views import sheets
+
+        return sheets.of_comparison(self).html()
 
 
 def compare(

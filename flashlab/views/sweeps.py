@@ -29,10 +29,12 @@ _FIGURES = (
     "hbm_read", "hbm_write", "hbm_atomic", "hbm_peak", "sram_read", "sram_write", "sram_peak", "flops_matmul",
     "flops_other", "exp", "compulsory", "compulsory_read", "intensity",
 )  # fmt: skip
+SHOWN = 60
+"""Rows that a notebook shows."""
 _DRAM = ("dram_low", "dram_estimate", "dram_high")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sweep:
     """The cells of a sweep as flat `rows`, one dict each, all with the same keys; bytes and plain numbers.
 
@@ -47,6 +49,17 @@ class Sweep:
 
     rows: list[dict[str, Any]]
     axes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<sweep of {len(self.rows):,} rows over {', '.join(self.axes) or 'nothing'}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook's cell shows: the first rows. `to_pandas` and `to_csv` have them all."""
+        from flashlab.views import sheets
+
+        sheet, left = sheets.of_sweep(self), len(self.rows) - SHOWN
+        more = f"<p>... and {left:,} more rows</p>" if left > 0 else ""
+        return sheet._replace(rows=sheet.rows[:SHOWN]).html() + more
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
