@@ -14,6 +14,7 @@ from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError, unknown
 from simulator.fields import flag
+from simulator.names import DeviceName, DType
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem, spell_masks
 from simulator.program import Program
@@ -23,7 +24,7 @@ from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 @spell_masks
 def simulate(
-    algorithm: str | Program, *arrays: Any, tile: TileLike = None, device: Device | str = "h100", lse: Any = False,
+    algorithm: str | Program, *arrays: Any, tile: TileLike = None, device: Device | DeviceName = "h100", lse: Any = False,
     trace: bool | tuple[int, int] = False, check_finite: bool = False, scales: Scales | None = None, **named: Any,
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
@@ -116,10 +117,10 @@ def count(
     problem: Problem | None = None,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
     length: int | None = None,
-    dtype: str = "float32",
+    dtype: DType = "float32",
 ) -> Counts:
     """What an algorithm moves and computes, from its formula, at any size; one's own program runs on shapes.
 
@@ -159,7 +160,7 @@ def shape_run(
     problem: Problem,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
 ) -> Counts:
     """The counts from running the tile program on shapes alone; `count` must equal it.
@@ -180,7 +181,7 @@ def check_formula(
     problem: Problem,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
 ) -> None:
     """Prove a formula on one problem: raise `UsageError` naming the first entry where it differs from the shape-only run.

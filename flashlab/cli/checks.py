@@ -344,6 +344,7 @@ def verify(
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,
     }  # fmt: skip
+    where: Any = {"device": device}
     save.check("verify", [_name(target)])
     with progress.busy("checks") as tick, options.compiling():
         if is_kernel(target):
@@ -352,7 +353,7 @@ def verify(
             report = verify_apart(target, lambda: adapter, Options(**asked), **kernel.limits(), on_row=tick)
         elif ":" in target or target in OUTSIDERS:
             launch.refuse()
-            load, given = partial(_foreign, target, outsider), Options(**asked, device=device)
+            load, given = partial(_foreign, target, outsider), Options(**asked, **where)
             seconds = _CALL_SECONDS if time_limit is None else time_limit or math.inf
             report = verify_apart(target, load, given, seconds=seconds, on_row=tick)
         else:
@@ -360,7 +361,7 @@ def verify(
             outsider.refuse()
             if time_limit is not None:
                 raise UsageError("--time-limit", time_limit, "nothing: flashlab's own algorithms have no limit")
-            report = fl.verify(target, **asked, device=device, on_row=tick)
+            report = fl.verify(target, **asked, **where, on_row=tick)
     keep = partial(save.keep, "verify", [_name(target)], report)
     if format != "text" and not json:
         print(FORMATS[format](report), end="")
@@ -423,8 +424,9 @@ def bench(
 
     hopper, support = get(algorithm).arch, get(algorithm).support
     timed = support.head_dims if hopper else range(129)
+    named: list[Any] = options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str)
     problems = speed.cells(
-        options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
+        named,
         options.values("--head-dim", head_dim, int) if head_dim else [d for d in (64, 128, 256) if d in timed],
         (False, True) if causal is None else (causal,),
         options.values("--len-q", len_q, int),

@@ -24,6 +24,7 @@ from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import CATALOGUE, get
 from simulator.errors import Unavailable, UsageError
+from simulator.names import DType
 from simulator.operations.backward import BACKWARD
 
 __all__ = [
@@ -43,7 +44,7 @@ _SAMPLES, _SAMPLED_ROWS = 4, 8
 class Cell:
     """One problem of a benchmark: self-attention over sequences of one length."""
 
-    dtype: str
+    dtype: DType
     head_dim: int
     causal: bool
     length: int
@@ -149,7 +150,7 @@ class BenchReport:
 
 
 def cells(
-    dtypes: Sequence[str] = ("bfloat16", "float16"),
+    dtypes: Sequence[DType] = ("bfloat16", "float16"),
     head_dims: Sequence[int] = (64, 128),
     masks: Sequence[bool] = (False, True),
     lengths: Sequence[int] = (1024, 4096, 16384),

@@ -28,6 +28,7 @@ from simulator.catalogue import Algorithm
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
 from simulator.fields import flag, integer
+from simulator.names import AnyBackend, DeviceName, DType
 from simulator.problem import ITEMSIZE, Tile
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ _AGAIN = 10
 class Options:
     """What `verify` is told beside the target."""
 
-    backend: str = "simulator"
+    backend: AnyBackend = "simulator"
     full: bool = False
     seed: int = 0
-    dtypes: Sequence[str] | None = None
+    dtypes: Sequence[DType] | None = None
     checks: Sequence[str] | None = None
     examples: int | None = None
-    device: str | None = None
+    device: DeviceName | None = None
     tile: TileShape = None
     framework: str | None = None
 
@@ -98,8 +99,8 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 
 
 def verify(
-    target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
-    checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
+    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[DType] | None = None,
+    checks: Sequence[str] | None = None, examples: int | None = None, device: DeviceName | None = None,
     tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
     progress: bool = False, **launch: Any,
 ) -> Report:  # fmt: skip
@@ -127,11 +128,16 @@ def verify(
     if flag("progress", progress):
         from flashlab.views.progress import busy  # imported only to show, since it is slow to import
 
-        tick = on_row or (lambda _: None)
-        with busy("checks") as shown:
+        with busy("checks") as tick:
+
+            def done(row: Row) -> None:
+                tick(row)
+                if on_row:
+                    on_row(row)
+
             return verify(
                 target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
-                tile=tile, framework=framework, on_row=lambda row: (shown(row), tick(row))[1], **launch,
+                tile=tile, framework=framework, on_row=done, **launch,
             )  # fmt: skip
     options = Options(
         backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
@@ -206,8 +212,8 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
 
 
 def _checked_dtypes(
-    dtypes: Sequence[str] | None, default: tuple[str, ...], accepted: Collection[str]
-) -> tuple[str, ...]:
+    dtypes: Sequence[DType] | None, default: tuple[DType, ...], accepted: Collection[str]
+) -> tuple[DType, ...]:
     """The dtypes to check in: those asked for, or else the default. Raises `UsageError` for one that isn't accepted."""
     if dtypes is None:
         if not default:  # a kernel's pointers have one, and a wrong one would be misread
@@ -247,7 +253,7 @@ def _general(row: Algorithm, options: Options, on_row: Callable[[Row], None] | N
     )
 
 
-def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any) -> Row:
+def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", **options: Any) -> Row:
     """Judge one case by the rule, and return its row. The Python in a failing report calls this.
 
     `target`, `backend` and `options` are those of `verify`.

@@ -17,6 +17,7 @@ from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
 from simulator.fields import flag, listed
+from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION, Reference, naive, problem_of
 from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
@@ -155,7 +156,7 @@ def compare(
     *,
     algorithms: Iterable[str | Program] | None = None,
     tile: Tile | tuple[int, int] | str | None = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
     progress: Progress = False,
     **masks: Unpack[Masks],
