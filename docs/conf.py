@@ -58,8 +58,8 @@ pygments_dark_style = "a11y-high-contrast-dark"
 
 
 def parsable(signature: str | None) -> str | None:
-    """A signature that Sphinx can parse: defaults that a function makes are `...`, those that are functions have names."""
-    return signature and re.sub(r"<function (\w+)[^>]*>", r"\1", signature.replace("<factory>", "..."))
+    """A signature that Sphinx can parse: defaults that something makes are `...`, those that are functions have names."""
+    return signature and re.sub(r"<function (\w+)[^>]*>", r"\1", re.sub(r"<factory>|<[\w.]+ object>", "...", signature))
 
 
 _PUBLIC = [getattr(flashlab, name) for name in flashlab.__all__]

@@ -113,6 +113,18 @@ def _in_a_notebook(trace: Trace) -> str:
     return player(trace).frame()
 
 
+def _as_tables(counts: Counts) -> str:
+    from flashlab.views import sheets
+
+    return sheets.html(sheets.of_counts(counts))
+
+
+def _run_as_tables(run: Run) -> str:
+    from flashlab.views import sheets
+
+    return sheets.html(sheets.of_run(run))
+
+
 def _drawn(predicted: Timeline) -> Any:
     from flashlab.views.timelines import draw
 
@@ -127,6 +139,8 @@ def _to_numpy(name: str, x: Any) -> Any:
 
 simulator.dtypes.foreign = _to_numpy
 Trace.renderer = _in_a_notebook
+Counts.renderer = _as_tables
+Run.renderer = _run_as_tables
 Timeline.drawer = _drawn
 
 

@@ -14,6 +14,7 @@ from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError, unknown
 from simulator.fields import flag
+from simulator.names import DeviceName, DType
 from simulator.operations.softmax import SOFTMAX, vector_problem
 from simulator.problem import Problem, spell_masks
 from simulator.program import Program
@@ -23,7 +24,7 @@ from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
 
 @spell_masks
 def simulate(
-    algorithm: str | Program, *arrays: Any, tile: TileLike = None, device: Device | str = "h100", lse: Any = False,
+    algorithm: str | Program, *arrays: Any, tile: TileLike = None, device: Device | DeviceName = "h100", lse: Any = False,
     trace: bool | tuple[int, int] = False, check_finite: bool = False, scales: Scales | None = None, **named: Any,
 ) -> Run:  # fmt: skip
     """Run an algorithm's tile program on arrays: the numbers, and every byte counted.
@@ -33,7 +34,8 @@ def simulate(
     `(batch, kv_heads, len_kv, …)`: float32, float16 or bfloat16, all of one dtype. `flash3_fp8` takes float8_e4m3fn, and
     `scales` (None: 1). A backward pass takes q, k, v, out, lse, dout. Masks and scale are as `Problem` has them.
     `lse=True` asks for the LSE as an output. `trace=(batch, head)` (True: the first) records that head. `check_finite`
-    refuses NaN and inf.
+    refuses NaN and inf, also where a mask hides them: a kernel multiplies a hidden key's value by 0, and 0 times NaN is NaN.
+    An LSE and a sink may be -inf: that stands for a row without keys, and for a head without a sink.
 
     Raises `UsageError` for bad input, and `SramOverflow` for a tile that does not fit.
 
@@ -51,7 +53,11 @@ def simulate(
     problem = row.operation.problem(given, **masks)
     if flag("check_finite", check_finite):
         for name, x in given.items():
-            if not np.isfinite(x.astype(np.float32)).all():
+            values = x.astype(np.float32)
+            spread = ~np.isfinite(values)
+            if row.operation.operand(name).dtype == "float32":  # numbers per row or per head, in every problem
+                spread &= ~np.isneginf(values)
+            if spread.any():
                 raise UsageError(name, "NaN or inf", "finite values (check_finite=True)")
     head = _traced(trace, problem)
     row.check(problem)
@@ -111,10 +117,10 @@ def count(
     problem: Problem | None = None,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
     length: int | None = None,
-    dtype: str = "float32",
+    dtype: DType = "float32",
 ) -> Counts:
     """What an algorithm moves and computes, from its formula, at any size; one's own program runs on shapes.
 
@@ -154,7 +160,7 @@ def shape_run(
     problem: Problem,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
 ) -> Counts:
     """The counts from running the tile program on shapes alone; `count` must equal it.
@@ -175,7 +181,7 @@ def check_formula(
     problem: Problem,
     *,
     tile: TileLike = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
 ) -> None:
     """Prove a formula on one problem: raise `UsageError` naming the first entry where it differs from the shape-only run.

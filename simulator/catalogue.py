@@ -20,6 +20,7 @@ from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.formulas import standard_backward as standard_backward_formula
+from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
@@ -131,7 +132,7 @@ class Algorithm:
         return self.program.operation
 
     @property
-    def dtypes(self) -> tuple[str, ...]:
+    def dtypes(self) -> tuple[DType, ...]:
         """The dtypes that its kernels take."""
         return self.support.dtypes
 

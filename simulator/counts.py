@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from simulator.problem import WIDTH, Problem, Tile, Walk, row_bytes
 
@@ -161,7 +161,7 @@ class TensorCounts:
     sram_write: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Counts:
     """Everything that one algorithm moves and computes for one problem. Equality compares all but `config`.
 
@@ -169,6 +169,8 @@ class Counts:
     >>> c = fl.count("flash2", fl.Problem(batch=1, heads=1, len_q=128, head_dim=64, dtype="float16"), tile=(64, 64))
     >>> c.hbm.read, c.hbm.write, c.hbm.peak
     (81920, 16896, 66048)
+    >>> c
+    <counts of flash2: 81,920 bytes of HBM read, 16,896 written>
     """
 
     algorithm: str
@@ -180,6 +182,16 @@ class Counts:
     tensors: Mapping[str, Spec]
     sequences: tuple[tuple[Counts, int], ...] = field(default=(), compare=False, repr=False)
     """Of a ragged batch: the counts of each different sequence, and how many there are of it."""
+
+    renderer: ClassVar[Callable[[Counts], str] | None] = None
+    """How a notebook shows counts. `flashlab` sets it."""
+
+    def __repr__(self) -> str:
+        return f"<counts of {self.algorithm}: {self.hbm.read:,} bytes of HBM read, {self.hbm.write:,} written>"
+
+    def _repr_html_(self) -> str | None:
+        render = type(self).renderer
+        return None if render is None else render(self)
 
     def _sum(self, what: str) -> int:
         return sum(launch.bytes(what) for launch in self.launches)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from operator import index
 from types import NoneType
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints, overload
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 
@@ -221,6 +221,6 @@ def _field(name: str, hint: Any, default: Any, known: Any) -> Field:
         hint, default = get_args(hint)[0] | None, None
     kinds = [each for each in (get_args(hint) if NoneType in get_args(hint) else (hint,)) if each is not NoneType]
     kind: Any = get_origin(kinds[0]) or kinds[0]
-    kind = list if kind is Sequence else kind
+    kind = {Sequence: list, Literal: str}.get(kind, kind)
     assert len(kinds) == 1 and kind in (bool, int, float, str, tuple, list), f"{name}: {hint}"
     return Field(name=name, annotation=hint, kind=kind, default=default, follows=follows, **known)

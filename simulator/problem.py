@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, starmap
 from operator import index
-from typing import Any, NamedTuple, Self, TypedDict, TypeVar, cast, overload
+from typing import Any, Final, NamedTuple, Self, TypedDict, TypeVar, cast, overload
 
 from simulator.errors import Said, UsageError, unknown
 from simulator.fields import Field, Follows, Lengths, Pair, described, fields_of
+from simulator.names import DType
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
 WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes of an element of whatever an operand may hold: indices, lengths and masks are no storage dtypes."""
-FP8 = "float8_e4m3fn"
+FP8: Final = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
-DTYPES = tuple(name for name in ITEMSIZE if name != FP8)
+DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 """What every other algorithm stores Q, K, V and its output in."""
 
 
@@ -157,7 +158,7 @@ class Problem:
     head_dim_v: Follows[int] = described(
         "Elements per value", axis="head dim of V", least=1, default=Follows(lambda p: p.head_dim, "the head dim")
     )
-    dtype: str = described(f"Storage dtype: {', '.join(DTYPES)}, or {FP8} for flash3_fp8", among=ITEMSIZE)
+    dtype: DType = described(f"Storage dtype: {', '.join(DTYPES)}, or {FP8} for flash3_fp8", among=ITEMSIZE)
     causal: bool = described("Mask out later keys", default=False, aliases=("is_causal",))
     window: Pair | None = described(
         "Keys visible left and right, as in 128,0; none for all", default=None, aliases=("window_size",)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simulator.dtypes import Array, as_numpy, numpy_dtype
-from simulator.errors import UsageError
+from simulator.errors import Said, UsageError
 from simulator.operations.attention import problem_of
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import TILE
@@ -72,8 +72,9 @@ def quantize(q: Any, k: Any, v: Any, *, blocks: bool = True, rotate: bool = Fals
     """Quantise q, k, v (batch, heads, length, head_dim), of NumPy, CuPy, torch or JAX, to e4m3. The results are NumPy's.
 
     With `blocks`, each tile of each operand has a scale of its own, else each operand has one. With `rotate`, Q and K
-    are multiplied by the same rotation first, which leaves Q Kᵀ as it is. Raises `UsageError` for shapes that pose no
-    problem, and for NaN and inf.
+    are multiplied by the same rotation first, which leaves Q Kᵀ as it is. A scale is at least float32's smallest normal
+    number: values far below that become 0. Raises `UsageError` for shapes that pose no problem, for NaN and inf, and for
+    values that the rotation takes out of float32.
     """
     q, k, v = (np.asarray(as_numpy(name, x), np.float32) for name, x in zip("qkv", (q, k, v), strict=True))
     problem_of(q, k, v)
@@ -82,7 +83,11 @@ def quantize(q: Any, k: Any, v: Any, *, blocks: bool = True, rotate: bool = Fals
             raise UsageError(name, "NaN or inf", "finite values")
     if rotate:
         turn = rotation(q.shape[-1]).astype(np.float32)
-        q, k = q @ turn, k @ turn
+        with np.errstate(over="ignore", invalid="ignore"):
+            q, k = q @ turn, k @ turn
+        for name, x in (("q", q), ("k", k)):
+            if not np.isfinite(x).all():
+                raise UsageError(name, Said("values near float32's largest"), "values whose rotation float32 holds")
     (q8, of_q), (k8, of_k), (v8, of_v) = (
         _quantized(x, rows, blocks) for x, rows in ((q, TILE.rows), (k, TILE.cols), (v, TILE.cols))
     )
@@ -96,6 +101,7 @@ def _quantized(x: Array, rows: int, blocks: bool) -> tuple[Array, Array]:
     whole[:, :, :length] = x
     cut = whole.reshape(batch, heads, tiles, rows, dim)
     top = np.abs(cut).max(axis=(-1, -2), initial=0.0) if blocks else np.full(cut.shape[:3], np.abs(x).max(initial=0.0))
-    scale = (np.where(top > 0, top, 1.0) / LARGEST).astype(np.float32)
+    # a subnormal scale has few bits, or is 0 where a GPU takes subnormals for it
+    scale = (np.maximum(np.where(top > 0, top, 1.0) / LARGEST, np.finfo(np.float32).tiny)).astype(np.float32)
     rounded = (cut / scale[..., None, None]).astype(numpy_dtype(FP8)).reshape(whole.shape)
     return np.ascontiguousarray(rounded[:, :, :length]), scale

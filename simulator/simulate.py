@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from threading import Event, Lock
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]
@@ -31,7 +31,7 @@ from simulator.trace import Recorder, Trace
 TileLike = Tile | tuple[int, int] | str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What a tile program computed and counted.
 
@@ -44,11 +44,25 @@ class Run:
     >>> run = fl.simulate("flash2", *fl.random_inputs(p), lse=True)
     >>> run.out.dtype.name, run.lse.shape, run.trace
     ('float16', (1, 2, 64), None)
+    >>> run
+    <run of flash2: out (1, 2, 64, 16) float16, lse (1, 2, 64) float32>
     """
 
     outputs: Mapping[str, Array]
     counts: Counts
     trace: Trace | None
+
+    renderer: ClassVar[Callable[[Run], str] | None] = None
+    """How a notebook shows a run. `flashlab` sets it."""
+
+    def __repr__(self) -> str:
+        has = [f"{name} {x.shape} {x.dtype.name}" for name, x in self.outputs.items()]
+        traced = [] if self.trace is None else [f"a trace of {len(self.trace.events):,} steps"]
+        return f"<run of {self.counts.algorithm}: {', '.join([*has, *traced])}>"
+
+    def _repr_html_(self) -> str | None:
+        render = type(self).renderer
+        return None if render is None else render(self)
 
     @property
     def out(self) -> Array:
@@ -96,8 +110,8 @@ class Scales(NamedTuple):
     def named(self, problem: Problem, tile: Tile) -> dict[str, Any]:
         """The scales by the names of the kernels' arguments: `q_scale`, `k_scale`, `v_scale`.
 
-        Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales of q or k
-        that aren't positive.
+        Raises `UsageError` for a problem that isn't 8-bit, for other shapes and dtypes, and for NumPy scales that aren't
+        finite, or of q or k that aren't positive.
         """
         p = problem
         if p.dtype != FP8:
@@ -112,10 +126,13 @@ class Scales(NamedTuple):
                 raise UsageError(f"scales.{name}.shape", tuple(x.shape), f"{shape}, one per {side} rows of {name}")
             if str(x.dtype).removeprefix("torch.") != "float32":
                 raise UsageError(f"scales.{name}.dtype", str(x.dtype), "float32")
-            if name != "v" and isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
-                least = float(cast(Array, x).min(initial=np.inf))
-                if not least > 0:
-                    raise UsageError(f"scales.{name}", least, "positive numbers")
+            if isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
+                values = cast(Array, x)
+                bad = values[~(np.isfinite(values) & ((values > 0) | (name == "v")))]
+                if bad.size:
+                    raise UsageError(
+                        f"scales.{name}", float(bad[0]), f"finite{'' if name == 'v' else ', positive'} numbers"
+                    )
         return {f"{name}_scale": x for name, x in zip("qkv", self, strict=True)}
 
 

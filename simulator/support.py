@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError
+from simulator.names import DType
 from simulator.problem import COMMON_MASKS, DTYPES, FP8, Problem, Tile
 
 MOST_KEYS = 1 << 30
@@ -62,7 +63,7 @@ class Support:
     True
     """
 
-    dtypes: tuple[str, ...] = DTYPES
+    dtypes: tuple[DType, ...] = DTYPES
     masks: tuple[str, ...] = COMMON_MASKS
     least: tuple[int, int] = (7, 5)
     only: tuple[int, int] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -165,6 +166,42 @@ def test_a_lesson_has_its_players_and_tables(name: str, site: Path):
     assert text.count("<figure class=") == figures - PLAYERS[name]  # a player takes the place of one
 
 
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_a_lesson_can_be_taken(name: str, site: Path):
+    text = (site / "lessons" / f"{name}.html").read_text(encoding="utf-8")
+    (link,) = re.findall(rf'href="(\.\./_downloads/[0-9a-f]+/{name}\.ipynb)"', text)
+    taken = nbformat.read(site / "lessons" / link, as_version=4)
+    assert taken == nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+
+
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("instal", "install"), ("uninstal", "install"), ("upgrad", "install"), ("pipx", "install"), ("uv", "install"),
+        ("window", "install"), ("wsl", "install"), ("docker", "install"), ("lab", "install"), ("cuda13", "install"),
+        ("cli", "commands/index"), ("sanit", "commands/index"), ("sweep", "commands/index"), ("licenc", "licence"),
+        ("cite", "licence"), ("changelog", "changelog"), ("softmax", "lessons/02_softmax"),
+    ],
+)  # fmt: skip
+def test_a_word_that_people_search_for_leads_to_its_page(word: str, page: str, site: Path):
+    """By the index that the search page looks into. Words stand there by their stems."""
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    found = {index["docnames"][n] for kind in ("terms", "titleterms") for n in _listed(index[kind].get(word, []))}
+    assert page in found
+
+
+def _listed(found: Any) -> list[int]:
+    return found if isinstance(found, list) else [found]
+
+
+def test_a_click_leads_to_a_running_notebook_where_there_is_a_repository():
+    assert "binder" not in site_pages.taken("00.ipynb", "")
+    assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken(
+        "00.ipynb", "https://github.com/us/it"
+    )
+
+
 def test_what_was_measured_is_drawn_from_the_files(site: Path):
     """Another number in a file is another number on the page."""
     result = results.latest("bench", site_pages.RESULTS)
@@ -221,6 +258,38 @@ def opened(browser: Any, site: Path) -> Iterator[Any]:
     for context in contexts:
         context.close()
     assert amiss == []
+
+
+@pytest.mark.browser
+def test_the_theme_reaches_the_players(opened: Any):
+    """The page's button changes what a sandboxed frame shows, and so does the system where the page leaves it to that."""
+    page = opened(f"lessons/{next(name for name, players in PLAYERS.items() if players)}", color_scheme="light")
+    frame = page.frame_locator("iframe").first
+    frame.locator("main[data-ready]").wait_for()
+
+    def ground() -> str:
+        page.wait_for_timeout(100)
+        return frame.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
+
+    shown: dict[str, str] = {}
+    for _ in range(3):
+        page.locator(".theme-toggle:visible").first.click()
+        shown[page.evaluate("document.body.dataset.theme")] = ground()
+    assert shown == {"dark": "rgb(18, 22, 27)", "light": "rgb(246, 247, 249)", "auto": "rgb(246, 247, 249)"}
+    page.emulate_media(color_scheme="dark")
+    assert ground() == "rgb(18, 22, 27)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_code_of_lessons_fits_its_column(name: str, opened: Any):
+    """What explains a line stands at its end: a column that cuts it off hides that."""
+    page = opened(f"lessons/{name}", viewport={"width": 1400, "height": 900})
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.cell_input pre, .highlight-cuda pre')].filter(x => x.scrollWidth > x.clientWidth)"
+        ".map(x => x.textContent.split('\\n').sort((a, b) => b.length - a.length)[0])"
+    )
+    assert cut == []
 
 
 @pytest.mark.browser

@@ -21,7 +21,7 @@ SCHEMAS = ROOT / "docs" / "schemas"
 OPENING = """\
 # Commands
 
-Each command wraps one call of the Python API. `flashlab COMMAND --help` prints what stands here.
+On the command line (CLI), each command wraps one call of the Python API. `flashlab COMMAND --help` prints what stands here.
 `flashlab --install-completion` makes your shell complete names of algorithms, devices and checks.
 
 The exit status is 0 on success and 1 for a failed check. It is 2 for what could not be asked: bad

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from flashlab.lessons.show import Shown, lines
+from flashlab.lessons.show import Shown
 from flashlab.measure.results import Result
 
 STYLE: Any = {
@@ -69,22 +69,47 @@ def speed(data: Mapping[str, Any]) -> Shown:
         figure.supylabel("TFLOP/s", fontsize=10)
         names = panels[0][0].get_legend_handles_labels()
         figure.legend(*names, loc="outside upper center", ncols=len(kernels))
-        content = io.StringIO()
-        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return Shown(content.getvalue(), ["head dim", "mask", "tokens", "kernel", "TFLOP/s"], table)
+    return Shown(_svg(figure), ["head dim", "mask", "tokens", "kernel", "TFLOP/s"], table)
 
 
 def dram(data: Mapping[str, Any]) -> Shown:
-    """The share of the requested bytes that DRAM delivered, launch by launch, in problems over 1 MB."""
+    """The bytes that each launch read from DRAM, over those that it can't do without, in problems over 1 MB: a dot a launch."""
     judged = [launch["dram"] for launch in data["launches"] if launch["dram"] and launch["dram"]["judged"]]
-    shares = sorted((found["low"] / found["high"], found["measured"] / found["high"]) for found in judged)
-    return lines(
-        {"launch": range(1, len(shares) + 1)},
-        {"compulsory": [low for low, _ in shares], "DRAM, measured": [share for _, share in shares]},
-        title="bytes read, as a share of those requested, launch by launch",
-        of="share of the requested bytes",
-        log=False,
-    )
+    table = sorted([found["low"], found["measured"], found["high"]] for found in judged)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.2, 4.0), layout="constrained")
+        axes = figure.subplots()
+        (colour, marker), (other, another) = LOOKS[:2]
+        axes.plot(
+            [low for low, _, _ in table],
+            [high / low for low, _, high in table],
+            another,
+            color=other,
+            markersize=4,
+            alpha=0.6,
+            label="requested",
+        )
+        axes.plot(
+            [low for low, _, _ in table],
+            [read / low for low, read, _ in table],
+            marker,
+            color=colour,
+            markersize=4,
+            label="read from DRAM, measured",
+        )
+        axes.axhline(1.0, color="#555555", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", xlabel="compulsory bytes of a launch", ylabel="times the compulsory bytes")
+        axes.grid()
+        figure.legend(loc="outside upper center", ncols=2)
+    columns = ["compulsory bytes", "read from DRAM", "requested"]
+    return Shown(_svg(figure), columns, table)
+
+
+def _svg(figure: Figure) -> str:
+    content = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(content, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return content.getvalue()
 
 
 FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown]] = {"bench": speed, "ladder": speed, "counters": dram}

@@ -12,6 +12,7 @@ import ast
 import base64
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -73,7 +74,26 @@ def lesson(path: Path) -> Iterator[tuple[str, str]]:
             this["outputs"] = [new_output("display_data", {"text/html": player.frame() + link})]
         else:
             this["outputs"] = [with_table(output) for output in this.outputs]
+    notebook.cells.insert(1, new_markdown_cell(taken(path.name, repository()), id="taken"))
     yield path.name, nbformat.writes(notebook, indent=1)
+
+
+def taken(name: str, repository: str) -> str:
+    """How a reader comes to run this lesson: its file, the command that opens all, and a click where there is a repository."""
+    said = (
+        f"*Run it yourself: {{download}}`this notebook <../../notebooks/{name}>`, or all of them with `flashlab lessons` "
+        "([install](../install.md))"
+    )
+    host, _, place = repository.partition("://")[2].partition("/")
+    if host != "github.com":
+        return said + ".*"
+    return said + f", or [on Binder](https://mybinder.org/v2/gh/{place}/HEAD?labpath=notebooks/{name}).*"
+
+
+def repository() -> str:
+    """The address of the repository, which pyproject.toml states once. It is empty while there is none."""
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return stated["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
 
 
 def file_shown(this: NotebookNode) -> NotebookNode:

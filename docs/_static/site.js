@@ -1,4 +1,5 @@
-// What the theme leaves out: the level of its captions, and wide code and tables that can be scrolled by keyboard.
+// What the theme leaves out: the level of its captions, wide code and tables that can be scrolled by keyboard, and players
+// that are light or dark as the page is. A player's frame is sandboxed, so it is told by a message.
 document.addEventListener("DOMContentLoaded", () => {
   for (const caption of document.querySelectorAll("p.caption[role=heading]")) caption.ariaLevel = "2";
   const wide = () => {
@@ -8,4 +9,9 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   wide();
   addEventListener("resize", wide);
+  const tell = (frame) => frame.contentWindow.postMessage({ theme: document.body.dataset.theme ?? "auto" }, "*");
+  const frames = [...document.querySelectorAll("iframe[srcdoc]")];
+  for (const frame of frames) frame.addEventListener("load", () => tell(frame));
+  frames.forEach(tell); // those that have loaded
+  new MutationObserver(() => frames.forEach(tell)).observe(document.body, { attributeFilter: ["data-theme"] });
 });

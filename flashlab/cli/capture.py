@@ -9,7 +9,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json
-from flashlab.views import tables
+from flashlab.views import progress, tables
 from simulator.errors import UsageError
 
 
@@ -48,7 +48,7 @@ def capture(
             raise UsageError("path", out, "a file other than the text")
         chosen = _heads(heads)
         transformers.check_dtype(dtype)
-        with output.busy("capturing"):
+        with progress.busy("capturing"):
             seen = transformers.capture_text(model, text, layer=layer, tokens=tokens)
             saved = transformers.save(seen, out, dtype, chosen)
     read = saved["q"].shape[-2]

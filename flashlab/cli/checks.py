@@ -15,6 +15,7 @@ import typer
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import Json, ProblemOptions
 from flashlab.files import replace_file
+from flashlab.views import progress
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import Unavailable, UsageError, among, unknown
 
@@ -343,15 +344,16 @@ def verify(
         "checks": options.values("--check", check, str) or None,
         "framework": outsider.framework,
     }  # fmt: skip
+    where: Any = {"device": device}
     save.check("verify", [_name(target)])
-    with output.busy("checks") as tick, options.compiling():
+    with progress.busy("checks") as tick, options.compiling():
         if is_kernel(target):
             kernel = launch.kernel(target, device, time_limit)
             adapter = outsider.adapter(kernel, target.rpartition("/")[2])
             report = verify_apart(target, lambda: adapter, Options(**asked), **kernel.limits(), on_row=tick)
         elif ":" in target or target in OUTSIDERS:
             launch.refuse()
-            load, given = partial(_foreign, target, outsider), Options(**asked, device=device)
+            load, given = partial(_foreign, target, outsider), Options(**asked, **where)
             seconds = _CALL_SECONDS if time_limit is None else time_limit or math.inf
             report = verify_apart(target, load, given, seconds=seconds, on_row=tick)
         else:
@@ -359,7 +361,7 @@ def verify(
             outsider.refuse()
             if time_limit is not None:
                 raise UsageError("--time-limit", time_limit, "nothing: flashlab's own algorithms have no limit")
-            report = fl.verify(target, **asked, device=device, on_row=tick)
+            report = fl.verify(target, **asked, **where, on_row=tick)
     keep = partial(save.keep, "verify", [_name(target)], report)
     if format != "text" and not json:
         print(FORMATS[format](report), end="")
@@ -422,8 +424,9 @@ def bench(
 
     hopper, support = get(algorithm).arch, get(algorithm).support
     timed = support.head_dims if hopper else range(129)
+    named: list[Any] = options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str)
     problems = speed.cells(
-        options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str),
+        named,
         options.values("--head-dim", head_dim, int) if head_dim else [d for d in (64, 128, 256) if d in timed],
         (False, True) if causal is None else (causal,),
         options.values("--len-q", len_q, int),
@@ -439,7 +442,7 @@ def bench(
         cells=problems,
         tile=options.tile(tile),
         seconds=seconds,
-        progress=output.track("problems"),
+        progress=progress.track("problems"),
     )
 
     def keep() -> None:
@@ -518,17 +521,17 @@ def counters(
     kind = "agreement" if backend == "both" else "counters"
     save.check(kind, list(dict.fromkeys(case.algorithm for case in cases)))
     if backend == "gpu":
-        report = hardware.run(cases, progress=output.track("algorithms"))
+        report = hardware.run(cases, progress=progress.track("algorithms"))
     elif backend == "emulator":
         from flashlab.measure import emulated
 
         if save.save is not None:
             raise UsageError("--save", save.save, "nothing: results on record are measured on a GPU")
-        report = emulated.run(cases, device=device, progress=output.track("problems"))
+        report = emulated.run(cases, device=device, progress=progress.track("problems"))
     elif backend == "both":
         from flashlab.measure import agreement
 
-        report = agreement.run(cases, progress=output.track("problems"))
+        report = agreement.run(cases, progress=progress.track("problems"))
     else:
         raise unknown("--backend", backend, ("gpu", "emulator", "both"))
     _finish(report, json, partial(save.keep, kind, report.algorithms, report), left_out)
@@ -553,5 +556,5 @@ def sanitize(
             raise unknown("algorithms", name, with_kernels())
     every, left_out = ([], "") if algorithms else _with_kernels("gpu")
     save.check("sanitizers", algorithms or every)
-    report = sanitizers.run(sanitizers.grid(algorithms or every), faults=faults, progress=output.track("runs"))
+    report = sanitizers.run(sanitizers.grid(algorithms or every), faults=faults, progress=progress.track("runs"))
     _finish(report, json, partial(save.keep, "sanitizers", report.algorithms, report), left_out)

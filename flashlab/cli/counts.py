@@ -11,14 +11,13 @@ import typer
 
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input, Json, ProblemOptions, RunOptions
-from flashlab.views import figures, tables
+from flashlab.views import figures, progress, sheets, tables
 from simulator.catalogue import get
 from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION
 
 if TYPE_CHECKING:
     from flashlab.run.inputs import Inputs
-    from simulator.counts import Counts
     from simulator.operations.operation import Operation
     from simulator.simulate import Run
     from simulator.trace import Trace
@@ -86,10 +85,9 @@ def compare(
 ) -> None:
     """Algorithms side by side: by formula or, on real data, with the error against naive attention."""
     import flashlab as fl
-    from flashlab.views.comparison import COLUMNS
 
     targets = [options.algorithm(name) for name in algorithms] if algorithms else None
-    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": output.track("algorithms")}
+    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": progress.track("algorithms")}
     data = _data(problem, input, sample=sample)
     if data is None:
         found = fl.compare(problem.problem(), **keywords)
@@ -97,12 +95,7 @@ def compare(
         found = fl.compare(data, **problem.masks(data.causal), **keywords)
     document = found.to_dict()
     if not json:
-        shown = None if data is not None else -1  # the last one is the error, which a formula has none of
-        tables.table(
-            f"{figures.problem(found.problem)}, on {found.device.title or found.device.name}",
-            COLUMNS[:shown],
-            [row.cells()[:shown] for row in found.rows],
-        )
+        sheets.of_comparison(found).print()
         tables.line("HBM: bytes requested, exact. DRAM: what reaches it, estimated. Tiles: " + _tiles(found.rows))
         if data is not None:
             unchecked = any(row.error is None for row in found.rows)
@@ -111,7 +104,7 @@ def compare(
             )
             tables.line(f"error: against naive attention in float64, {said}")
     if out is not None:
-        with output.busy("drawing"), options.spelled(path="--out"):
+        with progress.busy("drawing"), options.spelled(path="--out"):
             pictures = found.plot(out)
         paths = {name: str(Path(out) / f"{name}.png") for name in pictures}
         document["pictures"] = paths
@@ -166,7 +159,8 @@ def count(algorithm: Algorithm, problem: ProblemOptions, run: RunOptions, json: 
     if json:
         output.document(counted.to_dict())
     else:
-        _print_counts(counted)
+        for sheet in sheets.of_counts(counted):
+            sheet.print()
 
 
 def simulate(
@@ -195,7 +189,7 @@ def simulate(
         output.remark(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
         )
-    with output.busy("simulating"):
+    with progress.busy("simulating"):
         operation = get(target).operation
         found = fl.simulate(target, **data, **problem.masks(causal), **run.keywords(operation))
         error, said = _error_of(operation, found, data)
@@ -221,7 +215,8 @@ def simulate(
     if out is not None:
         tables.line(out)
     tables.line()
-    _print_counts(found.counts)
+    for sheet in sheets.of_counts(found.counts):
+        sheet.print()
 
 
 def _error_of(operation: Operation, run: Run, arrays: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -254,12 +249,6 @@ def _words(error: Any) -> str:
     return f"{error.relative:.1e} relative, largest {error.max:.1e}{lse}"
 
 
-def _dram_intensity(c: Counts) -> float:
-    """FLOPs per byte that reaches DRAM, by the estimate of reads and all that is written once."""
-    moved = c.dram.estimate + sum(c.distinct(launch, "write") for launch in c.launches)
-    return (c.flops.matmul + c.flops.other + c.exp) / moved if moved else 0.0
-
-
 def _numbers(x: Any) -> dict[str, Any]:
     import numpy as np
 
@@ -288,54 +277,6 @@ def _save(path: str, run: Any) -> None:
     content = io.BytesIO()
     np.savez(content, **wide)
     replace_file(path, content.getvalue(), argument="--out")
-
-
-def _print_counts(c: Counts) -> None:
-    low, estimate, high = (figures.nbytes(n) for n in (c.dram.low, c.dram.estimate, c.dram.high))
-    rows = [
-        ("HBM read, requested", figures.nbytes(c.hbm.read), f"{c.hbm.read:,}"),
-        ("HBM written, requested", figures.nbytes(c.hbm.write), f"{c.hbm.write:,}"),
-        *([("HBM atomics, requested", figures.nbytes(c.hbm.atomic), f"{c.hbm.atomic:,}")] if c.hbm.atomic else []),
-        ("HBM taken at once", figures.nbytes(c.hbm.peak), f"{c.hbm.peak:,}"),
-        ("compulsory", figures.nbytes(c.compulsory), f"{c.compulsory:,}"),
-        ("DRAM read, estimated", f"{estimate} ({low} to {high})", f"{c.dram.estimate:,}"),
-        ("SRAM read", figures.nbytes(c.sram.read), f"{c.sram.read:,}"),
-        ("SRAM written", figures.nbytes(c.sram.write), f"{c.sram.write:,}"),
-        ("SRAM taken by a block", figures.nbytes(c.sram.peak), f"{c.sram.peak:,}"),
-        ("matmul FLOPs", figures.count(c.flops.matmul), f"{c.flops.matmul:,}"),
-        ("other FLOPs", figures.count(c.flops.other), f"{c.flops.other:,}"),
-        ("exponentials", figures.count(c.exp), f"{c.exp:,}"),
-        ("FLOPs per requested byte", f"{c.intensity:.4g}", ""),
-        (
-            "FLOPs per DRAM byte",
-            f"{_dram_intensity(c):.4g}",
-            f"ridge of {c.device.name}: {c.device.ridge(c.problem.dtype):.0f}",
-        ),
-    ]
-    title = f"{c.algorithm}: {figures.problem(c.problem)}, tile {c.tile}, on {c.device.title or c.device.name}"
-    tables.table(title, ("what", "about", "exact"), rows)
-    columns = ("tensor", "HBM read", "HBM written", "SRAM read", "SRAM written", "takes")
-    tensors = [
-        (
-            name,
-            *(figures.nbytes(n) for n in (t.hbm_read, t.hbm_write, t.sram_read, t.sram_write)),
-            figures.nbytes(c.tensors[name].nbytes) if name in c.tensors else "SRAM only",
-        )
-        for name, t in c.by_tensor.items()
-    ]
-    tables.table("by tensor", columns, tensors)
-    launches = [
-        (
-            x.name,
-            f"{x.blocks:,}",
-            str(x.warps),
-            figures.nbytes(x.sram_peak),
-            figures.nbytes(x.bytes("hbm.read")),
-            figures.nbytes(x.bytes("hbm.write")),
-        )
-        for x in c.launches
-    ]
-    tables.table("by launch", ("launch", "blocks", "warps", "SRAM of a block", "HBM read", "HBM written"), launches)
 
 
 def _axis(text: str, metavar: str) -> Any:
@@ -391,7 +332,9 @@ def sweep(
     options.check_outputs(files, inputs=algorithms, force=force)
     base = axes.problem()
     targets = [options.algorithm(name) for name in algorithms]
-    found = fl.sweep(targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=output.track("cells"))
+    found = fl.sweep(
+        targets, base, **axes.swept, **machine.swept(), lse=lse, dram=dram, progress=progress.track("cells")
+    )
     if csv is not None:
         with options.spelled(path="--csv"):
             found.to_csv(csv)
@@ -401,40 +344,10 @@ def sweep(
     if json:
         output.document(found.to_dict())
         return
-    swept = [axis for axis in found.axes if axis not in ("algorithm", "tile")]
-    sizes = ("hbm_read", "hbm_write", *(("dram_estimate",) if dram else ()), "hbm_peak", "sram_peak")
-    columns = ("algorithm", *swept, "tile", *(_title(size) for size in sizes), "FLOPs/byte", "reason")
-    rows = [
-        (
-            row["algorithm"],
-            *(_cell(axis, row[axis]) for axis in swept),
-            row["tile"] or "",
-            *("" if row[size] is None else figures.nbytes(row[size]) for size in sizes),
-            "" if row["intensity"] is None else f"{row['intensity']:.3g}",
-            _short(row["reason"]),
-        )
-        for row in found.rows
-    ]
-    tables.table(figures.problem(base, length=False), columns, rows, left=2 + len(swept))
+    sheets.of_sweep(found, figures.problem(base, length=False)).print()
     for path in (csv, plot):
         if path is not None:
             tables.line(path)
-
-
-def _title(key: str) -> str:
-    first, _, rest = key.partition("_")
-    return f"{first.upper()} {rest}"
-
-
-def _cell(axis: str, value: object) -> str:
-    if axis == "sram_per_block" and isinstance(value, int):
-        return figures.nbytes(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _short(reason: str | None) -> str:
-    """The part of an overflow's line that the row doesn't say already."""
-    return "" if reason is None else reason.partition("this one ")[2] or reason
 
 
 def trace(
@@ -483,11 +396,12 @@ def trace(
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
     asked = run.keywords(get(targets[0]).operation)
     keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
-    with output.busy("tracing"):
+    with progress.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
-        if html is not None:
-            with options.spelled(path="--html", kernel="--kernel"):
-                fl.player(*filter(None, traces), kernel=kernel).save(html)
+    if html is not None:
+        steps = max(len(each.events) for each in traces if each is not None)
+        with progress.busy(f"writing a page of {steps:,} steps"), options.spelled(path="--html", kernel="--kernel"):
+            fl.player(*filter(None, traces), kernel=kernel).save(html)
     recorded = traces[0]
     assert recorded is not None
     if out is not None:

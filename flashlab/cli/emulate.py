@@ -13,7 +13,7 @@ import typer
 
 from flashlab.cli import completion, options, output
 from flashlab.cli.options import Force, Json, ProblemOptions, RunOptions
-from flashlab.views import tables
+from flashlab.views import progress, tables
 from simulator import catalogue
 from simulator.errors import UsageError, unknown
 
@@ -180,7 +180,7 @@ def _run_algorithm(
         "source": source,
         "time_limit": time_limit,
     }
-    with output.busy("emulating"):
+    with progress.busy("emulating"):
         done = fl.emulate(algorithm, **arrays, **options_of_run)
     truth = operation.judge(p, arrays)
     differences = [np.abs(done.outputs[x.name].astype(np.float64) - truth[x.name]) for x in operation.written]
@@ -231,7 +231,7 @@ def _run_file(path: str, arguments: dict[str, Any], given: dict[str, Any], out: 
     from flashlab.emulator.apart import emulate_apart
 
     # what the kernel prints stands beside a document, not in it
-    with output.busy("emulating"), redirect_stdout(sys.stderr if json else sys.stdout):
+    with progress.busy("emulating"), redirect_stdout(sys.stderr if json else sys.stdout):
         done = emulate_apart(path, arguments, **given)
     if out is not None:
         _keep(Path(out), done.symbols | done.arrays)

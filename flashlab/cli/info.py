@@ -6,7 +6,7 @@ import typer
 
 from flashlab.cli import options, output
 from flashlab.cli.options import Json
-from flashlab.views import tables
+from flashlab.views import progress, tables
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def info(json: Json = False) -> None:
     """Print versions, what is found here (GPU, CuPy, ncu, compilers, a browser), and how to get what is missing."""
     from flashlab.measure import here
 
-    with output.busy("looking"):
+    with progress.busy("looking"):
         found = here.look()
     if json:
         output.document(found.to_dict())

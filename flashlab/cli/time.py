@@ -9,6 +9,7 @@ import typer
 from flashlab.cli import options, output
 from flashlab.cli.options import PICTURES, Algorithm, DeviceName, Force, Json, ProblemOptions
 from flashlab.views import figures, tables
+from simulator.devices import Device
 from simulator.problem import Tile
 
 _OUTPUT = "Output"
@@ -49,8 +50,8 @@ def time(
     from flashlab.files import replace_file
 
     options.check_outputs({"--trace": (trace, (".json",)), "--plot": (plot, PICTURES)}, inputs=[algorithm], force=force)
-    posed = problem.problem(algorithm)
-    found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=device)
+    posed, on = problem.problem(algorithm), Device.named(device)
+    found = fl.timeline(options.algorithm(algorithm), posed, tile=options.tile(tile), device=on)
     if trace is not None:
         import json as text
 

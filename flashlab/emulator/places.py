@@ -59,4 +59,4 @@ def check_tools() -> None:
 
 def run(command: Sequence[str], stdin: str = "") -> str:
     """Run a tool and return what it prints."""
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, errors="replace").stdout

@@ -40,6 +40,7 @@ __all__ = [
     "read",
 ]
 
+_LETTER = re.compile(r"(?<!\\)\\U([0-9a-f]{8})")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"]', re.MULTILINE)
 _MARK = re.compile(r"//\s*step:\s*(\w+)")
 _DOORS = "doors"
@@ -310,7 +311,8 @@ def _preprocessed(path: Path, text: str, command: Sequence[str]) -> tuple[str, t
         for _ in range(_ROUNDS):
             done = subprocess.run([*options, "-E"], capture_output=True, text=True, check=False, errors="replace")
             if not done.returncode:
-                return done.stdout, tuple(missing)
+                # some preprocessors write the letters of a name like größe as \U000000f6
+                return _LETTER.sub(lambda m: chr(int(m[1], 16)), done.stdout), tuple(missing)
             said = done.stderr
             wanted = re.search(r"fatal error: (?:'(.+?)' file not found|(.+?): No such file or directory)", said)
             if not wanted:

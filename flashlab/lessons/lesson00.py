@@ -11,6 +11,7 @@ from flashlab.lessons.prediction import Prediction
 from simulator import Problem, Tile
 from simulator.config import padded
 from simulator.dtypes import Array
+from simulator.names import DType
 from simulator.problem import ITEMSIZE, row_bytes
 
 UNIT = {"float32": 4e-6, "float16": 2.0**-9}
@@ -47,7 +48,7 @@ def _rows_of(draw: Random) -> list[Case]:
 def _products(draw: Random) -> list[Case]:
     """q `(M, K)` and v `(K, N)`: head_dim = len_kv = K, head_dim_v = N."""
 
-    def shape(m: int, k: int, n: int, dtype: str) -> Problem:
+    def shape(m: int, k: int, n: int, dtype: DType) -> Problem:
         return Problem(batch=1, heads=1, len_q=m, len_kv=k, head_dim=k, head_dim_v=n, dtype=dtype)
 
     first = shape(128, 128, 128, "float16")

@@ -9,6 +9,7 @@ from flashlab.lessons.lesson00 import product, tiles
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Problem, Tile, count
 from simulator.config import padded
+from simulator.names import DType
 from simulator.problem import row_bytes
 
 
@@ -42,10 +43,13 @@ def attention_cases(draw: Random) -> list[Case]:
     There are cases with more keys than queries, and a causal one with fewer: its first queries see no key.
     """
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype="float16")
+    shapes: tuple[tuple[DType, bool, tuple[int, int]], ...] = (
+        ("float16", True, (0, 40)), ("float32", False, (0, 40)), ("float16", True, (-30, -1)),
+    )  # fmt: skip
     others = [
         Problem(batch=1, heads=4, kv_heads=draw.choice((1, 2, 4)), len_q=(n := draw.randint(33, 150)),
                 len_kv=n + draw.randint(*more), head_dim=draw.choice((24, 40, 64)), dtype=dtype, causal=causal)
-        for dtype, causal, more in (("float16", True, (0, 40)), ("float32", False, (0, 40)), ("float16", True, (-30, -1)))
+        for dtype, causal, more in shapes
     ]  # fmt: skip
     return [
         Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), level=level)

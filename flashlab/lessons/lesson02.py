@@ -13,6 +13,7 @@ from flashlab.lessons.prediction import Prediction
 from simulator import Problem, Tile, count
 from simulator.config import padded
 from simulator.dtypes import Array
+from simulator.names import DType
 from simulator.problem import row_bytes
 
 SPREAD = 60.0
@@ -37,7 +38,7 @@ def _rows_cases(draw: Random) -> list[Case]:
 def _mean_cases(draw: Random) -> list[Case]:
     """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv."""
 
-    def shape(rows: int, keys: int, dim: int, dtype: str) -> Problem:
+    def shape(rows: int, keys: int, dim: int, dtype: DType) -> Problem:
         return Problem(batch=1, heads=2, len_q=rows, len_kv=keys, head_dim=keys, head_dim_v=dim, dtype=dtype)
 
     first = shape(64, 256, 64, "float32")

@@ -8,6 +8,7 @@ from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth, c
 from flashlab.lessons.lesson01 import attention_cases
 from flashlab.lessons.prediction import Prediction
 from simulator import DEVICES, Device, Problem, Tile, count
+from simulator.names import DType
 
 _ROOMY = DEVICES["h100"].replace(name="roomy", sram_per_block=1 << 30)
 """For counting: the formula asks whether the tile fits flash1's own kernel, which needs more SRAM than the exercises."""
@@ -26,7 +27,7 @@ def _budget(problem: Problem, tile: Tile) -> Budget:
 def _sized_cases(draw: Random) -> list[Case]:
     """Longer than the tiles that are right, on devices that differ in SRAM."""
 
-    def case(device: str, length: int, dim: int, dtype: str) -> Case:
+    def case(device: str, length: int, dim: int, dtype: DType) -> Case:
         problem = Problem(batch=1, heads=1, len_q=length, head_dim=dim, dtype=dtype)
         tile = paper_tile(problem, Device.named(device))
         return Case(problem, tile, draw.getrandbits(32), device=device, own_tile=True)

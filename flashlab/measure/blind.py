@@ -25,6 +25,7 @@ import flashlab as fl
 from flashlab.measure import results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
 from simulator.catalogue import ladder
+from simulator.names import DType
 from simulator.time import rates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ class Cell:
     """A kernel in a cell of `flashlab bench`."""
 
     algorithm: str
-    dtype: str
+    dtype: DType
     head_dim: int
     causal: bool
     length: int
@@ -163,13 +164,14 @@ def mean_error(cells: Iterable[Beside]) -> float:
 
 def lengths() -> list[Cell]:
     """Lengths that nothing was measured at when the model got the mechanisms that it has."""
+    sets: tuple[tuple[DType, tuple[int, ...], tuple[int, ...], tuple[str, ...]], ...] = (
+        ("bfloat16", (64, 128, 256), (256, 768, 1536, 3072, 6144, 12288, 32768), ("flash2", *LADDER)),
+        ("float16", (64, 128, 256), (3072,), ("flash2", *LADDER)),
+        ("bfloat16", (64, 128), (2048,), ("standard", "online_softmax", "flash1")),
+    )
     return [
         Cell(name, dtype, dim, causal, length)
-        for dtype, dims, found, names in (
-            ("bfloat16", (64, 128, 256), (256, 768, 1536, 3072, 6144, 12288, 32768), ("flash2", *LADDER)),
-            ("float16", (64, 128, 256), (3072,), ("flash2", *LADDER)),
-            ("bfloat16", (64, 128), (2048,), ("standard", "online_softmax", "flash1")),
-        )
+        for dtype, dims, found, names in sets
         for dim in dims
         for causal in (False, True)
         for length in found
@@ -249,7 +251,7 @@ class Timed(Data):
     """A cell that was measured, and the milliseconds that had been predicted of it."""
 
     algorithm: str
-    dtype: str
+    dtype: DType
     head_dim: int
     causal: bool
     length: int
@@ -274,7 +276,7 @@ class Predicted(Data):
     """A cell, and what the model says of it."""
 
     algorithm: str
-    dtype: str
+    dtype: DType
     head_dim: int
     causal: bool
     length: int

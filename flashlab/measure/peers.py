@@ -14,7 +14,7 @@ from flashlab.verify.outsiders import outsider
 from simulator.catalogue import CATALOGUE
 from simulator.errors import unknown
 
-__all__ = ["PEERS", "layout", "prepare"]
+__all__ = ["PEERS", "check", "layout", "prepare"]
 
 PEERS = ("sdpa-flash", "cudnn", "sdpa-efficient", "fa4", "flashinfer")
 """The names that `--against` takes, besides flashlab's algorithms."""
@@ -25,11 +25,14 @@ def layout(name: str) -> str:
 
     Raises `UsageError` for an unknown peer, and `Unavailable` for one that isn't installed.
     """
-    if name in CATALOGUE:
-        return "bhsd"
-    if name not in PEERS:
+    check(name)
+    return "bhsd" if name in CATALOGUE else outsider(name).layout
+
+
+def check(name: str) -> None:
+    """Raise `UsageError` for an unknown peer."""
+    if name not in PEERS and name not in CATALOGUE:
         raise unknown("against", name, [*PEERS, *CATALOGUE])
-    return outsider(name).layout
 
 
 def prepare(name: str, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Callable[[], Any]:

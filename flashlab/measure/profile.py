@@ -33,11 +33,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashlab.cli.output import track
 from flashlab.measure import fp8, ncu, peers, results, sass
 from flashlab.measure.load import Gpu, loaded
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
+from flashlab.views.progress import track
 from simulator.programs.flash3_fp8 import ONES
 
 MATMUL, FP8 = "matmul", "flash3_fp8"

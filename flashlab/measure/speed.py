@@ -9,6 +9,7 @@ while Python queues the call, on a cold L2. Before it is timed, a kernel's outpu
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import CATALOGUE, get
 from simulator.errors import Unavailable, UsageError
+from simulator.names import DType
 from simulator.operations.backward import BACKWARD
 
 __all__ = [
@@ -42,7 +44,7 @@ _SAMPLES, _SAMPLED_ROWS = 4, 8
 class Cell:
     """One problem of a benchmark: self-attention over sequences of one length."""
 
-    dtype: str
+    dtype: DType
     head_dim: int
     causal: bool
     length: int
@@ -148,7 +150,7 @@ class BenchReport:
 
 
 def cells(
-    dtypes: Sequence[str] = ("bfloat16", "float16"),
+    dtypes: Sequence[DType] = ("bfloat16", "float16"),
     head_dims: Sequence[int] = (64, 128),
     masks: Sequence[bool] = (False, True),
     lengths: Sequence[int] = (1024, 4096, 16384),
@@ -173,6 +175,10 @@ def run(
     """
     if get(algorithm).support.eight_bit:
         raise UsageError("algorithm", algorithm, "one of 16 or 32 bits: `flashlab fp8` times this one beside flash3")
+    for name in against:
+        peers.check(name)
+    if not 0 < seconds < math.inf:
+        raise UsageError("seconds", seconds, "a number over 0")
     torch = _torch()
     not_run: list[str] = []
     present: list[str] = []

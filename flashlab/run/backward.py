@@ -11,6 +11,7 @@ from flashlab.run import plan as plans
 from flashlab.run.plan import Plan
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
+from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Masks, spell_masks
 from simulator.program import Program
@@ -25,7 +26,7 @@ AUTO = "flash2_backward"
 @spell_masks
 def attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
-    backend: str = "gpu", device: Device | str | None = None, **masks: Unpack[Masks],
+    backend: Backend = "gpu", device: Device | DeviceName | None = None, **masks: Unpack[Masks],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """The gradients `(dq, dk, dv)` of attention, for `dout`, the gradient of its output.
 
@@ -87,7 +88,7 @@ def _plan(
 
 
 def _emulated(
-    given: dict[str, Any], algorithm: str | Program, tile: TileLike, device: Device | str | None, masks: Masks
+    given: dict[str, Any], algorithm: str | Program, tile: TileLike, device: Device | DeviceName | None, masks: Masks
 ) -> tuple[Any, Any, Any]:
     from flashlab.run.emulated import emulate
 

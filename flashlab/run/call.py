@@ -13,6 +13,7 @@ from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
 from simulator.devices import Device
 from simulator.errors import UsageError, among
+from simulator.names import Backend, DeviceName
 from simulator.operations.attention import ATTENTION, OPTIONAL
 from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
 from simulator.program import Program
@@ -29,7 +30,7 @@ _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 @spell_masks
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
-    tile: TileLike = None, backend: str = "gpu", device: Device | str | None = None, scales: Scales | None = None,
+    tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
     sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.

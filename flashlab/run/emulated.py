@@ -25,6 +25,7 @@ from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
 from simulator.memory import check_memory
+from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem, row_bytes, spell_masks
 from simulator.program import Program
@@ -153,7 +154,7 @@ def _compare(launch: Launched, expected: LaunchCounts, kernel: Kernel) -> list[s
 
 @spell_masks
 def emulate(
-    algorithm: str | Program, *arrays: Any, lse: Any = False, tile: TileLike = None, device: Device | str | None = None,
+    algorithm: str | Program, *arrays: Any, lse: Any = False, tile: TileLike = None, device: Device | DeviceName | None = None,
     sanitize: bool = True, watch: bool = False, source: Path | str | None = None, workers: int | None = None,
     time_limit: float = 0, scales: Scales | None = None, **named: Any,
 ) -> Emulation:  # fmt: skip
@@ -191,7 +192,7 @@ def emulate(
 
 def emulate_problem(
     row: Algorithm, problem: Problem, arrays: Mapping[str, Array], *, lse: bool = False, tile: TileLike = None,
-    device: Device | str | None = None, sanitize: bool = True, watch: bool = False, source: Path | str | None = None,
+    device: Device | DeviceName | None = None, sanitize: bool = True, watch: bool = False, source: Path | str | None = None,
     workers: int | None = None, time_limit: float = 0,
 ) -> Emulation:  # fmt: skip
     """`emulate` for NumPy arrays by name, of a problem that is known."""
@@ -353,7 +354,7 @@ def _values(arena: Arena, spec: Spec) -> Array:
 
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program, lse: bool, out: Any, tile: TileLike,
-    device: Device | str | None, scales: Scales | None, **named: Any,
+    device: Device | DeviceName | None, scales: Scales | None, **named: Any,
 ) -> Any:  # fmt: skip
     """`flashlab.attention` with `backend="emulator"`: arrays of NumPy, torch, JAX or CuPy in, the same kind out."""
     per_head, masks = ATTENTION.apart(named)

@@ -23,6 +23,7 @@ from simulator.catalogue import Kernel
 from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, among, unknown
+from simulator.names import AnyBackend, DeviceName
 from simulator.problem import WIDTH, Problem, round_up
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
@@ -291,9 +292,9 @@ def plan(
     algorithm: str | Program,
     problem: Problem,
     *,
-    backend: str = "gpu",
+    backend: AnyBackend = "gpu",
     tile: TileLike = None,
-    device: Device | str | None = None,
+    device: Device | DeviceName | None = None,
     lse: bool = False,
     arch: str | None = None,
 ) -> Plan | EmulatorPlan | SimulatorPlan:

@@ -27,7 +27,8 @@ from flashlab.verify.targets import BACKENDS, target_of
 from simulator.catalogue import Algorithm
 from simulator.devices import Device
 from simulator.errors import Said, UsageError, among, unknown
-from simulator.fields import integer
+from simulator.fields import flag, integer
+from simulator.names import AnyBackend, DeviceName, DType
 from simulator.problem import ITEMSIZE, Tile
 
 if TYPE_CHECKING:
@@ -61,13 +62,13 @@ _AGAIN = 10
 class Options:
     """What `verify` is told beside the target."""
 
-    backend: str = "simulator"
+    backend: AnyBackend = "simulator"
     full: bool = False
     seed: int = 0
-    dtypes: Sequence[str] | None = None
+    dtypes: Sequence[DType] | None = None
     checks: Sequence[str] | None = None
     examples: int | None = None
-    device: str | None = None
+    device: DeviceName | None = None
     tile: TileShape = None
     framework: str | None = None
 
@@ -98,9 +99,10 @@ def _names(argument: str, value: Any) -> tuple[str, ...] | None:
 
 
 def verify(
-    target: Any, backend: str = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[str] | None = None,
-    checks: Sequence[str] | None = None, examples: int | None = None, device: str | None = None,
-    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None, **launch: Any,
+    target: Any, backend: AnyBackend = "simulator", *, full: bool = False, seed: int = 0, dtypes: Sequence[DType] | None = None,
+    checks: Sequence[str] | None = None, examples: int | None = None, device: DeviceName | None = None,
+    tile: TileShape = None, framework: str | None = None, on_row: Callable[[Row], None] | None = None,
+    progress: bool = False, **launch: Any,
 ) -> Report:  # fmt: skip
     """Check a target against float64 attention, hard.
 
@@ -111,7 +113,8 @@ def verify(
     problems of over 2^31 elements. `checks` names some of `CHECKS` and "search" (None: all). `dtypes` are the storage
     dtypes (None: all but float8_e4m3fn, and only that for `flash3_fp8`). `examples` is how many random problems
     Hypothesis draws (0: none, and a failing problem isn't shrunk). `framework` is whose arrays a callable ("numpy" by
-    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done.
+    default) or a GPU ("cupy" by default) is given. `on_row` is called with every row as soon as it is done,
+    and `progress=True` shows how many are.
 
     What the target does not support is listed as not run. An operation other than attention has checks of its own
     (`general.checks_of`), all short and none random: it takes neither `full` nor `examples`. Raises `UsageError` for bad
@@ -122,6 +125,20 @@ def verify(
     >>> report.verdict, len(report.rows)
     ('passed', 13)
     """
+    if flag("progress", progress):
+        from flashlab.views.progress import busy  # imported only to show, since it is slow to import
+
+        with busy("checks") as tick:
+
+            def done(row: Row) -> None:
+                tick(row)
+                if on_row:
+                    on_row(row)
+
+            return verify(
+                target, backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device,
+                tile=tile, framework=framework, on_row=done, **launch,
+            )  # fmt: skip
     options = Options(
         backend=backend, full=full, seed=seed, dtypes=dtypes, checks=checks, examples=examples, device=device, tile=tile,
         framework=framework,
@@ -195,8 +212,8 @@ def verified(target: Any, options: Options, on_row: Callable[[Row], None] | None
 
 
 def _checked_dtypes(
-    dtypes: Sequence[str] | None, default: tuple[str, ...], accepted: Collection[str]
-) -> tuple[str, ...]:
+    dtypes: Sequence[DType] | None, default: tuple[DType, ...], accepted: Collection[str]
+) -> tuple[DType, ...]:
     """The dtypes to check in: those asked for, or else the default. Raises `UsageError` for one that isn't accepted."""
     if dtypes is None:
         if not default:  # a kernel's pointers have one, and a wrong one would be misread
@@ -236,7 +253,7 @@ def _general(row: Algorithm, options: Options, on_row: Callable[[Row], None] | N
     )
 
 
-def run_case(target: Any, case: Case, backend: str = "simulator", **options: Any) -> Row:
+def run_case(target: Any, case: Case, backend: AnyBackend = "simulator", **options: Any) -> Row:
     """Judge one case by the rule, and return its row. The Python in a failing report calls this.
 
     `target`, `backend` and `options` are those of `verify`.

@@ -19,6 +19,7 @@ from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.dtypes import numpy_dtype
 from simulator.errors import Said, among, unknown
+from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
 
@@ -130,7 +131,7 @@ class Target:
     name: str
     backend: str
     frame: Frame
-    dtypes: tuple[str, ...] = DTYPES
+    dtypes: tuple[DType, ...] = DTYPES
     align: Align = "bottom-right"
     lse: bool = True
     bitwise: bool = False

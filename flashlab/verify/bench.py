@@ -20,6 +20,7 @@ from flashlab.verify.steps import Ended, Steps
 from simulator import Problem, Scales
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Unavailable, UsageError
+from simulator.names import DType
 from simulator.operations.attention import ATTENTION, SCORE
 from simulator.problem import SCORES
 
@@ -62,7 +63,7 @@ class Bench:
     """A target, and what the checks run it on."""
 
     target: Target
-    dtypes: tuple[str, ...]
+    dtypes: tuple[DType, ...]
     full: bool
     seed: int
     steps: Steps = field(default_factory=Steps)
@@ -78,7 +79,7 @@ class Bench:
                 with suppress(Ended, Refused):
                     self.steps.step(lambda dtype=dtype: self._probe(target, dtype))
 
-    def _probe(self, target: CallableTarget, dtype: str) -> None:
+    def _probe(self, target: CallableTarget, dtype: DType) -> None:
         for causal in (False, True):
             p = target.domain.fit(Problem(batch=1, heads=2, len_q=16, head_dim=64, dtype=dtype, causal=causal))
             if not target.refuses(p):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import Problem
 from simulator.errors import unknown
+from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.problem import FEATURES, FIELDS, SCORES
 
@@ -74,7 +75,7 @@ def describe(problem: Problem) -> str:
     return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *words])
 
 
-def usual(dtype: str, **changes: Any) -> Problem:
+def usual(dtype: DType, **changes: Any) -> Problem:
     """The problem that most checks vary: two heads of 97 queries and keys."""
     return Problem(batch=1, heads=2, len_q=97, head_dim=64, dtype=dtype).replace(**changes)
 
@@ -119,7 +120,7 @@ SCORE_EDGES: dict[str, dict[str, Any]] = {
 """Edges of what changes the scores, with its neighbours: the keywords of a case by its label."""
 
 
-def edges(dtype: str, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
+def edges(dtype: DType, *, full: bool, head_dims: Sequence[int] | None = None) -> Iterator[tuple[str, Case]]:
     """The edge cases of one dtype, each with a label. `full` adds long and wide ones; `head_dims` replaces its own."""
     base = Problem(batch=1, heads=2, len_q=128, head_dim=64, dtype=dtype)
 

@@ -11,6 +11,7 @@ from flashlab.verify.cases import LAYOUTS, Case
 from simulator import Problem, UsageError
 from simulator.errors import among
 from simulator.fields import integer
+from simulator.names import DType
 from simulator.problem import FEATURES, FIELDS
 
 LONG = 513
@@ -82,9 +83,9 @@ class Domain:
         return ", ".join(f"{name} {_listed(value)}" for name, value in said)
 
     @property
-    def dtypes(self) -> tuple[str, ...] | None:
+    def dtypes(self) -> tuple[DType, ...] | None:
         """The storage dtypes that it takes, or None for any."""
-        return None if self.dtype is None else tuple(self.dtype)
+        return None if self.dtype is None else cast("tuple[DType, ...]", tuple(self.dtype))
 
     def fit(self, problem: Problem) -> Problem:
         """The nearest problem that lies in this domain: the same one, if it does."""

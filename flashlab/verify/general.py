@@ -24,6 +24,7 @@ from simulator.catalogue import Algorithm
 from simulator.counts import Spec
 from simulator.dtypes import Array, as_numpy
 from simulator.errors import SramOverflow, Unavailable, UsageError
+from simulator.names import AnyBackend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
 from simulator.simulate import run_on_data
@@ -34,7 +35,7 @@ class Subject:
     """An algorithm on a backend. `frame` makes the arrays that it is given."""
 
     row: Algorithm
-    backend: str
+    backend: AnyBackend
     device: Device
     tile: Tile | None
     frame: Frame
@@ -74,7 +75,9 @@ class Subject:
         return [spec for spec in counts.tensors.values() if spec.role == "workspace"]
 
 
-def subject(row: Algorithm, backend: str, *, device: str | None, tile: Any, framework: str | None) -> Subject:
+def subject(
+    row: Algorithm, backend: AnyBackend, *, device: DeviceName | None, tile: Any, framework: str | None
+) -> Subject:
     """An algorithm on a backend, given arrays of a framework. Raises `UsageError` and `Unavailable`."""
     if backend == "gpu":
         from flashlab.run.devices import current_device  # only where a kernel is launched

@@ -262,6 +262,8 @@ def kernel(
     (True, True)
     """
     said: Any = arguments
+    if not isinstance(name, str | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError("name", name, "a kernel's name, or None for a file with one kernel")
     if said is not None and not isinstance(said, Mapping) and not callable(said):
         raise UsageError("arguments", said, "a dictionary, or a function that returns one")
     given = arguments if callable(arguments) else dict(arguments or {})

@@ -31,6 +31,7 @@ from flashlab.verify.scores import extremes, head_order, key_sets, neutral
 from flashlab.verify.targets import SimulatorTarget
 from simulator import Problem
 from simulator.dtypes import Array
+from simulator.names import DType
 from simulator.operations.attention import ATTENTION, LARGEST_FP8, to_storage
 from simulator.problem import FP8
 from simulator.programs.flash3_fp8 import TILE
@@ -389,7 +390,7 @@ def huge(bench: Bench) -> Iterator[Trial]:
     target = bench.target
     if not bench.full or not target.frame.views or target.frame.name == "numpy":
         return
-    dtype = next((d for d in bench.dtypes if d != "float32"), None)
+    dtype: DType | None = next((d for d in bench.dtypes if d != "float32"), None)
     if dtype is None:
         return
     for word, changes in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -215,10 +216,11 @@ class Report:
 
     def print(self, file: Any = None) -> None:
         """Print the table and the failures to the terminal, or into an open text file."""
-        from rich.console import Console  # imported only to print, since it is slow to import
-        from rich.table import Table
+        from rich.table import Table  # imported only to print, since it is slow to import
 
-        console = Console(file=file)
+        from flashlab.views import tables
+
+        console = tables.console(sys.stdout if file is None else file)
         console.print(self.headline, markup=False, soft_wrap=True)
         table = Table()
         table.add_column("check")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import simulator
 from flashlab.verify.adapter import Adapter, CallableTarget, Refused, Target, TileShape, imported, named
@@ -15,6 +15,7 @@ from flashlab.verify.outsiders import OUTSIDERS, outsider
 from simulator import Problem, UsageError
 from simulator.catalogue import CATALOGUE
 from simulator.errors import SramOverflow, Unavailable, among, unknown
+from simulator.names import AnyBackend, Backend, DeviceName
 from simulator.operations.attention import ATTENTION
 from simulator.problem import SCORES
 
@@ -23,7 +24,7 @@ UNCOMMON = {**EVERY_SCORE, "mask": "dense", "lengths": ((9, 6), (7, 10))}
 """The features that a tile program of one's own may not know, each with a value. The lengths are those of 16 queries and keys."""
 
 
-def _check_tile(row: simulator.Algorithm, tile: TileShape, device: str, *, kernels: bool) -> None:
+def _check_tile(row: simulator.Algorithm, tile: TileShape, device: DeviceName, *, kernels: bool) -> None:
     """Raises `UsageError` for a tile that the algorithm takes in no problem: the smallest one is asked for."""
     if tile is None or row.formula is None:
         return
@@ -45,8 +46,9 @@ class SimulatorTarget(Target):
     tiles = (None, (16, 16), (32, 16), (16, 48), (20, 12))
     longest = 70
 
-    def __init__(self, algorithm: Any, device: str, tile: TileShape) -> None:
-        self.algorithm, self.device, self.tile = algorithm, device, tile
+    def __init__(self, algorithm: Any, device: DeviceName, tile: TileShape) -> None:
+        self.algorithm, self.tile = algorithm, tile
+        self.device: DeviceName = device
         self.row = simulator.catalogue.get(algorithm)
         self.name, self.frame = self.row.name, frame_named("numpy")
         if self.row.support.eight_bit:
@@ -107,8 +109,11 @@ class AttentionTarget(Target):
 
     bitwise = True
 
-    def __init__(self, algorithm: str, backend: str, framework: str, device: str | None, tile: TileShape) -> None:
-        self.name, self.backend, self.device, self.tile = algorithm, backend, device, tile
+    def __init__(
+        self, algorithm: str, backend: Backend, framework: str, device: DeviceName | None, tile: TileShape
+    ) -> None:
+        self.name, self.backend, self.tile = algorithm, backend, tile
+        self.device: DeviceName | None = device
         self.frame = frame_named(framework)
         self.takes_out = framework in ("cupy", "torch")
         self.longest = 300 if backend == "gpu" else 70
@@ -147,7 +152,7 @@ class AttentionTarget(Target):
 
         try:
             return attention(
-                **arrays, algorithm=self.name, lse=True, out=out, tile=self.tile or tile, backend=self.backend,
+                **arrays, algorithm=self.name, lse=True, out=out, tile=self.tile or tile, backend=cast("Backend", self.backend),
                 device=self.device, scales=scales, **problem.masks,
             )  # fmt: skip
         except SramOverflow as overflow:
@@ -167,7 +172,12 @@ class AttentionTarget(Target):
 
 
 def target_of(
-    target: Any, backend: str, *, device: str | None = None, tile: TileShape = None, framework: str | None = None
+    target: Any,
+    backend: AnyBackend,
+    *,
+    device: DeviceName | None = None,
+    tile: TileShape = None,
+    framework: str | None = None,
 ) -> Target:
     """What `verify` was given, as a target: a name, a tile program, `package:function`, an `Adapter` or a callable."""
     among("backend", backend, BACKENDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from flashlab.views import figures
+from flashlab.views.progress import Progress, wrapping
 from simulator.catalogue import names
 from simulator.counts import Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy
 from simulator.errors import UsageError
 from simulator.fields import flag, listed
+from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION, Reference, naive, problem_of
 from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
@@ -23,8 +25,6 @@ from simulator.program import Program
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
-
-Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
 __all__ = ["COLUMNS", "Comparison", "Error", "Row", "compare", "error_of", "reference_of"]
 
@@ -76,9 +76,9 @@ class Row:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Comparison:
-    """One row per algorithm. `print` shows a table, `plot` draws it, and `to_dict` returns plain data.
+    """One row per algorithm. `print` and a notebook show a table, `plot` draws it, and `to_dict` returns plain data.
 
     >>> import flashlab as fl
     >>> tab = fl.compare(fl.sample(), algorithms=["flash1", "flash2"])
@@ -142,22 +142,31 @@ class Comparison:
         widths = [max(len(cells[i]) for cells in table) for i in range(len(COLUMNS))]
         return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(cells, widths, strict=True)) for cells in table)
 
+    def __repr__(self) -> str:
+        return f"<comparison of {', '.join(row.algorithm for row in self.rows)}: {figures.problem(self.problem)}>"
+
+    def _repr_html_(self) -> str:
+        from flashlab.views import sheets
+
+        return sheets.of_comparison(self).html()
+
 
 def compare(
     what: Problem | Iterable[Any],
     *,
     algorithms: Iterable[str | Program] | None = None,
     tile: Tile | tuple[int, int] | str | None = None,
-    device: Device | str = "h100",
+    device: Device | DeviceName = "h100",
     lse: bool = False,
-    progress: Progress = iter,
+    progress: Progress = False,
     **masks: Unpack[Masks],
 ) -> Comparison:
     """Compare algorithms: by formula on a `Problem`, or by simulating them on arrays (q, k, v) of NumPy, CuPy, torch or JAX.
 
     `algorithms` are names or tile programs; the default is all that take the problem's dtype. Masks and the scale
     (`causal`, `window`, `scale`) go with arrays only, since a problem has its own. Inputs that flashlab loaded may say
-    that they are causal. `progress` wraps the algorithms, as `tqdm.tqdm` would. Raises `UsageError` for bad input, and
+    that they are causal. `progress=True` shows a bar where it takes over a second; a function wraps the algorithms, as `tqdm.tqdm`
+    would. Raises `UsageError` for bad input, and
     its subclass `SramOverflow` for a tile that doesn't fit.
 
     >>> import flashlab as fl
@@ -168,7 +177,7 @@ def compare(
     """
     from simulator import count, simulate
 
-    lse = flag("lse", lse)
+    lse, wrap = flag("lse", lse), wrapping(progress, "algorithms")
     if isinstance(algorithms, str | Program):
         algorithms = [algorithms]
     named = (
@@ -183,7 +192,7 @@ def compare(
         if masks:
             raise UsageError(", ".join(masks), tuple(masks.values()), "none of them: the problem has its own")
         targets = names(what) if named is None else named
-        rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in progress(targets)]
+        rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in wrap(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
     try:
         q, k, v = what
@@ -194,7 +203,7 @@ def compare(
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, {"q": q, "k": k, "v": v})
     rows: list[Row] = []
-    for target in progress(names(problem) if named is None else named):
+    for target in wrap(names(problem) if named is None else named):
         run = simulate(target, q, k, v, **masks, **run_it)
         error = None if reference is None else error_of(run.out, run.lse, reference)
         rows.append(Row(target=target, counts=run.counts, error=error))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashlab.files import replace_file
+from flashlab.views.progress import Progress, wrapping
 from simulator.catalogue import get, names
 from simulator.counts import Counts
 from simulator.devices import Device
@@ -28,10 +29,12 @@ _FIGURES = (
     "hbm_read", "hbm_write", "hbm_atomic", "hbm_peak", "sram_read", "sram_write", "sram_peak", "flops_matmul",
     "flops_other", "exp", "compulsory", "compulsory_read", "intensity",
 )  # fmt: skip
+SHOWN = 60
+"""Rows that a notebook shows."""
 _DRAM = ("dram_low", "dram_estimate", "dram_high")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Sweep:
     """The cells of a sweep as flat `rows`, one dict each, all with the same keys; bytes and plain numbers.
 
@@ -46,6 +49,17 @@ class Sweep:
 
     rows: list[dict[str, Any]]
     axes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<sweep of {len(self.rows):,} rows over {', '.join(self.axes) or 'nothing'}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook's cell shows: the first rows. `to_pandas` and `to_csv` have them all."""
+        from flashlab.views import sheets
+
+        sheet, left = sheets.of_sweep(self), len(self.rows) - SHOWN
+        more = f"<p>... and {left:,} more rows</p>" if left > 0 else ""
+        return sheet._replace(rows=sheet.rows[:SHOWN]).html() + more
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -93,14 +107,14 @@ def sweep(
     device: Any = "h100",
     lse: bool = False,
     dram: bool = False,
-    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    progress: Progress = False,
     **axes: Any,
 ) -> Sweep:
     """Count every combination of the lists given: fields of the problem, `sram` (bytes a block), `tile`, `device`.
 
     What the problem has as None follows: a sweep over `len_q` moves the keys too. `dram=True` adds the estimate of DRAM
-    reads, the one figure that takes time. A combination that doesn't fit is a row with a reason. `progress` wraps the
-    cells as `tqdm.tqdm` would. Raises `UsageError`.
+    reads, the one figure that takes time. A combination that doesn't fit is a row with a reason. `progress=True`
+    shows a bar where it takes over a second; a function wraps the cells, as `tqdm.tqdm` would. Raises `UsageError`.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=64, dtype="float16")
@@ -131,7 +145,7 @@ def sweep(
             FIELDS[name].checked(value)
     rows: list[dict[str, Any]] = []
     cells = list(itertools.product(*choices.values()))
-    for cell in progress(cells):
+    for cell in wrapping(progress, "cells")(cells):
         values = dict(zip(choices, cell, strict=True))
         where: Device = values["device"]
         if values["sram_per_block"] is not None:

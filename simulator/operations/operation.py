@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import Said, UsageError, array_in_words, dtype_name, unknown
 from simulator.fields import integer
 from simulator.memory import check_memory
+from simulator.names import DType
 from simulator.problem import ITEMSIZE, MASKS, Masks, Problem, Tile
 
 Arrays = Mapping[str, Array]
@@ -237,7 +238,7 @@ class Operation(ABC):
                 raise UsageError(f"{name}.dtype", dtype_name(x), dtype)
 
 
-def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> str:
+def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: str) -> DType:
     """The storage dtype that several arrays share. Raises a `UsageError` that names the array at fault."""
     first = names[0]
     found = {name: dtype_name(arrays[name]) for name in names}
@@ -246,4 +247,4 @@ def storage_dtypes(arrays: Mapping[str, Any], names: Sequence[str], accepted: st
             raise UsageError(f"{name}.dtype", dtype, accepted)
         if dtype != found[first]:
             raise UsageError(f"{name}.dtype", dtype, f"{found[first]}, as {first} has")
-    return found[first]
+    return cast("DType", found[first])

@@ -10,13 +10,14 @@ import numpy as np
 from simulator.dtypes import Array
 from simulator.errors import UsageError
 from simulator.fields import integer
+from simulator.names import DType
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
 from simulator.problem import DTYPES, Problem
 
 _UNIT = {"float32": 2.0**-23, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
-def vector_problem(length: int, dtype: str) -> Problem:
+def vector_problem(length: int, dtype: DType) -> Problem:
     """The problem of the softmax of a vector of `length` elements. Raises `UsageError` for a length under 1.
 
     >>> vector_problem(1024, "float32").head_dim

@@ -14,6 +14,7 @@ from simulator import catalogue
 from simulator.api import count
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
+from simulator.names import DeviceName
 from simulator.problem import COMMON_MASKS, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.simulate import TileLike
@@ -161,7 +162,7 @@ MOST_BLOCKS = 1 << 20
 
 
 def timeline(
-    algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | str = "h100"
+    algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | DeviceName = "h100"
 ) -> Timeline:
     """Predict how long an algorithm's kernels take, from a model of the units of an SM. See docs/time.md.
 

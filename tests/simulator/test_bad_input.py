@@ -98,6 +98,26 @@ def test_array_dtypes_and_nan() -> None:
         fl.simulate("flash2", x, x * np.float16(np.nan), x, check_finite=True)
 
 
+def test_check_finite_looks_behind_masks_and_takes_what_infinities_stand_for() -> None:
+    """A hidden key's NaN spreads in a kernel. An LSE of -inf is a row without keys, a sink of -inf none."""
+    p = Problem(**GOOD | {"len_q": 12, "len_kv": 8, "causal": True})
+    q, k, v = fl.random_inputs(p)
+    loud = v.copy()
+    loud[:, :, -1] = np.nan  # no row but the last one sees it
+    with pytest.raises(UsageError, match=r"^v = 'NaN or inf': expected finite values"):
+        fl.simulate("flash2", q, k, loud, causal=True, check_finite=True)
+    sinks = np.full(4, -np.inf, np.float32)
+    run = fl.simulate("flash2", q, k, v, causal=True, lse=True, sinks=sinks, check_finite=True)
+    assert run.lse is not None and np.isneginf(run.lse[:, :, :4]).all()
+    back: dict[str, Any] = dict(q=q, k=k, v=v, out=run.out, lse=run.lse, dout=run.out)
+    fl.simulate("flash2_backward", **back, causal=True, check_finite=True)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(UsageError, match=r"^lse = 'NaN or inf'"):
+            fl.simulate(
+                "flash2_backward", **{**back, "lse": np.full_like(run.lse, bad)}, causal=True, check_finite=True
+            )
+
+
 def test_masked_arrays() -> None:
     """NumPy's own functions would drop the mask, and compute with what it hides."""
     x = np.zeros((1, 1, 4, 8), np.float16)

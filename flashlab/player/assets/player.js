@@ -1,5 +1,6 @@
 // The page: controls, clock, keys, links, and one view per trace.
 
+const DARK = "(prefers-color-scheme: dark)";
 const SPEEDS = [["slow", 1], ["normal", 3], ["fast", 12], ["very fast", 40]];
 const KEYS = [
   ["→ ←", "one step on, one back"], ["Shift → Shift ←", "next block, this block's beginning"],
@@ -270,9 +271,18 @@ class Player {
       if (contentRect.width !== width) redraw(); // the height changes with the steps
       width = contentRect.width;
     }).observe(this.root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    const changed = () => {
       this.theme += 1;
       redraw();
+    };
+    matchMedia(DARK).addEventListener("change", changed);
+    const dark = [...document.styleSheets[0].cssRules].find((rule) => rule.media?.mediaText === DARK);
+    const asked = new Map([["auto", DARK], ["light", "not all"], ["dark", "all"]]);
+    addEventListener("message", ({ source, data }) => { // the page around a frame says what it looks like
+      if (source !== parent || !asked.has(data?.theme)) return;
+      dark.media.mediaText = asked.get(data.theme);
+      document.documentElement.style.colorScheme = data.theme === "auto" ? "" : data.theme;
+      changed();
     });
   }
 

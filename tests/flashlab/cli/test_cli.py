@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +22,10 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from flashlab import files
-from flashlab.cli import app, options, output
+from flashlab.cli import app, options
 from flashlab.measure import counters, problems, results, sanitizers, speed
 from flashlab.run import tritonc
-from flashlab.views import tables
+from flashlab.views import progress, tables
 from simulator.problem import FIELDS
 from tests.flashlab.cli.typed import document, one_line, run
 
@@ -633,6 +635,21 @@ def test_a_ladder_has_several_rungs(against: str, kind: str, monkeypatch: pytest
     assert kept == [kind]
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [("--against nosuch", "against = 'nosuch'"), ("--seconds nan", "seconds = nan"), ("--seconds 0", "seconds = 0.0")],
+)
+def test_bench_looks_at_its_options_before_it_looks_for_torch(
+    option: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise fl.Unavailable("no torch here")
+
+    monkeypatch.setattr(speed, "_torch", missing)
+    assert line in one_line("bench", "flash2", *option.split())
+    assert "no torch here" in one_line("bench", "flash2")
+
+
 def test_without_the_tools_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise fl.Unavailable("no GPU here: get one")
@@ -732,8 +749,8 @@ def test_markup_in_a_name_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_passes_everything_on_and_prints_nothing_to_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(output.track("things")(range(3))) == [0, 1, 2]
-    with output.busy("work") as tick:
+    assert list(progress.track("things")(range(3))) == [0, 1, 2]
+    with progress.busy("work") as tick:
         tick(None)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
@@ -755,11 +772,11 @@ def test_a_bar_shows_after_a_second(slow: bool, monkeypatch: pytest.MonkeyPatch)
 
     asked, shown = list[float](), list[bool]()
     start = rich.progress.Progress.start
-    monkeypatch.setattr(output.threading, "Timer", Timer)
+    monkeypatch.setattr(progress.threading, "Timer", Timer)
     monkeypatch.setattr(rich.progress.Progress, "start", lambda self: (shown.append(True), start(self)))
     with open(os.devnull, "w") as written:
-        monkeypatch.setattr(output, "console", lambda _: Console(file=written, force_terminal=True))
-        assert list(output.track("things")(range(2))) == [0, 1]
+        monkeypatch.setattr(progress, "console", lambda _: Console(file=written, force_terminal=True))
+        assert list(progress.track("things")(range(2))) == [0, 1]
     assert (asked, shown) == ([1.0], [True] if slow else [])
 
 
@@ -773,3 +790,30 @@ def test_json_is_json_whatever_the_numbers(value: Any) -> None:
 def test_windows_round_trip(left: int | None, right: int | None) -> None:
     text = FIELDS["window"].text((left, right))
     assert options.pair("--window", text) == options.pair("--window", text.replace(",", ", ").upper()) == (left, right)
+
+
+def test_progress_is_silent_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """True shows how far a long call is, and counts what it does; anything else that is no wrapper is refused."""
+    from rich.console import Console
+
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "console", lambda _: Console(file=written, force_terminal=True))
+    timer = partial(SimpleNamespace, daemon=True, cancel=int, join=int)
+    monkeypatch.setattr(progress.threading, "Timer", lambda _, show: timer(start=show))
+    p = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16")
+    calls: dict[str, Callable[..., Any]] = {
+        "cells": lambda **more: fl.sweep("flash2", p, len_q=[64, 128], **more),
+        "algorithms": lambda **more: fl.compare(p, algorithms=["flash1", "flash2"], **more),
+        "checks": lambda **more: fl.verify("flash2", checks=["gqa"], dtypes=["float16"], **more),
+    }
+    for label, call in calls.items():
+        call()
+        assert written.getvalue() == ""
+        call(progress=True)
+        assert label in written.getvalue()
+        written.seek(0), written.truncate()
+        with pytest.raises(fl.UsageError, match="^progress = 'yes': expected True"):
+            call(progress="yes")
+    seen: list[Any] = []
+    calls["cells"](progress=lambda items: (seen.append(x) or x for x in items))
+    assert len(seen) == 2 and written.getvalue() == ""

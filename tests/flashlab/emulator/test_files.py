@@ -55,6 +55,13 @@ def scale(folder: Path) -> Path:
     return written(folder, "scale", SCALE)
 
 
+def test_a_name_may_have_any_letters(folder: Path) -> None:
+    """Preprocessors write them as escapes, and tools cut long names within a letter."""
+    path = written(folder, "letters", "__global__ void größe(float* x) { x[threadIdx.x] = 1; }")
+    done = fl.emulate_file(path, {"x": fl.Empty((4,))}, grid=1, block=4)
+    assert done.passed and done.arrays["x"].tolist() == [1, 1, 1, 1]
+
+
 def run(path: Path, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
     given = {"x": X, "y": fl.Empty((1000,)), "factor": 2, "n": 1000} if arguments is None else arguments
     return fl.emulate_file(path, given, **{"grid": 8, "block": 128, **options})

@@ -361,6 +361,33 @@ def test_what_cant_be_quantised_is_refused(wrong: str) -> None:
         fp8.quantize(q, k, v, rotate=True)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-43, 1e-37, 1.0, 3e38])
+def test_scales_are_normal_numbers_at_any_size(size: float) -> None:
+    """A subnormal scale divides by 0 on a machine that takes it for 0."""
+    given = [np.float32(size) * np.sign(x) for x in inputs(SINK)]
+    x = fp8.quantize(*given)
+    for scale in x.scales:
+        assert (scale >= np.finfo(np.float32).tiny).all() and np.isfinite(scale).all()
+    for near, exact in zip(x.values(), given, strict=True):
+        assert np.abs(near - exact).max() <= max(abs(float(exact.max())) / 16, 1e-40)
+
+
+def test_a_rotation_beyond_float32_is_refused() -> None:
+    top = np.full((1, 1, 8, 64), 3e38, np.float32)
+    with pytest.raises(fl.UsageError, match="^q = values near float32's largest: expected values whose rotation"):
+        fp8.quantize(top, top, top, rotate=True)
+
+
+@pytest.mark.parametrize(("name", "bad"), [(n, x) for n in "qkv" for x in (np.inf, -np.inf, np.nan)] + [("q", -1.0)])
+def test_scales_are_finite(name: str, bad: float) -> None:
+    x = fp8.quantize(*inputs(SINK))
+    scale = getattr(x.scales, name).copy()
+    scale.flat[-1] = bad
+    with pytest.raises(fl.UsageError, match=rf"^scales\.{name} = {bad}: expected finite"):
+        fl.simulate("flash3_fp8", x.q, x.k, x.v, scales=x.scales._replace(**{name: scale}))
+
+
 @pytest.mark.parametrize("scales", [(1, 2, 3), 7, (np.ones(3, np.float32),) * 2, (np.ones((1, 1, 1)),) * 3])
 def test_scales_that_are_none_are_refused(scales: Any) -> None:
     """In one line, wherever they are given."""

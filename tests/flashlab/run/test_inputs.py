@@ -189,6 +189,22 @@ def test_the_metadata_of_safetensors_is_the_note(tmp_path: Path):
     assert data.causal is True and data.note == {"causal": "true", "layer": "3"}
 
 
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_a_strangers_words_are_not_printed_as_ours(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metadata may hold what a terminal obeys. `converted` is what flashlab says itself, of this very file."""
+    from tests.flashlab.cli.typed import run
+
+    x, path = normal(1, 2, 3, 4), tmp_path / "a.safetensors"
+    arrays = {"q": x, "k": x, "v": x} | {name: x.astype(np.float64)}
+    save_file(arrays, path, metadata={"converted": "\x1b[31mtrust me", "layer": "\x1b[2J"})
+    assert load_inputs(path).note["converted"] == f"{name}: float64 to float32"
+    done = run("simulate", "flash2", "--input", path)
+    assert "\x1b" not in done.stdout + done.stderr and "trust me" not in done.stdout + done.stderr
+    assert f"{name}: float64 to float32" in done.stderr
+
+
 def test_loaded_arrays_go_where_arrays_go(tmp_path: Path):
     np.savez(tmp_path / "a.npz", q=normal(4, 33, 8), k=normal(2, 33, 8), v=normal(2, 33, 8))
     q, k, v = load_inputs(tmp_path / "a.npz")

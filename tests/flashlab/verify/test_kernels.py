@@ -225,3 +225,9 @@ def test_the_command_line_says_it_all(tmp_path: Path) -> None:
     report = document(*words, "--check", "determinism")
     assert report["verdict"] == "passed, LSE unchecked" and report["target"] == "mean.cu:pair<float>"
     assert document(*words, "--check", "batch", "--examples", "0", code=1)["verdict"] == "failed"
+
+
+def test_a_name_is_text() -> None:
+    for name in (np.zeros((2, 2)), 5, b"x"):
+        with pytest.raises(fl.UsageError, match=r"^name = .*: expected a kernel's name, or None"):
+            fl.kernel(SOURCE, name)  # pyright: ignore[reportArgumentType]

@@ -51,6 +51,14 @@ def report(failed: int = 0, passed: int = 100, not_run: int = 0, **more: Any) ->
 MANY = report(200, 100, 150, domain="head_dim 128, multiple 64")
 
 
+def test_a_pipe_has_whole_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flashlab verify … | grep ^failed` shows the reason, too."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    MANY.print()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
+    assert lines and all(line.endswith("holds NaN or inf: 100% wrong") for line in lines)
+
+
 @pytest.mark.parametrize("found", [report(), MANY, report(passed=3, not_run=90)], ids=["passed", "failed", "little"])
 def test_a_report_is_short_wherever_it_is_met(found: Report) -> None:
     for text in (str(found), found._repr_html_()):  # pyright: ignore[reportPrivateUsage]
