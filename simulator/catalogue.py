@@ -213,8 +213,8 @@ CATALOGUE = {
     for row in (
         Algorithm(
             "standard", standard, standard_formula.standard, standard_schedule.launches,
-            (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT),
-            about=standard_program.ABOUT,
+            (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse", "rng_state")), _OUTPUT),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_program.ABOUT,
         ),
         Algorithm(
             "online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
@@ -228,7 +228,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL))), Support(masks=_ALL),
+            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL, "rng_state"))), Support(masks=(*_ALL, "dropout")),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
