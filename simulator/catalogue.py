@@ -268,16 +268,17 @@ CATALOGUE = {
         Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
             (Kernel("flash1_backward", "flash1_backward",
-                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv")),),
-            about=flash1_backward_program.ABOUT, follows="standard_backward",
+                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv", "rng_state")),),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=flash1_backward_program.ABOUT, follows="standard_backward",
         ),
         Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
              Kernel("flash2_backward", "flash2_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            about=flash2_backward_program.ABOUT, follows="flash1_backward", atomics=("dq",),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
+            atomics=("dq",),
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,

@@ -117,7 +117,13 @@ struct Dropout {
   }
 };
 
-// A factor of sums of weights, once more for those of which only the kept ones were added up.
+// A number of a row, D say, where sums are to be multiplied with 256 / kept in the end.
+DEVICE float kept_part(float x, int kept) {
+  if constexpr (DROPOUT) return x * (kept / 256.f);
+  return x;
+}
+
+// A factor of sums of which only what is kept was added up.
 DEVICE float of_kept(float factor, int kept) {
   if constexpr (DROPOUT) return factor * (256.f / kept);
   return factor;

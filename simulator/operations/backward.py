@@ -97,6 +97,7 @@ class Backward(Operation):
         off = d * t.weights + FLUSHED
         gross = abs(p.scale) * off * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
+        kept_step = step * 256 / p.kept  # of dS, from which a kernel may leave out 256 / kept until the end
         ds, norm = (
             abs(p.scale) * t.ds,
             {name: np.linalg.norm(getattr(t, name), axis=-1)[..., None] for name in ("q", "k", "dout")},
@@ -115,8 +116,10 @@ class Backward(Operation):
 
         queries = p.batch, p.heads, p.len_q
         return {
-            "dq": bound("dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + step) @ norm["k"]).reshape(queries)),
-            "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + step, norm["q"])),
+            "dq": bound(
+                "dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + kept_step) @ norm["k"]).reshape(queries)
+            ),
+            "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + kept_step, norm["q"])),
             "dv": bound("dv", keys(t.kept**2, norm["dout"] ** 2), keys(t.z * (off + step), norm["dout"])),
         }
 

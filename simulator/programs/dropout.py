@@ -21,6 +21,16 @@ def dropped(
     return block.drop(p, i, j, cols, member=member) if m.problem.dropout else p
 
 
+def of_kept(factor: float, problem: Problem) -> float:
+    """A factor of sums, once more for those of which only what is kept was added up."""
+    return factor * 256 / problem.kept
+
+
+def of_kept_sum(x: Registers, problem: Problem) -> Registers:
+    """Such sums themselves."""
+    return x * of_kept(1.0, problem) if problem.dropout else x
+
+
 def kept_sum(row_sum: Registers, problem: Problem) -> Registers:
-    """What the rows of a softmax are divided by: their sums, of which dropout leaves a part."""
+    """Numbers of rows for which only what is kept is added up: a softmax's sum, by which it is divided, or D."""
     return row_sum * (problem.kept / 256) if problem.dropout else row_sum
