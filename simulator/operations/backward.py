@@ -54,8 +54,11 @@ class Backward(Operation):
         "no keys": {"heads": 2, "len_q": 40, "len_kv": 0},
         "a query less than a tile, a key more": {"heads": 1, "len_q": 63, "len_kv": 129},
         "a query more than a tile, a key less": {"heads": 1, "len_q": 65, "len_kv": 127, "causal": True},
+        "dropout, causal, GQA, batch 2": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 40, "len_kv": 70, "causal": True, "dropout": 0.25,
+        },
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
-    }
+    }  # fmt: skip
     inputs = (
         *ATTENTION.required,
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
