@@ -12,7 +12,7 @@ from tests.patches import patched
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
-ROWS, PHILOX = (f"kernels_cu/include/{name}.cuh" for name in ("backward_rows", "philox"))
+PHILOX = "kernels_cu/include/philox.cuh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ KERNELS = [
         check="adjoint",
     ),
     KernelMutant(
-        mechanism="dQ without the scale", file=ROWS, old="x.x * scale", new="x.x", check="rule",
+        mechanism="dQ without the scale", step="convert_dq", old="x.x * scale", new="x.x", check="rule",
     ),
     KernelMutant(
         mechanism="one query head of the group", old="ahead.head + group : ahead.head", new="ahead.head + 1 : ahead.head",
