@@ -148,7 +148,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("name", ["attention", "simulate", "emulate", "count"])
-@pytest.mark.parametrize("algorithm", ["standard", "flash1", "flash3_3"])
+@pytest.mark.parametrize("algorithm", ["online_softmax", "flash1", "flash3_3"])
 @pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
 def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: Any, field: Any, named: str) -> None:
     call, good, _ = ENTRIES[name]
