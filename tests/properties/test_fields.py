@@ -270,6 +270,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/cases.py": "draws some",
     "flashlab/verify/probes.py": "probes some",
     "flashlab/verify/masks.py": "puts one beside a mask",
+    "flashlab/verify/dropout.py": "puts one beside dropout",
     "flashlab/verify/scores.py": "probes some",
     "flashlab/verify/ragged.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",
