@@ -11,7 +11,8 @@ constexpr int SUM_LANES = lanes_for(HEAD_DIM / 4), CHUNKS = HEAD_DIM / CHUNK_ELE
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out, const float* lse, const Tensor dout,
-                const Tensor dq_sum, const Tensor dq, const Tensor dk, const Tensor dv, const Shape shape) {
+                const Tensor dq_sum, const Tensor dq, const Tensor dk, const Tensor dv,
+                const long long* rng_state, const Shape shape) {
   const int batch = blockIdx.x / shape.kv_heads, kv_head = blockIdx.x % shape.kv_heads, group = shape.heads / shape.kv_heads;
   const int row_tiles = ceil_div(shape.len_q, BR), key_tiles = max(1, ceil_div(shape.len_kv, BC));
   const Warp warp;
@@ -30,6 +31,7 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
   name_sram("d", d_of_rows, 4 * BR);
 
   // step: init
+  const Dropout dropout(rng_state, shape.kept);
   for (int member = 0; member < group; ++member)
     for (int row = threadIdx.x / SUM_LANES; row < shape.len_q; row += THREADS / SUM_LANES)
       for (int column = threadIdx.x % SUM_LANES * 4; column < shape.head_dim; column += SUM_LANES * 4)
@@ -83,7 +85,7 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
         }
 #pragma unroll
         for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-        if (row < BR && threadIdx.x % LANES == 0) store_shared(d_of_rows + 4 * row, sum);
+        if (row < BR && threadIdx.x % LANES == 0) store_shared(d_of_rows + 4 * row, kept_part(sum, shape.kept));
       }
       barrier();
 
@@ -96,7 +98,8 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
       mask_transposed(s, scores, transposed(shape), warp, first_key, first_row);
 
       // step: exp
-      exponentials(s, scores.c, lse_here, p_tile, warp);
+      const Dropout of_head = dropout.of_head(batch * shape.heads + head);
+      exponentials(s, scores.c, lse_here, p_tile, warp, of_head, first_key, first_row);
 
       // step: dp
 #pragma unroll
@@ -109,6 +112,7 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
       multiply_by_queries(dp, v_tile, do_tile, warp);
 
       // step: ds
+      if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
       scores_gradient(dp, s, ds_tile, warp);
       barrier();  // P and dS are there
 
@@ -136,7 +140,8 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
             char* sums = row_address(dq_sum, batch, head, row) + column * 4;
             float4 x = make_float4(0, 0, 0, 0);
             if (row < shape.len_q && column < shape.head_dim) x = load_global<float4>(sums);
-            x.x += here.x * shape.scale, x.y += here.y * shape.scale, x.z += here.z * shape.scale, x.w += here.w * shape.scale;
+            const float scale = of_kept(shape.scale, shape.kept);
+            x.x += here.x * scale, x.y += here.y * scale, x.z += here.z * scale, x.w += here.w * scale;
             if (j < key_tiles - 1) {
               if (row < shape.len_q && column < shape.head_dim) store_global(sums, x);
             } else if (row < shape.len_q && column < round_up(shape.head_dim, CHUNK_ELEMENTS)) {
@@ -148,7 +153,7 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
 
     // step: store_dkv
     copy_wait<0>();  // without queries K and V are still on their way
-    store_gradient(row_address(dk, batch, kv_head, first_key), dk.row, shape, first_key, dk_sum, warp, shape.scale);
-    store_gradient(row_address(dv, batch, kv_head, first_key), dv.row, shape, first_key, dv_sum, warp, 1);
+    store_gradient(row_address(dk, batch, kv_head, first_key), dk.row, shape, first_key, dk_sum, warp, of_kept(shape.scale, shape.kept));
+    store_gradient(row_address(dv, batch, kv_head, first_key), dv.row, shape, first_key, dv_sum, warp, of_kept(1, shape.kept));
   }
 }

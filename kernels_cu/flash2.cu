@@ -22,6 +22,7 @@
 // blocks per SM still fit.
 #include "mma.cuh"
 #include "packed_mask.cuh"
+#include "philox.cuh"
 #include "scores.cuh"
 #include "sequences.cuh"
 
@@ -53,7 +54,7 @@ DEVICE Place place_of(const Shape& shape, int block) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const float* sinks,
        const float* alibi_slopes, const int* offsets_q, const int* offsets_kv, const unsigned* mask_bits, const int* mask_tiles,
-       const Shape batches) {
+       const long long* rng_state, const Shape batches) {
   const auto [flat_head, row_tile] = place_of(batches, blockIdx.x);
   const int batch = flat_head / batches.heads, head = flat_head % batches.heads;
 
@@ -98,6 +99,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   load_tile<THREADS>(q_tile, first_q, q.row, rows, row_bytes(shape));  // line 4
   copy_commit();
   const float slope = of_head<ALIBI>(alibi_slopes, head, 0);
+  const Dropout dropout = Dropout(rng_state, batches.kept).of_head(flat_head);
 
   // step: load_k (prefetch)
   if (MASK && tiles.first <= tiles.last) next = visits.at(tiles.first);
@@ -248,6 +250,11 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
           s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);  // line 9: P = exp(S - m_new), l = alpha l +
           l[i][e / 2] += s[i][n][e];                               // rowsum(P): the quad's parts are added at the end
         }
+    if constexpr (DROPOUT) {
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+        dropout.drop(s[i], (first_row + warp_row) / 16 + i, key_tile(j, here) * (BC / 16));
+    }
 
     // step: output
 #pragma unroll
@@ -281,7 +288,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
       // step: normalize
       float sum = quad_sum(l[i][half]);  // line 12: diag(l)⁻¹ O; a row without keys has l = 0 and gets 0
       const float alpha = join_sink(m[i][half], sum, sink);
-      const float factor = sum > 0 ? alpha * reciprocal(sum) : 0;
+      const float factor = sum > 0 ? of_kept(alpha * reciprocal(sum), batches.kept) : 0;
 
       // step: store_o
       char* address = row_address(out, place.flat_head / shape.heads, place.flat_head % shape.heads, packed_row);

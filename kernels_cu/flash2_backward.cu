@@ -51,7 +51,7 @@ DEVICE Place place_of(const Shape& shape, int block) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
-                const Tensor dq_sum, const Tensor dk, const Tensor dv, const Shape shape) {
+                const Tensor dq_sum, const Tensor dk, const Tensor dv, const long long* rng_state, const Shape shape) {
   const Place place = place_of(shape, blockIdx.x);
   const int batch = place.flat_head / shape.kv_heads, group = shape.heads / shape.kv_heads;
   const int first_key = place.key_tile * BC, end_key = min(first_key + BC, shape.len_kv);
@@ -77,6 +77,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   const int kv_head = place.flat_head % shape.kv_heads;
   load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, end_key - first_key, row_bytes(shape));
   load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, end_key - first_key, row_bytes(shape));
+  const Dropout dropout(rng_state, shape.kept);
 
   struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
   Visit ahead{kv_head * group, tiles.first};        // the one to be loaded next
@@ -123,7 +124,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
     // step: load_do
 #pragma unroll
-    for (int r = 0; r < STATISTICS; ++r) delta_here[r] = delta_ahead[r];
+    for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
     const Visit next = ahead;
     if (STAGES == 2) {
       if (next.head < end_head) load(stage ^ 1);
@@ -141,7 +142,8 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
       mask_transposed(s, scores, keys_first, warp, first_key, here.i * BR);
 
     // step: exp
-    exponentials(s, c, lse_here, p_tile, warp);  // line 12: P = exp(S - L)
+    const Dropout of_head = dropout.of_head(batch * shape.heads + here.head);
+    exponentials(s, c, lse_here, p_tile, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
 
     // step: dp
     Transposed dp;  // line 14: dP = dO_i V_jᵀ, from which D is taken at once
@@ -149,6 +151,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     multiply_by_queries(dp, v_tile, do_tile(stage), warp);
 
     // step: ds
+    if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
     scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
     barrier();  // P and dS are there
 
@@ -189,8 +192,8 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   auto rows = [&](const Tensor& x) {
     return row_address(x, again.flat_head / shape.kv_heads, again.flat_head % shape.kv_heads, again.key_tile * BC);
   };
-  store_gradient(rows(dk), dk.row, shape, again.key_tile * BC, dk_sum, warp, shape.scale);
-  store_gradient(rows(dv), dv.row, shape, again.key_tile * BC, dv_sum, warp, 1);
+  store_gradient(rows(dk), dk.row, shape, again.key_tile * BC, dk_sum, warp, of_kept(shape.scale, shape.kept));
+  store_gradient(rows(dv), dv.row, shape, again.key_tile * BC, dv_sum, warp, of_kept(1, shape.kept));
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
@@ -198,13 +201,14 @@ flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape)
   const auto [batch, head, first_row, end_row] = rows_of<ROWS>(shape);
   constexpr int LANES = lanes_for(HEAD_DIM / 4);
   const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+  const float scale = of_kept(shape.scale, shape.kept);
 
   // step: convert_dq
   for (int row = first_row + threadIdx.x / LANES; row < end_row; row += DELTA_THREADS / LANES)
     for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
       float4 x = make_float4(0, 0, 0, 0);
       if (column < shape.head_dim) x = load_global<float4>(row_address(dq_sum, batch, head, row) + column * 4);
-      const float4 scaled = make_float4(x.x * shape.scale, x.y * shape.scale, x.z * shape.scale, x.w * shape.scale);
+      const float4 scaled = make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
       store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
     }
 }

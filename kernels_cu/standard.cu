@@ -7,6 +7,7 @@
 #include "elements.cuh"
 #include "mask.cuh"
 #include "mma.cuh"
+#include "philox.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = BR / WARPS;  // the warps split the rows of a tile
@@ -84,10 +85,13 @@ standard_scores(const Tensor q, const Tensor k, const Tensor s, const Shape shap
 
 // Block x = head · ⌈len_q / 4⌉ + i: one warp a row, three passes over it. No SRAM.
 extern "C" __global__ void __launch_bounds__(SOFTMAX_ROWS * 32)
-standard_softmax(const Tensor s, const Tensor p, float* lse, const Shape shape) {
+standard_softmax(const Tensor s, const Tensor p, float* lse, const long long* rng_state, const Shape shape) {
   const int row_tiles = ceil_div(shape.len_q, SOFTMAX_ROWS);
   const int flat_head = blockIdx.x / row_tiles, row = blockIdx.x % row_tiles * SOFTMAX_ROWS + warp_id();
   const int batch = flat_head / shape.heads, head = flat_head % shape.heads;
+
+  // step: store_p (seed and offset)
+  const Dropout dropout = Dropout(rng_state, shape.kept).of_head(flat_head);
   if (row >= shape.len_q) return;
   const char* s_row = row_address(s, batch, head, row);
   char* p_row = row_address(p, batch, head, row);
@@ -113,14 +117,15 @@ standard_softmax(const Tensor s, const Tensor p, float* lse, const Shape shape) 
   l = warp_sum(l);
 
   // step: store_p
-  const float factor = l > 0 ? reciprocal(l) : 0;
+  const float factor = l > 0 ? of_kept(reciprocal(l), shape.kept) : 0;
 #pragma unroll 4
   for (int key = first; key < round_up(shape.len_kv, CHUNK_ELEMENTS); key += WARP_COLUMNS) {
     float4 x = make_float4(-INF, -INF, -INF, -INF);  // P's padding may reach past S's
     if (key < shape.len_kv) x = load_global<float4>(s_row + key * 4LL);
-    store_elements(p_row + static_cast<long long>(key) * ELEMENT_BYTES,
-                   make_float4(exp_approx(x.x - base) * factor, exp_approx(x.y - base) * factor,
-                               exp_approx(x.z - base) * factor, exp_approx(x.w - base) * factor));
+    float4 weights = make_float4(exp_approx(x.x - base) * factor, exp_approx(x.y - base) * factor,
+                                 exp_approx(x.z - base) * factor, exp_approx(x.w - base) * factor);
+    if constexpr (DROPOUT) weights = dropout.dropped(weights, row, key);
+    store_elements(p_row + static_cast<long long>(key) * ELEMENT_BYTES, weights);
   }
 
   // step: store_lse

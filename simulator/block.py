@@ -15,6 +15,7 @@ from simulator.config import padded
 from simulator.counts import Box
 from simulator.dtypes import Array, round_to
 from simulator.errors import SramOverflow, UsageError
+from simulator.philox import random_bytes
 from simulator.problem import Walk, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
@@ -301,6 +302,28 @@ class Block:
         packed = packed.reshape(*packed.shape[:-2], s.rows, -1)
         visible = np.unpackbits(packed, axis=-1, count=s.cols, bitorder="little")
         return self._without(s, visible == 0)
+
+    def drop(self, p: Registers, i: Rows, j: Rows, cols: int | None = None, *, member: int | None = None) -> Registers:
+        """Tile (i, j) of P, with 0 for the weights that dropout drops. Like a mask it selects, and counts no FLOPs.
+
+        The others are as before: multiply with `256 / problem.kept` where that costs least. Tiles have `cols` columns (None:
+        as many as P, of which the last one may have fewer). In a launch with one block per KV
+        head, `member` says which query head of the group it is.
+        """
+        problem = self._m.problem
+        if p.values is None:
+            return p
+        rows, keys = self._places((p.rows, cols or p.cols), i, j, 1)
+        keys = keys[..., : p.cols]
+        batch, kv_heads, group = problem.batch, problem.kv_heads, problem.queries_per_kv
+        heads = self._m.first_head + np.arange(batch * kv_heads * group).reshape(batch, kv_heads, group)
+        heads = heads if member is None else heads[:, :, member : member + 1]
+        state = self._m.values["rng_state"].reshape(-1)
+        drawn = random_bytes(state, heads, (rows - problem.offset).reshape(-1), keys.reshape(-1))
+        shape = len(rows), p.rows, len(keys), p.cols
+        kept = drawn.reshape(*heads.shape, *shape).swapaxes(-2, -3) < problem.kept
+        kept = kept.reshape(*heads.shape, len(rows) * len(keys), p.rows, p.cols)  # one of the two is 1
+        return Registers(self, p.rows, p.cols, np.where(kept, p.values, np.float32(0)))
 
     def distances(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
         """For each score of tile (i, j) how far its key is from the one that its query is aligned with.

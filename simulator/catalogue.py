@@ -214,8 +214,8 @@ CATALOGUE = {
     for row in (
         Algorithm(
             "standard", standard, standard_formula.standard, standard_schedule.launches,
-            (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse")), _OUTPUT),
-            about=standard_program.ABOUT,
+            (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse", "rng_state")), _OUTPUT),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_program.ABOUT,
         ),
         Algorithm(
             "online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
@@ -229,7 +229,7 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2", flash2, flash2_formula.flash2, flash2_schedule.launches,
-            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL))), Support(masks=_ALL),
+            (_PACK, Kernel("flash2", "flash2", (*_FORWARD, *_OPTIONAL, "rng_state"))), Support(masks=(*_ALL, "dropout")),
             about=flash2_program.ABOUT, follows="flash1",
         ),
         _rung("flash3_1", flash3_1, flash3_1_schedule.launches, "flash2"),
@@ -269,16 +269,17 @@ CATALOGUE = {
         Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
             (Kernel("flash1_backward", "flash1_backward",
-                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv")),),
-            about=flash1_backward_program.ABOUT, follows="standard_backward",
+                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv", "rng_state")),),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=flash1_backward_program.ABOUT, follows="standard_backward",
         ),
         Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
              Kernel("flash2_backward", "flash2_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv")),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            about=flash2_backward_program.ABOUT, follows="flash1_backward", atomics=("dq",),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
+            atomics=("dq",),
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,

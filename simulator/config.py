@@ -71,6 +71,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "SINKS": p.sinks,
         "RAGGED": p.lengths is not None,
         "MASK": p.mask is not None,
+        "DROPOUT": p.dropout is not None,
     }
     return tuple((name, 1) for name, asked in has.items() if asked)
 

@@ -59,7 +59,7 @@ class Machine:
 
     def __init__(
         self, name: str, operation: Operation, problem: Problem, config: Config, device: Device, *, asked: Collection[str] = (),
-        data: Mapping[str, Array] | None, recorder: Recorder | None = None, stop: Event | None = None,
+        data: Mapping[str, Array] | None, recorder: Recorder | None = None, stop: Event | None = None, first_head: int = 0,
     ) -> None:  # fmt: skip
         self._stop = stop or Event()
         self.operation, self.problem, self.device = operation, problem, device
@@ -67,6 +67,7 @@ class Machine:
         self.asked, self.recorder, self.data = frozenset(asked), recorder, data is not None
         self.book = Book(name, problem, config.tile, device, config)
         self.heads = problem.batch * problem.heads
+        self.first_head = first_head  # among the heads of all batches, where the problem is one of them
         self._given = data or {}
         self.values: dict[str, Array] = {}
         self._leads: dict[str, tuple[int, int, int]] = {}
@@ -250,7 +251,9 @@ class Machine:
             x = self._given.get(operand.name)
             if x is None:
                 x = operand.left_out(self.problem, self.tile)
-            self.values[spec.name] = x.reshape(*lead, spec.rows, spec.cols).astype(np.float32, copy=False)
+            values = x.reshape(*lead, spec.rows, spec.cols)
+            # an integer of 64 bits is a state that nobody computes with: float32 would lose its digits
+            self.values[spec.name] = values if values.dtype == np.int64 else values.astype(np.float32, copy=False)
         return HbmTensor(spec)
 
     def _output(self, operand: Operand) -> HbmTensor:

@@ -118,6 +118,10 @@ class Problem:
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
     pair is visible if neither it, nor `causal`, nor `window` hides it.
 
+    `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
+    keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
+    operand, `rng_state`.
+
     A ragged batch has `lengths`, the queries and keys of each sequence (one number where they are as many). The sequences lie
     one behind the other in the rows of a batch of 1, as `cu_seqlens` of other libraries says it: `len_q` and `len_kv` are the
     sums. A query sees keys of its own sequence alone, in which masks and ALiBi are aligned.
@@ -190,18 +194,29 @@ class Problem:
     lengths: Lengths | None = described(
         "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
+    dropout: float | None = described(
+        "Share of the weights that is dropped, in steps of 1/256; 0 or none for none", default=None, none=0.0
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
             object.__setattr__(self, name, known.checked(self.__dict__[name]))
         if self.heads % self.kv_heads:
             raise UsageError("kv_heads", self.kv_heads, f"a divisor of heads = {self.heads}")
+        if self.dropout is not None and not 1 <= self.kept <= 255:
+            raise UsageError(
+                "dropout",
+                self.dropout,
+                "0 or None for none, or a number from 0.002 to 0.998, so that 1 to 255 of 256 are kept",
+            )
         if self.lengths is None:
             if self.__dict__["len_q"] is None:
                 raise UsageError("len_q", None, "an integer of at least 0, or lengths")
             return
         if self.mask is not None:
             raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
+        if self.dropout is not None:
+            raise UsageError("dropout", self.dropout, "None with lengths")
         if self.batch != 1:
             raise UsageError("batch", self.batch, "1 with lengths: the sequences lie in the rows of one batch")
         rows, keys = self.spans[-1]
@@ -316,6 +331,20 @@ class Problem:
         return len(self.spans) + 1
 
     @property
+    def rng_words(self) -> int:
+        """The numbers of `rng_state`: the seed and the offset."""
+        return 2
+
+    @property
+    def kept(self) -> int:
+        """How many of a random byte's 256 values keep a weight, all of them without dropout.
+
+        >>> Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", dropout=0.1).kept
+        230
+        """
+        return 256 if self.dropout is None else round(256 * (1 - self.dropout))
+
+    @property
     def queries_per_kv(self) -> int:
         """Query heads that share one KV head."""
         return self.heads // self.kv_heads
@@ -408,6 +437,7 @@ class Masks(TypedDict, total=False):
     scale: float | None
     soft_cap: float | None
     lengths: Lengths | None
+    dropout: float | None
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -216,8 +216,8 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
     operands = [operation.operand(name) for name in arrays]
-    # what all parts need would be counted once for each
-    if n == 1 or any(_cut_along(x, p) is None for x in (*operands, *operation.outputs)):
+    # what all parts need would be counted once for each, and says nothing of which part is meant
+    if n == 1 or any(_cut_along(x, p) is None for x in (*operation.taken(p), *operation.outputs)):
         return [Part(p, arrays)]
     parts = list[Part]()
     for i in range(n):
@@ -309,7 +309,10 @@ def _record(
     recorder = Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
     data = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
-    machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder)
+    machine = Machine(
+        program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder,
+        first_head=b * problem.heads + h,
+    )  # fmt: skip
     program(machine, *machine.inputs, one, config.tile)
     tile = config.tile.rows, config.tile.cols
     return Trace(

@@ -162,6 +162,10 @@ class Framework(ABC):
         """A new array on the current device, as `place` takes it."""
 
     @abstractmethod
+    def numbers(self, values: Array) -> Any:
+        """NumPy's array, a small one, on the current device and in its stream's order, as `place` takes it."""
+
+    @abstractmethod
     def stream(self, device: int) -> AbstractContextManager[Any]:
         """Makes the device and the framework's current stream there CuPy's."""
 
@@ -189,6 +193,9 @@ class _CupyArrays(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return cupy().empty(shape, numpy_dtype(dtype))
+
+    def numbers(self, values: Array) -> Any:
+        return cupy().asarray(values)
 
     def stream(self, device: int) -> AbstractContextManager[Any]:
         return _ANYWHERE if self._runtime.getDevice() == device else cupy().cuda.Device(device)
@@ -254,6 +261,9 @@ class _TorchArrays(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device="cuda")
+
+    def numbers(self, values: Array) -> Any:
+        return self._torch.from_numpy(values).to("cuda")
 
     def allocate(self, nbytes: int) -> tuple[int, Any]:
         memory = self.empty((nbytes,), "uint8")

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from flashlab.run import arrays, host
 from flashlab.run import plan as plans
 from flashlab.run.plan import Plan
+from flashlab.run.randomness import state_of
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
@@ -26,7 +27,8 @@ AUTO = "flash2_backward"
 @spell_masks
 def attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
-    backend: Backend = "gpu", device: Device | DeviceName | None = None, **masks: Unpack[Masks],
+    backend: Backend = "gpu", device: Device | DeviceName | None = None, seed: int | None = None, offset: int = 0,
+    rng_state: Any = None, **masks: Unpack[Masks],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """The gradients `(dq, dk, dv)` of attention, for `dout`, the gradient of its output.
 
@@ -34,7 +36,7 @@ def attention_backward(
     recomputed from them, so nothing of size len_q × len_kv is kept. Arrays are as `attention` takes them: CuPy, torch or JAX
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
     `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
-    query heads that share a KV head.
+    query heads that share a KV head. With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too.
 
     dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
@@ -49,12 +51,14 @@ def attention_backward(
     ((1, 2, 20, 16), 'float16')
     """
     named, options = BACKWARD.apart(masks)
-    given = BACKWARD.bound((), {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, **named})
+    state = state_of(options.get("dropout"), seed, offset, rng_state)
+    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
+    given = BACKWARD.bound((), named)
     chosen = AUTO if algorithm == "auto" else algorithm
     if plans.catalogue.get(chosen).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
-        return _emulated(given, chosen, tile, device, options)
+        return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
     if device is not None:
@@ -65,7 +69,7 @@ def attention_backward(
     shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
     with framework.stream(views["q"].device):
         plan = _plan(shapes, views["q"].device, plans.ARCH, chosen, tile, **options)
-        found = plan.run(given)
+        found = plan.run(given if state is None else {**given, "rng_state": state})
     return found["dq"], found["dk"], found["dv"]
 
 
@@ -94,7 +98,7 @@ def _emulated(
 
     q = given["q"]
     for name, x in given.items():
-        if host.kind_of(x) != host.kind_of(q):
+        if not host.fits_kind(name, x, q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
     found = emulate(algorithm, **given, tile=tile, device=device, **masks).checked().outputs

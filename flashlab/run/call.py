@@ -11,6 +11,7 @@ from flashlab.run import arrays
 from flashlab.run import plan as plans
 from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
+from flashlab.run.randomness import state_of
 from simulator.devices import Device
 from simulator.errors import UsageError, among
 from simulator.names import Backend, DeviceName
@@ -22,7 +23,7 @@ from simulator.simulate import Scales, TileLike
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
-_VECTORS = ("sinks", "alibi_slopes")
+_VECTORS = ("sinks", "alibi_slopes", "rng_state")
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
@@ -31,7 +32,8 @@ _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
-    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks],
+    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, seed: int | None = None, offset: int = 0,
+    rng_state: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -51,7 +53,14 @@ def attention(
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
     and `window`. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
-    GPU, head dim and dtype. Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
+    GPU, head dim and dtype.
+
+    `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2` and `standard`
+    do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads. `attention_backward` is
+    told the same numbers. `rng_state` says both instead, contiguous int64 `(2,)` of the same kind: kernels read it when they run,
+    so that a CUDA graph may drop other weights at each replay. The rate is rounded to a multiple of 1/256.
+
+    Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
     written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
@@ -62,16 +71,26 @@ def attention(
     (1, 8, 1024, 64)
     """
     among("backend", backend, ["gpu", "emulator"])
+    state = state_of(masks.get("dropout"), seed, offset, rng_state)
     if backend == "emulator":
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
             q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, sinks=sinks,
-            alibi_slopes=alibi_slopes, mask=mask, **masks,
+            alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state if state is None else state, **masks,
         )  # fmt: skip
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
-    named = {"q": q, "k": k, "v": v, "sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask, "out": out}
+    named = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "sinks": sinks,
+        "alibi_slopes": alibi_slopes,
+        "mask": mask,
+        "rng_state": rng_state,
+        "out": out,
+    }
     given = {name: x for name, x in named.items() if x is not None or name in _INPUTS}
     if scales is not None:
         given |= zip(_SCALES, Scales.of(scales), strict=True)
@@ -84,6 +103,9 @@ def attention(
     places = {name: framework.place(name, x) for name, x in held.items()}
     options = plans.ARCH, algorithm, tile, lse
     with framework.stream(places["q"][-1]):
+        if state is not None:
+            held["rng_state"] = framework.numbers(state)
+            places["rng_state"] = framework.place("rng_state", held["rng_state"])
         if out is None:
             views = framework.views(places)
             first = views["q"]

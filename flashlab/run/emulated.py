@@ -360,7 +360,7 @@ def attention(
     per_head, masks = ATTENTION.apart(named)
     given = {"q": q, "k": k, "v": v, **{name: x for name, x in per_head.items() if x is not None}}
     for name, x in given.items():
-        if host.kind_of(x) != host.kind_of(q):
+        if not host.fits_kind(name, x, q):
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
     inputs: dict[str, Any] = {name: operand(name, x) for name, x in given.items()}

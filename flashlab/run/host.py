@@ -22,6 +22,7 @@ __all__ = [
     "UNREADABLE",
     "check_no_grad",
     "first_line",
+    "fits_kind",
     "from_numpy",
     "is_array",
     "kind_of",
@@ -55,6 +56,11 @@ def package_of(kind: type[Any]) -> str:
 def kind_of(x: object) -> str:
     """The framework of an array: "numpy", "torch", "cupy" or "jax"; for anything else, the package of its type."""
     return package_of(cast(type[Any], type(x)))
+
+
+def fits_kind(name: str, x: object, q: object) -> bool:
+    """Is an operand of the framework of q? Seed and offset may be NumPy's, too."""
+    return kind_of(x) == kind_of(q) or (name == "rng_state" and isinstance(x, np.ndarray))
 
 
 def title_of(x: object) -> str:

@@ -225,24 +225,31 @@ class Plan:
                 arrays.copy(passed[name], view)
 
     def run(self, given: Mapping[str, Any] | None = None, /, **named: Any) -> dict[str, Any]:
-        """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind.
+        """Runs on arrays by name, of CuPy, torch or JAX on the plan's GPU; the outputs by name, of the same kind. An
+        `rng_state` of NumPy's is copied there first.
 
         The kernels are queued on the framework's current stream there. Raises `UsageError` for arrays that aren't those of
         the plan's problem, or lie elsewhere.
         """
         inputs = self.operation.bound((), {**(given or {}), **named})
+        state = inputs.pop("rng_state") if isinstance(inputs.get("rng_state"), np.ndarray) else None
         framework = arrays.framework_of(inputs)
         held = framework.shared(inputs)
         views = framework.views({name: framework.place(name, x) for name, x in held.items()})
         first = next(iter(views))
         if (device := views[first].device) != self._gpu:
             raise UsageError(f"{first}.device", device, f"GPU {self._gpu}, for which the plan was made")
-        self.operation.check(self.counts.problem, views, self.counts.tile)
+        self.operation.check(
+            self.counts.problem, views if state is None else {**views, "rng_state": state}, self.counts.tile
+        )
         for name, view in views.items():
             if self.counts.tensors[name].vector:
                 arrays.check_contiguous(name, view)
         outputs = dict[str, Any]()
         with framework.stream(device):
+            if state is not None:
+                held["rng_state"] = framework.numbers(np.ascontiguousarray(state))
+                views["rng_state"] = framework.view("rng_state", framework.place("rng_state", held["rng_state"]))
             for operand in self.outputs:
                 shape = operand.shape(self.counts.problem, self.counts.tile)
                 outputs[operand.name] = x = framework.empty(shape, operand.dtype_in(self.counts.problem))

@@ -15,8 +15,9 @@ from flashlab.verify.adapter import Failure
 from flashlab.verify.memory import place
 from simulator import Problem
 from simulator.dtypes import Array, numpy_dtype
-from simulator.operations.attention import ATTENTION, UNIT, hidden_pairs
+from simulator.operations.attention import ATTENTION, UNIT, hidden_pairs, random_optional
 from simulator.operations.backward import BACKWARD
+from simulator.philox import kept_weights
 
 if TYPE_CHECKING:
     from flashlab.verify.general import Subject
@@ -28,6 +29,7 @@ def _given(p: Problem, q: Array, k: Array, v: Array, dout: Array) -> dict[str, A
     """The operands for these q, k, v and dout: `out` and `lse` are the float64 judge's, rounded."""
     storage = numpy_dtype(p.dtype)
     given = {name: x.astype(storage) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout))}
+    given |= random_optional(p)
     forward = ATTENTION.judge(p, given)
     return given | {"out": forward["out"].astype(storage), "lse": forward["lse"].astype(np.float32)}
 
@@ -59,7 +61,7 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
     the gradients' judge."""
     given = BACKWARD.draw(p, seed)
     found, allowed = subject.run(p, given), _bounds(p, given)
-    exact = {name: given[name].astype(np.float64) for name in "qkv"}
+    exact, z = {name: given[name].astype(np.float64) for name in "qkv"}, _kept(p, given)
     weight = _weights(p, exact)
     # `out` was rounded, so D is off by up to u / 2 of its terms' sum
     off = (
@@ -77,7 +79,7 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
     worst, random, h = 0.0, np.random.default_rng((seed, 7)), 1e-5
     for name in "qkv" * 3:  # one direction may happen to be at right angles to an error
         x = cast("Array", random.standard_normal(exact[name].shape))
-        ahead, behind = (_forward(p, exact | {name: exact[name] + s * h * x}) for s in (1, -1))
+        ahead, behind = (_forward(p, z, exact | {name: exact[name] + s * h * x}) for s in (1, -1))
         slope = float((given["dout"].astype(np.float64) * (ahead - behind)).sum()) / (2 * h)
         mine = float((found[f"d{name}"].astype(np.float64) * x).sum())
         # the products of the rows' errors with X have random signs: five standard deviations of their sum
@@ -99,14 +101,20 @@ def _weights(p: Problem, x: Arrays) -> Array:
     return weights / np.where(total == 0, 1.0, total)
 
 
-def _forward(p: Problem, x: Arrays) -> Array:
+def _kept(p: Problem, given: Arrays) -> Array:
+    """Z of dropout, (batch, heads, len_q, len_kv), or 1 without."""
+    shape = p.batch, p.heads, p.len_q, p.len_kv
+    return kept_weights(p, given["rng_state"]).reshape(shape) if p.dropout else np.ones(shape)
+
+
+def _forward(p: Problem, z: Array, x: Arrays) -> Array:
     """Attention of arrays of float64, which no storage dtype rounds."""
-    return _weights(p, x) @ np.repeat(x["v"], p.queries_per_kv, 1)
+    return (_weights(p, x) * z) @ np.repeat(x["v"], p.queries_per_kv, 1)
 
 
 def key_sets(subject: Subject, p: Problem, seed: int) -> None:
     """With q = 0, a row that sees n keys has P = 1 / n. With dO one-hot, dV then says which queries see which key: the set of
-    pairs, read off exactly, for one query head per KV head at a time."""
+    pairs, without those that dropout drops, read off exactly, for one query head per KV head at a time."""
     random = np.random.default_rng((seed, 8))
     seen = ~np.broadcast_to(hidden_pairs(p), (p.len_q, p.len_kv))
     k, v = (random.standard_normal((p.batch, p.kv_heads, p.len_kv, p.head_dim)) for _ in "kv")
@@ -116,11 +124,13 @@ def key_sets(subject: Subject, p: Problem, seed: int) -> None:
             rows = np.arange(first, min(first + p.head_dim, p.len_q))
             dout = np.zeros(q.shape)
             dout[:, member :: p.queries_per_kv, rows, rows - first] = 1
-            found = subject.run(p, _given(p, q, k, v, dout))["dv"].astype(np.float64)
-            wrong = (found[..., : len(rows)] > 0) != seen[rows].T
+            given = _given(p, q, k, v, dout)
+            found = subject.run(p, given)["dv"].astype(np.float64)
+            kept = (seen & (_kept(p, given)[:, member :: p.queries_per_kv] > 0))[:, :, rows]
+            wrong = (found[..., : len(rows)] > 0) != kept.swapaxes(-1, -2)
             if wrong.any() or found[..., len(rows) :].any():
                 b, h, j, i = (int(n) for n in np.argwhere(wrong)[0]) if wrong.any() else (0, 0, 0, 0)
-                verb = "sees" if seen[i + first, j] else "doesn't see"
+                verb = "sees" if kept[b, h, i, j] else "doesn't see"
                 raise Failure(f"dv at {(b, h, j)}: query {i + first} {verb} key {j}, but dv says otherwise")
 
 
@@ -172,8 +182,8 @@ def gqa(subject: Subject, p: Problem, seed: int) -> float:
 
 
 def key_order(subject: Subject, p: Problem, seed: int) -> float:
-    """Without a mask, keys and values that change places take their gradients with them."""
-    if p.right is not None or p.left is not None:
+    """Without a mask and dropout, keys and values that change places take their gradients with them."""
+    if p.right is not None or p.left is not None or p.dropout:
         return 0.0
     given, order = BACKWARD.draw(p, seed), np.random.default_rng((seed, 9)).permutation(p.len_kv)
     moved = given | {name: given[name][:, :, order] for name in "kv"}
@@ -185,7 +195,10 @@ def key_order(subject: Subject, p: Problem, seed: int) -> float:
 
 
 def head_order(subject: Subject, p: Problem, seed: int) -> None:
-    """KV heads, with their query heads, and batches that change places take their gradients with them, to the bit."""
+    """KV heads, with their query heads, and batches that change places take their gradients with them, to the bit. Dropout
+    would drop other weights of theirs."""
+    if p.dropout:
+        return
     given = BACKWARD.draw(p, seed)
     kv_order, batch_order = np.arange(p.kv_heads)[::-1], np.arange(p.batch)[::-1]
     order = (kv_order[:, None] * p.queries_per_kv + np.arange(p.queries_per_kv)).ravel()

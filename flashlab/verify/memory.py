@@ -156,6 +156,8 @@ def place(frame: Frame, x: Array, layout: str, garbage: float) -> Placed:
     if layout == "bshd":
         strides = (length * heads * row, row, heads * row, step)
     offset = GUARD + (layout == "misaligned")
+    if x.dtype.kind in "iu":  # integers have no NaN
+        garbage = int(np.iinfo(x.dtype).min) + 1
     flat = np.full(offset + batch * heads * length * row + GUARD, garbage, x.dtype)
     inside = np.zeros(flat.size, bool)
     strides = strides[4 - x.ndim :]

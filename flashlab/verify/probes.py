@@ -24,6 +24,7 @@ from flashlab.verify.bench import (
     visible,
 )  # fmt: skip
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
+from flashlab.verify.dropout import dropout
 from flashlab.verify.masks import masks
 from flashlab.verify.ragged import SHORT, ragged
 from flashlab.verify.rule import SUMS, judge, reference
@@ -457,6 +458,7 @@ CHECKS: dict[str, Check] = {
     "neutral": neutral,
     "extremes": extremes,
     "masks": masks,
+    "dropout": dropout,
     "head_order": head_order,
     "determinism": determinism,
     "long_sums": long_sums,

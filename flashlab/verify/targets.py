@@ -20,7 +20,7 @@ from simulator.operations.attention import ATTENTION
 from simulator.problem import SCORES
 
 BACKENDS = ("simulator", "emulator", "gpu")
-UNCOMMON = {**EVERY_SCORE, "mask": "dense", "lengths": ((9, 6), (7, 10))}
+UNCOMMON = {**EVERY_SCORE, "mask": "dense", "lengths": ((9, 6), (7, 10)), "dropout": 0.5}
 """The features that a tile program of one's own may not know, each with a value. The lengths are those of 16 queries and keys."""
 
 

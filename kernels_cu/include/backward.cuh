@@ -6,6 +6,7 @@
 
 #include "elements.cuh"
 #include "mma.cuh"
+#include "philox.cuh"
 #include "scores.cuh"
 
 constexpr int THREADS = WARPS * 32;
@@ -105,8 +106,45 @@ DEVICE void mask_transposed(Transposed& s, const Scores& scores, const Shape& ke
 // An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
 DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
 
-// S becomes P = exp(S - LSE), and its rounded values go to SRAM.
-DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS], PTile p_tile, Warp warp) {
+// Turns the sign of the weights that dropout drops, in the `m`-th pairs of fragments. P is no less than 0, so its sign is free to
+// say so until dS is computed. `words` are those of two pairs: the first of the two fills them.
+DEVICE void mark_dropped(Transposed& p, RandomWords (&words)[KEY_FRAGMENTS], int m, const Dropout& dropout, int first_key,
+                         int first_query, Warp warp) {
+  const int first = first_query / 16 + m * ACROSS + warp.across, second = m + 1 < QUERY_PAIRS ? first + ACROSS : first;
+#pragma unroll
+  for (int f = 0; f < KEY_FRAGMENTS; ++f) {
+    if (m % 2 == 0) words[f] = dropout.words<true>((first_key + warp.key) / 16 + f, first, second);
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (!dropout.keeps<true>(words[f], m % 2 * 2 + n, e)) p[f][m][n][e] = -p[f][m][n][e];
+  }
+}
+
+// Where the sign of P is turned, dP is 0, so dP - D is -D. After this P is as it was.
+DEVICE void drop_gradient(Transposed& dp, Transposed& p, const float (&delta)[STATISTICS]) {
+#pragma unroll
+  for (int m = 0; m < QUERY_PAIRS; ++m)
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float d[2];
+      of_columns(d, delta, 2 * m + n);
+#pragma unroll
+      for (int f = 0; f < KEY_FRAGMENTS; ++f)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (p[f][m][n][e] < 0) dp[f][m][n][e] = -d[e % 2];
+          p[f][m][n][e] = fabsf(p[f][m][n][e]);
+        }
+    }
+}
+
+// S becomes P = exp(S - LSE), and its rounded values go to SRAM, without those that are dropped: `first_key` and `first_query` are
+// those of the tile.
+DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS], PTile p_tile, Warp warp, const Dropout& dropout,
+                         int first_key, int first_query) {
+  RandomWords words[KEY_FRAGMENTS];
 #pragma unroll
   for (int m = 0; m < QUERY_PAIRS; ++m) {
 #pragma unroll
@@ -118,8 +156,21 @@ DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS],
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[f][m][n][e] = exp2_approx(c * s[f][m][n][e] - l[e % 2]);
     }
+    if constexpr (DROPOUT) {
+      mark_dropped(s, words, m, dropout, first_key, first_query, warp);
 #pragma unroll
-    for (int f = 0; f < KEY_FRAGMENTS; ++f) store_fragments(p_tile, warp.key + 16 * f, m * TURN, 16 * warp.across, s[f][m]);
+      for (int f = 0; f < KEY_FRAGMENTS; ++f) {
+        float kept[2][4];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) kept[n][e] = fmaxf(s[f][m][n][e], 0);
+        store_fragments(p_tile, warp.key + 16 * f, m * TURN, 16 * warp.across, kept);
+      }
+    } else {
+#pragma unroll
+      for (int f = 0; f < KEY_FRAGMENTS; ++f) store_fragments(p_tile, warp.key + 16 * f, m * TURN, 16 * warp.across, s[f][m]);
+    }
   }
 }
 

@@ -17,6 +17,7 @@ struct Shape {
   float scale;
   float soft_cap;
   int sequences;  // of a ragged batch
+  int kept;       // dropout: how many of 256 weights are kept
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.problem import Problem, Tile
 from simulator.programs.flash1_backward import sram_bytes
 from simulator.programs.flash2_backward import warp_grid
@@ -33,7 +34,8 @@ def flash1_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
         book.distinct(name, "read", t[name].nbytes)
         book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
-    book.compute(other=visits * tile.cols * p.head_dim)
+    count_state(book, p, "init", blocks=kv_heads, warps=config.warps)
+    book.compute(other=visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v))
     if not rows:
         return
 
@@ -65,6 +67,7 @@ def flash1_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
-        other=pairs * ((3 + (p.scale != 1.0)) * square + 2 * tile.rows * (p.head_dim_v + p.head_dim)),
+        other=pairs
+        * ((3 + (p.scale != 1.0)) * square + tile.rows * (2 * (p.head_dim_v + p.head_dim) + bool(p.dropout))),
         exp=pairs * square,
     )

@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
 from simulator.programs.flash2_backward import ROWS, sram_bytes, warp_grid
@@ -33,6 +34,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     peak = sram_bytes(p, tile, config.stages if seen.pairs else 0)
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     book.launch("flash2_backward", visits, config.warps, config.heads_together, peak, visible)
+    count_state(book, p, "load_kv", blocks=visits, warps=config.warps)
     for name, width in (("k", d), ("v", dv)):
         if visits:
             book.add("load_kv", name, hbm_read=t[name].nbytes, sram_write=visits * bc * width * es)
@@ -60,7 +62,8 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
-        other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
+        other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
+        + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
     count_convert(book)

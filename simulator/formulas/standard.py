@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.problem import Problem, Tile
 from simulator.programs.standard import COLS, ROWS
 
@@ -59,6 +60,9 @@ def safe_softmax(book: Book, problem: Problem, config: Config, *, lse: bool) -> 
     """Three passes: 3 reads and 1 write per element of S."""
     passes = {"row_max": 1, "row_sum": 1, "store_p": 1}
     row_softmax(book, problem, config, name="standard_softmax", passes=passes, other=(5, 2), exp=(2, 0), lse=lse)
+    blocks = problem.batch * problem.heads * -(-problem.len_q // ROWS)
+    count_state(book, problem, "store_p", blocks=blocks, warps=ROWS)
+    book.compute(other=bool(problem.dropout) * blocks * ROWS)
 
 
 def output(book: Book, problem: Problem, tile: Tile, config: Config) -> None:

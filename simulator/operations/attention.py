@@ -23,6 +23,9 @@ The second term is the error of float32 scores, carried through the softmax. It 
 1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|: if large products cancel, their errors stay.
 A tolerance such as 1e-2 would be blind to a dropped key of a long row.
 
+Dropout weighs each value by z_j, which is 0 or 256 / kept. So the first term has p_j z_j v_j, the second p_j (z_j v_j - o).
+The LSE is that of all keys.
+
 With 8-bit operands (float8_e4m3fn, with a bfloat16 output) three things change:
 
 - u = 2^-4 is that of P. Weights below e4m3's smallest step vanish, so `out` may also be off by
@@ -50,6 +53,7 @@ from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
 from simulator.memory import check_memory
 from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.philox import is_kept, kept_weights
 from simulator.problem import COMMON_MASKS, DTYPES, FP8, ITEMSIZE, MASKS, SCORES, Masks, Problem, Tile, spell_masks
 
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
@@ -128,15 +132,16 @@ class Reference(NamedTuple):
 
 @spell_masks
 def naive(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
-) -> Reference:
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, rng_state: Any = None,
+    **masks: Unpack[Masks],
+) -> Reference:  # fmt: skip
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
     of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
-    is visible. The results are NumPy's. Masks are aligned bottom-right. With `lengths`, the rows of a batch of 1 are
-    sequences of these lengths, one behind the other. A row that sees no key gets output 0 and LSE -inf, or its sink. Raises
-    `UsageError` for arrays that pose no problem.
+    is visible; `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
+    aligned bottom-right. With `lengths`, the rows of a batch of 1 are sequences of these lengths, one behind the other. A row
+    that sees no key gets output 0 and LSE -inf, or its sink. Raises `UsageError` for arrays that pose no problem.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=1, len_q=2, head_dim=4, dtype="float32", causal=True)
@@ -145,9 +150,13 @@ def naive(
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state)
     check_memory("naive attention, whole rows in float64", _bytes_of_naive(p))
-    of_head = {name: x.astype(np.float64).reshape(p.kv_heads, -1, 1, 1) for name, x in given.items() if name != "mask"}
+    of_head = {
+        name: given[name].astype(np.float64).reshape(p.kv_heads, -1, 1, 1)
+        for name in ("sinks", "alibi_slopes")
+        if name in given
+    }
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
     keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
     with np.errstate(invalid="ignore"):
@@ -164,25 +173,30 @@ def naive(
     total = e.sum(-1, keepdims=True)
     if p.sinks:
         total = total + np.exp(of_head["sinks"] - np.where(np.isneginf(top), 0, top))
+    weights = e / np.where(total == 0, 1, total)
+    if p.dropout:
+        weights = weights * kept_weights(p, given["rng_state"])
     # a hidden key's value must not matter, not even if it is NaN (0 x NaN is NaN)
-    out = _weighted_sum(e / np.where(total == 0, 1, total), values)
+    out = _weighted_sum(weights, values)
     with np.errstate(divide="ignore"):
         lse = (top + np.log(total))[..., 0]
     shape = p.batch, p.heads, p.len_q
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES, "mask", "lengths")
+KNOWN = (*COMMON_MASKS, *SCORES, "mask", "lengths", "dropout")
 """What the judges reckon with."""
 
 
 def _judged(q: Array, k: Array, v: Array, masks: Masks, **optional: Any) -> tuple[Problem, dict[str, Array]]:
     """The problem, unless the judges would leave out one of its features, and its arrays beside q, k and v."""
     given = {name: as_numpy(name, x) for name, x in optional.items() if x is not None}
-    problem = problem_of(q, k, v, **given, **masks)
+    problem = problem_of(q, k, v, **{name: x for name, x in given.items() if name in POSED}, **masks)
     if (error := problem.unknown_mask(KNOWN, "naive attention")) is not None:
         raise error
     ATTENTION.check(problem, given)
+    if problem.dropout:
+        given.setdefault("rng_state", ATTENTION.operand("rng_state").left_out(problem))
     return problem, given
 
 
@@ -237,8 +251,9 @@ def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
 
 @spell_masks
 def naive_loop(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
-) -> Reference:
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, rng_state: Any = None,
+    **masks: Unpack[Masks],
+) -> Reference:  # fmt: skip
     """The same as `naive`, by a loop over queries that picks out each query's keys. It shares no mask code.
 
     Arrays, results and errors are those of `naive`.
@@ -250,7 +265,7 @@ def naive_loop(
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask)
+    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state)
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -271,12 +286,17 @@ def naive_loop(
             slope = float(given["alibi_slopes"][h])
             logits = [logit - slope * abs(last_seen - j) for j, logit in zip(seen, logits, strict=True)]
         lse[b, h, i] = np.logaddexp.reduce(logits, initial=lse[b, h, i])
-        out[b, h, i] = np.exp(np.asarray(logits) - lse[b, h, i]) @ v[b, kv, seen].astype(np.float64)
+        weights = np.exp(np.asarray(logits) - lse[b, h, i])
+        if p.dropout:
+            weights *= [is_kept(p, given["rng_state"], b * p.heads + h, i, j) * 256 / p.kept for j in seen]
+        out[b, h, i] = weights @ v[b, kv, seen].astype(np.float64)
     return Reference(out, lse)
 
 
-OPTIONAL = ("sinks", "alibi_slopes", "mask")
+POSED = ("sinks", "alibi_slopes", "mask")
 """The inputs of attention that a problem has only where the caller passes them."""
+OPTIONAL = (*POSED, "rng_state")
+"""What the judges take beside q, k and v."""
 
 
 class Attention(Operation):
@@ -293,6 +313,7 @@ class Attention(Operation):
         ),
         Operand(name="sinks", axes=("heads",), dtype="float32", when=lambda p: p.sinks, default=-math.inf),
         Operand(name="alibi_slopes", axes=("heads",), dtype="float32", when=lambda p: p.alibi, default=0.0),
+        Operand(name="rng_state", axes=("rng_words",), dtype="int64", when=lambda p: p.dropout is not None, default=0),
         Operand(name="offsets_q", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
                 default=lambda p: [0, *(rows.stop for rows, _ in p.spans)]),
         Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
@@ -314,7 +335,7 @@ class Attention(Operation):
     }
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        optional = {name: arrays.get(name) for name in OPTIONAL}
+        optional = {name: arrays.get(name) for name in POSED}
         return problem_of(arrays["q"], arrays["k"], arrays["v"], **optional, **masks)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
@@ -384,10 +405,10 @@ class Attention(Operation):
         base = np.where(np.isneginf(lse), 0.0, lse)
         weights = np.exp(np.where(visible, scores - base, -np.inf))
         out = truth["out"].reshape(*grouped, p.len_q, p.head_dim_v)
-        squares = weights**2
+        kept = weights * kept_weights(p, arrays["rng_state"]) if p.dropout else weights
         own = (out**2).sum(-1)
-        spread = (squares * (values**2).sum(-1)[..., None, :]).sum(-1)
-        around = np.maximum(0.0, spread - 2 * ((squares @ values) * out).sum(-1) + squares.sum(-1) * own)
+        spread = (kept**2 * (values**2).sum(-1)[..., None, :]).sum(-1)
+        around = np.maximum(0.0, spread - 2 * (((weights * kept) @ values) * out).sum(-1) + (weights**2).sum(-1) * own)
         if p.sinks:
             sinks = arrays["sinks"].astype(np.float64).reshape(p.kv_heads, -1, 1)
             top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
@@ -442,7 +463,7 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
     """The inputs beside q, k and v that a problem has.
 
     Sinks lie among the logits of a row's LSE. Slopes are as ALiBi's paper has them: powers of 2^(-8 / heads). A mask shows
-    a random half of the pairs.
+    a random half of the pairs. Seed and offset of dropout are any.
     """
     p, drawn = problem, dict[str, Array]()
     if p.sinks:
@@ -451,6 +472,8 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
         drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
     if p.mask:
         drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
+    if p.dropout:
+        drawn["rng_state"] = np.random.default_rng((seed, 4)).integers(-(2**63), 2**63, 2, np.int64, endpoint=False)
     return drawn
 
 

@@ -1,7 +1,8 @@
 """The backward pass of attention: dQ, dK and dV from dO, by recomputation from Q, K, V, the output and its LSE.
 
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
-dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2).
+dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2). With dropout Z, dV = (P * Z)^T dO and
+dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too.
 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
 forward's rule:
@@ -11,10 +12,11 @@ forward's rule:
     |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
 
 Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
-cancel, their errors stay. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|) is how far float32 scores and the natural
-LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU: correct kernels reach 1.10 (dQ in
-float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and dS, and each element of a
-gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential flushes it.
+cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
+is how far float32 scores and the natural LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU:
+correct kernels reach 1.10 (dQ in float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and
+dS, and each element of a gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential
+flushes it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import numpy as np
 from simulator.dtypes import Array, numpy_dtype
 from simulator.operations.attention import ATTENTION, SCORE, UNIT, hidden_pairs
 from simulator.operations.operation import Arrays, Operand, Operation
+from simulator.philox import kept_weights
 from simulator.problem import Problem
 
 ROUNDINGS = 1.2
@@ -51,13 +54,17 @@ class Backward(Operation):
         "no keys": {"heads": 2, "len_q": 40, "len_kv": 0},
         "a query less than a tile, a key more": {"heads": 1, "len_q": 63, "len_kv": 129},
         "a query more than a tile, a key less": {"heads": 1, "len_q": 65, "len_kv": 127, "causal": True},
+        "dropout, causal, GQA, batch 2": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 40, "len_kv": 70, "causal": True, "dropout": 0.25,
+        },
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
-    }
+    }  # fmt: skip
     inputs = (
         *ATTENTION.required,
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
         Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
         Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
+        ATTENTION.operand("rng_state"),
     )
     outputs = tuple(
         Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required
@@ -79,7 +86,7 @@ class Backward(Operation):
         t = _Terms(problem, arrays)
         dq = t.p.scale * (t.ds @ t.k)
         dk = t.p.scale * (t.ds.swapaxes(-1, -2) @ t.q).sum(2)
-        dv = (t.weights.swapaxes(-1, -2) @ t.dout).sum(2)
+        dv = (t.kept.swapaxes(-1, -2) @ t.dout).sum(2)
         return {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
@@ -88,10 +95,12 @@ class Backward(Operation):
         sizes = abs(p.scale) * (np.abs(t.q) @ np.abs(t.k).swapaxes(-1, -2))
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
-        whole = np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2) + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
+        products = t.z * (np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2))
+        whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
         off = d * t.weights + FLUSHED
         gross = abs(p.scale) * off * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
+        kept_step = step * 256 / p.kept  # of dS, from which a kernel may leave out 256 / kept until the end
         ds, norm = (
             abs(p.scale) * t.ds,
             {name: np.linalg.norm(getattr(t, name), axis=-1)[..., None] for name in ("q", "k", "dout")},
@@ -110,9 +119,11 @@ class Backward(Operation):
 
         queries = p.batch, p.heads, p.len_q
         return {
-            "dq": bound("dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + step) @ norm["k"]).reshape(queries)),
-            "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + step, norm["q"])),
-            "dv": bound("dv", keys(t.weights**2, norm["dout"] ** 2), keys(off + step, norm["dout"])),
+            "dq": bound(
+                "dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + kept_step) @ norm["k"]).reshape(queries)
+            ),
+            "dk": bound("dk", keys(ds**2, norm["q"] ** 2), keys(gross + kept_step, norm["q"])),
+            "dv": bound("dv", keys(t.kept**2, norm["dout"] ** 2), keys(t.z * (off + step), norm["dout"])),
         }
 
     def flops(self, problem: Problem) -> int:
@@ -136,7 +147,10 @@ class _Terms:
         scores = np.where(hidden_pairs(p), -np.inf, scores)
         self.weights: Array = np.exp(scores - np.where(np.isneginf(lse), 0.0, lse))
         delta = (self.dout * self.out).sum(-1, keepdims=True)
-        self.ds: Array = self.weights * (self.dout @ self.v.swapaxes(-1, -2) - delta)
+        state = arrays.get("rng_state", np.zeros(2, np.int64))
+        self.z = kept_weights(p, state) if p.dropout else np.ones(())
+        self.kept: Array = self.weights * self.z
+        self.ds: Array = self.weights * ((self.dout @ self.v.swapaxes(-1, -2)) * self.z - delta)
 
 
 BACKWARD = Backward()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, choose, padded
+from simulator.config import Config, choose, features, padded
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.flash2_backward import warp_grid
 from simulator.tensors import HbmTensor
 
@@ -26,7 +27,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     candidates = [(64, 64)] if half or d <= 128 else []
     chosen = choose([*candidates, (32, 32), (32, 16), (16, 16)], tile, device, partial(sram_bytes, problem))
     along, across = warp_grid(problem, chosen)
-    return Config(tile=chosen, warps=along * across, constants=(("KEY_WARPS", along),))
+    return Config(tile=chosen, warps=along * across, constants=(("KEY_WARPS", along), *features(problem)))
 
 
 @program(configure=configure, operation=BACKWARD)
@@ -57,6 +58,7 @@ def flash1_backward(
         p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
         d_shared = block.alloc("d", tile.rows)
         block.step("init")
+        read_state(m, block, c.warps)
         for g in range(problem.queries_per_kv):
             for i in range(problem.row_tiles(tile)):
                 block.store(dq_sum.head(g), block.full(tile.rows, q.cols, 0.0), i, tile.rows)
@@ -75,17 +77,18 @@ def flash1_backward(
                     block.step("load_do")
                     do_i, o_i = block.load(dout.head(g), i, tile.rows), block.load(out.head(g), i, tile.rows)
                     block.step("delta")
-                    block.put(d_shared, (block.to_registers(do_i) * block.to_registers(o_i)).sum())
+                    block.put(d_shared, kept_sum((block.to_registers(do_i) * block.to_registers(o_i)).sum(), problem))
                     block.step("scores")
                     s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
                     block.step("mask")
                     s = block.mask(s.T, i, j).T
                     block.step("exp")
                     p = block.exp(s - lse_i.finite())
-                    block.put(p_shared, p.round(problem.dtype))
+                    block.put(p_shared, dropped(m, block, p.T, i, j, member=g).T.round(problem.dtype))
                     block.step("dp")
                     d_i = block.get(d_shared, split=along).T
                     dp = block.matmul(v_j, do_i.T, split=shared)
+                    dp = dropped(m, block, dp.T, i, j, member=g).T
                     block.step("ds")
                     block.put(ds_shared, (p * (dp - d_i)).round(problem.dtype))
                     block.step("dv")
@@ -95,11 +98,11 @@ def flash1_backward(
                     block.step("dq")
                     part = block.matmul(ds_shared.T, k_j, split=shared)
                     block.step("update_dq")
-                    dq_i = block.fetch(dq_sum.head(g), i, tile.rows) + part * problem.scale
+                    dq_i = block.fetch(dq_sum.head(g), i, tile.rows) + part * of_kept(problem.scale, problem)
                     block.store((dq if j == last else dq_sum).head(g), dq_i, i, tile.rows)
             block.step("store_dkv")
-            block.store(dk, dk_j * problem.scale, j, tile.cols)
-            block.store(dv, dv_j, j, tile.cols)
+            block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
+            block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     return dq, dk, dv
 
 

@@ -11,6 +11,7 @@ from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, read_state
 from simulator.programs.mask import pack_mask
 from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.registers import Registers
@@ -41,10 +42,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         candidates = [(128, 32, 2), (128, 32, 1), (64, 32, 1)]
     else:
         candidates = [(64, 64, 1), (64, 32, 1)]
-    if (
-        tile is None and half and d <= 128 and (problem.soft_cap or problem.alibi or problem.mask)
-    ):  # these need registers, too
-        candidates = [(rows, cols // 2, stages) for rows, cols, stages in candidates]
+    bent = problem.soft_cap or problem.alibi or problem.mask
+    if tile is None and half and d <= 128 and (bent or problem.dropout):  # these need registers, too
+        least = 16 if bent else 32  # of 16 columns, a lane's random bytes are half for nothing
+        candidates = [(rows, max(cols // 2, least), stages) for rows, cols, stages in candidates]
     elif tile is None and half and d in (64, 128) and capability >= (9, 0) and problem.lengths:  # so does a sequence
         candidates = [(rows, cols * 3 // 4, stages) for rows, cols, stages in candidates]
     if capability < (8, 0):  # without cp.async there is nothing to load ahead
@@ -93,6 +94,7 @@ def flash2(
         if c.q_in_registers:
             q_i = block.to_registers(q_i)
         slope = of_head("alibi_slopes", m, block, c.warps)
+        read_state(m, block, c.warps)
         if packed:
             packed.begin(block, c.warps)
         m_i = block.full(tile.rows, 1, -inf)
@@ -120,10 +122,11 @@ def flash2(
             block.step("load_v")
             v_j = block.load(v, j, tile.cols, stages=c.stages)
             block.step("output")
+            p = dropped(m, block, p, i, j)
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
         m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, c.warps), m_i, l_i, acc)
-        acc = acc / l_i.nonzero()
+        acc = acc / kept_sum(l_i, problem).nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)

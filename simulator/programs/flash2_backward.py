@@ -8,12 +8,13 @@ from __future__ import annotations
 from functools import partial
 from math import gcd
 
-from simulator.config import Config, choose, heads_that_share_the_l2, padded, warps_for
+from simulator.config import Config, choose, features, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.tensors import HbmTensor
 
 ROWS = 16
@@ -54,7 +55,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         warps=along * across,
         stages=2 if twice else 1,
         heads_together=heads_that_share_the_l2(problem, device),
-        constants=(("KEY_WARPS", along),),
+        constants=(("KEY_WARPS", along), *features(problem)),
     )
 
 
@@ -77,7 +78,7 @@ def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Pr
     """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`."""
     for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4):
         block.step("convert_dq")
-        block.store(dq, block.fetch(dq_sum, block.i, rows) * problem.scale, block.i, rows)
+        block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 
 
 @program(configure=configure, operation=BACKWARD)
@@ -111,6 +112,7 @@ def flash2_backward(
         p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
         block.step("load_kv")
         k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)
+        read_state(m, block, c.warps)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
@@ -119,16 +121,17 @@ def flash2_backward(
                 lse_i = block.fetch(lse.head(g), i, tile.rows, warps=along).T
                 block.step("load_do")
                 do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages)
-                d_i = block.fetch(delta.head(g), i, tile.rows, warps=along).T
+                d_i = kept_sum(block.fetch(delta.head(g), i, tile.rows, warps=along), problem).T
                 block.step("scores")
                 s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
                 block.step("mask")
                 s = block.mask(s.T, i, j).T
                 block.step("exp")
                 p = block.exp(s - lse_i.finite())
-                block.put(p_shared, p.round(problem.dtype))
+                block.put(p_shared, dropped(m, block, p.T, i, j, member=g).T.round(problem.dtype))
                 block.step("dp")
                 dp = block.matmul(v_j, do_i.T, split=shared)
+                dp = dropped(m, block, dp.T, i, j, member=g).T
                 block.step("ds")
                 block.put(ds_shared, (p * (dp - d_i)).round(problem.dtype))
                 block.step("dv")
@@ -139,8 +142,8 @@ def flash2_backward(
                 dq_i = block.matmul(ds_shared.T, k_j, split=shared)
                 block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
         block.step("store_dkv")
-        block.store(dk, dk_j * problem.scale, j, tile.cols)
-        block.store(dv, dv_j, j, tile.cols)
+        block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
+        block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash2_backward", m, dq_sum, dq, problem)
     return dq, dk, dv
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from simulator.config import Config, choose, padded, warps_for
+from simulator.config import Config, choose, features, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, read_state
 from simulator.tensors import HbmTensor
 
 ROWS, COLS = 4, 128
@@ -26,7 +27,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     # with 64 columns, float32 at head dim 16 spills
     widest = 32 if problem.itemsize == 4 and padded(problem.head_dim) == 16 else 64
     chosen = choose(((64, widest), (32, 32), (16, 16)), tile, device, sram)
-    return Config(tile=chosen, warps=warps_for(chosen.rows))
+    return Config(tile=chosen, warps=warps_for(chosen.rows), constants=features(problem))
 
 
 def scores(m: Machine, q: HbmTensor, k: HbmTensor, s: HbmTensor, problem: Problem, tile: Tile) -> None:
@@ -58,9 +59,11 @@ def softmax(m: Machine, s: HbmTensor, p: HbmTensor, lse: HbmTensor | None, probl
         for c in chunks:
             row_sum = row_sum + block.exp(block.fetch(s, i, ROWS, c, COLS, fill=-inf) - row_max.finite()).sum()
         block.step("store_p")
+        read_state(m, block, ROWS)
+        total = kept_sum(row_sum, problem).nonzero()
         for c in chunks:
             e = block.exp(block.fetch(s, i, ROWS, c, COLS, fill=-inf) - row_max.finite())
-            block.store(p, e / row_sum.nonzero(), i, ROWS, c, COLS)
+            block.store(p, dropped(m, block, e / total, i, c, COLS), i, ROWS, c, COLS)
         block.step("store_lse")
         if lse:
             block.store(lse, row_max + block.log(row_sum), i, ROWS)

@@ -12,6 +12,7 @@ from tests.patches import patched
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
+PHILOX = "kernels_cu/include/philox.cuh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class KernelMutant:
 
 KERNELS = [
     KernelMutant(
-        mechanism="D left out", file=TILES, old="= -d[e % 2]", new="= 0", check="equal_keys",
+        mechanism="D left out", file=TILES, old="void begin_below … = -d[e % 2]", new="= 0", check="equal_keys",
     ),
     KernelMutant(
         mechanism="keys beyond the end not hidden", file=TILES, old="mask_rows(s[f][m], key, keys_first.len_q);", new="",
@@ -51,10 +52,11 @@ KERNELS = [
         new="natural * LOG2E", check="rule", case="more queries than keys, causal",
     ),
     KernelMutant(
-        mechanism="dK without the scale", step="store_dkv", old="warp, shape.scale)", new="warp, 1)", check="adjoint",
+        mechanism="dK without the scale", step="store_dkv", old="warp, of_kept(shape.scale,", new="warp, of_kept(1,",
+        check="adjoint",
     ),
     KernelMutant(
-        mechanism="dQ without the scale", step="convert_dq", old="x.x * shape.scale", new="x.x", check="rule",
+        mechanism="dQ without the scale", step="convert_dq", old="x.x * scale", new="x.x", check="rule",
     ),
     KernelMutant(
         mechanism="one query head of the group", old="ahead.head + group : ahead.head", new="ahead.head + 1 : ahead.head",
@@ -175,7 +177,7 @@ PROGRAMS = [
     ),
     Mutant(
         mechanism="the scale twice in dK", algorithm="flash2_backward", file=PROGRAM, check="rule", blind=False,
-        find="dk_j * problem.scale", put="dk_j * problem.scale * problem.scale",
+        find="dk_j * of_kept(problem.scale, problem)", put="dk_j * problem.scale * problem.scale",
     ),
     Mutant(
         mechanism="D of the group's first query head", algorithm="flash2_backward", file=PROGRAM, check="gqa", blind=True,

@@ -170,7 +170,7 @@ PROGRAMS = [
         file=FLASH2,
         check="rule",
         blind=True,
-        find="acc = acc / l_i.nonzero()",
+        find="acc = acc / kept_sum(l_i, problem).nonzero()",
         put="acc = acc / l_i",
     ),
     Mutant(

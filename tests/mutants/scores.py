@@ -204,7 +204,7 @@ OF_SINKS = [
         edits=(
             (
                 "const float alpha = join_sink(m[i][half], sum, sink);"
-                " const float factor = sum > 0 ? alpha * reciprocal(sum) : 0;",
+                " const float factor = sum > 0 ? of_kept(alpha * reciprocal(sum), batches.kept) : 0;",
                 "float top = m[i][half], all = sum; const float alpha = join_sink(top, all, sink);"
                 " const float factor = all > 0 ? alpha * reciprocal(all) : 0;",
             ),

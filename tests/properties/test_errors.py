@@ -148,7 +148,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("name", ["attention", "simulate", "emulate", "count"])
-@pytest.mark.parametrize("algorithm", ["standard", "flash1", "flash3_3"])
+@pytest.mark.parametrize("algorithm", ["online_softmax", "flash1", "flash3_3"])
 @pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
 def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: Any, field: Any, named: str) -> None:
     call, good, _ = ENTRIES[name]
@@ -161,7 +161,7 @@ def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: An
 @pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
 def test_no_backward_pass_knows_them(said: Any, field: Any, named: str) -> None:
     with pytest.raises(
-        fl.UsageError, match=f"^{named}: expected nothing: flash2_backward knows causal, window, scale$"
+        fl.UsageError, match=f"^{named}: expected nothing: flash2_backward knows causal, window, scale, dropout$"
     ):
         fl.count("flash2_backward", P.replace(**field))
     lse = np.zeros(Q.shape[:3], np.float32)

@@ -195,7 +195,7 @@ def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
     assert said["shape"] == [0.0, 30.0] and said["size"] == abi.SHAPE.itemsize + 4
     assert said["outsider refuses"] == "the function takes no ceiling"
     backward, naive, loop, emulated, misspelt, compared = said["refusals"]
-    assert backward == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale"
+    assert backward == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, dropout"
     assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {', '.join(FEATURES)}"
     assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {', '.join(FEATURES)}"
     assert misspelt.startswith("keyword = 'ceilling': expected one of ") and "did you mean ceiling" in misspelt
@@ -215,7 +215,7 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles", "offsets"} <= set(SIZES)
+    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words"} <= set(SIZES)
 
 
 def test_type_checkers_know_the_masks():
@@ -232,6 +232,7 @@ def test_signatures_show_the_masks():
             "scale": None,
             "soft_cap": None,
             "lengths": None,
+            "dropout": None,
         }
 
 
@@ -242,15 +243,16 @@ def test_the_default_problem_leaves_out_what_it_can():
 
 
 def test_the_kernels_shape_holds_what_a_problem_says():
-    """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds, and
-    of lengths how many."""
-    own = {"left", "right", "group", "sequences"}
+    """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds,
+    of lengths how many, and of dropout how many of 256 weights are kept."""
+    own = {"left", "right", "group", "sequences", "kept"}
     compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
     assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
         "head_dim_v",
         "causal",
         "window",
         "lengths",
+        "dropout",
     }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")
     members = re.search(r"struct Shape {(.*?)};", source, re.DOTALL)
@@ -268,6 +270,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/cases.py": "draws some",
     "flashlab/verify/probes.py": "probes some",
     "flashlab/verify/masks.py": "puts one beside a mask",
+    "flashlab/verify/dropout.py": "puts one beside dropout",
     "flashlab/verify/scores.py": "probes some",
     "flashlab/verify/ragged.py": "probes some",
     "flashlab/verify/outsiders.py": "calls others' functions",

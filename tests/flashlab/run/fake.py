@@ -276,7 +276,7 @@ class Kernel:
         assert sram <= max(48 * 1024, self.max_dynamic_shared_size_bytes)
         self.cupy.launches.append((self.entry, (grid,), (block,), sram))
         if self.entry == "flash2":
-            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 7, abi.SHAPE]
+            kinds = [*[abi.TENSOR] * 4, *[np.dtype(np.uintp)] * 8, abi.SHAPE]
             pointers = at(arguments, (len(kinds),), (8,), np.uintp)
             self.flash2(*[at(int(p), (1,), (kind.itemsize,), kind)[0] for p, kind in zip(pointers, kinds, strict=True)])
 
@@ -284,7 +284,7 @@ class Kernel:
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, sinks: Any, alibi_slopes: Any, offsets_q: Any,
         offsets_kv: Any, *rest: Any,
     ) -> None:  # fmt: skip
-        *packed_mask, shape = rest
+        *packed_mask, rng_state, shape = rest
         assert not any(packed_mask), "the stand-in packs none"
         assert [x.dtype for x in (q, k, v, out)] == [abi.TENSOR] * 4
         b, heads, kv_heads, len_q, len_kv, dim = (int(shape[name]) for name in abi.SHAPE.names[:6])
@@ -300,9 +300,12 @@ class Kernel:
         if n := int(shape["sequences"]):
             ends = (at(int(x), (n + 1,), (4,), "i4").tolist() for x in (offsets_q, offsets_kv))
             lengths = list(zip(*([b - a for a, b in pairwise(each)] for each in ends), strict=True))
+        state = at(int(rng_state), (2,), (8,), "i8").copy() if rng_state else None
+        dropout = 1 - int(shape["kept"]) / 256
         right_answer = simulator.naive(
-            q, k, v, lengths=lengths, window=(left, right), scale=scale, soft_cap=cap, **of_head
-        )
+            q, k, v, lengths=lengths, window=(left, right), scale=scale, soft_cap=cap, dropout=dropout, rng_state=state,
+            **of_head,
+        )  # fmt: skip
         width = -(-dim * q.itemsize // 16) * 16
         target = at(*self.place(out, (b, heads, len_q, width)), "u1")
         target[...] = 0xEE  # what lies in the pads
@@ -341,8 +344,8 @@ class TritonKernel(Kernel):
             np.array((told[x], *(told[f"{x}_{axis}"] * width for axis in ("batch", "head", "row"))), abi.TENSOR)[()]
             for x in ("q", "k", "v", "out")
         ]
-        none = {"soft_cap": 0, "sequences": 0}
-        self.flash2(*tensors, told["lse"], *[0] * 6, told | none | {"head_dim": self.head_dim})
+        none = {"soft_cap": 0, "sequences": 0, "kept": 256}
+        self.flash2(*tensors, told["lse"], *[0] * 7, told | none | {"head_dim": self.head_dim})
 
 
 ROW = simulator.catalogue.get("flash2_triton").kernels[0]

@@ -101,6 +101,29 @@ def test_numbers_of_heads_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
         call.attention(*plain, sinks=cupy.asarray(of_head["sinks"]), algorithm="flash1")
 
 
+def test_seed_and_offset_go_to_the_kernel_by_pointer(cupy: FakeCupy) -> None:
+    q, k, v = inputs("float16")
+    on_gpu = [cupy.asarray(x) for x in (q, k, v)]
+    for seed, offset in ((7, 0), (-1, 2**62), (7, 0)):
+        state = np.array([seed, offset])
+        expected = simulator.naive(q, k, v, dropout=0.5, rng_state=state)
+        found = call.attention(*on_gpu, dropout=0.5, seed=seed, offset=offset)
+        assert close(found, expected.out)
+        assert close(call.attention(*on_gpu, dropout=0.5, rng_state=cupy.asarray(state)), expected.out)
+        p = Problem(batch=2, heads=4, kv_heads=2, len_q=5, len_kv=7, head_dim=64, dtype="float16", dropout=0.5)
+        ran = plans.plan("flash2", p).run(q=on_gpu[0], k=on_gpu[1], v=on_gpu[2], rng_state=state)
+        assert close(ran["out"], expected.out)
+    assert close(call.attention(*on_gpu, dropout=0.0), simulator.naive(q, k, v).out)
+    state = np.zeros(4, np.int64)
+    for wrong, what in (
+        (state, "rng_state.shape = (4,): expected (2,), its axes are rng_words"),
+        (state[:2].astype("i4"), "rng_state.dtype = 'int32': expected int64"),
+        (state[::2], "rng_state.strides = (16,): expected a contiguous array"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call.attention(*on_gpu, dropout=0.5, rng_state=cupy.asarray(wrong))
+
+
 def test_lengths_go_to_the_kernel_as_offsets(cupy: FakeCupy) -> None:
     """However they are said; and a call with the same ones finds its plan again."""
     lengths = [(7, 9), 0, (0, 4), (12, 3)]
@@ -508,4 +531,4 @@ def test_operands_of_any_dtype_have_a_view(torch: Any, cupy: FakeCupy) -> None:
 def test_structs_lie_as_in_c() -> None:
     assert abi.TENSOR.itemsize == 32
     assert [abi.TENSOR.fields[name][1] for name in abi.TENSOR.names] == [0, 8, 16, 24]  # type: ignore[index, union-attr]
-    assert abi.SHAPE.itemsize == 48
+    assert abi.SHAPE.itemsize == 52

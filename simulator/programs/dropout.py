@@ -1,0 +1,36 @@
+"""Dropout of weights: the seed and the offset that blocks read, and P without what is dropped."""
+
+from __future__ import annotations
+
+from simulator.block import Block, Rows
+from simulator.machine import Machine
+from simulator.problem import Problem
+from simulator.registers import Registers
+
+
+def read_state(m: Machine, block: Block, warps: int) -> None:
+    """Each of `warps` warps requests seed and offset, if the problem has dropout."""
+    if m.problem.dropout:
+        block.fetch(m.optional("rng_state"), 0, m.problem.rng_words, warps=warps)
+
+
+def dropped(
+    m: Machine, block: Block, p: Registers, i: Rows, j: Rows, cols: int | None = None, *, member: int | None = None
+) -> Registers:
+    """P with 0 for what is dropped. What is kept is still to be multiplied with 256 / kept."""
+    return block.drop(p, i, j, cols, member=member) if m.problem.dropout else p
+
+
+def of_kept(factor: float, problem: Problem) -> float:
+    """A factor of sums, once more for those of which only what is kept was added up."""
+    return factor * 256 / problem.kept
+
+
+def of_kept_sum(x: Registers, problem: Problem) -> Registers:
+    """Such sums themselves."""
+    return x * of_kept(1.0, problem) if problem.dropout else x
+
+
+def kept_sum(row_sum: Registers, problem: Problem) -> Registers:
+    """Numbers of rows for which only what is kept is added up: a softmax's sum, by which it is divided, or D."""
+    return row_sum * (problem.kept / 256) if problem.dropout else row_sum

@@ -1,0 +1,148 @@
+"""Dropout in the kernels, executed on the CPU: Philox's test vectors, masks read off bit by bit, both passes, any tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from simulator.operations.attention import ATTENTION
+from simulator.operations.backward import BACKWARD
+from simulator.philox import is_kept
+from tests.simulator.test_dropout import VECTORS, problem
+
+pytestmark = pytest.mark.compiler
+
+SOURCE = """
+#include "philox.cuh"
+
+extern "C" __global__ void philox(const unsigned* from, unsigned* to, int rounds) {
+  const uint4 counter = load_global<uint4>(from);
+  const uint2 key = load_global<uint2>(from + 4);
+  store_global(to, rounds == 7 ? philox4x32(counter, key) : philox4x32<10>(counter, key));
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("philox") / "philox.cu"
+    path.write_text(SOURCE, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("rounds", "counter", "key", "result"), VECTORS)
+def test_philox_is_random123s(source: Path, rounds: int, counter: str, key: str, result: str) -> None:
+    words = np.array([int(word, 16) for word in f"{counter} {key} 0 0".split()], np.uint32)
+    given = {"from": words, "to": fl.Empty((4,), "uint32"), "rounds": np.int32(rounds)}
+    run = fl.emulate_file(source, given, grid=1, block=1)
+    assert " ".join(f"{int(word):08x}" for word in run.arrays["to"]) == result
+
+
+def mask_of(p: fl.Problem, state: Any) -> Any:
+    """Which weights are kept, (batch, heads, len_q, len_kv), by the definition for one pair."""
+    kept = np.zeros((p.batch, p.heads, p.len_q, p.len_kv), bool)
+    for b, h, i, j in np.ndindex(kept.shape):
+        kept[b, h, i, j] = is_kept(p, state, b * p.heads + h, i, j)
+    return kept
+
+
+def by_values(algorithm: str, p: fl.Problem, state: Any, tile: Any) -> Any:
+    """The same, read off a forward pass: with equal scores and one-hot values, `out` is P * Z."""
+    arrays: dict[str, Any] = {**ATTENTION.draw(p), "rng_state": state}
+    arrays["q"][...] = arrays["v"][...] = 0
+    arrays["v"][..., np.arange(p.len_kv), np.arange(p.len_kv)] = 1
+    run = fl.emulate(algorithm, **arrays, tile=tile, **p.masks)
+    assert run.passed, run.complaints()
+    found = run.out[..., : p.len_kv].astype(float)
+    np.testing.assert_allclose(found[found != 0], 256 / p.kept / p.len_kv, rtol=5e-3)
+    return found != 0
+
+
+def by_gradients(algorithm: str, p: fl.Problem, state: Any, tile: Any) -> Any:
+    """The same of a backward pass: with equal scores and one-hot dO, dV is the transpose of P * Z. A query head at a time."""
+    arrays: dict[str, Any] = {**BACKWARD.draw(p), "rng_state": state}
+    arrays["q"][...] = arrays["out"][...] = 0
+    arrays["lse"][...] = np.log(p.len_kv)
+    kept = np.zeros((p.batch, p.heads, p.len_q, p.len_kv), bool)
+    for member in range(p.queries_per_kv):
+        arrays["dout"][...] = 0
+        arrays["dout"][:, member :: p.queries_per_kv, np.arange(p.len_q), np.arange(p.len_q)] = 1
+        run = fl.emulate(algorithm, **arrays, tile=tile, **p.masks)
+        assert run.passed, run.complaints()
+        kept[:, member :: p.queries_per_kv] = run.outputs["dv"][..., : p.len_q].swapaxes(-1, -2) != 0
+    return kept
+
+
+def cells() -> Iterator[Any]:
+    for algorithm in ("flash2", "standard"):
+        for dtype, tile in (
+            ("float16", (64, 64)),
+            ("float32", (16, 48)),
+            ("bfloat16", (128, 16)),
+            ("float16", (32, 32)),
+        ):
+            yield pytest.param(by_values, algorithm, dtype, tile, id=f"{algorithm}-{dtype}-{tile}")
+    for algorithm in ("flash2_backward", "flash1_backward"):
+        for dtype, tile in (
+            ("float16", (64, 64)),
+            ("float32", (16, 16)),
+            ("bfloat16", (32, 48)),
+            ("float16", (48, 32)),
+        ):
+            yield pytest.param(by_gradients, algorithm, dtype, tile, id=f"{algorithm}-{dtype}-{tile}")
+
+
+@pytest.mark.parametrize(("read_off", "algorithm", "dtype", "tile"), [*cells()])
+def test_every_kernel_has_the_same_mask(read_off: Any, algorithm: str, dtype: str, tile: Any) -> None:
+    """And that of the definition, so that the two passes agree at whatever tiles."""
+    p = problem(batch=2, heads=4, kv_heads=2, len_q=50, len_kv=61, head_dim=64, dtype=dtype, dropout=0.4)
+    state = np.array([-(2**62) + 5, 2**63 - 4])  # heads carry into the offset's upper half
+    assert (read_off(algorithm, p, state, tile) == mask_of(p, state)).all()
+
+
+@pytest.mark.parametrize("algorithm", ["flash2", "standard"])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    state=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
+    rate=st.floats(0.01, 0.99), len_q=st.integers(1, 40), len_kv=st.integers(1, 60), causal=st.booleans(),
+)  # fmt: skip
+def test_outputs_keep_the_rule(
+    algorithm: str, state: tuple[int, int], rate: float, len_q: int, len_kv: int, causal: bool
+) -> None:
+    p = problem(heads=2, len_q=len_q, len_kv=len_kv, causal=causal, dropout=rate, dtype="float16")
+    arrays: dict[str, Any] = {**ATTENTION.draw(p), "rng_state": np.array(state)}
+    run = fl.emulate(algorithm, **arrays, lse=True, **p.masks)
+    assert run.passed, run.complaints()
+    truth = ATTENTION.judge(p, arrays)
+    bounds = ATTENTION.bounds(p, arrays, truth)
+    assert (np.linalg.norm(run.out.astype(float) - truth["out"], axis=-1) <= bounds["out"]).all()
+    seen = np.isfinite(truth["lse"])
+    assert run.lse is not None and (np.abs(run.lse[seen] - truth["lse"][seen]) <= bounds["lse"][seen]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward"])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rate=st.floats(0.01, 0.99), len_q=st.integers(0, 70), len_kv=st.integers(0, 70), causal=st.booleans(),
+    dtype=st.sampled_from(["float16", "bfloat16", "float32"]), seed=st.integers(0, 100),
+)  # fmt: skip
+def test_gradients_keep_the_rule(
+    algorithm: str, rate: float, len_q: int, len_kv: int, causal: bool, dtype: str, seed: int
+) -> None:
+    p = problem(heads=4, kv_heads=2, len_q=len_q, len_kv=len_kv, causal=causal, dropout=rate, dtype=dtype)
+    arrays: dict[str, Any] = dict(BACKWARD.draw(p, seed))
+    truth = BACKWARD.judge(p, arrays)
+    bounds = BACKWARD.bounds(p, arrays, truth)
+    emulated, simulated = fl.emulate(algorithm, **arrays, **p.masks), fl.simulate(algorithm, **arrays, **p.masks)
+    assert emulated.passed, emulated.complaints()
+    assert simulated.counts == fl.count(algorithm, p) == fl.shape_run(algorithm, p)
+    for outputs in (emulated.outputs, simulated.outputs):
+        for name, exact in truth.items():
+            assert (np.linalg.norm(outputs[name].astype(float) - exact, axis=-1) <= bounds[name]).all(), name

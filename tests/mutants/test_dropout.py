@@ -1,0 +1,64 @@
+"""Every seeded bug in dropout fails the one check that is meant for it, on the emulator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+import kernels_cu
+from flashlab.verify import general
+from flashlab.verify.adapter import Failure
+from tests.mutants.backward import KernelMutant
+from tests.mutants.dropout import FORWARD, GRADIENTS
+from tests.mutants.scores import ScoreMutant
+from tests.mutants.test_backward import problem
+from tests.mutants.test_scores import performed
+from tests.tiers import one_of_each
+
+TILE = (64, 32)
+"""Of a backward pass: a warp has two pairs of fragments of queries, and others lie between them."""
+TRIALS = sorted({(mutant.algorithm, mutant.check, mutant.case) for mutant in FORWARD})
+
+
+def kills(mutant: KernelMutant) -> None:
+    """Raises what the mutant's check raises."""
+    row = fl.catalogue.get(mutant.algorithm)
+    subject = general.subject(row, "emulator", device=None, tile=TILE, framework=None)
+    general.checks_of(row.operation)[mutant.check](subject, problem(mutant.case), 0)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("mutant", one_of_each(FORWARD, lambda each: each.algorithm, lambda each: each.name))
+def test_killed_by_its_trial(mutant: ScoreMutant, tmp_path: Path) -> None:
+    with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
+        row = performed(mutant.algorithm, mutant.check, mutant.case)
+    assert row.status == "failed", f"{mutant.mechanism} survives {mutant.check}, {mutant.case}"
+    assert "raised" not in row.detail, f"a bug that crashes is no mutant: {row.detail}"
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("algorithm", "check", "case"), TRIALS)
+def test_the_real_kernels_pass_these_trials(algorithm: str, check: str, case: str) -> None:
+    assert performed(algorithm, check, case).status == "passed"
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("mutant", one_of_each(GRADIENTS, lambda each: each.check, lambda each: each.mechanism))
+def test_a_gradient_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
+    with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"), pytest.raises(Failure):
+        kills(mutant)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("check", sorted({mutant.check for mutant in GRADIENTS}))
+def test_the_real_gradients_pass_these_checks(check: str) -> None:
+    kills(next(mutant for mutant in GRADIENTS if mutant.check == check))
+
+
+def test_the_zoo_is_as_large_as_claimed() -> None:
+    mechanisms = Counter(mutant.mechanism for mutant in (*FORWARD, *GRADIENTS))
+    assert len(mechanisms) == len(FORWARD) + len(GRADIENTS) >= 30, [m for m, n in mechanisms.items() if n > 1]
