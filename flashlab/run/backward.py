@@ -14,14 +14,16 @@ from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Masks, spell_masks
+from simulator.problem import Masks, Tile, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
 __all__ = ["attention_backward"]
 
-AUTO = "flash2_backward"
-"""What "auto" stands for: the fastest that takes every problem."""
+FASTEST = "flash3_backward"
+"""What "auto" stands for where it takes the problem: Hopper, 16 bits, head dims up to 128."""
+ELSEWHERE = "flash2_backward"
+"""What "auto" stands for elsewhere, and on the emulator, which runs it faster."""
 
 
 @spell_masks
@@ -36,7 +38,8 @@ def attention_backward(
     recomputed from them, so nothing of size len_q × len_kv is kept. Arrays are as `attention` takes them: CuPy, torch or JAX
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
     `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
-    query heads that share a KV head. With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too.
+    query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
+    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too.
 
     dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
@@ -54,10 +57,10 @@ def attention_backward(
     state = state_of(options.get("dropout"), seed, offset, rng_state)
     named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
     given = BACKWARD.bound((), named)
-    chosen = AUTO if algorithm == "auto" else algorithm
-    if plans.catalogue.get(chosen).operation is not BACKWARD:
+    if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
+        chosen = ELSEWHERE if algorithm == "auto" else algorithm
         return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
@@ -68,7 +71,7 @@ def attention_backward(
     views = framework.views({name: framework.place(name, x) for name, x in held.items()})
     shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
     with framework.stream(views["q"].device):
-        plan = _plan(shapes, views["q"].device, plans.ARCH, chosen, tile, **options)
+        plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, **options)
         found = plan.run(given if state is None else {**given, "rng_state": state})
     return found["dq"], found["dk"], found["dv"]
 
@@ -88,6 +91,11 @@ def _plan(
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = BACKWARD.problem(inputs, **masks)
     BACKWARD.check(problem, inputs)
+    if algorithm == "auto":
+        refused = plans.catalogue.get(FASTEST).refuses(
+            problem, plans.gpu_device(arch), None if tile is None else Tile.parse(tile)
+        )
+        algorithm = ELSEWHERE if refused else FASTEST
     return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
 
 

@@ -345,7 +345,12 @@ def gpu_plan(
 ) -> Plan:
     """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`."""
     arch = arch or ARCH
-    return Plan(algorithm, problem, tile, lse, _device_of_arch(arch) if arch else current_device(), arch)
+    return Plan(algorithm, problem, tile, lse, gpu_device(arch), arch)
+
+
+def gpu_device(arch: str | None) -> Device:
+    """The model of the current GPU, or that of an architecture by name."""
+    return _device_of_arch(arch) if arch else current_device()
 
 
 class SimulatorPlan:

@@ -192,7 +192,7 @@ def flash_decoding(
     itself, until the root is done.
     """
     c, s, d, w = m.config, Splits(problem, tile), v.cols, m.config.warps
-    outputs = (m.output("out"), m.output("lse")) if m.lse else (m.output("out"),)
+    outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
     partial = partial_lse = arrivals = q  # a single chunk needs none of them
     if s.room:

@@ -277,6 +277,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
     "flashlab/measure/features.py": "times one",
+    "flashlab/measure/gradients.py": "shows queries of their own few keys",
     "flashlab/measure/sanitizers.py": "sanitises one",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }
