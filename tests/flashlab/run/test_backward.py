@@ -131,14 +131,35 @@ def on_gpu(request: pytest.FixtureRequest, cupy: FakeCupy, torch: Any) -> Any:
 def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -> None:
     p = P.replace(head_dim=head_dim)
     arrays = on_gpu(p)
-    found = fl.attention_backward(**arrays, causal=True)
+    options: dict[str, Any] = {"causal": True, "algorithm": "flash2_backward"}
+    found = fl.attention_backward(**arrays, **options)
     assert [entry for entry, *_ in cupy.launches] == ENTRIES == cupy.compiled
     assert [tuple(x.shape) for x in found] == [(1, 4, 40, head_dim), *[(1, 2, 50, head_dim)] * 2]
     assert all(type(x) is type(arrays["q"]) for x in found)
-    fl.attention_backward(**arrays, causal=True)
+    fl.attention_backward(**arrays, **options)
     assert [entry for entry, *_ in cupy.launches] == ENTRIES * 2 and cupy.compiled == ENTRIES, (
         "a warm call compiles nothing"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "fastest"),
+    [({}, "flash3_backward"), ({"head_dim": 136}, "flash2_backward"), ({"dtype": "float32"}, "flash2_backward")],
+)
+def test_auto_is_the_fastest_that_takes_the_problem(
+    cupy: FakeCupy, on_gpu: Any, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], fastest: str
+) -> None:
+    """The stand-in is an H100."""
+    asked = list[str]()
+
+    def gpu_plan(algorithm: str, *_: Any, **__: Any) -> Any:
+        asked.append(algorithm)
+        raise fl.Unavailable("asked")
+
+    monkeypatch.setattr("flashlab.run.plan.gpu_plan", gpu_plan)
+    with pytest.raises(fl.Unavailable, match="asked"):
+        fl.attention_backward(**on_gpu(P.replace(**changed)), causal=True)
+    assert asked == [fastest]
 
 
 def test_an_lse_with_gaps_is_refused(cupy: FakeCupy, on_gpu: Any) -> None:
