@@ -73,32 +73,42 @@ class _Zeros:
     """Memory of zeros, which kernels leave as zeros: counters of blocks, above all.
 
     Each stream of a thread has its own, because calls on other streams may run at the same time. So has each call that a
-    graph captures: the graph may be replayed beside them. They are made ahead, so that a call sets nothing to 0.
+    graph captures: the graph may be replayed beside them. They are made ahead, so that a call sets nothing to 0. But nothing
+    can be made ahead while a graph captures: such a call takes a workspace, and its graph sets it to 0.
     """
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes = round_up(max(1, nbytes), 256)
-        ahead = max(4, min(_MOST_ZEROS, _ZEROS // self._nbytes))
-        self._held = [cupy().zeros((ahead * self._nbytes,), np.uint8)]
-        cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them
-        self._ahead = iter([self._held[0].data.ptr + i * self._nbytes for i in range(ahead)])
+        self._held: list[Any] = []
+        self._ahead: list[int] = []
         self._of_stream = dict[tuple[int, int], int]()
+        if not cupy().cuda.get_current_stream().is_capturing():
+            self._make()
 
-    def at(self, stream: Any) -> int:
-        """The pointer to zeros for a call on the current stream."""
+    def at(self, stream: Any, take: Allocate) -> tuple[int, Any]:
+        """The pointer to zeros for a call on the current stream, and what holds them. `take` is the call's allocator."""
         if stream.is_capturing():
-            return self._next()
+            try:
+                return self._ahead.pop(), self._held
+            except IndexError:
+                pointer, memory = take(self._nbytes)
+                cupy().cuda.runtime.memsetAsync(pointer, 0, self._nbytes, stream.ptr)
+                return pointer, memory
         key = threading.get_ident(), stream.ptr
-        if key not in self._of_stream:
-            self._of_stream[key] = self._next()
-        return self._of_stream[key]
+        while key not in self._of_stream:
+            try:
+                self._of_stream[key] = self._ahead.pop()
+            except IndexError:  # another thread may take what this one makes
+                self._make()
+        return self._of_stream[key], self._held
 
-    def _next(self) -> int:
-        pointer = next(self._ahead, None)
-        if pointer is None:  # this call sets them to 0, on its stream or in its graph
-            self._held.append(cupy().zeros((self._nbytes,), np.uint8))
-            pointer = self._held[-1].data.ptr
-        return pointer
+    def _make(self) -> None:
+        """Makes some ahead."""
+        number = max(4, min(_MOST_ZEROS, _ZEROS // self._nbytes))
+        made = cupy().zeros((number * self._nbytes,), np.uint8)
+        cupy().cuda.get_current_stream().synchronize()  # whichever stream comes next finds them
+        self._held.append(made)
+        self._ahead += [made.data.ptr + i * self._nbytes for i in reversed(range(number))]
 
 
 class Ready:
@@ -119,7 +129,7 @@ class Ready:
         cuda = _cuda()
         stream, launch, take = cuda.get_current_stream(), cuda.driver.launchKernel, allocate or from_the_pool
         # held until the launches are queued: allocators hand memory on in the stream's order
-        held = [take(nbytes) if zeros is None else (zeros.at(stream), zeros) for nbytes, zeros in self._workspaces]
+        held = [take(nbytes) if zeros is None else zeros.at(stream, take) for nbytes, zeros in self._workspaces]
         # the driver's own call: CuPy's looks at the arguments' types, which takes as long as all the rest
         for configuration, arguments in self._queue(*[pointer for pointer, _ in held])[first:]:
             launch(*configuration, stream.ptr, arguments.pointer, 0)

@@ -121,6 +121,7 @@ class FakeCupy:
         self.compiled: list[str] = []
         self.queued: list[tuple[int, int]] = []
         self.capturing = False
+        self.cleared = list[tuple[int, int, int]]()
         self.compiling = 0.0  # seconds that it takes to compile
         self.launches: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
         self.cuda = self
@@ -228,7 +229,12 @@ class FakeCupy:
         strides = [int(np.prod(shape[axis + 1 :], dtype=int)) * dtype.itemsize for axis in range(len(shape))]
         return ndarray(shape, dtype, self.alloc(int(np.prod(shape, dtype=int)) * dtype.itemsize), strides)
 
+    def memsetAsync(self, pointer: int, value: int, nbytes: int, stream: int) -> None:
+        assert value == 0
+        self.cleared.append((pointer, nbytes, stream))
+
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        assert not self.capturing, "cudaErrorStreamCaptureUnsupported"
         made = self.empty(shape, dtype)
         made.host[...] = 0
         return made

@@ -104,16 +104,40 @@ def test_zeros_belong_to_a_stream_of_a_thread_or_to_a_captured_call(cupy: FakeCu
     """Kernels count in them, so no two calls that may run at the same time share any."""
     zeros = plans._Zeros(300)  # pyright: ignore[reportPrivateUsage]
     one, two, captured = (SimpleNamespace(ptr=n, is_capturing=lambda n=n: n == 3) for n in (1, 2, 3))
+    asked = list[int]()
+
+    def take(nbytes: int) -> tuple[int, Any]:
+        asked.append(nbytes)
+        return -1024 * len(asked), asked
+
+    def at(stream: Any) -> int:
+        return zeros.at(stream, take)[0]
+
     cupy.log.clear()
-    mine = zeros.at(one)
-    assert zeros.at(one) == mine and zeros.at(two) != mine
+    mine = at(one)
+    assert at(one) == mine and at(two) != mine
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(zeros.at, one).result()
-    places = {mine, zeros.at(two), theirs, *(zeros.at(captured) for _ in range(20))}
+        theirs = pool.submit(at, one).result()
+    places = {mine, at(two), theirs, *(at(captured) for _ in range(20))}
     assert len(places) == 23 and min(b - a for a, b in pairwise(sorted(places))) >= 300
-    assert not cupy.log, "made ahead"
-    places |= {zeros.at(captured) for _ in range(plans._MOST_ZEROS)}  # pyright: ignore[reportPrivateUsage]
-    assert len(places) == 23 + plans._MOST_ZEROS and cupy.log, "no two of those that come later are alike either"  # pyright: ignore[reportPrivateUsage]
+    assert not cupy.log and not asked and not cupy.cleared, "made ahead"
+    places |= {at(captured) for _ in range(plans._MOST_ZEROS)}  # pyright: ignore[reportPrivateUsage]
+    assert len(places) == 23 + plans._MOST_ZEROS  # pyright: ignore[reportPrivateUsage]
+    assert cupy.cleared == [(-1024 * n, 512, 3) for n in range(1, len(asked) + 1)], (
+        "a graph sets those to 0 that it took itself"
+    )
+    assert asked and not cupy.log
+
+
+def test_zeros_of_a_plan_that_is_made_while_a_graph_captures(cupy: FakeCupy) -> None:
+    """Nothing can be allocated from the driver then. Later calls find zeros that were made for them."""
+    cupy.capturing = True
+    zeros = plans._Zeros(300)  # pyright: ignore[reportPrivateUsage]
+    cupy.capturing = False
+    assert not cupy.log
+    stream = SimpleNamespace(ptr=1, is_capturing=lambda: False)
+    pointer, _ = zeros.at(stream, lambda nbytes: pytest.fail("it takes no workspace"))
+    assert cupy.log and zeros.at(stream, lambda nbytes: (0, None))[0] == pointer
 
 
 def test_a_plan_counts_in_zeros_of_its_own(cupy: FakeCupy, given: Any) -> None:
