@@ -286,13 +286,15 @@ flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out,
       // step: join (of a row, the outputs)
       const int column = turn + 4 * lane;
       lanes_meet();
+      // asked anew in each turn: else ptxas knows it from the first one, and leaves out reads of rows outside
+      const int inside = uniform(rows);
       if (column >= HEAD_DIM) continue;
       x.o = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) x.o = weighed(x.o, 1, load_shared<float4>(outputs.at(w, row, column)), weights[w]);
 
       // step: normalize
-      if (row >= rows) continue;
+      if (row >= inside) continue;
       if (!level.is_root()) {
         // step: store_partial
         store_part(level, row, column, x);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.mutants.zoo import ROOT, Mutant
@@ -11,7 +11,9 @@ from tests.patches import patched
 
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
-MASK, MMA, TILES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward"))
+MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
+HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
+GROUP = "ragged, GQA, batch 2"
 PHILOX = "kernels_cu/include/philox.cuh"
 
 
@@ -89,7 +91,7 @@ KERNELS = [
         new="load_global<float>(lse +", check="equal_keys", case="aligned",
     ),
     KernelMutant(
-        mechanism="padding of a row counted in D", step="delta", old="shape.head_dim - own)", new="CHUNK_ELEMENTS)",
+        mechanism="padding of a row counted in D", file=ROWS, old="shape.head_dim - own)", new="CHUNK_ELEMENTS)",
         check="memory", case="an odd head dim",
     ),
     KernelMutant(
@@ -109,7 +111,7 @@ KERNELS = [
         new="load_global<float>(lse + statistics - ahead.head * shape.len_q", check="head_order", case="causal",
     ),
     KernelMutant(
-        mechanism="sum of dQ not set to 0", step="zero_dq", old="row < end_row; row +=", new="row < first_row; row +=",
+        mechanism="sum of dQ not set to 0", step="zero_dq", old="row < rows.end; row +=", new="row < rows.first; row +=",
         check="misuse",
     ),
     KernelMutant(
@@ -128,8 +130,8 @@ KERNELS = [
         check="bytes",
     ),
     KernelMutant(
-        mechanism="columns that a warp hasn't got multiplied", file=TILES, old="turn < COLUMN_PAIRS - 1 || turn * TURN",
-        new="turn >= 0 || turn * TURN", check="bytes", case="ragged, GQA, batch 2",
+        mechanism="columns that a warp hasn't got multiplied", file=TILES,
+        old="HEAD_DIM / 16 % ACROSS == 0 || warp.across == 0", new="true", check="bytes", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
         mechanism="Q prefetched for the tile before", old="ahead.i > tiles.last", new="ahead.i >= tiles.last",
@@ -156,6 +158,52 @@ KERNELS = [
         mechanism="padding read that is shorter than what is written", algorithm="standard_backward", file=STANDARD,
         step="store_ds", old="if (key < shape.len_kv) {", new="{", check="misuse",
     ),
+    *(
+        replace(each, algorithm="flash3_backward", file=each.file if each.file == HOPPER_TILES else HOPPER)
+        for each in (
+            KernelMutant(
+                mechanism="the other warpgroup's dS not waited for", step="ds", old="mbarrier_wait(sram.ds_full … ^ 1);", new="",
+                check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="the tensor cores not told of dS", step="ds", old="fence_async();", new="", check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="dS always in the same buffer", step="ds", old="sram.ds(n & 1)", new="sram.ds(0)", check="misuse",
+                case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="an LSE to the base e", step="load_q", old="return lse_of(x);", new="return x;", check="rule",
+            ),
+            KernelMutant(
+                mechanism="D added where it is taken away", step="load_do", old="return -x;", new="return x;", check="equal_keys",
+                case="aligned",
+            ),
+            KernelMutant(
+                mechanism="a tile's dQ added to the first one's", old="before = here;", new="", check="gqa", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, shape.len_kv);", new="",
+                check="rule", case="a query less than a tile, a key more",
+            ),
+            KernelMutant(
+                mechanism="dK of TMA's keys without the scale", step="store_dkv", old="dk_sum, half, shape.scale",
+                new="dk_sum, half, 1", check="adjoint",
+            ),
+            KernelMutant(
+                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="round_up(shape.len_q, BR) + row",
+                new="shape.len_q + row", check="head_order", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",
+                new="sums.part(HEAD_DIM / 8 - 1 - n)", check="rule",
+            ),
+            KernelMutant(
+                mechanism="a warpgroup's keys counted twice", step="scores", old="64 * consumer", new="0", check="key_order",
+                case="a query less than a tile, a key more",
+            ),
+        )
+    ),
 ]  # fmt: skip
 
 PROGRAMS = [
@@ -169,7 +217,7 @@ PROGRAMS = [
     ),
     Mutant(
         mechanism="D from dO alone", algorithm="flash2_backward", file=PROGRAM, check="equal_keys", blind=False,
-        find="block.fetch(out, i, ROWS)", put="block.fetch(dout, i, ROWS)",
+        find="block.fetch(out, i, rows)", put="block.fetch(dout, i, rows)",
     ),
     Mutant(
         mechanism="dV of the last tile only", algorithm="flash2_backward", file=PROGRAM, check="adjoint", blind=False,

@@ -28,9 +28,14 @@ def problem(case: str) -> fl.Problem:
     return fl.Problem(**sizes | dict(BACKWARD.shapes[case]))
 
 
+def tile_of(target: Any) -> tuple[int, int] | None:
+    """That tile, or the default of a kernel that has only one."""
+    return None if fl.catalogue.get(target).arch else TILE
+
+
 def subject(target: Any, backend: str) -> Subject:
     row = fl.catalogue.get(target)
-    return general.subject(row, backend, device=None, tile=TILE, framework=None)
+    return general.subject(row, backend, device=None, tile=tile_of(target), framework=None)
 
 
 def kills(mutant: KernelMutant) -> None:
@@ -38,7 +43,7 @@ def kills(mutant: KernelMutant) -> None:
     p = problem(mutant.case)
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
-        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=TILE)
+        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile_of(mutant.algorithm))
         if mutant.check == "misuse":
             run.checked()
         elif run.differences:

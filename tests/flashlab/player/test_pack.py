@@ -152,7 +152,7 @@ def test_a_long_trace_is_thinned() -> None:
     assert len(player.frame().encode()) <= INLINE_LIMIT
 
 
-@pytest.mark.parametrize("limit", [118_000, 125_000])
+@pytest.mark.parametrize("limit", [123_000, 128_000])
 def test_what_no_thinning_helps_is_cut(limit: int) -> None:
     parts = [Part(long()), Part(small("flash2"))]
     assert len(attribute(build(parts, step=1, limit=limit, cut=False, escaped=True))) > limit
