@@ -12,6 +12,7 @@ import numpy as np
 from flashlab.run.host import is_array, kind_of
 from simulator.dtypes import numpy_dtype
 from simulator.errors import Said, UsageError, dtype_name
+from simulator.fields import listed
 
 __all__ = ["merge"]
 
@@ -40,7 +41,9 @@ def merge(outs: Iterable[Any], lses: Iterable[Any]) -> tuple[Any, Any]:
     >>> bool(np.allclose(out, fl.naive(q, k, v).out)), bool(np.allclose(lse, fl.naive(q, k, v).lse))
     (True, True)
     """
-    parts, logs = list(outs), list(lses)
+    parts, logs = (
+        listed(name, x, "a sequence of arrays, one per part") for name, x in (("outs", outs), ("lses", lses))
+    )
     _check(parts, logs)
     of, width = _namespace(parts[0]), dtype_name(logs[0])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

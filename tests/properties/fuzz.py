@@ -122,6 +122,10 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "sweep": lambda r: {"algorithms": ["flash2", "standard"], "problem": problem(r, huge=True), "heads": [2, 3]},
     "compare": lambda r: {"what": problem(r), "algorithms": ["flash2", "standard"]},
     "check_formula": lambda r: {"program": "flash2", "formula": fl.CATALOGUE["flash2"].formula, "problem": problem(r)},
+    "merge": lambda r: {
+        "outs": [np.ones((1, 2, 5, 8), np.float32)] * 3,
+        "lses": [np.full((1, 2, 5), -float(r.randrange(3)), np.float32)] * 3,
+    },
     "random_inputs": lambda r: {"problem": problem(r)},
     "softmax": lambda r: {"name": "softmax_online", "x": np.arange(r.randrange(1, 40), dtype=np.float32)},
     "plan": lambda r: {"algorithm": "flash2", "problem": problem(r), "backend": r.choice(["simulator", "emulator"])},
