@@ -10,6 +10,7 @@ import pytest
 
 from docs._site import triton
 from docs._site.blocks import replaced
+from docs._site.timed import ratios_to
 from flashlab.triton import source
 from tests.flashlab.triton.test_source import code
 
@@ -34,7 +35,7 @@ def test_it_comes_within_a_factor_of_two_of_sdpa() -> None:
     of = triton.newest("bench")
     if of is None:
         pytest.skip("flash2_triton was not timed yet")
-    assert min(triton.ratios_to(of, "sdpa-flash")) >= 0.5
+    assert min(ratios_to(of, "sdpa-flash")) >= 0.5
 
 
 def test_counts_are_summed_by_dtype() -> None:
@@ -61,11 +62,11 @@ def test_times_are_told_by_cell() -> None:
         {**cell, "length": 1024, "peer": None, "tflops": 300},
         {**cell, "length": 1024, "peer": "sdpa-flash", "ratio": 1.0},
     ]
-    said = triton.timed(result("bench/y.json", rows=rows))
+    said = triton.timed(result("bench/y.json", rows=rows), triton.PEERS)
     assert "1.00 to 1.20 × as fast as SDPA's flash (median 1.10 ×) ([data](results/bench/y.json))" in said
     assert "| bfloat16 × 64 | causal | 4,096 | 401 | 1.20 × | – |" in said
 
 
 def test_what_was_not_measured_is_said() -> None:
-    assert triton.counted(None) == triton.timed(None) == "This was not measured yet.\n"
+    assert triton.counted(None) == triton.timed(None, triton.PEERS) == "This was not measured yet.\n"
     assert Path(triton.PAGE).name == "triton.md"
