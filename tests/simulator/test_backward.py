@@ -31,7 +31,7 @@ def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])), tile=tiles, seed=st.integers(0, 3))
 def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     arrays = BACKWARD.draw(problem, seed)
@@ -41,12 +41,23 @@ def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, tile: Tile
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@settings(max_examples=150)
-@given(problem=problems(longest=200), tile=tiles)
+@settings(max_examples=60)
+@given(problem=problems(longest=80), tile=tiles)
 def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:
-    assert fl.count(algorithm, problem, tile=tile, device=ROOMY) == fl.shape_run(
-        algorithm, problem, tile=tile, device=ROOMY
-    )
+    formula_equals_shape_run(algorithm, problem, tile)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@settings(max_examples=300)
+@given(problem=problems(longest=200), tile=tiles)
+def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem, tile: Tile) -> None:
+    formula_equals_shape_run(algorithm, problem, tile)
+
+
+def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:
+    found = fl.shape_run(algorithm, problem, tile=tile, device=ROOMY)
+    assert fl.count(algorithm, problem, tile=tile, device=ROOMY) == found
 
 
 @settings(max_examples=20)

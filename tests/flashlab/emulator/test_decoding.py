@@ -40,7 +40,7 @@ def attended(p: fl.Problem, arrays: Any, **options: Any) -> tuple[Any, Any]:
     return run.out, run.lse
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.sampled_from(["normal", "large", "rising"]))
 def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     arrays: Any = ATTENTION.draw(p, 1, kind)
@@ -53,7 +53,7 @@ def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     assert (np.abs(lse[~empty] - truth["lse"][~empty]) <= bounds["lse"][~empty]).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(problems(), st.data())
 def test_neither_batch_nor_order_nor_cores_change_a_bit(p: fl.Problem, data: st.DataObject) -> None:
     p = p.replace(batch=3)

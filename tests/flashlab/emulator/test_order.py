@@ -96,8 +96,9 @@ def test_what_is_harmless_is_a_note(kernel: str, kind: str) -> None:
 def test_more_blocks_than_can_be_resident_are_said() -> None:
     """Each waits for the one behind it: that ends only if all are resident."""
     assert run("chain_from_the_end", blocks=200, workers=1).findings == ()
-    (finding,) = run("chain_from_the_end", blocks=40, threads=1024, workers=1, time_limit=5).findings
-    assert finding.kind == "deadlock" and "at a time is the most" in finding.message
+    found = run("chain_from_the_end", blocks=40, threads=1024, workers=1, time_limit=5).findings
+    # one at each line where threads happen to be when the time is up
+    assert found and all(each.kind == "deadlock" and "at a time is the most" in each.message for each in found)
 
 
 def test_notes_are_shown_and_no_misuse(tmp_path: Path) -> None:
