@@ -45,7 +45,7 @@ def problems(draw: st.DrawFn, dtype: str, dims: tuple[int, ...] = (40,)) -> fl.P
 
 def fitting(algorithm: str, p: fl.Problem, tile: tuple[int, int], device: str = "h100") -> tuple[int, int] | None:
     """The tile, or None where the kernel has only one."""
-    return tile if fl.CATALOGUE[algorithm].refuses(p, fl.DEVICES[device], fl.Tile(*tile)) is None else None
+    return tile if fl.CATALOGUE[algorithm].refuses(p, fl.Device.named(device), fl.Tile(*tile)) is None else None
 
 
 def checked(algorithm: str, p: fl.Problem, seed: int = 0, **options: Any) -> fl.Emulation:
@@ -75,7 +75,7 @@ def test_right_and_counted_far_and_wide(algorithm: str, dtype: str, data: st.Dat
     # a T4 has no bfloat16, and little SRAM
     devices = ["h100", "a100"] if dtype == "bfloat16" or p.head_dim > 40 else ["h100", "t4"]
     device = data.draw(
-        st.sampled_from([d for d in devices if fl.CATALOGUE[algorithm].refuses(p, fl.DEVICES[d]) is None])
+        st.sampled_from([d for d in devices if fl.CATALOGUE[algorithm].refuses(p, fl.Device.named(d)) is None])
     )
     tile = data.draw(st.sampled_from([t for t in TILES if device != "t4" or dtype != "float32" or max(t) < 64]))
     checked(algorithm, p, data.draw(st.integers(0, 3)), tile=fitting(algorithm, p, tile, device), device=device)
