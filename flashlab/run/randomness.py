@@ -9,10 +9,15 @@ import numpy as np
 
 from simulator.dtypes import Array
 from simulator.errors import UsageError
+from simulator.problem import FIELDS
 
 __all__ = ["state_of"]
 
 _LIMIT = 1 << 63
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, int | np.integer) and bool(x == 0)
 
 
 def state_of(dropout: Any, seed: Any, offset: Any, rng_state: Any) -> Array | None:
@@ -23,16 +28,16 @@ def state_of(dropout: Any, seed: Any, offset: Any, rng_state: Any) -> Array | No
     >>> state_of(0.1, 7, 0, None), state_of(None, None, 0, None)
     (array([7, 0]), None)
     """
-    if not dropout:
+    if not FIELDS["dropout"].checked(dropout):
         for name, value, none in (("seed", seed, None), ("offset", offset, 0), ("rng_state", rng_state, None)):
-            if value is not none and (none is None or value != none):
+            if value is not None and (none is None or not _is_zero(value)):
                 said = value if name != "rng_state" else type(value).__name__
                 raise UsageError(name, said, f"{none} without dropout")
         return None
     if rng_state is not None:
         if seed is not None:
             raise UsageError("seed", seed, "None with rng_state, which has seed and offset")
-        if offset != 0:
+        if not _is_zero(offset):
             raise UsageError("offset", offset, "0 with rng_state, which has seed and offset")
         return None
     if seed is None:
