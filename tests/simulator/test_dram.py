@@ -29,15 +29,19 @@ def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, prob
         assert each.low <= each.estimate <= each.high
 
 
-@pytest.mark.parametrize(("algorithm", "measured"), [("flash2_backward", 726_272), ("flash3_backward", 741_120)])
-def test_what_reductions_add_to_is_fetched(algorithm: str, measured: int) -> None:
-    """An H200 read so much in the main launch (ncu, a cold L2, 2026-11-23), and only half of it is requested by loads."""
-    p = Problem(batch=1, heads=3, kv_heads=1, len_q=421, len_kv=97, head_dim=64, dtype="float16")
-    c = fl.count(algorithm, p, device="h200")
-    found = dram.of_launch(c, c.launches[1])
-    assert found.estimate == pytest.approx(measured, rel=0.07)
-    assert measured <= found.high + (1 << 16) < 2 * measured
-    assert c.launches[1].bytes("hbm.read") < 0.6 * measured
+@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash3_backward"])
+def test_what_reductions_add_to_is_fetched(algorithm: str) -> None:
+    """On a GPU, from a cold L2. Where keys are few, loads alone request only half of what was read."""
+    newest = results.latest("counters", RESULTS, algorithm=algorithm, device="h200")
+    assert newest is not None
+    main = [x for x in newest.data["launches"] if x["launch"] == algorithm and "float16 more-queries full" in x["case"]]
+    assert main
+    for x in main:
+        c = fl.count(algorithm, Problem(**x["problem"]), device="h200")
+        launch = next(each for each in c.launches if each.name == algorithm)
+        found, measured = dram.of_launch(c, launch), x["dram"]["measured"]
+        assert found.estimate == pytest.approx(measured, rel=0.07)
+        assert launch.bytes("hbm.read") + (1 << 16) < measured <= found.high + (1 << 16)
 
 
 def measured_large() -> list[dict[str, Any]]:
