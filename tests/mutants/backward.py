@@ -162,7 +162,8 @@ KERNELS = [
         replace(each, algorithm="flash3_backward", file=each.file if each.file == HOPPER_TILES else HOPPER)
         for each in (
             KernelMutant(
-                mechanism="the other warpgroup's dS not waited for", step="ds", old="mbarrier_wait(sram.ds_full … ^ 1);", new="",
+                mechanism="the other warpgroup's dS not waited for", step="ds",
+                old="mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);", new="",
                 check="misuse", case=GROUP,
             ),
             KernelMutant(
@@ -180,7 +181,8 @@ KERNELS = [
                 case="aligned",
             ),
             KernelMutant(
-                mechanism="a tile's dQ added to the first one's", old="before = here;", new="", check="gqa", case=GROUP,
+                mechanism="a tile's dQ added to the first one's",
+                old="before = here;\n    here.advance(tiles);", new="here.advance(tiles);", check="rule", case=GROUP,
             ),
             KernelMutant(
                 mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, shape.len_kv);", new="",
@@ -192,7 +194,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="round_up(shape.len_q, BR) + row",
-                new="shape.len_q + row", check="head_order", case=GROUP,
+                new="shape.len_q + row", check="misuse", case=GROUP,
             ),
             KernelMutant(
                 mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",
