@@ -2,32 +2,37 @@
 //
 //   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
-//   partial (batch * kv_heads, places, rows, head_dim), partial_lse (batch * kv_heads, places, rows)    float32; arrivals: zeros
+//   partial (batch * kv_heads, places, rows, head_dim), partial_m, partial_l (batch * kv_heads, places, rows)    float32
+//   arrivals (batch * kv_heads, nodes, row tiles, warps)    zeros
 //
-// The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A block owns
-// BR rows and a chunk of 4 BC keys, which begins at a multiple of its size. Split-K: warp w has all rows and 16 keys of each tile.
-// It copies them for itself, so until the end no warp waits for another: what counts is that enough bytes are on their way.
+// The query heads that share a KV head, and all queries, are the rows of one tile: row r is query r / G of head r % G. A unit of
+// work is BR rows and a run of chunks of 4 BC keys. Chunks begin at multiples of their size. A block takes one unit after the other.
 //
-// The block that comes last to a node of the tree (tree.cuh) merges what its children left in HBM. Which block that is changes no
-// bit, and nor do the batch, the grid and the other sequences.
+// Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
+// ahead and on into the next units, so bytes are on their way at all times. As many other warps join what these have of a
+// chunk, and merge it with its neighbours: in the meantime the next chunk goes on. At the block's end all warps merge what lies in several
+// units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, 10 µs while it streams,
+// so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
-//   SRAM        Q  BR x D | m, l  WARPS x BR | K  STAGES x (BC x D) | V  STAGES x (BC x D); at the end O  WARPS x (BR x D)
-//   registers   O (BR x D) and S (BR x 16) in float32 per warp
+//   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
+//   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
 //
 // Expected: HBM reads K and V once; the bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
 #include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
 #include "tree.cuh"
+#include "warpgroup.cuh"
 
-constexpr int THREADS = WARPS * 32;
+constexpr int THREADS = WARPS * 32;  // that compute, and as many that merge
 constexpr int WARP_KEYS = BC / WARPS;
 constexpr int ROW_FRAGMENTS = BR / 16, S_FRAGMENTS = WARP_KEYS / 8, O_FRAGMENTS = HEAD_DIM / 8;
-constexpr int LANES = HEAD_DIM > 64 ? 32 : HEAD_DIM > 32 ? 16 : HEAD_DIM > 16 ? 8 : 4;  // that share a row of the result
-static_assert(BR % 16 == 0 && WARP_KEYS == 16 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+constexpr int JOINING = 1, FREE = 2, FILLED = 3;  // named barriers
+static_assert(BR % 16 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 
 using QTile = Tile<BR, HEAD_DIM>;
 using WarpTile = Tile<WARP_KEYS, HEAD_DIM>;
+constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
 // The outputs of the warps in SRAM, float32. Chunks of 32 bytes change places by the row, against bank conflicts.
@@ -40,324 +45,456 @@ struct Outputs {
   }
 };
 
-// Which rows of which KV head a block has, and which of the chunks that they see. Blocks that share keys follow one another.
-struct Place {
-  int group, all_rows, row_tiles, most, row_tile, flat_head, first_row, rows, first_query, last_query, first_chunk, last_chunk, chunk;
-  Keys seen;  // tiles
+struct Sram {
+  unsigned base = sram_base();
 
-  DEVICE Place(const Shape& shape, int block) {
-    group = shape.heads / shape.kv_heads, all_rows = shape.len_q * group, row_tiles = ceil_div(all_rows, BR);
-    most = gridDim.x / (row_tiles * shape.batch * shape.kv_heads);
-    row_tile = block % row_tiles, flat_head = block / row_tiles / most;
-    first_row = row_tile * BR, rows = min(BR, all_rows - first_row);
-    first_query = first_row / group, last_query = (first_row + rows - 1) / group;
-    seen = visible_tiles(shape, first_query, last_query, BC);
-    first_chunk = seen.first / TILES_PER_CHUNK, last_chunk = max(seen.last, 0) / TILES_PER_CHUNK;
-    chunk = first_chunk + block / row_tiles % most;
+  DEVICE QTile q(int slot) const { return {base + slot * QTile::BYTES}; }
+  DEVICE WarpTile k(int stage) const { return {q(Q_SLOTS).base + (stage * WARPS + warp_id()) * WarpTile::BYTES}; }
+  DEVICE WarpTile v(int stage) const { return {k(stage).base + RING_BYTES}; }
+  DEVICE Outputs o() const { return {q(Q_SLOTS).base + 2 * RING_BYTES}; }
+  DEVICE unsigned m_of(int warp, int row) const { return o().base + WARPS * Outputs::BYTES + (warp * BR + row) * 4; }
+  DEVICE unsigned l_of(int warp, int row) const { return m_of(WARPS + warp, row); }
+  DEVICE unsigned m(int row) const { return l_of(WARPS, row); }
+
+  DEVICE void name() const {
+    name_sram("q", base, Q_SLOTS * QTile::BYTES);
+    name_sram("k", q(Q_SLOTS).base, RING_BYTES);
+    name_sram("v", q(Q_SLOTS).base + RING_BYTES, RING_BYTES);
+    name_sram("o_warps", o().base, WARPS * Outputs::BYTES);
+    name_sram("m_warps", m_of(0, 0), WARPS * BR * 4);
+    name_sram("l_warps", l_of(0, 0), WARPS * BR * 4);
+    name_sram("m", m(0), BR * 4);
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
-flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, float* partial, float* partial_lse,
-               unsigned* arrivals, const Shape shape) {
-  // step: load_q (which rows and keys)
-  const Place place(shape, blockIdx.x);
-  if (place.chunk > place.last_chunk) return;  // this row tile sees fewer chunks
-  const int first_tile = place.chunk * TILES_PER_CHUNK;
-  const Keys tiles = {max(place.seen.first, first_tile), min(place.seen.last, first_tile + TILES_PER_CHUNK - 1)};
+// The tiles of a block's units one after the other, as the warps that compute copy them.
+struct Copies {
+  const Tensor &q, &k, &v;
+  const Shape& shape;
+  const Units& units;
+  const Sram& sram;
+  Unit unit;
+  int j = 0, last = -1, q_slot = 0;
+  bool begun = false;
+  TileLoader<32, WarpTile> k_loader, v_loader;
 
-  const QTile q_tile{sram_base()};
-  const unsigned statistics = q_tile.base + QTile::BYTES, ring = statistics + 2 * WARPS * BR * 4;
-  auto k_tile = [&](int stage) { return WarpTile{ring + (stage * WARPS + warp_id()) * WarpTile::BYTES}; };
-  auto v_tile = [&](int stage) { return WarpTile{k_tile(stage).base + RING_BYTES}; };
-  name_sram("q", q_tile.base, QTile::BYTES);
-  name_sram("m_warps", statistics, WARPS * BR * 4);
-  name_sram("l_warps", statistics + WARPS * BR * 4, WARPS * BR * 4);
-  name_sram("k", ring, RING_BYTES);
-  name_sram("v", ring + RING_BYTES, RING_BYTES);
+  DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const Shape& shape, const Units& units, const Sram& sram)
+      : q(q), k(k), v(v), shape(shape), units(units), sram(sram), unit(units.first()), k_loader(nullptr, k.row, row_bytes(shape)),
+        v_loader(nullptr, v.row, row_bytes(shape)) {}
 
-  // step: load_q
-  const int batch = place.flat_head / shape.kv_heads, kv_head = place.flat_head % shape.kv_heads;
-#pragma unroll 1  // as in TileLoader
-  for (int i = threadIdx.x; i < BR * QTile::CHUNKS; i += THREADS) {
-    lanes_meet();
-    const int row = i / QTile::CHUNKS, piece = i % QTile::CHUNKS, packed = place.first_row + row;
-    const int bytes = row < place.rows ? min(max(row_bytes(shape) - piece * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-    const char* from = row_address(q, batch, kv_head * place.group + packed % place.group, packed / place.group);
-    copy_async(q_tile.at(row, piece), from + piece * CHUNK_BYTES, bytes);
-  }
-  copy_commit();
-
-  const TileLoader<32, WarpTile> k_loader(row_address(k, batch, kv_head, 0), k.row, row_bytes(shape));
-  const TileLoader<32, WarpTile> v_loader(row_address(v, batch, kv_head, 0), v.row, row_bytes(shape));
-  auto load_ahead = [&](int j, int stage) {
-    const int own = j * WARPS + warp_id(), keys = shape.len_kv - own * WARP_KEYS;
-    if (j <= tiles.last) {
-      // step: load_k (prefetch)
-      k_loader.at(own).load(k_tile(stage), keys);
-
-      // step: load_v (prefetch)
-      v_loader.at(own).load(v_tile(stage), keys);
+  // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
+  DEVICE void load(int stage) {
+    if (j > last) {
+      if (begun) units.move_on(unit);
+      for (; units.has(unit); units.move_on(unit)) {
+        const Place place(shape, units, unit);
+        if (!place.has_keys()) continue;
+        j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
+        k_loader = {row_address(k, unit.batch, unit.kv_head, 0), k.row, row_bytes(shape)};
+        v_loader = {row_address(v, unit.batch, unit.kv_head, 0), v.row, row_bytes(shape)};
+        load_tile(stage);
+        load_queries(place);
+        begun = true;
+        break;
+      }
+    } else {
+      load_tile(stage);
     }
     copy_commit();
-  };
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; ++stage) load_ahead(tiles.first + stage, stage);
+  }
 
-  // step: load_q (it is there)
-  copy_wait<STAGES - 1>();
-  barrier();
-#if Q_IN_REGISTERS
-  FragmentA q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
-#pragma unroll
-  for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
-#pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_tile, 16 * i, d * K_STEP);
-#endif
+  DEVICE void load_tile(int stage) {
+    const int own = j * WARPS + warp_id(), keys = shape.len_kv - own * WARP_KEYS;
+    // step: load_k (prefetch)
+    k_loader.at(own).load(sram.k(stage), keys);
+
+    // step: load_v (prefetch)
+    v_loader.at(own).load(sram.v(stage), keys);
+    ++j;
+  }
+
+  DEVICE void load_queries(const Place& place) {
+    // step: load_q (prefetch)
+#pragma unroll 1  // as in TileLoader
+    for (int i = threadIdx.x; i < BR * QTile::CHUNKS; i += THREADS) {
+      lanes_meet();
+      const int row = i / QTile::CHUNKS, piece = i % QTile::CHUNKS, packed = place.first_row + row;
+      const int bytes = row < place.rows ? min(max(row_bytes(shape) - piece * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+      const char* from = row_address(q, unit.batch, unit.kv_head * units.group + packed % units.group, packed / units.group);
+      copy_async(sram.q(q_slot).at(row, piece), from + piece * CHUNK_BYTES, bytes);
+    }
+    q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
+  }
+};
+
+// The warps that compute: each has all rows of a unit, and its own keys.
+DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Shape& shape, const Units& units, const Sram& sram) {
+  Copies copies(q, k, v, shape, units, sram);
+#pragma unroll 1
+  for (int stage = 0; stage < STAGES; ++stage) copies.load(stage);
 
   const Scores scores(shape);
   const auto [c, sign] = scores;
-  const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
+  int stage = 0, q_slot = 0;
+  for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
+    const Place place(shape, units, unit);
+    const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
 
-  float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};
-  float m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2];  // as in flash2.cu
-#pragma unroll
-  for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST, l[i][0] = l[i][1] = 0;
-
-  int stage = 0;
-  for (int j = tiles.first; j <= tiles.last; ++j) {
-    // step: load_k
-    copy_wait<STAGES == 1 ? 0 : STAGES - 2>();
-    warp_barrier();  // this warp's keys and values are there, and none of its lanes still reads those before
-    load_ahead(j + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
-    if (STAGES == 1) {  // they are not: there is room for one tile
-      copy_wait<0>();
-      warp_barrier();
-    }
-    const WarpTile keys = k_tile(stage);
-    const int slot = stage;
-    stage = stage == STAGES - 1 ? 0 : stage + 1;
-
-    // step: scores
-    float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};
-#pragma unroll(Q_IN_REGISTERS ? HEAD_DIM / K_STEP : FL_DTYPE == 0 ? 2 : 4)
-    for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
-      if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
-      const FragmentB b = load_b_rows(keys, 0, d * K_STEP);
-#pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+    // step: load_q
+    const QTile q_tile = sram.q(q_slot);
 #if Q_IN_REGISTERS
-        mma(s[i][0], s[i][1], q_fragments[d][i], b);
-#else
-        mma(s[i][0], s[i][1], load_a(q_tile, 16 * i, d * K_STEP), b);
+    FragmentA q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
 #endif
-      }
+    if (place.has_keys()) {
+      q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
+      copy_wait<STAGES - 1>();
+      named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
+#if Q_IN_REGISTERS
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
+#pragma unroll
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_tile, 16 * i, d * K_STEP);
+#endif
     }
 
-    // step: mask
-    if (j < full.first || j > full.last) {
+    for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
+      const Keys tiles = place.tiles_of(chunk);
+      float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};
+      float m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2];  // as in flash2.cu
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        scores.flip(s[i]);
-        const int row = place.first_row + 16 * i + lane_id() / 4;
-        mask_scores(s[i], shape, row, j * BC + warp_id() * WARP_KEYS, 2 * (opaque(lane_id()) % 4), place.group);
-      }
-    }
+      for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST, l[i][0] = l[i][1] = 0;
 
-    // step: softmax
-    float alpha[ROW_FRAGMENTS][2];
-    bool risen = false;
-#pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float top = fmaxf(fmaxf(s[i][0][2 * half], s[i][0][2 * half + 1]), fmaxf(s[i][1][2 * half], s[i][1][2 * half + 1]));
-        top = fmaxf(m[i][half], c * quad_max(top));
-        alpha[i][half] = exp2_approx(m[i][half] - top);
-        risen |= top > m[i][half];
-        m[i][half] = top;
-      }
+      for (int j = tiles.first; j <= tiles.last; ++j) {
+        // step: load_k
+        copy_wait<STAGES - 1>();
+        warp_barrier();  // this warp's keys and values are there
+        const WarpTile keys = sram.k(stage);
 
-    // step: rescale
-    if (any_lane(risen)) {
+        // step: scores
+        float s[ROW_FRAGMENTS][S_FRAGMENTS][4] = {};
+#pragma unroll(Q_IN_REGISTERS ? HEAD_DIM / K_STEP : FL_DTYPE == 0 ? 2 : 4)
+        for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
+          if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
+#if !Q_IN_REGISTERS
+          FragmentA q_fragments[ROW_FRAGMENTS];
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-        l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[i] = load_a(q_tile, 16 * i, d * K_STEP);
+#endif
 #pragma unroll
-        for (int n = 0; n < O_FRAGMENTS; ++n)
+          for (int n = 0; n < S_FRAGMENTS; n += 2) {
+            const FragmentB b = load_b_rows(keys, 8 * n, d * K_STEP);
 #pragma unroll
-          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i][e / 2];
-      }
-    }
-
-    // step: softmax (P)
-#pragma unroll
-    for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-      for (int n = 0; n < S_FRAGMENTS; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);
-          l[i][e / 2] += s[i][n][e];
+            for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#if Q_IN_REGISTERS
+              mma(s[i][n], s[i][n + 1], q_fragments[d][i], b);
+#else
+              mma(s[i][n], s[i][n + 1], q_fragments[i], b);
+#endif
+          }
         }
 
-    // step: load_v
-    const WarpTile values = v_tile(slot);
+        // step: mask
+        if (j < full.first || j > full.last) {
+#pragma unroll
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+            scores.flip(s[i]);
+            const int row = place.first_row + 16 * i + lane_id() / 4;
+            mask_scores(s[i], shape, row, j * BC + warp_id() * WARP_KEYS, 2 * (opaque(lane_id()) % 4), units.group);
+          }
+        }
 
-    // step: output
+        // step: softmax
+        float alpha[ROW_FRAGMENTS][2];
+        bool risen = false;
 #pragma unroll
-    for (int key = 0; key < WARP_KEYS; key += K_STEP) {
-      FragmentA a[ROW_FRAGMENTS];
+        for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
-      for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = operand_a(s[i], key);
+          for (int half = 0; half < 2; ++half) {
+            float top = s[i][0][2 * half];
 #pragma unroll
-      for (int n = 0; n < O_FRAGMENTS; n += 2) {
-        if (FL_DTYPE == 0) warp_barrier();
-        const FragmentB b = load_b_columns(values, key, 8 * n);
+            for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
+            top = fmaxf(m[i][half], c * quad_max(top));
+            alpha[i][half] = exp2_approx(m[i][half] - top);
+            risen |= top > m[i][half];
+            m[i][half] = top;
+          }
+
+        // step: rescale
+        if (any_lane(risen)) {
 #pragma unroll
-        for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(o[i][n], o[i][n + 1], a[i], b);
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) {
+            l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];
+#pragma unroll
+            for (int n = 0; n < O_FRAGMENTS; ++n)
+#pragma unroll
+              for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i][e / 2];
+          }
+        }
+
+        // step: softmax (P)
+#pragma unroll
+        for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+          for (int n = 0; n < S_FRAGMENTS; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              s[i][n][e] = exp2_approx(c * s[i][n][e] - m[i][e / 2]);
+              l[i][e / 2] += s[i][n][e];
+            }
+
+        // step: load_v
+        const WarpTile values = sram.v(stage);
+
+        // step: output
+#pragma unroll
+        for (int key = 0; key < WARP_KEYS; key += K_STEP) {
+          FragmentA a[ROW_FRAGMENTS];
+#pragma unroll
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) a[i] = operand_a(s[i], key);
+#pragma unroll
+          for (int n = 0; n < O_FRAGMENTS; n += 2) {
+            if (FL_DTYPE == 0) warp_barrier();
+            const FragmentB b = load_b_columns(values, key, 8 * n);
+#pragma unroll
+            for (int i = 0; i < ROW_FRAGMENTS; ++i) mma(o[i][n], o[i][n + 1], a[i], b);
+          }
+        }
+
+        // step: load_k (the next tile to this stage)
+        warp_barrier();  // no lane still reads this one
+        copies.load(stage);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+      }
+
+      // step: join (of the maxima)
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          l[i][half] = quad_sum(l[i][half]);
+          lanes_meet();
+          if (lane_id() % 4 == 0) store_shared(sram.m_of(warp_id(), 16 * i + 8 * half + lane_id() / 4), m[i][half]);
+        }
+      named_barrier_sync(JOINING, THREADS);
+      float factor[ROW_FRAGMENTS][2];
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float top = LOWEST;
+#pragma unroll
+          for (int w = 0; w < WARPS; ++w)
+            top = fmaxf(top, load_shared<float>(sram.m_of(w, 16 * i + 8 * half + lane_id() / 4)));
+          factor[i][half] = exp2_approx(m[i][half] - top);
+          m[i][half] = top;
+        }
+
+      // step: join
+      named_barrier_sync(FREE, 2 * THREADS);  // what lies there of the last unit has been read
+#pragma unroll
+      for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = 16 * i + 8 * half + lane_id() / 4, t = lane_id() % 4;
+          lanes_meet();
+          if (t == 0) {
+            store_shared(sram.l_of(warp_id(), row), l[i][half] * factor[i][half]);
+            if (warp_id() == 0) store_shared(sram.m(row), m[i][half]);
+          }
+#pragma unroll
+          for (int n = 0; n < O_FRAGMENTS; ++n)
+            store_shared(sram.o().at(warp_id(), row, 8 * n + 2 * t),
+                         make_float2(o[i][n][2 * half] * factor[i][half], o[i][n][2 * half + 1] * factor[i][half]));
+        }
+      named_barrier_arrive(FILLED, 2 * THREADS);
+    }
+  }
+}
+
+// What the warps that compute have of row `row` of a chunk.
+DEVICE Part of_all_warps(const Sram& sram, int row) {
+  // step: join (of a row)
+  Part x;
+  lanes_meet();
+  x.m = load_shared<float>(sram.m(row)), x.l = 0;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) x.l += load_shared<float>(sram.l_of(w, row));
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int column = 128 * turn + 4 * lane_id();
+    x.o[turn] = make_float4(0, 0, 0, 0);
+    lanes_meet();
+    if (column < HEAD_DIM)
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) x.o[turn] = plus(x.o[turn], load_shared<float4>(sram.o().at(w, row, column)));
+  }
+  return x;
+}
+
+// The rows of a unit, from its chunks up the tree, to out and lse.
+struct Results {
+  const Tensor& out;
+  float* lse;
+  float* partial;
+  float* partial_m;
+  float* partial_l;
+  const Shape& shape;
+  const Units& units;
+  unsigned* arrivals;
+  Room room;
+  Unit unit = {};
+  int first_row = 0;
+
+  DEVICE int flat_head() const { return unit.batch * units.kv_heads + unit.kv_head; }
+  DEVICE int part_columns() const { return round_up(shape.head_dim, 4); }  // with padding
+  DEVICE long long part_at(int at, int row) const {
+    return (static_cast<long long>(flat_head()) * room.places + at) * units.all_rows + first_row + row;
+  }
+
+  // The chunks of a unit, as they come. This warp has row `own`, the row WARPS later, and so on.
+  DEVICE void merge_run(const Place& place, const Sram& sram, int own) const {
+    Part waiting[LEVELS_OF_RUN + 1][BR / WARPS];  // of each level, the left one of two neighbours
+#pragma unroll 1
+    for (int chunk = place.chunks.first; chunk <= place.chunks.last; ++chunk) {
+      named_barrier_arrive(FREE, 2 * THREADS);
+      named_barrier_sync(FILLED, 2 * THREADS);
+#pragma unroll
+      for (int i = 0; i < BR / WARPS; ++i) {
+        const int row = own + i * WARPS;
+        Part x = of_all_warps(sram, row);
+        if (row >= opaque(place.rows)) continue;  // opaque: or ptxas leaves out the reads of rows outside
+        bool waits = false;
+        int node = chunk;
+#pragma unroll
+        for (int level = 0; level < LEVELS_OF_RUN; ++level, node /= 2) {
+          // step: merge_run
+          const bool is_left = node % 2 == 0, has_right = (node + 1) << level <= place.chunks.last, has_left = node << level > place.chunks.first;
+          if (waits) continue;
+          if (is_left && has_right) waiting[level][i] = x, waits = true;
+          if (!is_left && has_left) x = joined(waiting[level][i], x);
+        }
+        if (!waits) store(place.level(units), row, x);
       }
     }
   }
 
-  // step: join
-  copy_wait<0>();
-  barrier();  // no warp still needs the ring
-  const Outputs outputs{ring};
-  name_sram("o_warps", ring, WARPS * Outputs::BYTES);
-#pragma unroll
-  for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = 16 * i + 8 * half + lane_id() / 4, t = lane_id() % 4;
-      const float sum = quad_sum(l[i][half]);
-      const unsigned own = statistics + (warp_id() * BR + row) * 4;
-      lanes_meet();
-      if (t == 0) {
-        store_shared(own, m[i][half]);
-        store_shared(own + WARPS * BR * 4, sum);
-      }
-#pragma unroll
-      for (int n = 0; n < O_FRAGMENTS; ++n)
-        store_shared(outputs.at(warp_id(), row, 8 * n + 2 * t), make_float2(o[i][n][2 * half], o[i][n][2 * half + 1]));
+  DEVICE void store(const Level& level, int row, const Part& x) const {
+    if (level.is_root())
+      store_row(row, x);
+    else
+      store_partial(part_at(level.place_of(level.node), row), x);
+  }
+
+  DEVICE void store_partial(long long at, const Part& x) const {
+    // step: store_partial
+    lanes_meet();
+    if (lane_id() == 0) {
+      store_global(partial_m + at, x.m);
+      store_global(partial_l + at, x.l);
     }
-  barrier();
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int column = 128 * turn + 4 * lane_id();
+      if (column < part_columns()) store_global(partial + at * part_columns() + column, x.o[turn]);
+    }
+  }
 
-  // From here on LANES lanes have a row, and each of them has four columns at a time.
-  constexpr int AT_ONCE = THREADS / LANES;
-  const int lane = threadIdx.x % LANES;
-  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS), part_columns = round_up(shape.head_dim, 4);  // with padding
-  const Place here(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
-  const int rows = here.rows, first_row = here.first_row, group = here.group;
-  const Room room(here.most, shape.len_kv);
-  Level level = {here.chunk, here.first_chunk, here.last_chunk, 0, 0, here.most};
-  auto part_at = [&](int at, int row) { return (static_cast<long long>(here.flat_head) * room.places + at) * here.all_rows + first_row + row; };
-  auto store_part = [&](const Level& of, int row, int column, const Part& x) {
-    const long long part = part_at(of.place_of(of.node), row);
-    if (column < part_columns) store_global(partial + part * part_columns + column, output_of(x));
-    if (column == 0) store_global(partial_lse + part, lse_of(x));
-  };
-  auto head_of = [&](int row) { return here.flat_head % shape.kv_heads * group + (first_row + row) % group; };
-  auto query_of = [&](int row) { return (first_row + row) / group; };
-  auto store_out = [&](int row, int column, const Part& x) {
-    char* to = row_address(out, here.flat_head / shape.kv_heads, head_of(row), query_of(row));
-    if (column < columns) store_elements(to + column * ELEMENT_BYTES, output_of(x));
-  };
-  auto store_row_lse = [&](int row, int column, const Part& x) {
-    const long long flat = static_cast<long long>(here.flat_head / shape.kv_heads) * shape.heads + head_of(row);
-    if (column == 0 && lse) store_global(lse + flat * shape.len_q + query_of(row), lse_of(x));
-  };
+  // What lies in several units, as far up as this warp is the last one.
+  DEVICE void climb(const Place& place) const {
+    for (Level level = place.level(units); !level.is_root(); level = level.above()) {
+      // step: arrive
+      const long long counter = static_cast<long long>(flat_head()) * room.counters + level.counter_of_parent();
+      const Keys siblings = level.siblings();
+      bool last = false;
+      warp_barrier();  // this warp's partial results are written
+      if (lane_id() == 0)
+        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * 2 * WARPS + warp_id(), siblings.last - siblings.first);
+      if (!any_lane(last)) return;
+      warp_barrier();  // those of the others are there
+      merge_siblings(level, place.rows);
+    }
+  }
 
+  // The partial results of all siblings, which are there. All are asked for at once.
+  DEVICE void merge_siblings(const Level& level, int rows) const {
+    const Keys siblings = level.siblings();
+    const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
+    auto is_there = [&](int n) { return child + n >= siblings.first && child + n <= siblings.last; };
+    const long long apart = static_cast<long long>(units.all_rows) * part_columns();  // from one to the next
 #pragma unroll 1
-  for (int row = threadIdx.x / LANES; row < BR; row += AT_ONCE) {
-    // step: join (of a row, the statistics)
-    Part x = {make_float4(0, 0, 0, 0), LOWEST, 0};
-    float weights[WARPS];
+    for (int row = warp_id(); row < rows; row += 2 * WARPS) {
+      // step: merge
+      float m = LOWEST, l = 0;
+      lanes_meet();
+      if (is_there(lane)) {
+        m = load_global<float>(partial_m + part_at(place + lane, row));
+        l = load_global<float>(partial_l + part_at(place + lane, row));
+      }
+      const Weights weights(m, l);
+      Part x;
+      x.m = weights.m, x.l = weights.l;
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int column = 128 * turn + 4 * lane;
+        const float* from = partial + part_at(place, row) * part_columns() + column;
+        float4 sides[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          // step: merge (columns)
+          float4 o[CHILDREN / 2];
+          lanes_meet();
+#pragma unroll
+          for (int n = 0; n < CHILDREN / 2; ++n, from += apart) {
+            o[n] = make_float4(0, 0, 0, 0);
+            if (is_there(side * CHILDREN / 2 + n) && column < part_columns()) o[n] = load_global<float4>(from);
+          }
+          sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
+        }
+        x.o[turn] = weights.whole(sides[0], sides[1]);
+      }
+      store(level.above(), row, x);
+    }
+  }
+
+  DEVICE void store_row(int row, const Part& x) const {
+    const int packed = first_row + row, query = packed / units.group, head = unit.kv_head * units.group + packed % units.group;
+    // step: store_o
+    const float factor = x.l > 0 ? reciprocal(x.l) : 0;
+    char* to = row_address(out, unit.batch, head, query);
     lanes_meet();
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) x.m = fmaxf(x.m, weights[w] = load_shared<float>(statistics + (w * BR + row) * 4));
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-      weights[w] = exp2_approx(weights[w] - x.m);
-      x.l += weights[w] * load_shared<float>(statistics + ((WARPS + w) * BR + row) * 4);
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int column = 128 * turn + 4 * lane_id();
+      if (column < round_up(shape.head_dim, CHUNK_ELEMENTS)) store_elements(to + column * ELEMENT_BYTES, times(x.o[turn], factor));
     }
-#pragma unroll 1
-    for (int turn = 0; turn < HEAD_DIM; turn += 4 * LANES) {
-      // step: join (of a row, the outputs)
-      const int column = turn + 4 * lane;
-      lanes_meet();
-      // asked anew in each turn: else ptxas knows it from the first one, and leaves out reads of rows outside
-      const int inside = uniform(rows);
-      if (column >= HEAD_DIM) continue;
-      x.o = make_float4(0, 0, 0, 0);
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) x.o = weighed(x.o, 1, load_shared<float4>(outputs.at(w, row, column)), weights[w]);
 
-      // step: normalize
-      if (row >= inside) continue;
-      if (!level.is_root()) {
-        // step: store_partial
-        store_part(level, row, column, x);
-      } else {
-        // step: store_o (of a single chunk)
-        store_out(row, column, x);
-
-        // step: store_lse (of a single chunk)
-        store_row_lse(row, column, x);
-      }
-    }
+    // step: store_lse
+    if (lane_id() == 0 && lse)
+      store_global(lse + (static_cast<long long>(unit.batch) * shape.heads + head) * shape.len_q + query, (x.m + log2_approx(x.l)) * LN2);
   }
+};
 
-  while (!level.is_root()) {
-    // step: arrive
-    const Keys siblings = level.siblings();
-    const long long counter = static_cast<long long>(here.flat_head) * room.counters + level.counter_of_parent();
-    barrier();  // the block's partial result is written
-    bool last = false;
-    if (threadIdx.x == 0) last = last_to_arrive(arrivals + counter * here.row_tiles + here.row_tile, siblings.last - siblings.first);
-    if (!barrier_any(last)) return;
-    const int children = level.place_of(level.parent() * CHILDREN);  // the place of the first one, were all of them there
-    const Level above = level.above();
-
-#pragma unroll 1
-    for (int row = threadIdx.x / LANES; row < BR; row += AT_ONCE) {
-      // step: merge
-      float tops[CHILDREN];
-      lanes_meet();
-#pragma unroll
-      for (int n = 0; n < CHILDREN; ++n) {
-        const int child = above.node * CHILDREN + n;
-        tops[n] = -INF;
-        if (row < rows && child >= siblings.first && child <= siblings.last)
-          tops[n] = load_global<float>(partial_lse + part_at(children + n, row));
-      }
-#pragma unroll 1
-      for (int turn = 0; turn < HEAD_DIM; turn += 4 * LANES) {
-        // step: merge (columns)
-        const int column = turn + 4 * lane;
-        Part parts[CHILDREN];
-        lanes_meet();
-#pragma unroll
-        for (int n = 0; n < CHILDREN; ++n) {
-          const int child = above.node * CHILDREN + n;
-          parts[n] = {make_float4(0, 0, 0, 0), tops[n] * LOG2E, tops[n] == -INF ? 0.f : 1.f};
-          if (row < rows && column < part_columns && child >= siblings.first && child <= siblings.last)
-            parts[n].o = load_global<float4>(partial + part_at(children + n, row) * part_columns + column);
-        }
-        const Part x = merged<CHILDREN>(parts);
-        if (row >= rows) continue;
-        if (!above.is_root()) {
-          // step: store_partial (of a node)
-          store_part(above, row, column, x);
-        } else {
-          // step: store_o
-          store_out(row, column, x);
-
-          // step: store_lse
-          store_row_lse(row, column, x);
-        }
-      }
-    }
-    level = above;
+template <class Work>
+DEVICE void for_each_unit(Results results, Work work) {
+  for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
+    const Place place(results.shape, results.units, unit);
+    results.unit = unit, results.first_row = place.first_row;
+    if (place.chunks.first <= place.chunks.last) work(results, place);
   }
+}
+
+extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
+flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, float* partial, float* partial_m,
+               float* partial_l, unsigned* arrivals, const Shape shape) {
+  const Units units(shape);
+  const Sram sram;
+  sram.name();
+  const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units, shape.len_kv)};
+  if (warp_id() < WARPS)
+    compute(q, k, v, shape, units, sram);
+  else
+    for_each_unit(results, [&](const Results& here, const Place& place) { here.merge_run(place, sram, warp_id() - WARPS); });
+
+  barrier();  // now that nothing streams, all warps merge
+  for_each_unit(results, [](const Results& here, const Place& place) { here.climb(place); });
 }

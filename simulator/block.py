@@ -144,14 +144,14 @@ class Block:
             values = self._rows_of(tensor, x, i, rows, add=True)[..., : last - first, : stop - start]
             self._m.write(tensor, first, last, start, stop, values + self._m.read(tensor, first, last, start, stop))
 
-    def arrive(self, counter: HbmTensor, i: Rows) -> None:
+    def arrive(self, counter: HbmTensor, i: Rows, warps: int = 1) -> None:
         """Count up the i-th counter of a workspace of zeros, by an atomic that tells how many came before.
 
         The one that comes last sets it back to 0. The machine runs blocks in the order of their columns, so a program knows
-        which one that is.
+        which one that is. With `warps`, each of so many warps has a counter of its own.
         """
         for way in ("read", "write"):
-            *_, nbytes = self._extent(counter, i, 1, 0, 1, way)
+            *_, nbytes = self._extent(counter, i, warps, 0, 1, way)
         self._count(counter.name, hbm_atomic=nbytes)
 
     # -- SRAM ---------------------------------------------------------------------------------------------------

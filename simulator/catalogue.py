@@ -255,7 +255,8 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "partial", "partial_lse", "arrivals")),),
+            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "partial", "partial_m", "partial_l", "arrivals"),
+                    persistent=True),),
             Support(tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),

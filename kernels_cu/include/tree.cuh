@@ -1,46 +1,77 @@
-// The tree over the chunks of keys that a row tile sees: where the partial results of its nodes lie in HBM, and how they merge.
+// The tree over the chunks of keys that a row tile sees. Neighbours merge two by two, by their numbers along the keys: so it is the
+// same tree whoever computes what. Here is also which part of it a block computes (units), and where partial results lie in HBM.
 //
-// Nodes have numbers along the keys: chunk c is a child of node c / 16, whatever the grid is. Only the nodes that a row tile sees
-// exist. A level with n nodes at most has n places, from the chunks on. See Splits in simulator/programs/flash_decoding.py.
+// A unit has a run of chunks, and merges them in registers. Above the runs, nodes have 32 children each (five levels of the tree in
+// one step): run r is a child of node r / 32, whatever the grid is. Only the nodes that a row tile sees exist. A level with n nodes
+// at most has n places, from the runs on. See Splits in simulator/programs/flash_decoding.py.
 #pragma once
 
 #include "elements.cuh"
 #include "mask.cuh"
+#include "warp.cuh"
 
-constexpr int CHILDREN = 16;
-constexpr int TILES_PER_CHUNK = 4;
+constexpr int CHILDREN = 32;  // a lane each
+constexpr int TILES_PER_CHUNK = 4, CHUNK_KEYS = TILES_PER_CHUNK * BC;
+constexpr DEVICE int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
+constexpr int LEVELS_OF_RUN = log2_of(RUN);
+constexpr int TURNS = (HEAD_DIM + 127) / 128;  // a warp's lanes have four columns of a row each, and again of the next 128
 
-// A partial result of one row: four columns of the output, the maximum and the sum that they are relative to. Base 2.
-struct Part { float4 o; float m, l; };
+// A partial result of one row: this lane's columns of the output, the maximum and the sum that they are relative to. Base 2.
+// One that isn't there has no output, a maximum of LOWEST and a sum of 0: it changes no bit of another.
+struct Part { float4 o[TURNS]; float m, l; };
 
+// fma, not a product and a sum: compilers would choose which of the two products to round.
+DEVICE float weighed(float x, float a, float y, float b) { return fmaf(x, a, y * b); }
 DEVICE float4 weighed(float4 x, float a, float4 y, float b) {
-  return make_float4(x.x * a + y.x * b, x.y * a + y.y * b, x.z * a + y.z * b, x.w * a + y.w * b);
+  return make_float4(weighed(x.x, a, y.x, b), weighed(x.y, a, y.y, b), weighed(x.z, a, y.z, b), weighed(x.w, a, y.w, b));
 }
+DEVICE float4 times(float4 x, float a) { return make_float4(x.x * a, x.y * a, x.z * a, x.w * a); }
+DEVICE float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
-// Two neighbours in one. One that isn't there, or has seen no key, changes no bit of the other.
+// Two neighbours in one.
 DEVICE Part joined(const Part& x, const Part& y) {
-  const float m = fmaxf(x.m, y.m), a = exp2_approx(x.m - finite(m)), b = exp2_approx(y.m - finite(m));
-  return {weighed(x.o, a, y.o, b), m, x.l * a + y.l * b};
+  const float m = fmaxf(x.m, y.m), a = exp2_approx(x.m - m), b = exp2_approx(y.m - m);
+  Part both;
+  both.m = m, both.l = weighed(x.l, a, y.l, b);
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) both.o[turn] = weighed(x.o[turn], a, y.o[turn], b);
+  return both;
 }
 
-// Neighbours two by two, and so on.
-template <int N>
-DEVICE Part merged(const Part* first) {
-  if constexpr (N == 1)
-    return *first;
-  else
-    return joined(merged<N / 2>(first), merged<N / 2>(first + N / 2));
-}
+// The same for 32 partial results, of which each lane has the maximum and the sum of one: first what all of them together have,
+// and what weighs each in each of the five levels.
+struct Weights {
+  static constexpr int LEVELS = log2_of(CHILDREN);
+  float m, l, of_level[LEVELS];
 
-// The output, and the natural LSE: 0 and -INF for a row that saw no key.
-DEVICE float4 output_of(const Part& x) {
-  const float factor = x.l > 0 ? reciprocal(x.l) : 0;
-  return make_float4(x.o.x * factor, x.o.y * factor, x.o.z * factor, x.o.w * factor);
-}
-DEVICE float lse_of(const Part& x) { return (x.m + log2_approx(x.l)) * LN2; }
+  DEVICE Weights(float m, float l) : m(m), l(l) {
+#pragma unroll
+    for (int k = 0; k < LEVELS; ++k) {
+      const float top = fmaxf(this->m, shuffle_xor(this->m, 1 << k)), own = exp2_approx(this->m - top);
+      const float other = shuffle_xor(own, 1 << k), other_l = shuffle_xor(this->l, 1 << k);
+      const bool left = (lane_id() >> k) % 2 == 0;
+      this->l = left ? weighed(this->l, own, other_l, other) : weighed(other_l, other, this->l, own);
+      this->m = top, of_level[k] = own;
+    }
+  }
 
-// The level of the tree that a block is at: its own node, the nodes that exist there, and where the level's places and the
-// parents' counters begin.
+  // Node n of level K. `children` begins with child `first`.
+  template <int K>
+  DEVICE float4 merged(const float4* children, int n, int first = 0) const {
+    if constexpr (K == 0)
+      return children[n - first];
+    else
+      return weighed(merged<K - 1>(children, 2 * n, first), shuffle(of_level[K - 1], 2 * n << (K - 1)),
+                     merged<K - 1>(children, 2 * n + 1, first), shuffle(of_level[K - 1], (2 * n + 1) << (K - 1)));
+  }
+  // All children, of the two nodes below.
+  DEVICE float4 whole(float4 left, float4 right) const {
+    return weighed(left, shuffle(of_level[LEVELS - 1], 0), right, shuffle(of_level[LEVELS - 1], CHILDREN / 2));
+  }
+};
+
+// The level of the tree that a unit is at, from the runs on: its own node, the nodes that exist there, and where the level's places
+// and the parents' counters begin.
 struct Level {
   int node, first, last, place, counter, room;
 
@@ -57,15 +88,80 @@ struct Level {
   }
 };
 
-// How many places a head's nodes have in all, and how many counters each of its row tiles. `most` is the most chunks of a row tile.
+// The most chunks that a row tile sees. A stretch of n keys touches (n + c - 2) / c + 1 chunks of c keys at most.
+DEVICE int most_chunks(const Shape& shape, int group) {
+  const unsigned queries = min(shape.len_q, (BR - 2) / group + 2), stretch = shape.left + shape.right + queries;
+  const int touched = (stretch + CHUNK_KEYS - 2) / CHUNK_KEYS + 1;
+  return min(touched, max(1, ceil_div(shape.len_kv, CHUNK_KEYS)));
+}
+
+// What a block computes before it moves on: BR rows of a KV head's queries, and a run of chunks that they see, by its number among
+// these. Runs begin at multiples of RUN chunks.
+struct Unit { int row_tile, run, kv_head, batch; };
+
+// All units. Those that share keys follow one another, and a block takes every gridDim.x-th. Divisions are slow (and exponentials'
+// units compute them), so a block steps from one unit to the next.
+struct Units {
+  int group, all_rows, row_tiles, most, runs, kv_heads, batches;
+  Unit step;
+
+  DEVICE explicit Units(const Shape& shape)
+      : group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
+        most(most_chunks(shape, group)), runs(min((most - 2 + RUN) / RUN + 1, ceil_div(max(1, ceil_div(shape.len_kv, CHUNK_KEYS)), RUN))),
+        kv_heads(shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
+
+  DEVICE Unit first() const { return at(blockIdx.x); }
+  DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }
+  DEVICE void move_on(Unit& unit) const {
+    unit.row_tile += step.row_tile, unit.run += step.run, unit.kv_head += step.kv_head, unit.batch += step.batch;
+    if (unit.row_tile >= row_tiles) unit.row_tile -= row_tiles, ++unit.run;
+    if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;
+    if (unit.kv_head >= kv_heads) unit.kv_head -= kv_heads, ++unit.batch;
+  }
+
+ private:
+  DEVICE Unit at(unsigned i) const {
+    const unsigned rest = i / row_tiles, heads = rest / runs;
+    return {static_cast<int>(i - rest * row_tiles), static_cast<int>(rest - heads * runs), static_cast<int>(heads % kv_heads),
+            static_cast<int>(heads / kv_heads)};
+  }
+};
+
+// Which rows a unit has, which tiles and chunks they see, and the unit's own chunks. Rows that see no key have one chunk without.
+struct Place {
+  int first_row, rows, first_query, last_query, first_chunk, last_chunk;
+  Keys seen, chunks;
+
+  DEVICE Place(const Shape& shape, const Units& units, const Unit& unit) {
+    first_row = unit.row_tile * BR, rows = min(BR, units.all_rows - first_row);
+    const bool all = units.row_tiles == 1;
+    first_query = all ? 0 : first_row / units.group, last_query = all ? shape.len_q - 1 : (first_row + rows - 1) / units.group;
+    seen = visible_tiles(shape, first_query, last_query, BC);
+    first_chunk = seen.first / TILES_PER_CHUNK, last_chunk = max(seen.last, 0) / TILES_PER_CHUNK;
+    const int run = first_chunk / RUN + unit.run;
+    chunks = {max(first_chunk, run * RUN), min(last_chunk, run * RUN + RUN - 1)};  // none, if this row tile sees fewer
+  }
+
+  DEVICE Keys tiles_of(int chunk) const {
+    return {max(seen.first, chunk * TILES_PER_CHUNK), min(seen.last, chunk * TILES_PER_CHUNK + TILES_PER_CHUNK - 1)};
+  }
+  // The unit's run among the runs of its row tile.
+  DEVICE Level level(const Units& units) const {
+    return {chunks.last / RUN, first_chunk / RUN, last_chunk / RUN, 0, 0, units.runs};
+  }
+  DEVICE bool has_keys() const { return chunks.first <= chunks.last && seen.first <= seen.last; }
+};
+
+// How many places a head's nodes have in all, and how many counters each of its row tiles.
 struct Room {
   int places = 0, counters = 1;
 
-  DEVICE Room(int most, int len_kv) {
-    for (int n = most, chunks = n > 1 ? ceil_div(len_kv, TILES_PER_CHUNK * BC) : 1; chunks > 1; n = (n - 2) / CHILDREN + 2) {
+  DEVICE Room(const Units& units, int len_kv) {
+    int runs = units.runs > 1 ? ceil_div(len_kv, RUN * CHUNK_KEYS) : 1;
+    for (int n = units.runs; runs > 1; n = (n - 2) / CHILDREN + 2) {
       if (places) counters += n;
       places += n;
-      chunks = ceil_div(chunks, CHILDREN);
+      runs = ceil_div(runs, CHILDREN);
     }
   }
 };

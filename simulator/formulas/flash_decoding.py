@@ -11,12 +11,13 @@ from simulator.programs.flash_decoding import CHILDREN, TILES_PER_CHUNK, Splits,
 
 
 def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
-    """Per KV head, with n keys in chunks of c, G heads of one query: it reads 2nd of K and V, and n/c Gd of Q.
+    """Per KV head, with n keys in runs of r, G heads of one query: it reads 2nd of K and V, and n/r Gd of Q.
 
-    Each chunk writes G(d + 1) float32 of a partial result, which is read once, and counts up by 4 bytes. Nodes above the chunks
-    do the same, 1/16 as many at each level.
+    Each run writes G(d + 2) float32 of a partial result, which is read once, and counts up by 4 bytes a warp. Nodes above the runs
+    do the same, 1/32 as many at each level. A single run does neither.
     """
-    p, es, t, s, w = problem, problem.itemsize, book.tensors, Splits(problem, tile), config.warps
+    run = dict(config.constants)["RUN"]
+    p, es, t, s, w = problem, problem.itemsize, book.tensors, Splits(problem, tile, run), config.warps
     heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * es, cols * dv * es
@@ -27,14 +28,17 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
     if s.room:
         book.tensor(partial)
         parts, nodes = (("parts", sum(s.room)),), (("nodes", s.counters),)
-        book.tensor(Spec("partial_lse", heads, s.rows, 1, "float32", "workspace", vector=True, axes=parts))
-        book.tensor(Spec("arrivals", heads, s.row_tiles, 1, "int32", "workspace", vector=True, axes=nodes, zeros=True))
+        for name in ("partial_m", "partial_l"):
+            book.tensor(Spec(name, heads, s.rows, 1, "float32", "workspace", vector=True, axes=parts))
+        book.tensor(
+            Spec("arrivals", heads, s.row_tiles * 2 * w, 1, "int32", "workspace", vector=True, axes=nodes, zeros=True)
+        )
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
-    peak = sram_bytes(p, tile, w, config.stages if pairs else 0)
-    book.launch("flash_decoding", s.row_tiles * s.most * heads, w, config.heads_together, peak)
+    peak = sram_bytes(p, tile, w, config.stages)
+    book.launch("flash_decoding", s.row_tiles * s.runs * heads, 2 * w, config.heads_together, peak)
 
-    blocks = merges = merging = 0
+    units = blocks = pairs_merged = 0
     seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
         if (stop > begin).any():
@@ -42,31 +46,35 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
         first, last = begin // TILES_PER_CHUNK, np.maximum(stop - 1, 0) // TILES_PER_CHUNK
         working = last - first + 1
         blocks += heads * int(working.sum())
-        book.add("load_q", "q", hbm_read=heads * int((working * inside).sum()) * t["q"].row_bytes)
+        runs = last // run - first // run + 1
+        queried = np.where(stop > begin, runs, 0)  # rows that see no key need no queries
+        units += heads * int(queried.sum())
+        book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
         keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
         for step, name in (("load_k", "k"), ("load_v", "v")):
             book.add(step, name, hbm_read=keys * t[name].row_bytes)
+        first, last = first // run, last // run
+        pairs_merged += heads * int((working - runs).sum())
         while (first < last).any():
             split = first < last
             inside, children = inside[split], (last - first + 1)[split]
             first, last = first[split] // CHILDREN, last[split] // CHILDREN
-            parents = heads * int((last - first + 1).sum())
-            for name, nbytes in (("partial", partial.row_bytes), ("partial_lse", 4)):
+            arrived, parents = heads * int(children.sum()), heads * int((last - first + 1).sum())
+            for name, nbytes in (("partial", partial.row_bytes), ("partial_m", 4), ("partial_l", 4)):
                 moved = heads * int((children * inside).sum()) * nbytes
                 book.add("store_partial", name, hbm_write=moved)
                 book.add("merge", name, hbm_read=moved)
                 for way in ("read", "write"):
                     book.distinct(name, way, moved)
-            arrived = heads * int(children.sum())
-            book.add("arrive", "arrivals", hbm_atomic=4 * arrived)
+            book.add("arrive", "arrivals", hbm_atomic=8 * w * arrived)
             for way in ("read", "write"):
-                book.distinct("arrivals", way, 4 * parents)
-            merges += arrived - parents
-            merging += parents
+                book.distinct("arrivals", way, 8 * w * parents)
+            pairs_merged += arrived - parents
 
-    book.add("load_q", "q", sram_write=blocks * q_tile)
+    book.add("load_q", "q", sram_write=units * q_tile)
     if config.q_in_registers:
-        book.add("load_q", "q", sram_read=blocks * w * q_tile)
+        book.add("load_q", "q", sram_read=units * w * q_tile)
     else:
         book.add("scores", "q", sram_read=pairs * w * q_tile)
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
@@ -77,20 +85,26 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
                 min(max(stop for _, stop in seen) * tile.cols, p.len_kv) - min(begin for begin, _ in seen) * tile.cols
             )
             book.distinct(name, "read", heads * distinct * t[name].row_bytes)
-    for name, size in (("m_warps", 4 * rows), ("l_warps", 4 * rows), ("o_warps", 4 * rows * dv)):
-        book.add("join", name, sram_write=blocks * w * size, sram_read=blocks * w * size)
+    written_and_read = (
+        ("m_warps", w, w * w, rows),
+        ("l_warps", w, w, rows),
+        ("o_warps", w, w, rows * dv),
+        ("m", 1, 1, rows),
+    )
+    for name, writes, reads, size in written_and_read:
+        book.add("join", name, sram_write=blocks * writes * 4 * size, sram_read=blocks * reads * 4 * size)
     written = [("store_o", "out"), *([("store_lse", "lse")] if lse else [])]
     for step, name in written:
         book.add(step, name, hbm_write=t[name].nbytes)
         book.distinct(name, "write", t[name].nbytes)
-    book.distinct("q", "read", t["q"].nbytes)
 
-    square, column, output = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v
+    square, column, output, finished = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v, heads * s.row_tiles
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * rows * cols * (d + dv),
         other=pairs * (passes * square + 4 * column + output)
-        + (blocks + merging) * (output + 2 * column)
-        + merges * (3 * output + 6 * column),
-        exp=pairs * (square + column) + merges * 2 * column,
+        + blocks * (output + 2 * column)
+        + pairs_merged * (3 * output + 6 * column)
+        + finished * (output + 2 * column * lse),
+        exp=pairs * (square + column) + (blocks + 2 * pairs_merged) * column,
     )

@@ -2,7 +2,7 @@
 
 All query heads that share a KV head, and all queries, are rows of one tile, so K and V are read once for all of them. A chunk
 begins at a multiple of its own size, whatever the batch, the grid or the other sequences are. Nodes of a tree over the chunks
-have up to 16 children, which are merged two by two. So a result is the same bit for bit whoever computes what, and when.
+have up to 32 children, which are added up in their order. So a result is the same bit for bit whoever computes what, and when.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.block import Block
-from simulator.config import Config, padded
+from simulator.config import Config, padded, warps_for
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow
@@ -26,23 +26,24 @@ from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
 TILES_PER_CHUNK = 4
-CHILDREN = 16
+CHILDREN = 32
 """The most children of a node of the tree."""
 
 
 _AT_A_TIME = 4096  # row tiles that are looked at together
+_REGISTERS = 96  # of a thread, for results that wait for their neighbours
 
 
 class Node(NamedTuple):
     """A node of the tree on its way up: its place in the workspace, its parent's counter, and the parent's children.
 
-    `places` are those of the children in the workspace, by their number along the keys. `last` says whether this one is the
-    last child.
+    `siblings` are the places of the parent's children, by their number along the keys. `last` says whether this is the last
+    child.
     """
 
     place: int
     counter: int
-    places: dict[int, int]
+    siblings: dict[int, int]
     last: bool
 
 
@@ -50,13 +51,13 @@ class Splits:
     """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie.
 
     >>> p = Problem(batch=1, heads=4, kv_heads=1, len_q=1, len_kv=1000, head_dim=64, dtype="float16", window=(500, 0))
-    >>> s = Splits(p, Tile(16, 64))
-    >>> s.chunks(0), s.walk(0, 0)
-    (range(1, 4), range(7, 8))
+    >>> s = Splits(p, Tile(16, 64), run=2)
+    >>> s.chunks(0), s.chunks_of(0, 1), s.tiles_of(0, 1)
+    (range(1, 4), range(2, 4), range(7, 8))
     """
 
-    def __init__(self, problem: Problem, tile: Tile) -> None:
-        self.problem, self.tile, self.group = problem, tile, problem.queries_per_kv
+    def __init__(self, problem: Problem, tile: Tile, run: int) -> None:
+        self.problem, self.tile, self.group, self.run = problem, tile, problem.queries_per_kv, run
         self.rows = problem.len_q * self.group
         self.row_tiles = -(-self.rows // tile.rows)
 
@@ -84,26 +85,54 @@ class Splits:
         tiles = self.tiles(i)
         return range(tiles.start // TILES_PER_CHUNK, -(-tiles.stop // TILES_PER_CHUNK)) if tiles else range(0)
 
-    def walk(self, i: int, j: int) -> range:
-        """The key tiles of row tile i in the j-th of the chunks that it sees."""
-        tiles, first = self.tiles(i), (self.chunks(i).start + j) * TILES_PER_CHUNK
+    def chunks_of(self, i: int, j: int) -> range:
+        """The chunks of row tile i in the j-th of the runs that it sees. Rows without keys have one chunk, without keys."""
+        chunks = self.chunks(i) or range(1)
+        first = (chunks.start // self.run + j) * self.run
+        start, stop = max(chunks.start, first), min(chunks.stop, first + self.run)
+        return range(start, max(start, stop))
+
+    def tiles_of(self, i: int, chunk: int) -> range:
+        """The key tiles of a chunk that row tile i sees."""
+        tiles, first = self.tiles(i), chunk * TILES_PER_CHUNK
         start, stop = max(tiles.start, first), min(tiles.stop, first + TILES_PER_CHUNK)
         return range(start, stop) if start < stop else range(0)
 
+    def walk(self, i: int, j: int) -> range:
+        """The key tiles of row tile i in the j-th of the runs that it sees."""
+        chunks = self.chunks_of(i, j)
+        if not chunks:
+            return range(0)
+        first, last = self.tiles_of(i, chunks[0]), self.tiles_of(i, chunks[-1])
+        return range(first.start, last.stop)
+
     @cached_property
     def most(self) -> int:
-        """The most chunks of a row tile, at least 1: even a row without keys needs a block that writes its output."""
-        chunks = (-(-stop // TILES_PER_CHUNK) - first // TILES_PER_CHUNK for _, first, stop in self.spans())
-        return max((int(n.max()) for n in chunks), default=1) or 1
+        """The most chunks that a row tile may see, at least 1: even a row without keys needs a unit that writes its output.
+
+        A stretch of n keys touches (n + c - 2) // c + 1 chunks of c keys at most.
+        """
+        p, c = self.problem, TILES_PER_CHUNK * self.tile.cols
+        chunks = max(1, -(-p.len_kv // c))
+        if p.left is None or p.right is None:
+            return chunks
+        queries = min(p.len_q, (self.tile.rows - 2) // self.group + 2)
+        return min(chunks, (p.left + p.right + queries + c - 2) // c + 1)
+
+    @property
+    def runs(self) -> int:
+        """The most runs of chunks that a row tile may see."""
+        chunks = max(1, -(-self.problem.len_kv // (TILES_PER_CHUNK * self.tile.cols)))
+        return min((self.most - 2 + self.run) // self.run + 1, -(-chunks // self.run))
 
     @cached_property
     def room(self) -> list[int]:
-        """How many places the nodes of each level have, from the chunks on. The level that has one node for sure has none."""
-        room, n = list[int](), self.most
-        chunks = -(-self.problem.key_tiles(self.tile) // TILES_PER_CHUNK) if n > 1 else 1
-        while chunks > 1:
+        """How many places the nodes of each level have, from the runs on. The level that has one node for sure has none."""
+        room, n = list[int](), self.runs
+        runs = -(-self.problem.len_kv // (TILES_PER_CHUNK * self.tile.cols * self.run)) if n > 1 else 1
+        while runs > 1:
             room.append(n)
-            n, chunks = (n - 2) // CHILDREN + 2, -(-chunks // CHILDREN)
+            n, runs = (n - 2) // CHILDREN + 2, -(-runs // CHILDREN)
         return room
 
     @property
@@ -111,9 +140,10 @@ class Splits:
         """How many counters a row tile has: one for each place of a parent."""
         return sum(self.room[1:]) + 1
 
-    def upward(self, chunks: range, chunk: int) -> Iterator[Node]:
-        """The nodes from a chunk up to the root's child."""
-        first, last, at, place, counter = chunks.start, chunks.stop - 1, chunk, 0, 0
+    def upward(self, i: int, chunk: int) -> Iterator[Node]:
+        """The nodes from the run of a chunk that row tile i sees up to the root's child."""
+        chunks = self.chunks(i) or range(1)
+        first, last, at, place, counter = chunks[0] // self.run, chunks[-1] // self.run, chunk // self.run, 0, 0
         level = 0
         while first < last:
             parent = at // CHILDREN
@@ -125,59 +155,88 @@ class Splits:
             first, last, at, level = first // CHILDREN, last // CHILDREN, parent, level + 1
 
 
+def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
+    """How many chunks a block computes before it moves on, a power of two.
+
+    Many, for fewer partial results in HBM; but not so many that some blocks have over 4 % more chunks to do than they need to, or
+    that those that wait for their neighbours fill more registers than there are (a lane has four columns of its warp's rows).
+
+    >>> from simulator.devices import DEVICES
+    >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
+    >>> [run_for(decode.replace(batch=n), Tile(16, 128), 4, DEVICES["h200"]) for n in (1, 3, 64)]
+    [1, 1, 8]
+    """
+
+    def rounds(run: int) -> int:
+        s = Splits(problem, tile, run)
+        return run * -(-s.runs * s.row_tiles * problem.batch * problem.kv_heads // device.sms)
+
+    registers = padded(tile.rows) // warps * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
+    runs = [2**n for n in range(_REGISTERS // registers + 1)]
+    return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
+
+
 def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
-    """SRAM per block: Q, what the warps tell each other of their rows, and the ring of K and V. At the end the warps' outputs
-    lie where the ring was."""
+    """SRAM per block: the queries of the units whose keys are on their way, the ring of K and V, and what the warps have of a
+    unit, for those that merge."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     rows, cols = padded(tile.rows), padded(tile.cols)
-    ring, outputs = stages * cols * (d + dv) * problem.itemsize, warps * rows * dv * 4
-    return rows * d * problem.itemsize + 2 * warps * rows * 4 + max(ring, outputs)
+    queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.itemsize
+    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """As many rows as a group of heads has, up to 32. Each warp has 16 keys of a tile: 64 keys, or fewer for large heads.
+    """As many rows as a group of heads has, up to 32, and as many keys as leave room for two stages, up to 128
+    (64, with so many rows: or registers spill).
 
-    A chunk is four tiles, whatever the device has. Bytes in flight are all that counts, so the ring of each warp is as deep
-    as two blocks per SM leave room for.
+    A chunk is four tiles, whatever the device has. Four warps split a tile's keys. Bytes in flight are all that counts, so the
+    ring is as deep as there is room for.
     """
     d, half = padded(max(problem.head_dim, problem.head_dim_v)), problem.itemsize == 2
     if tile is not None:
         candidates = [Tile.parse(tile)]
     else:
         rows = 32 if half and d <= 128 and problem.len_q * problem.queries_per_kv > 16 else 16
-        widest = max(16, min(64, 64 * 256 // (d * problem.itemsize) // 16 * 16))
-        candidates = [Tile(rows, cols) for cols in (64, 32, 16) if cols <= widest]
-    needed = dict[int, int]()
-    for chosen in candidates:
-        warps = padded(chosen.cols) // 16
-        # without cp.async there is nothing to load ahead
-        depths = (4, 3, 2, 1) if device.compute_capability >= (8, 0) else (1,)
-        needed = {stages: sram_bytes(problem, chosen, warps, stages) for stages in depths}
-        fitting = [n for n in depths if n > 1 and needed[n] <= device.sram_per_block // 2]
-        fitting += [n for n in (2, 1) if n in needed and needed[n] <= device.sram_per_block]
-        if fitting:
-            in_registers = half and padded(chosen.rows) * d <= 16 * 128
-            return Config(tile=chosen, warps=warps, stages=fitting[0], q_in_registers=in_registers, blocks_per_sm=2)
-    raise SramOverflow("tile", str(candidates[-1]), needed=needed[1], limit=device.sram_per_block, device=device.name)
+        candidates = [Tile(rows, cols) for cols in (128, 64, 32, 16) if rows * cols <= 2048]
+    depths = (6, 5, 4, 3, 2, 1) if device.compute_capability >= (8, 0) else (1,)  # 1: there is no cp.async
+    ways = [(chosen, stages) for chosen in candidates for stages in depths]
+    needed = 0
+    for chosen, stages in sorted(ways, key=lambda way: way[1] == 1 and way[1] < depths[0]):
+        warps = warps_for(chosen.cols)
+        needed = sram_bytes(problem, chosen, warps, stages)
+        if needed <= device.sram_per_block:
+            return Config(
+                tile=chosen,
+                warps=warps,
+                stages=stages,
+                q_in_registers=half and padded(chosen.rows) * d <= 16 * 128,
+                blocks_per_sm=1,
+                persistent=True,
+                constants=(("RUN", run_for(problem, chosen, warps, device)),),
+            )
+    raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
 
 
-def merged(block: Block, parts: dict[int, tuple[Registers, Registers]]) -> tuple[Registers, Registers]:
-    """Partial outputs and their LSEs, by number: two by two, a number and the next one if the first is even."""
-    rows = next(iter(parts.values()))[0].rows
-    nodes = {at: (o, top, block.full(rows, 1, 1.0)) for at, (o, top) in parts.items()}
-    while len(nodes) > 1:
-        above = dict[int, tuple[Registers, Registers, Registers]]()
-        for at, right in nodes.items():
-            if at // 2 not in above:
-                above[at // 2] = right
-                continue
-            left = above[at // 2]
-            top = block.maximum(left[1], right[1])
-            a, b = block.exp(left[1] - top.finite()), block.exp(right[1] - top.finite())
-            above[at // 2] = left[0] * a + right[0] * b, top, left[2] * a + right[2] * b
-        nodes = above
-    ((o, top, total),) = nodes.values()
-    return o / total.nonzero(), top + block.log(total)
+Part = tuple[Registers, Registers, Registers]
+"""A partial result: the output, and the maximum and the sum that it is relative to."""
+
+
+def joined(block: Block, left: Part, right: Part) -> Part:
+    """Two neighbours in one."""
+    top = block.maximum(left[1], right[1])
+    a, b = block.exp(left[1] - top.finite()), block.exp(right[1] - top.finite())
+    return left[0] * a + right[0] * b, top, left[2] * a + right[2] * b
+
+
+def merged(block: Block, parts: dict[int, Part]) -> Part:
+    """Partial results by number in one: two by two, a number and the next one if the first is even."""
+    while len(parts) > 1:
+        above = dict[int, Part]()
+        for at, part in parts.items():
+            above[at // 2] = joined(block, above[at // 2], part) if at // 2 in above else part
+        parts = above
+    (whole,) = parts.values()
+    return whole
 
 
 @program(configure=configure)
@@ -187,82 +246,93 @@ def flash_decoding(
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); lse (batch, heads, len_q) float32, natural logarithm.
-    There is one block per KV head, row tile and chunk of 4 Bc keys. Its warps split the keys, so each has a softmax of its own,
-    and they join at the end. The block that comes last to a counter merges what the others have left in HBM, and counts up
-    itself, until the root is done.
+    There is one unit of work per KV head, row tile and chunk of 4 Bc keys; on a GPU a block takes one after the other. Its warps
+    split the keys, so each has a softmax of its own, and they join at the end. Other warps write what they have together. The
+    one that comes last to a counter merges what the others have left in HBM, and counts up itself, until the root is done.
     """
-    c, s, d, w = m.config, Splits(problem, tile), v.cols, m.config.warps
+    c, d, w = m.config, v.cols, m.config.warps
+    s = Splits(problem, tile, dict(c.constants)["RUN"])
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
-    partial = partial_lse = arrivals = q  # a single chunk needs none of them
+    partial = partial_m = partial_l = arrivals = q  # a single run needs none of them
     if s.room:
         parts = {"parts": sum(s.room)}
         partial = m.workspace("partial", d, rows=q.rows, of=q, axes=parts, flat=True)
-        partial_lse = m.workspace("partial_lse", 1, rows=q.rows, of=q, axes=parts, vector=True)
+        partial_m = m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True)
+        partial_l = m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True)
         nodes = {"nodes": s.counters}
-        arrivals = m.workspace("arrivals", 1, "int32", rows=s.row_tiles, of=q, axes=nodes, vector=True, zeros=True)
-    for block in m.launch("flash_decoding", rows=s.row_tiles, cols=s.most, walk=s.walk, of=q, warps=w):
-        i, chunks = block.i, s.chunks(int(np.min(block.i)))  # those of all blocks in lockstep
-        if block.j >= max(1, len(chunks)):
-            continue  # this row tile sees fewer chunks
+        arrivals = m.workspace(
+            "arrivals", 1, "int32", rows=s.row_tiles * 2 * w, of=q, axes=nodes, vector=True, zeros=True
+        )
+    grid = {"rows": s.row_tiles, "cols": s.runs, "walk": s.walk, "of": q, "warps": 2 * w, "readers": w}
+    for block in m.launch("flash_decoding", **grid):
+        i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
+        chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
+        if not chunks:
+            continue  # this row tile sees fewer runs
         m_warps, l_warps = (block.alloc(name, tile.rows, copies=w) for name in ("m_warps", "l_warps"))
-        block.step("load_q")
-        q_i: SramTile | Registers = block.load(q, i, tile.rows)
-        if c.q_in_registers:
-            q_i = block.to_registers(q_i, "none")
-        m_i = block.full(tile.rows, 1, -inf)
-        l_i = block.full(tile.rows, 1, 0.0)
-        acc = block.full(tile.rows, d, 0.0)
-        ring = list[SramTile]()
-        for j in block.walk:
-            block.step("load_k")
-            k_j = block.load(k, j, tile.cols, stages=c.stages)
-            block.step("scores")
-            x = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)
-            block.step("mask")
-            x = block.mask(x, i, j, group=s.group)
-            block.step("softmax")
-            m_new = block.maximum(m_i, x.max())
-            p = block.exp(x - m_new.finite())
-            block.step("rescale")
-            alpha = block.exp(m_i - m_new.finite())
-            l_i = l_i * alpha + p.sum()
-            acc = acc * alpha
-            m_i = m_new
-            block.step("load_v")
-            v_j = block.load(v, j, tile.cols, stages=c.stages)
-            block.step("output")
-            acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "rows"), acc=acc)
-            ring = [k_j, v_j]
-        block.step("join")
-        for buffer in ring:
-            block.free(buffer)
-        o_warps = block.alloc("o_warps", tile.rows, d, copies=w)
-        for buffer, x in ((m_warps, m_i), (l_warps, l_i), (o_warps, acc)):
-            block.put(buffer, x, copies=w)
-        m_i, l_i, acc = (block.get(buffer) for buffer in (m_warps, l_warps, o_warps))
-        block.step("normalize")
-        o, log = acc / l_i.nonzero(), m_i + block.log(l_i)
-        for node in s.upward(chunks, chunks.start + block.j):
+        o_warps, top = block.alloc("o_warps", tile.rows, d, copies=w), block.alloc("m", tile.rows)
+        for x in (k, v):
+            block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=c.stages)
+        q_i: SramTile | Registers = block.alloc(q.name, tile.rows, q.cols, q.dtype, copies=c.stages + 1)
+        if block.walk:
+            block.step("load_q")
+            q_i = block.load(q, i, tile.rows, stages=c.stages + 1)
+            if c.q_in_registers:
+                q_i = block.to_registers(q_i, "none")
+        for chunk in chunks:
+            m_i = block.full(tile.rows, 1, -inf)
+            l_i = block.full(tile.rows, 1, 0.0)
+            acc = block.full(tile.rows, d, 0.0)
+            for j in s.tiles_of(row_tile, chunk):
+                block.step("load_k")
+                k_j = block.load(k, j, tile.cols, stages=c.stages)
+                block.step("scores")
+                x = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)
+                block.step("mask")
+                x = block.mask(x, i, j, group=s.group)
+                block.step("softmax")
+                m_new = block.maximum(m_i, x.max())
+                p = block.exp(x - m_new.finite())
+                block.step("rescale")
+                alpha = block.exp(m_i - m_new.finite())
+                l_i = l_i * alpha + p.sum()
+                acc = acc * alpha
+                m_i = m_new
+                block.step("load_v")
+                v_j = block.load(v, j, tile.cols, stages=c.stages)
+                block.step("output")
+                acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "rows"), acc=acc)
+            block.step("join")
+            block.put(m_warps, m_i, copies=w)
+            m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has
+            factor = block.exp(m_i - m_i.finite())
+            for buffer, x in ((l_warps, l_i * factor), (o_warps, acc * factor)):
+                block.put(buffer, x, copies=w)
+            block.put(top, m_i)
+            m_i, l_i, acc = (block.get(buffer) for buffer in (top, l_warps, o_warps))
+            found[chunk] = acc, m_i, l_i
+        block.step("merge_run")
+        o, m_i, l_i = merged(block, found)
+        for node in s.upward(row_tile, chunks[-1]):
             block.step("store_partial")
-            block.store(partial.at(parts=node.place), o, i, tile.rows)
-            block.store(partial_lse.at(parts=node.place), log, i, tile.rows)
+            for tensor, x in ((partial, o), (partial_m, m_i), (partial_l, l_i)):
+                block.store(tensor.at(parts=node.place), x, i, tile.rows)
             block.step("arrive")
-            block.arrive(arrivals.at(nodes=node.counter), i)
+            block.arrive(arrivals.at(nodes=node.counter), i, 2 * w)
             if not node.last:
                 break
             block.step("merge")
-            found = {
-                child: tuple(block.fetch(x.at(parts=at), i, tile.rows) for x in (partial, partial_lse))
-                for child, at in node.places.items()
-            }
-            o, log = merged(block, found)  # pyright: ignore[reportArgumentType]
+            o, m_i, l_i = merged(block, {
+                child: tuple(block.fetch(x.at(parts=at), i, tile.rows) for x in (partial, partial_m, partial_l))
+                for child, at in node.siblings.items()
+            })  # fmt: skip  # pyright: ignore[reportArgumentType]
         else:
             block.step("store_o")
-            block.store(m.packed(outputs[0]), o, i, tile.rows)
+            block.store(m.packed(outputs[0]), o / l_i.nonzero(), i, tile.rows)
             if m.lse:
                 block.step("store_lse")
-                block.store(m.packed(outputs[1]), log, i, tile.rows)
+                block.store(m.packed(outputs[1]), m_i + block.log(l_i), i, tile.rows)
     return outputs
 
 
@@ -276,12 +346,13 @@ ABOUT = {
         "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α.",
         "load_v": "Fetch the values of the same keys.",
         "output": "Weigh the values with P, and add them to the warp's accumulator.",
-        "join": "The warps meet for the first time: what each has of O, m and ℓ goes through SRAM, and is added up.",
-        "normalize": "Divide by ℓ: the attention over this chunk alone, and its LSE.",
-        "store_partial": "Write this partial result to HBM, where the block that comes last will find it.",
-        "arrive": "Count up, by an atomic. Whoever isn't the last one is done. The last one finds the counter at 0 again.",
-        "merge": "Read the partial results of up to 16 siblings, and merge them two by two, weighed by their LSE.",
-        "store_o": "Write the finished rows of the output to HBM.",
+        "join": "The warps tell each other their maxima. What each has of O and ℓ, relative to the highest, goes through SRAM to "
+        "the warps that merge, and is added up.",
+        "merge_run": "Merge the chunks of this run two by two, as they come. Each pair is weighed by its maxima.",
+        "store_partial": "Write what this run has to HBM, where the block that comes last will find it.",
+        "arrive": "Count up, by an atomic. Whoever isn't the last one is done, and the last one sets the counter back to 0.",
+        "merge": "Read the partial results of up to 32 siblings, and merge them two by two.",
+        "store_o": "Divide by ℓ, and write the finished rows of the output to HBM.",
         "store_lse": "Write each row's log-sum-exp to HBM.",
     },
 }

@@ -101,10 +101,19 @@ def test_keys_are_read_once_for_all_heads_and_queries() -> None:
     p = fl.Problem(batch=2, heads=16, kv_heads=2, len_q=4, len_kv=5000, head_dim=128, dtype="bfloat16", causal=True)
     c = fl.count("flash_decoding", p, device="h200")
     assert c.by_tensor["k"].hbm_read == c.by_tensor["v"].hbm_read == 2 * 2 * 5000 * 256
-    chunks, groups = -(-5000 // 256), 2
-    assert c.by_tensor["partial"].hbm_read == c.by_tensor["partial"].hbm_write == 4 * 32 * (chunks + groups) * 512
-    assert c.hbm.atomic == 4 * 4 * (chunks + groups)
-    assert c.sram.peak <= 113 * 1024, "two blocks share an SM"
+    chunks = -(-5000 // 256)  # of four tiles of 64 keys; so few blocks that each has one
+    assert c.config is not None and dict(c.config.constants)["RUN"] == 1
+    assert c.by_tensor["partial"].hbm_read == c.by_tensor["partial"].hbm_write == 4 * 32 * chunks * 512
+    assert c.hbm.atomic == 4 * 4 * chunks * 8, "eight warps count up for each chunk and head"
+
+
+def test_runs_leave_no_partial_results_of_their_chunks() -> None:
+    """With enough heads, a block has whole sequences, and nothing but inputs and outputs goes through HBM."""
+    p = fl.Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="bfloat16")
+    c = fl.count("flash_decoding", p, device="h200")
+    assert c.hbm.read + c.hbm.write == 2 * 64 * (2 * 8 * 4096 + 2 * 32) * 128 and c.hbm.atomic == 0
+    fewer = fl.count("flash_decoding", p.replace(batch=4), device="h200")  # 256 chunks, and 132 SMs: runs of two
+    assert fewer.by_tensor["partial"].hbm_write == 4 * 8 * 4 * 4 * 512
 
 
 @given(
@@ -112,8 +121,9 @@ def test_keys_are_read_once_for_all_heads_and_queries() -> None:
     st.integers(1, 40),
     st.integers(0, 3000),
     st.none() | st.tuples(st.integers(0, 900), st.integers(0, 9)),
+    st.sampled_from([1, 2, 8]),
 )
-def test_the_places_of_the_tree_are_its_nodes(group: int, len_q: int, len_kv: int, window: Any) -> None:
+def test_the_places_of_the_tree_are_its_nodes(group: int, len_q: int, len_kv: int, window: Any, run: int) -> None:
     """Every node has a place of its own, and each parent a counter that all of its children know."""
     p = fl.Problem(
         batch=1,
@@ -126,16 +136,18 @@ def test_the_places_of_the_tree_are_its_nodes(group: int, len_q: int, len_kv: in
         causal=True,
         window=window,
     )
-    s = Splits(p, Tile(16, 16))
+    s = Splits(p, Tile(16, 16), run)
     for i, (inside, first, stop) in enumerate(
         zip(*(np.concatenate(x) for x in zip(*s.spans(), strict=True)), strict=True)
     ):
         assert (list(s.tiles(i)), inside) == (list(range(first, stop)), min(16, s.rows - 16 * i))
-        chunks, places, counters = s.chunks(i), dict[int, Any](), dict[int, set[int]]()
-        assert sum(len(s.walk(i, j)) for j in range(s.most)) == len(s.tiles(i))
-        for chunk in chunks:
-            for level, node in enumerate(s.upward(chunks, chunk)):
-                at = level, chunk // CHILDREN**level
+        units = [s.chunks_of(i, j) for j in range(s.runs)]
+        assert [chunk for unit in units for chunk in unit] == list(s.chunks(i) or range(1))
+        assert sum(len(s.walk(i, j)) for j in range(s.runs)) == len(s.tiles(i))
+        places, counters = dict[int, Any](), dict[int, set[int]]()
+        for unit in filter(None, units):
+            for level, node in enumerate(s.upward(i, unit[-1])):
+                at = level, unit[-1] // run // CHILDREN**level
                 assert places.setdefault(node.place, at) == at and node.place < sum(s.room)
                 counters.setdefault(node.counter, set()).add(node.place)
-                assert node.counter < s.counters and set(node.places.values()) >= counters[node.counter]
+                assert node.counter < s.counters and set(node.siblings.values()) >= counters[node.counter]
