@@ -281,13 +281,22 @@ def _blas() -> ThreadpoolController:
 
 
 def run_on_shapes(
-    program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
+    program: Program,
+    problem: Problem,
+    *,
+    tile: TileLike,
+    device: Device,
+    asked: Collection[str] = (),
+    infer: bool = False,
 ) -> Counts:
-    """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`."""
+    """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`.
+
+    With `infer`, what most rows of blocks of a large problem cost follows from what a few do (`Representatives`).
+    """
     config = program.configure(problem, device, tile)
 
     def run(one: Problem) -> Counts:
-        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None)
+        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
         _returned(program, program(machine, *machine.inputs, one, config.tile))
         return machine.close()
 
