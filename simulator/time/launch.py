@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple
 
 from simulator.config import Config
@@ -61,7 +60,8 @@ class Launch:
         for runs, times in self.order:
             for _ in range(times if runs else 0):
                 for unit, n in runs:
-                    yield from repeat(unit, n)
+                    for _ in range(n):  # which may be over 2^63: `repeat` takes no such number
+                        yield unit
 
 
 def resident(config: Config, device: Device, sram: int, registers: int = 0) -> int:

@@ -199,7 +199,7 @@ def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
     costs = Costs(launch, slots, TURNOVER)
     parts = [([(costs.of(unit), n) for unit, n in runs], times) for runs, times in launch.order]
     work = sum(times * sum(cost.cycles * n for cost, n in runs) for runs, times in parts)
-    busy = sum((times * n * cost.busy for runs, times in parts for cost, n in runs), np.zeros(len(UNITS)))
+    busy = sum((float(times * n) * cost.busy for runs, times in parts for cost, n in runs), np.zeros(len(UNITS)))
     cycles_of = [(list(_merged((cost.cycles, n) for cost, n in runs)), times) for runs, times in parts]
     if launch.persistent:
         first = next((runs[0][0].fill for runs, _ in parts if runs), 0.0)

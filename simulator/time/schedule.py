@@ -70,7 +70,7 @@ def deal(parts: Parts, blocks: int) -> float:
         again = blocks // gcd(further, blocks)
         often, rest = divmod(times, again)
         for n in range(min(times, again)):
-            ends += (often + (n < rest)) * np.roll(once, at + n * further)
+            ends += float(often + (n < rest)) * np.roll(once, at + n * further)
         at = (at + times * further) % blocks
     return float(ends.max())
 

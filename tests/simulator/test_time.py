@@ -473,6 +473,8 @@ def test_any_length_is_predicted_in_as_many_steps(algorithm: str, monkeypatch: p
         )
         fl.timeline(algorithm, p, device="h200")
         taken.append(steps)
+    p = taken_by(algorithm, cell()).replace(batch=2**62, heads=64)
+    assert fl.timeline(algorithm, p, device="h200").seconds > 1e9  # more blocks than 63 bits count
     assert max(taken) < 400_000 and max(taken[1:]) < 4 * taken[0], taken
 
 
