@@ -151,7 +151,7 @@ def count(
         raise UsageError("problem", problem, f"length=… and dtype=…: {row.name} is the softmax of a vector")
     row.check(problem)
     if row.formula is None:
-        return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse))
+        return run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse), infer=True)
     return _evaluate(row.formula, row.program, problem, tile, on, lse)
 
 

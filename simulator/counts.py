@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -98,7 +99,8 @@ class LaunchCounts:
     `distinct[(tensor, "read" | "write")]` are the bytes that are requested at least once. The DRAM model needs two more:
     `heads_together` is how many (batch, head) pairs run side by side before the next ones start. `walk(i)` are the
     tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
-    `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not.
+    `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not. `inferred` says of how many
+    rows of blocks the count follows from others (`Representatives`).
     """
 
     name: str
@@ -113,6 +115,7 @@ class LaunchCounts:
     heads_together: int = 1
     walk: Callable[[int], Walk] | None = field(default=None, compare=False, repr=False)
     boxes: Mapping[Box, int] = field(default_factory=dict[Box, int], compare=False, repr=False)
+    inferred: int = field(default=0, compare=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
@@ -187,7 +190,8 @@ class Counts:
     """How a notebook shows counts. `flashlab` sets it."""
 
     def __repr__(self) -> str:
-        return f"<counts of {self.algorithm}: {self.hbm.read:,} bytes of HBM read, {self.hbm.write:,} written>"
+        how = f", {self.inferred:,} rows of blocks inferred from others" if self.inferred else ""
+        return f"<counts of {self.algorithm}: {self.hbm.read:,} bytes of HBM read, {self.hbm.write:,} written{how}>"
 
     def _repr_html_(self) -> str | None:
         render = type(self).renderer
@@ -214,6 +218,11 @@ class Counts:
     def exp(self) -> int:
         """Exponentials, one for each element of the tiles that are executed."""
         return sum(launch.exp for launch in self.launches)
+
+    @property
+    def inferred(self) -> int:
+        """Of how many rows of blocks the count follows from others, in all launches. A formula has none."""
+        return sum(launch.inferred for launch in self.launches)
 
     def distinct(self, launch: LaunchCounts, direction: str) -> int:
         """Bytes that a launch requests at least once in a direction ("read" or "write"), without its own workspace.
@@ -288,6 +297,7 @@ class Counts:
                     "flops_matmul": x.flops_matmul,
                     "flops_other": x.flops_other,
                     "exp": x.exp,
+                    "inferred": x.inferred,
                 }
                 for x in self.launches
             ],
@@ -333,6 +343,7 @@ class _Page:
     sram_peak: int = 0
     walk: Callable[[int], Walk] | None = None
     boxes: Counter[Box] = field(default_factory=Counter[Box])
+    inferred: int = 0
 
 
 class Book:
@@ -376,6 +387,18 @@ class Book:
         peak = sram_peak if blocks else 0
         self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk))
 
+    @contextmanager
+    def apart(self) -> Generator[_Page]:
+        """What is counted inside isn't the launch's: it goes to a page of its own."""
+        kept = self._pages.pop()
+        self._pages.append(
+            replace(kept, ledger=defaultdict(int), boxes=Counter(), flops_matmul=0, flops_other=0, exp=0, sram_peak=0)
+        )
+        try:
+            yield self.page
+        finally:
+            self._pages[-1] = kept
+
     def add(self, step: str, tensor: str, **bytes_by_what: int) -> None:
         """Count bytes: `add("load_k", "k", hbm_read=…, sram_write=…)`. A zero leaves no entry."""
         for what, n in bytes_by_what.items():
@@ -401,7 +424,7 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes)
+                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

@@ -16,16 +16,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from simulator.block import Block
 from simulator.config import Config
-from simulator.counts import Book, Counts, Spec
+from simulator.counts import Book, Counts, Entry, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
@@ -33,9 +33,11 @@ from simulator.fields import integer
 from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import Problem, Walk
+from simulator.representatives import MOST_STEPS, Cost, Intervals, Representatives, united
 from simulator.tensors import HbmTensor
 from simulator.trace import Recorder
 
+_WORK = ("flops_matmul", "flops_other", "exp")  # what a page has beside its ledger that adds up
 # elements of S over all blocks of a lockstep group: enough for large matrix products, few enough for the CPU's cache
 _LOCKSTEP_ELEMENTS = 1 << 18
 
@@ -60,6 +62,7 @@ class Machine:
     def __init__(
         self, name: str, operation: Operation, problem: Problem, config: Config, device: Device, *, asked: Collection[str] = (),
         data: Mapping[str, Array] | None, recorder: Recorder | None = None, stop: Event | None = None, first_head: int = 0,
+        infer: bool = False,
     ) -> None:  # fmt: skip
         self._stop = stop or Event()
         self.operation, self.problem, self.device = operation, problem, device
@@ -67,6 +70,7 @@ class Machine:
         self.asked, self.recorder, self.data = frozenset(asked), recorder, data is not None
         self.book = Book(name, problem, config.tile, device, config)
         self.heads = problem.batch * problem.heads
+        self._infer = infer  # may rows of blocks be inferred from others?
         self.first_head = first_head  # among the heads of all batches, where the problem is one of them
         self._given = data or {}
         self.values: dict[str, Array] = {}
@@ -169,22 +173,54 @@ class Machine:
         if self.recorder:
             self.recorder.launch(name)
             most = 1
-        start = 0
-        while start < rows:
-            stop = start + 1
-            while stop < rows and stop - start < most and walks[stop] == walks[start]:
-                stop += 1
+
+        def in_lockstep(start: int, stop: int) -> Iterator[Block]:
             for j in range(cols):
                 block = Block(self, np.arange(start, stop), j, walks[start][j], warps, readers or warps, lead)
                 if self.recorder:
                     self.recorder.block(block)
                 yield block
-            start = stop
+
+        groups = _groups(walks, most)
+        if self._infer and _steps(walks, groups) > MOST_STEPS and all(type(w) is range for row in walks for w in row):
+            yield from self._inferred(walks, in_lockstep)
+        else:
+            for start, stop in groups:
+                yield from in_lockstep(start, stop)
         if self.recorder:
             self.recorder.end()
         self._close_launch()
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _inferred(
+        self, walks: Sequence[tuple[Walk, ...]], in_lockstep: Callable[[int, int], Iterator[Block]]
+    ) -> Iterator[Block]:
+        """The blocks of a few rows, and what all rows cost, from what these do."""
+        chosen = Representatives(walks, self.tile.cols // math.gcd(self.tile.rows, self.tile.cols))
+        while rows := chosen.wanted():
+            for i in rows:
+                with self.book.apart() as page:
+                    yield from in_lockstep(i, i + 1)
+                work = {name: getattr(page, name) for name in _WORK}
+                sums: dict[Hashable, int] = {**page.ledger, **work}
+                chosen.ran(i, Cost(sums, page.sram_peak, self._intervals()))
+                self._touched.clear()
+        page, total = self.book.page, chosen.sums()
+        for name in _WORK:
+            setattr(page, name, total.pop(name))
+        page.ledger.update(cast("dict[Entry, int]", total))
+        page.sram_peak, page.inferred = chosen.peak, chosen.inferred
+        for (touched, first, end), intervals in cast("dict[Any, Any]", chosen.reached()).items():
+            self._touched[touched] |= {(*rows, first, end) for rows in intervals}
+
+    def _intervals(self) -> dict[Hashable, Intervals]:
+        """The rows that were touched of each tensor, way and range of bytes."""
+        found = defaultdict[Hashable, list[tuple[int, int]]](list)
+        for touched, rectangles in self._touched.items():
+            for first, end, start, stop in rectangles:
+                found[touched, start, stop].append((first, end))
+        return {what: united(np.array(rows, np.int64).T) for what, rows in found.items()}
 
     def go_on(self) -> None:
         """Raises `Stopped` once nobody waits for the run any more."""
@@ -296,6 +332,24 @@ class _Touched(NamedTuple):
     heads: int
 
 
+def _groups(walks: Sequence[tuple[Walk, ...]], most: int) -> list[tuple[int, int]]:
+    """Neighbouring rows with equal walks, at most so many together: from which one to which."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < len(walks):
+        stop = start + 1
+        while stop < len(walks) and stop - start < most and walks[stop] == walks[start]:
+            stop += 1
+        found.append((start, stop))
+        start = stop
+    return found
+
+
+def _steps(walks: Sequence[tuple[Walk, ...]], groups: Sequence[tuple[int, int]]) -> int:
+    """Over how many tiles all groups walk together."""
+    return sum(len(walk) for start, _ in groups for walk in walks[start])
+
+
 def _walks(walk: Callable[..., Walk] | None, rows: int, cols: int) -> list[tuple[Walk, ...]]:
     """For each row block, the walks of its columns."""
     if walk is None:
@@ -306,6 +360,7 @@ def _walks(walk: Callable[..., Walk] | None, rows: int, cols: int) -> list[tuple
         p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     by_column = len(required) > 1
+    check_memory(f"the walks of {rows * cols:,} blocks", 200 * rows * cols)
     return [tuple(walk(i, j) if by_column else walk(i) for j in range(cols)) for i in range(rows)]
 
 

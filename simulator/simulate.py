@@ -26,7 +26,7 @@ from simulator.program import Program
 from simulator.ragged import evaluated, joined
 from simulator.tensors import HbmTensor
 from simulator.threads import together
-from simulator.trace import Recorder, Trace
+from simulator.trace import Recorder, Sizes, Trace
 
 TileLike = Tile | tuple[int, int] | str | None
 
@@ -162,6 +162,9 @@ def run_on_data(
     config, operation = program.configure(problem, device, tile), program.operation
     operation.check(problem, arrays, config.tile)
     check_memory(f"a run of {program.name} on data", _bytes_held(operation, arrays, problem, config.tile, asked))
+    if trace is not None:
+        steps, nbytes = trace_size(program, problem, tile=config.tile, device=device, asked=asked)
+        check_memory(f"a trace of {steps:,} steps", nbytes)
     stop = Event()
 
     def run(part: Part) -> tuple[Machine, list[str]]:
@@ -281,17 +284,39 @@ def _blas() -> ThreadpoolController:
 
 
 def run_on_shapes(
-    program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
+    program: Program,
+    problem: Problem,
+    *,
+    tile: TileLike,
+    device: Device,
+    asked: Collection[str] = (),
+    infer: bool = False,
 ) -> Counts:
-    """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`."""
+    """Run a tile program on shapes alone, for exact counts without data. Raises `SramOverflow`.
+
+    With `infer`, what most rows of blocks of a large problem cost follows from what a few do (`Representatives`).
+    """
     config = program.configure(problem, device, tile)
 
     def run(one: Problem) -> Counts:
-        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None)
+        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
         _returned(program, program(machine, *machine.inputs, one, config.tile))
         return machine.close()
 
     return evaluated(problem, program.operation, config, run)
+
+
+def trace_size(
+    program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
+) -> tuple[int, int]:
+    """How many steps a trace of one head has, and about how many bytes it takes. The program runs on shapes."""
+    config, one = program.configure(problem, device, tile), problem.replace(batch=1, heads=1, kv_heads=None)
+    machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=True)
+    machine.recorder = Sizes(machine.book)
+    program(machine, *machine.inputs, one, config.tile)
+    launches = machine.close().launches
+    steps, kept = (sum(launch.bytes(what, "trace") for launch in launches) for what in ("steps", "kept"))
+    return steps, kept
 
 
 def _record(

@@ -18,13 +18,14 @@ from simulator.registers import Registers
 
 if TYPE_CHECKING:
     from simulator.block import Block
-    from simulator.counts import Spec
+    from simulator.counts import Book, Spec
     from simulator.tensors import SramTile
 
 SCHEMA = 1
+_STEP, _TRANSFER, _VALUES = 400, 700, 200  # bytes of an `Event`, a `Transfer` and an array besides what the array holds
 
 
-@dataclass
+@dataclass(slots=True)
 class Transfer:
     """What one operation moved: `nbytes` by level and direction, as in `{"hbm.read": 8192}`.
 
@@ -40,7 +41,7 @@ class Transfer:
     source: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class Event:
     """One step of one block. `block` is (row tile, key tile of the grid), and `line` the line of the tile program.
 
@@ -270,6 +271,31 @@ class Recorder:
         self.sources[name] = code.co_firstlineno, _source(code)
         self._files[name] = code.co_filename
         return name
+
+
+class Sizes(Recorder):
+    """Records nothing, and counts in a book what a recorder would have kept: the bytes of steps, transfers and values."""
+
+    def __init__(self, book: Book) -> None:
+        super().__init__()
+        self._book = book
+
+    def bytes(self, tensor: str, nbytes: dict[str, int], frame: FrameType) -> None:
+        if self._frame is None:
+            self._begin("", frame)
+        self._book.add("", "trace", kept=_TRANSFER)
+
+    def _begin(self, name: str, frame: FrameType) -> None:
+        self._frame = frame
+        self._book.add("", "trace", steps=1, kept=_STEP)
+
+    def _snapshot(self) -> None:
+        if self._frame is None or self._block is None:
+            return
+        for name, x in self._frame.f_locals.items():
+            if isinstance(x, Registers) and self._seen.get(name) is not x:
+                self._seen[name] = x
+                self._book.add("", "trace", kept=_VALUES + 4 * x.size)
 
 
 def _source(code: CodeType) -> str:

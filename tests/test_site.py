@@ -280,16 +280,28 @@ def test_the_theme_reaches_the_players(opened: Any):
     assert ground() == "rgb(18, 22, 27)"
 
 
+TOO_WIDE = """() => [...document.querySelectorAll('article pre, article table, article .table-wrapper')]
+  .filter(e => e.scrollWidth > e.clientWidth + 1 || (e.tagName == 'TABLE' && e.clientWidth > e.closest('article').clientWidth + 1))
+  .map(e => e.innerText.slice(0, 200))"""
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
-def test_code_of_lessons_fits_its_column(name: str, opened: Any):
-    """What explains a line stands at its end: a column that cuts it off hides that."""
+def test_code_and_tables_of_lessons_fit_their_column(name: str, opened: Any):
+    """What a lesson shows, and what it folds away, scrolls nowhere on a laptop's screen."""
     page = opened(f"lessons/{name}", viewport={"width": 1400, "height": 900})
-    cut = page.evaluate(
-        "[...document.querySelectorAll('.cell_input pre, .highlight-cuda pre')].filter(x => x.scrollWidth > x.clientWidth)"
-        ".map(x => x.textContent.split('\\n').sort((a, b) => b.length - a.length)[0])"
+    assert page.evaluate(TOO_WIDE) == []
+    page.evaluate("() => document.querySelectorAll('details').forEach(e => e.open = true)")
+    assert page.evaluate(TOO_WIDE) == []
+
+
+@pytest.mark.browser
+def test_a_table_that_scrolls_is_found(opened: Any):
+    page = opened("lessons/07_measuring", viewport={"width": 1400, "height": 900})
+    page.add_style_tag(
+        content=".cell_output .highlight pre { white-space: pre !important; font-size: 1rem !important; }"
     )
-    assert cut == []
+    assert page.evaluate(TOO_WIDE)
 
 
 @pytest.mark.browser

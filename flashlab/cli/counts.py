@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +13,11 @@ from flashlab.cli import completion, options, output
 from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input, Json, ProblemOptions, RunOptions
 from flashlab.views import figures, progress, sheets, tables
 from simulator.catalogue import get
+from simulator.devices import Device
 from simulator.errors import UsageError
+from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
+from simulator.simulate import trace_size
 
 if TYPE_CHECKING:
     from flashlab.run.inputs import Inputs
@@ -396,6 +399,8 @@ def trace(
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
     asked = run.keywords(get(targets[0]).operation)
     keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
+    if html is not None:
+        _check_page(targets, data, problem.masks(causal), run)
     with progress.busy("tracing"):
         traces = [fl.simulate(target, **data, **keywords).trace for target in targets]
     if html is not None:
@@ -411,6 +416,20 @@ def trace(
         return
     _print_trace(recorded)
     tables.line("\n".join(filter(None, (out, html))) or "--html FILE steps through it, --out FILE keeps it")
+
+
+def _check_page(targets: Sequence[Any], data: Mapping[str, Any], masks: Mapping[str, Any], run: RunOptions) -> None:
+    """Refuse a page beforehand that would exceed the memory, together with the traces that it shows."""
+    from flashlab.player.page import page_bytes
+
+    sizes: list[tuple[int, int]] = []
+    for row in map(get, targets):
+        problem, asked = row.operation.problem(data, **masks), ("lse",) if run.lse else ()
+        row.check(problem)
+        tile, on = options.tile(run.tile), Device.named(run.device)
+        sizes.append(trace_size(row.program, problem, tile=tile, device=on, asked=asked))
+    steps = sum(n for n, _ in sizes)
+    check_memory(f"a page of {steps:,} steps", page_bytes(steps) + sum(nbytes for _, nbytes in sizes))
 
 
 def _print_trace(recorded: Trace) -> None:

@@ -88,7 +88,7 @@ class OfTensor(Data):
 
 
 class OfLaunch(Data):
-    """The counts of one launch. `sram_peak` is what a block takes."""
+    """The counts of one launch. `sram_peak` is what a block takes. What `inferred` rows of blocks cost follows from others."""
 
     name: str
     blocks: int
@@ -102,6 +102,7 @@ class OfLaunch(Data):
     flops_matmul: int
     flops_other: int
     exp: int
+    inferred: int
 
 
 class Counts(Data):

@@ -25,7 +25,7 @@ from flashlab.run.host import is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
-from simulator.fields import listed
+from simulator.fields import flag, listed
 
 __all__ = ["Empty", "FileRun", "emulate_file", "packed", "parameters_of"]
 
@@ -148,6 +148,7 @@ def emulate_file(
             raise UsageError(argument, given, "a dictionary, a value for each name")
     where = Device.named(device)
     check_limits(workers, time_limit)
+    sanitize = flag("sanitize", sanitize)
     _check_limits(grid, block, sram, where)
     major, minor = where.compute_capability
     folders = listed("includes", includes, "a list of folders")

@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 
 from flashlab.player.pack import THINNINGS, Thinning, document, values
 from flashlab.player.words import GLOSSARY, REGISTERS
+from simulator.memory import check_memory
 from simulator.trace import Trace
 
 __all__ = ["Part", "attribute", "build"]
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
 _SCRIPTS = ("trace.js", "clock.js", "dom.js", "draw.js", "panels.js", "values.js", "code.js", "view.js", "player.js")
+
+
+_EMPTY, _STEP = 45_000_000, 800  # bytes that any page takes while it is made, and that each step adds
 
 
 class Part(NamedTuple):
@@ -39,6 +43,8 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
     A page that is too large keeps fewer values, and with `cut` also fewer steps at the end. It opens at `step`, counted
     from 1. With `escaped`, the limit holds for the page as the value of an HTML attribute.
     """
+    steps = sum(len(part.trace.events) for part in parts)
+    check_memory(f"a page of {steps:,} steps", page_bytes(steps))
     documents = [document(*part) for part in parts]
     packed = [_packed(each) for each in documents]
     settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS}
@@ -64,6 +70,11 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
         packed = [_packed(_first(each, steps)) for each in documents]
         best = page(packed, THINNINGS[-1], steps)
     return best
+
+
+def page_bytes(steps: int) -> int:
+    """About how many bytes it takes to make a page of that many steps, beside the traces."""
+    return _EMPTY + _STEP * steps
 
 
 def attribute(text: str) -> str:

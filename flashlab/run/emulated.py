@@ -24,6 +24,7 @@ from simulator.counts import Counts, LaunchCounts, Spec
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
+from simulator.fields import flag
 from simulator.memory import check_memory
 from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION
@@ -198,6 +199,7 @@ def emulate_problem(
     """`emulate` for NumPy arrays by name, of a problem that is known."""
     on = Device.named("h100" if device is None else device)
     check_limits(workers, time_limit)
+    sanitize, watch = flag("sanitize", sanitize), flag("watch", watch)
     row.check(problem, on)
     counts = count(row.program, problem, tile=tile, device=on, lse=lse)
     config = counts.config

@@ -19,6 +19,7 @@ from flashlab.verify.rule import Align
 from simulator import Problem, UsageError
 from simulator.dtypes import numpy_dtype
 from simulator.errors import Said, among, unknown
+from simulator.fields import flag
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
@@ -86,6 +87,7 @@ class Adapter:
         ):
             if self.lse is not None or name != "lse":
                 among(name, getattr(self, name), [x for x in accepted if x is not None])
+        flag("bitwise", self.bitwise)
         if not isinstance(self.domain, Domain):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("domain", self.domain, "a Domain")
         if not isinstance(self.names, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -68,6 +68,7 @@ def of_counts(c: Counts) -> list[Sheet]:
         ("matmul FLOPs", figures.count(c.flops.matmul), f"{c.flops.matmul:,}"),
         ("other FLOPs", figures.count(c.flops.other), f"{c.flops.other:,}"),
         ("exponentials", figures.count(c.exp), f"{c.exp:,}"),
+        *([("rows of blocks inferred from others", "", f"{c.inferred:,}")] if c.inferred else []),
         ("FLOPs per requested byte", f"{c.intensity:.4g}", ""),
         (
             "FLOPs per DRAM byte",

@@ -138,7 +138,7 @@ def sweep(
         **{name: _choices(x, single=_is_one(FIELDS[name], x)) for name, x in axes.items()},
         "device": [Device.named(each) for each in _choices(device)],
         "sram_per_block": _choices(sram),
-        "tile": [each and Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
+        "tile": [None if each is None else Tile.parse(each) for each in _choices(tile, single=_is_pair(tile))],
     }
     for name in axes:
         for value in choices[name]:

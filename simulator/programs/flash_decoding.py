@@ -18,7 +18,7 @@ from simulator.block import Block
 from simulator.config import Config, padded, warps_for
 from simulator.devices import Device
 from simulator.dtypes import Array
-from simulator.errors import SramOverflow
+from simulator.errors import SramOverflow, UsageError
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
@@ -30,6 +30,8 @@ CHILDREN = 32
 """The most children of a node of the tree."""
 
 
+MOST_ROW_TILES = 1 << 22
+"""The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
 _AT_A_TIME = 4096  # row tiles that are looked at together
 _REGISTERS = 96  # of a thread, for results that wait for their neighbours
 
@@ -60,6 +62,11 @@ class Splits:
         self.problem, self.tile, self.group, self.run = problem, tile, problem.queries_per_kv, run
         self.rows = problem.len_q * self.group
         self.row_tiles = -(-self.rows // tile.rows)
+        if self.row_tiles > MOST_ROW_TILES:
+            most = MOST_ROW_TILES * tile.rows // self.group
+            raise UsageError(
+                "len_q", problem.len_q, f"at most {most:,} for flash_decoding, which is for few: use flash2"
+            )
 
     def tiles(self, i: int) -> range:
         """The key tiles that row tile i sees."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulator.config import Config
 from simulator.devices import Device
+from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile
 from simulator.time.engine import SM, Actor
 
@@ -21,6 +22,8 @@ class Work(NamedTuple):
 
 Unit = tuple[Work, ...]
 """The works that a block takes at a time: one, or two if row tiles are paired."""
+Runs = Sequence[tuple[Unit, int]]
+"""Units in the order in which blocks take them, and how many of each in a row."""
 Block = Callable[[SM, Sequence[Work]], "list[tuple[str, Actor]]"]
 """`block(sm, works)` returns the actors of one block with their names. They do these works one after the other. The
 actors of a persistent block call `sm.work_ends(n)` when work n ends."""
@@ -30,7 +33,7 @@ actors of a persistent block call `sm.work_ends(n)` when work n ends."""
 class Launch:
     """One launch, as the model of time sees it.
 
-    - `order`: runs (unit, how many in a row), in the order in which blocks take them.
+    - `order`: parts (runs, how often), in the order in which blocks take them.
     - `slots`: how many blocks an SM has room for.
     - `persistent`: each slot has one block for the whole launch, and block b takes the units b, b + blocks, and so on.
       Otherwise each unit has a block of its own.
@@ -41,25 +44,24 @@ class Launch:
 
     name: str
     block: Block
-    order: Sequence[tuple[Unit, int]]
+    order: Sequence[tuple[Runs, int]]
     slots: int = 1
     persistent: bool = False
     in_step: Callable[[int], Block] | None = None
     chance: float = 0.0
 
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return sum(times * sum(n for _, n in runs) for runs, times in self.order)
 
-def works(problem: Problem, tile: Tile) -> list[Work]:
-    """The work of each row tile of a head, in the order of the rows."""
-    return [_work(problem, tile, i) for i in range(problem.row_tiles(tile))]
-
-
-def _work(problem: Problem, tile: Tile, i: int) -> Work:
-    tiles = problem.tiles_of_row(i, tile)
-    first = i * tile.rows
-    last = min(first + tile.rows, problem.len_q) - 1
-    seen_by_all = range(problem.keys_of_rows(last, last).start, problem.keys_of_rows(first, first).stop)
-    full = range(-(-seen_by_all.start // tile.cols), max(0, seen_by_all.stop) // tile.cols)
-    return Work(len(tiles), len(tiles) - min(len(tiles), len(full)))
+    def taken(self) -> Iterator[Unit]:
+        """The units, one by one."""
+        for runs, times in self.order:
+            for _ in range(times if runs else 0):
+                for unit, n in runs:
+                    for _ in range(n):  # which may be over 2^63: `repeat` takes no such number
+                        yield unit
 
 
 def resident(config: Config, device: Device, sram: int, registers: int = 0) -> int:
@@ -75,5 +77,5 @@ def resident(config: Config, device: Device, sram: int, registers: int = 0) -> i
 
 def first_touch(problem: Problem, tile: Tile) -> float:
     """The share of the loads of K and V that DRAM serves if the L2 serves all others."""
-    loads = sum(len(problem.tiles_of_row(i, tile)) for i in range(problem.row_tiles(tile))) * problem.queries_per_kv
+    loads = walk(problem, tile).pairs * problem.queries_per_kv
     return min(1.0, problem.key_tiles(tile) / loads) if loads else 1.0

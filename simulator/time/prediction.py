@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,17 +158,13 @@ def _metadata(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-MOST_BLOCKS = 1 << 20
-"""A prediction looks at each block that walks over keys, and takes seconds for so many."""
-
-
 def timeline(
     algorithm: str | Program, problem: Problem, tile: TileLike = None, device: Device | DeviceName = "h100"
 ) -> Timeline:
     """Predict how long an algorithm's kernels take, from a model of the units of an SM. See docs/time.md.
 
-    Raises `UsageError` for an algorithm without a schedule, for what its kernel doesn't take on the device, and for over
-    `MOST_BLOCKS` blocks; `SramOverflow` for a tile that doesn't fit.
+    Raises `UsageError` for an algorithm without a schedule, and for what its kernel doesn't take on the device; `SramOverflow`
+    for a tile that doesn't fit.
 
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=128, dtype="bfloat16", causal=True)
@@ -185,11 +182,6 @@ def timeline(
     row.check(problem, on, config.tile)
     rates = Rates(on, problem.dtype)
     counts = count(algorithm, problem, tile=tile, device=on)
-    if (blocks := max((launch.blocks for launch in counts.launches if launch.walk), default=0)) > MOST_BLOCKS:
-        accepted = (
-            f"one of at most {MOST_BLOCKS:,} blocks; this has {blocks:,}, and from there on time is in proportion"
-        )
-        raise UsageError("problem", problem, accepted)
     launches = row.schedule(problem, config, rates)
     times = tuple(
         _time(launch, rates, sum(counts.distinct(counted, way) for way in ("read", "write")))
@@ -202,17 +194,18 @@ def timeline(
 
 def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
     """The time of one launch. `moved` is how many distinct bytes it reads and writes."""
-    sms, order = rates.device.sms, launch.order
-    slots = max(1, min(launch.slots, -(-sum(n for _, n in order) // sms)))
+    sms = rates.device.sms
+    slots = max(1, min(launch.slots, -(-launch.units // sms)))
     costs = Costs(launch, slots, TURNOVER)
-    runs = [(costs.of(unit), n) for unit, n in order]
-    work = sum(cost.cycles * n for cost, n in runs)
-    busy = sum((cost.busy * n for cost, n in runs), np.zeros(len(UNITS)))
+    parts = [([(costs.of(unit), n) for unit, n in runs], times) for runs, times in launch.order]
+    work = sum(times * sum(cost.cycles * n for cost, n in runs) for runs, times in parts)
+    busy = sum((float(times * n) * cost.busy for runs, times in parts for cost, n in runs), np.zeros(len(UNITS)))
+    cycles_of = [(list(_merged((cost.cycles, n) for cost, n in runs)), times) for runs, times in parts]
     if launch.persistent:
-        each = [cost.cycles for cost, n in runs for _ in range(n)]
-        cycles = deal(each, slots * sms) + (runs[0][0].fill if runs else 0.0)
+        first = next((runs[0][0].fill for runs, _ in parts if runs), 0.0)
+        cycles = deal(cycles_of, slots * sms) + first
     else:
-        cycles = finish(list(_merged((cost.cycles, n) for cost, n in runs)), slots * sms)
+        cycles = finish(cycles_of, slots * sms)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
     on_sms, dram = cycles / rates.loaded(utilisation["tensor"]), moved / rates.bandwidth
@@ -248,7 +241,7 @@ def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, fl
 
 def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
     """What runs on the first SM until its first blocks are done, or the first two units of each persistent block."""
-    units = [unit for unit, n in launch.order for _ in range(min(n, 2 * slots * sms))][: 2 * slots * sms]
+    units = list(islice(launch.taken(), 2 * slots * sms))
     shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
     if not launch.persistent:
         shown = [agenda[:1] for agenda in shown]

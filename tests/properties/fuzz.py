@@ -215,6 +215,8 @@ def _hold(call: Call, out: Any) -> None:
     q, k, v = (np.asarray(given[name]).astype(np.float64) for name in "qkv")
     if not all(np.isfinite(x).all() and (abs(x) < 1e3).all() for x in (q, k, v)):
         return
+    if given.get("dropout") is not None:  # the oracle draws no random bytes
+        return
     exact = oracle(q, k, v, given)
     if exact is None:
         return
@@ -233,7 +235,7 @@ def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
     scale = given.get("scale")
     scale = dim**-0.5 if scale is None else float(scale)
     cap, window, causal = (
-        given.get("soft_cap") or 0.0,
+        float(given.get("soft_cap") or 0.0),
         given.get("window") or (None, None),
         given.get("causal") or False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from random import Random
@@ -59,6 +60,20 @@ def test_every_public_call_is_drawn() -> None:
     }
     calls = {name for name in fl.__all__ if callable(getattr(fl, name))}
     assert calls - kept - errors - set(fuzz.NOT_CALLED) == set(fuzz.FIRST)
+
+
+YES_OR_NO = [
+    (name, p.name)
+    for name in fuzz.FIRST
+    for p in inspect.signature(getattr(fl, name)).parameters.values()
+    if isinstance(p.default, bool) and (name, p.name) != ("simulate", "trace")  # a head, too
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), YES_OR_NO)
+@pytest.mark.parametrize("value", [np.zeros((3, 2)), "no", 0])
+def test_a_yes_or_no_is_nothing_else(name: str, argument: str, value: Any) -> None:
+    assert fuzz.outcome(fuzz.Call(name, {**fuzz.FIRST[name](Random(1)), argument: value})) == "refused"
 
 
 def test_every_command_is_drawn() -> None:

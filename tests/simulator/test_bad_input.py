@@ -227,3 +227,14 @@ def test_blocks_that_cannot_be(rows: Any) -> None:
 
     with pytest.raises(UsageError, match="^rows = .*: expected an integer of at least 0"):
         fl.count(mine, Problem(**GOOD))
+
+
+def test_a_count_that_would_never_end_is_refused() -> None:
+    """It looks at each row tile, while other formulas take the same time at any length."""
+    few = fl.Problem(batch=1, heads=4, kv_heads=2, len_q=2**40, head_dim=16, dtype="float16", causal=True)
+    said = "^len_q = 1099511627776: expected at most 33,554,432 for flash_decoding, which is for few: use flash2$"
+    with pytest.raises(fl.UsageError, match=said):
+        fl.count("flash_decoding", few, tile=(16, 16))
+    for name in fl.catalogue.of():
+        if name != "flash_decoding" and fl.CATALOGUE[name].refusal(few) is None:
+            assert fl.count(name, few, tile=(16, 16)).hbm.read > 2**40

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import flashlab as fl
+from flashlab.cli import app
+from flashlab.player.page import page_bytes
 from simulator import memory
 from simulator.operations.attention import ATTENTION
+from simulator.simulate import trace_size
 from tests.work import peak_bytes
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -107,3 +111,48 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
     assert memory.free() == 3_500_000
     (tmp_path / "meminfo").write_text("nothing\n")
     assert memory.free() is None
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("algorithm", "length", "side"),
+    [("flash2", 300, 16), ("standard", 300, 16), ("flash1", 200, 16), ("flash2", 1000, 64)],
+)
+def test_the_estimate_of_a_trace_is_near_the_peak(algorithm: str, length: int, side: int, causal: bool) -> None:
+    p = problem(len_q=length, causal=causal)
+    arrays = ATTENTION.draw(p)
+    steps, kept = trace_size(fl.catalogue.get(algorithm).program, p, tile=(side, side), device=fl.DEVICES["h100"])
+    runs: list[fl.Run] = []
+
+    def call() -> None:
+        runs.append(fl.simulate(algorithm, **arrays, **p.masks, tile=(side, side), trace=(0, 0)))
+
+    call()
+    peak = peak_bytes(call)
+    assert runs[0].trace is not None and len(runs[0].trace.events) == steps
+    assert peak / 1.5 < kept < 1.5 * peak
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("algorithm", "length"), [("flash2", 1500), ("standard", 1500)])
+def test_the_estimate_of_a_page_is_near_the_peak(algorithm: str, length: int) -> None:
+    p = problem(len_q=length)
+    run = fl.simulate(algorithm, **ATTENTION.draw(p), tile=(16, 16), trace=(0, 0))
+    assert run.trace is not None
+    estimate, peak = page_bytes(len(run.trace.events)), peak_bytes(lambda: fl.player(run).html())
+    assert peak / 1.5 < estimate < 1.5 * peak
+
+
+def test_a_trace_that_does_not_fit_is_refused_beforehand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    p = problem(len_q=8192)
+    arrays = ATTENTION.draw(p)
+    monkeypatch.setattr(memory, "free", lambda: 1 << 30)
+
+    def call() -> None:
+        with pytest.raises(fl.UsageError, match=r"^memory = a trace of 1,837,056 steps, [0-9.]+ GiB: expected at most"):
+            fl.simulate("flash2", **arrays, tile=(16, 16), trace=(0, 0))
+
+    assert peak_bytes(call) < 100 << 20
+    words = ["trace", "flash2", "--len-q", "8192", "--tile", "16x16", "--html", str(tmp_path / "page.html")]
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 2 and "memory = a page of " in ended.stderr and not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from simulator.time import beside, costs, engine, prediction, rates, schedule
+from simulator.time import beside, costs, engine, order, prediction, rates, schedule
 from simulator.time.engine import SM, UNITS
-from simulator.time.launch import Work, works
+from simulator.time.launch import Work
 from simulator.time.schedules import flash2, flash3_fp8
 from tests.simulator.problems import taken_by
 
@@ -333,12 +333,31 @@ def one_by_one(blocks: list[float], slots: int) -> float:
 @given(runs, st.integers(1, 9))
 def test_blocks_go_to_the_place_that_is_free_first(order: list[tuple[float, int]], slots: int):
     blocks = [duration for duration, n in order for _ in range(n)]
-    assert schedule.finish(order, slots) == one_by_one(blocks, slots)
+    assert schedule.finish([(order, 1)], slots) == one_by_one(blocks, slots)
+    assert schedule.finish([(order, 3), (order[:2], 2)], slots) == one_by_one(
+        3 * blocks + 2 * [duration for duration, n in order[:2] for _ in range(n)], slots
+    )
+
+
+@given(runs, st.integers(1, 300), st.integers(1, 9))
+def test_of_many_parts_the_middle_fills_all_slots_alike(order: list[tuple[float, int]], times: int, slots: int):
+    blocks = times * [duration for duration, n in order for _ in range(n)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "STEPS", 40)
+        found = schedule.finish([(order, times)], slots)
+    assert found == pytest.approx(one_by_one(blocks, slots), abs=max(blocks, default=0.0))
+    assert found >= sum(blocks) / slots * (1 - 1e-12)
+
+
+@given(st.lists(st.tuples(runs, st.integers(0, 40)), max_size=3), st.integers(1, 9))
+def test_persistent_blocks_take_every_nth_unit(parts: list[tuple[list[tuple[float, int]], int]], blocks: int):
+    units = [duration for order, times in parts for _ in range(times) for duration, n in order for _ in range(n)]
+    assert schedule.deal(parts, blocks) == max(sum(units[b::blocks]) for b in range(blocks))
 
 
 @given(st.integers(1, 3000), st.integers(1, 300))
 def test_waves_are_counted_whole(blocks: int, slots: int):
-    assert schedule.finish([(2.0, blocks)], slots) == 2.0 * math.ceil(blocks / slots)
+    assert schedule.finish([([(2.0, blocks)], 1)], slots) == 2.0 * math.ceil(blocks / slots)
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 16384])
@@ -348,17 +367,18 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
     config = fl.CATALOGUE["flash2"].program.configure(problem, fl.DEVICES["h200"], None)
     launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], "bfloat16"))[0]
     known = costs.Costs(launch, launch.slots, 2000.0)
-    durations = sorted(known.of(unit).cycles for unit, n in launch.order for _ in range(n))
+    durations = sorted(known.of(unit).cycles for unit in launch.taken())
     slots = launch.slots * 132
-    assert schedule.finish([(d, 1) for d in reversed(durations)], slots) <= schedule.finish(
-        [(d, 1) for d in durations], slots
+    assert schedule.finish([([(d, 1) for d in reversed(durations)], 1)], slots) <= schedule.finish(
+        [([(d, 1) for d in durations], 1)], slots
     )
 
 
 @given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
 def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
     problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.len_kv % 700)
-    for i, work in enumerate(works(problem, tile)):
+    for i, ((work,), n) in enumerate(order.in_order(problem, tile)):
+        assert n == 1
         rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
         tiles = problem.tiles_of_row(i, tile)
         whole = sum(
@@ -369,6 +389,93 @@ def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl
             for j in tiles
         )
         assert work == Work(len(tiles), len(tiles) - whole)
+
+
+tiles_of_any_shape = st.builds(fl.Tile, st.integers(1, 40), st.integers(1, 40))
+
+
+def alike(walks: Iterable[tuple[Work, int]]) -> dict[tuple[int, int], tuple[int, int]]:
+    """How many walks there are, and how many tiles they have: short ones of each length, and long ones together."""
+    found = defaultdict[tuple[int, int], tuple[int, int]](lambda: (0, 0))
+    for work, n in walks:
+        kind = work.masked, min(work.tiles, costs.LONGEST_WALK)
+        many, tiles = found[kind]
+        found[kind] = many + n, tiles + n * work.tiles
+    return dict(found)
+
+
+def groups_are_whole(problem: fl.Problem, tile: fl.Tile, listed: int = 16) -> None:
+    exact = alike((order.work(problem, tile, i), 1) for i in range(problem.row_tiles(tile)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "LISTED", listed)
+        patch.setattr(order, "GROUPS", 4)
+        for runs in (order.in_order(problem, tile), order.in_pairs(problem, tile)):
+            assert alike((work, n) for unit, n in runs for work in unit) == exact
+
+
+@given(problems, tiles_of_any_shape)
+def test_groups_of_rows_walk_over_as_many_tiles(problem: fl.Problem, tile: fl.Tile):
+    groups_are_whole(problem, tile)
+
+
+@pytest.mark.parametrize("bug", ["_cuts", "margin", "period"])
+def test_groups_that_are_not_alike_are_found(bug: str, monkeypatch: pytest.MonkeyPatch):
+    if bug == "_cuts":
+        monkeypatch.setattr(order, "_cuts", lambda *_: iter(()))
+    elif bug == "margin":
+        monkeypatch.setattr(order, "LONGEST_WALK", -2)
+    else:
+        monkeypatch.setattr(order, "gcd", max)
+    p = fl.Problem(
+        batch=1, heads=1, len_q=9000, len_kv=5000, head_dim=64, dtype="float16", causal=True, window=(700, 0)
+    )
+    with pytest.raises(AssertionError):
+        for tile in (fl.Tile(7, 40), fl.Tile(40, 24), fl.Tile(16, 16), fl.Tile(13, 40)):
+            groups_are_whole(p, tile)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_groups_take_as_long_as_what_they_stand_for(algorithm: str, causal: bool, monkeypatch: pytest.MonkeyPatch):
+    p = taken_by(algorithm, cell(16384, causal=causal)).replace(len_q=32768)
+    listed = fl.timeline(algorithm, p, device="h200").seconds
+    monkeypatch.setattr(order, "LISTED", 64)
+    assert fl.timeline(algorithm, p, device="h200").seconds == pytest.approx(listed, rel=0.005)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_length_is_predicted_in_as_many_steps(algorithm: str, monkeypatch: pytest.MonkeyPatch):
+    """Blocks dealt out, units simulated or looked at, and pieces of work of an SM."""
+    steps = 0
+
+    def counted(module: Any, name: str) -> None:
+        function = getattr(module, name)
+
+        def count(*given: Any, **named: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return function(*given, **named)
+
+        monkeypatch.setattr(module, name, count)
+
+    for module, name in (
+        (schedule.heapq, "heapreplace"),
+        (order, "work"),
+        (engine.heapq, "heappush"),
+        (costs.Costs, "of"),
+    ):
+        counted(module, name)
+    taken: list[int] = []
+    for length, batch in ((2**17, 2), (2**20, 4), (2**30, 1), (2**30, 60_000), (100, 60_000)):
+        steps = 0
+        p = taken_by(
+            algorithm, fl.Problem(batch=batch, heads=16, len_q=length, head_dim=128, dtype="float16", causal=True)
+        )
+        fl.timeline(algorithm, p, device="h200")
+        taken.append(steps)
+    p = taken_by(algorithm, cell()).replace(batch=2**62, heads=64)
+    assert fl.timeline(algorithm, p, device="h200").seconds > 1e9  # more blocks than 63 bits count
+    assert max(taken) < 400_000 and max(taken[1:]) < 4 * taken[0], taken
 
 
 # what is printed and written
@@ -461,10 +568,3 @@ def test_no_time_for_a_kernel_that_cannot_be(algorithm: str, changed: dict[str, 
     p = fl.Problem(batch=1, heads=2, len_q=1024, head_dim=64, dtype="float16").replace(**changed)
     with pytest.raises((fl.UsageError, fl.Unavailable)):
         fl.timeline(algorithm, p, **where)
-
-
-def test_a_prediction_that_would_never_end_is_refused() -> None:
-    p = fl.Problem(batch=1, heads=16, len_q=2**30, head_dim=128, dtype="float16", causal=True)
-    for algorithm in ("flash2", "flash3", "flash3_1"):
-        with pytest.raises(fl.UsageError, match="expected one of at most 1,048,576 blocks; this has "):
-            fl.timeline(algorithm, p)

@@ -12,7 +12,8 @@ from simulator.config import Config, padded
 from simulator.problem import Problem
 from simulator.time.beside import products, vector
 from simulator.time.engine import SM, Actor
-from simulator.time.launch import Launch, Work, first_touch, resident, works
+from simulator.time.launch import Launch, Work, first_touch, resident
+from simulator.time.order import by_groups_of_heads, longest_first
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 
 MAX, EXP, MASK = 2, 3, 4
@@ -22,11 +23,7 @@ rate. `MASK`: two comparisons and a selection, partly at half rate."""
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     c = _Cycles(problem, config, rates)
-    order: list[tuple[tuple[Work, ...], int]] = []
-    heads, rows = problem.batch * problem.heads, works(problem, config.tile)
-    for first in range(0, heads, config.heads_together):
-        group = min(config.heads_together, heads - first)
-        order += [((work,), group) for work in reversed(rows)]  # the longest first
+    order = by_groups_of_heads(longest_first(problem, config.tile), problem, config)
 
     def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
         run = _double_buffered if config.stages == 2 else _single_buffered

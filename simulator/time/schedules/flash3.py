@@ -15,7 +15,8 @@ from simulator.config import Config
 from simulator.problem import Problem, round_up
 from simulator.time.beside import products, vector
 from simulator.time.engine import SM, Actor, Barrier
-from simulator.time.launch import Launch, Work, first_touch, works
+from simulator.time.launch import Launch, Work, first_touch
+from simulator.time.order import by_groups_of_heads, in_pairs, longest_first
 from simulator.time.rates import (
     BOX_DRAM_LATENCY,
     BOX_L2_LATENCY,
@@ -44,18 +45,9 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
     """A launch with the kernel's tile scheduler: groups of heads share the L2, the longest rows first or in pairs."""
-    heads, rows = problem.batch * problem.heads, works(problem, config.tile)
-    units = _pairs(rows) if config.pairs else [(work,) for work in reversed(rows)]
-    order: list[tuple[tuple[Work, ...], int]] = []
-    for first in range(0, heads, config.heads_together):
-        order += [(unit, min(config.heads_together, heads - first)) for unit in units]
+    runs = (in_pairs if config.pairs else longest_first)(problem, config.tile)
+    order = by_groups_of_heads(runs, problem, config)
     return Launch(name, partial(overlapped, c=c), order, persistent=config.persistent)
-
-
-def _pairs(rows: Sequence[Work]) -> list[tuple[Work, ...]]:
-    """The last row tile paired with the first, and so on inwards."""
-    n = len(rows)
-    return [(rows[n - 1 - i], rows[i]) if n - 1 - i != i else (rows[i],) for i in range(-(-n // 2))]
 
 
 class Cycles:

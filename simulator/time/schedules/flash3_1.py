@@ -8,7 +8,8 @@ from functools import partial
 from simulator.config import Config
 from simulator.problem import Problem
 from simulator.time.engine import SM, Actor, Barrier
-from simulator.time.launch import Block, Launch, Work, resident, works
+from simulator.time.launch import Block, Launch, Work, resident
+from simulator.time.order import in_order
 from simulator.time.rates import BOX_DRAM_LATENCY, BOX_L2_LATENCY, RS_LATENCY, SS_LATENCY, Rates
 from simulator.time.schedules.flash3 import Cycles, Shared, multiply, store
 from simulator.time.schedules.flash3_2 import softmax
@@ -18,7 +19,7 @@ OTHER_REGISTERS = 40
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
+    order = [(in_order(problem, config.tile), problem.batch * problem.heads)]
     c = Cycles(problem, config, rates)
     slots = resident(config, rates.device, c.sram, registers=c.accumulators + OTHER_REGISTERS)
 

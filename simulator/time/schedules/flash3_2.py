@@ -9,13 +9,14 @@ from simulator.config import Config
 from simulator.problem import Problem
 from simulator.time.beside import vector
 from simulator.time.engine import SM, Actor
-from simulator.time.launch import Block, Launch, Work, works
+from simulator.time.launch import Block, Launch, Work
+from simulator.time.order import in_order
 from simulator.time.rates import RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
 from simulator.time.schedules.flash3 import Cycles, Shared, exponentials, multiply, producer, store
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
-    order = [((work,), 1) for work in works(problem, config.tile)] * (problem.batch * problem.heads)
+    order = [(in_order(problem, config.tile), problem.batch * problem.heads)]
     c = Cycles(problem, config, rates)
 
     def in_step(blocks: int) -> Block:

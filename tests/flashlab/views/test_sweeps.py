@@ -187,3 +187,9 @@ def test_values_that_do_not_go_together_are_rows_with_a_reason() -> None:
         fl.sweep("flash2", BASE, heads=[4, 0])
     with pytest.raises(fl.UsageError, match="algorithms = 5"):
         fl.sweep(5, BASE)  # pyright: ignore
+
+
+@pytest.mark.parametrize("tile", [np.zeros((3, 2)), [np.zeros(2)], "", [0]])
+def test_a_tile_that_is_none_is_refused(tile: Any) -> None:
+    with pytest.raises(fl.UsageError, match="^tile = .*expected rows x cols of at least 1 each"):
+        fl.sweep("flash2", fl.Problem(batch=1, heads=1, len_q=9, head_dim=16, dtype="float16"), tile=tile)
