@@ -1,4 +1,4 @@
-"""What lessons 07 and 08 show of docs/results, in one small file that is installed with the library.
+"""What lessons 03, 04 and 07 to 09 show of docs/results, in one small file that is installed with the library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 
@@ -19,7 +19,7 @@ TO = ROOT / "flashlab" / "data" / "measured.json"
 
 
 def measured() -> dict[str, Any]:
-    """Launches as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
+    """Launches as ncu counted them, times of flash2 beside its peers and beside what came before it, the rungs of flash3, FP8."""
     counters, bench = of("counters", "flash2"), of("bench", "flash2")
     ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
     launches = [
@@ -29,6 +29,9 @@ def measured() -> dict[str, Any]:
             "launch": row["launch"],
             "problem": row["problem"],
             "requested": {x["what"]: x["measured"] for x in row["rows"]},
+            "blocks": row["blocks"],
+            "occupancy": row["occupancy"] / 100,
+            "l2_hit_rate": row["l2_hit_rate"] / 100,
             "compulsory_read": row["dram"]["low"],
             "dram_read": row["dram"]["measured"],
             "dram_estimate": row["dram"]["estimate"],
@@ -37,11 +40,16 @@ def measured() -> dict[str, Any]:
         for row in counters["data"]["launches"]
         if "L2" in row["case"]
     ]
+    cell = ("dtype", "head_dim", "causal", "length", "milliseconds")
+    blind = [of("blind", "flash1", condition)["data"]["rows"] for condition in ("unmeasured", "lengths")]
+    before = [{"algorithm": row["algorithm"], **{key: row[key] for key in (*cell, "predicted")}}
+              for rows in blind for row in rows if row["algorithm"] in ("standard", "online_softmax", "flash1")]  # fmt: skip
     kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
     return {
         "device": counters["device"],
         "summary": counters["data"]["summary"],
         "launches": launches,
+        "before_flash2": before,
         "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
         "ladder": {
             "device": ladder["device"]["name"],
@@ -51,9 +59,9 @@ def measured() -> dict[str, Any]:
     }
 
 
-def of(kind: str, algorithm: str) -> Any:
+def of(kind: str, algorithm: str, condition: str | None = None) -> Any:
     """The newest result of this kind about this algorithm."""
-    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm)
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
     return found.content
 
