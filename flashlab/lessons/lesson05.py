@@ -148,7 +148,7 @@ EXERCISES = (
         hints=(
             "A warp may be far ahead of another. Between a write of one thread and a read of another there has to be a barrier.",
             "Two places: before the loop (parts are written, then read), and at the end of each round of it.",
-            "A barrier that not all threads of the block come to hangs: it must stand outside of `if (t < half)`.",
+            "What a barrier does that not all threads of the block come to is undefined: it must stand outside of `if (t < half)`.",
         ),
         slips={"sums": "One thread writes the sum, once."},
         afterwards="Next: within a warp there is a way without shared memory, and without barriers.",
