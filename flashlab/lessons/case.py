@@ -52,7 +52,7 @@ def a_round(t: Timeline) -> dict[str, float]:
     A part lasts from its first event to the next part's first one, so waiting for its results is in it.
 
     >>> import flashlab as fl
-    >>> parts = a_round(fl.timeline("flash1", problem(64, 1024), device="h200"))
+    >>> parts = a_round(fl.timeline("flash1", problem(64, 4096), device="h200"))
     >>> max(parts, key=parts.get)
     'update_o'
     """
