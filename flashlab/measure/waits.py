@@ -200,7 +200,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", default=results.FOLDER, help="folder of the file")
     parser.add_argument("--force", action="store_true", help="replace the file of that name")
     given = parser.parse_args(words)
-    print(results.save(KIND, ALGORITHMS, measure(), folder=given.out, replace=given.force))
+    data = measure()
+    print(results.save(KIND, ALGORITHMS, data, subject="fewer-bytes", folder=given.out, replace=given.force))
 
 
 if __name__ == "__main__":
