@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashlab.measure import ncu, waits
+from flashlab.measure import ncu, results, waits
 from flashlab.measure.profile import ACTIVE, CLOCKS, DURATION, UNITS
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active"
@@ -73,3 +74,11 @@ def test_launches_belong_to_their_cases(monkeypatch: pytest.MonkeyPatch):
     assert waits.table(data).count("\n") == len(entries) + 1
     with pytest.raises(RuntimeError, match=f"ncu saw {len(entries) - 1} launches, expected {len(entries)}"):
         measured(monkeypatch, entries[:-1])
+
+
+def test_the_command_writes_a_file_that_the_lessons_find(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    data = measured(monkeypatch, [entry for case in waits.cases() for entry in case.entries])
+    monkeypatch.setattr(waits, "measure", lambda: data)
+    waits.main(["--out", str(tmp_path)])
+    found = results.latest("waits", tmp_path, algorithm="flash1")
+    assert found is not None and found.subject == "fewer-bytes" and waits.KIND.claim(found)
