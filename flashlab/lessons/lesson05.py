@@ -110,11 +110,10 @@ def attention_launch(
 
 
 def _attention(draw: Random) -> list[Launch]:
-    return [
-        attention_launch(draw, 1, 64, 64),
-        attention_launch(draw, 2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31), (-300, -300)),
-        attention_launch(draw, 1, draw.randint(20, 60), draw.randint(3, 31), (300, -300)),
-    ]
+    n, keys = draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31)
+    ragged = attention_launch(draw, 2, n, keys, (-300, -300))
+    short = draw.randint(20, 60), draw.randint(3, 31)
+    return [attention_launch(draw, 1, 64, 64), ragged, attention_launch(draw, 1, *short, (300, -300))]
 
 
 def _scores_lse(draw: Random) -> list[Launch]:
