@@ -29,7 +29,8 @@ LESSONS = {
     "online_softmax": "02_softmax",
     "flash1": "03_flash1",
     "flash2": "04_flash2",
-    **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3", "flash3_fp8"), "08_hopper"),
+    **dict.fromkeys(("flash3_1", "flash3_2", "flash3_3", "flash3"), "08_hopper"),
+    "flash3_fp8": "09_eight_bits",
 }
 """The notebook that walks through each algorithm."""
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}

@@ -8,11 +8,23 @@ from typing import Any
 
 import numpy
 
-from flashlab.lessons import lesson00, lesson01, lesson02, lesson03, lesson04, lesson05, lesson06, lesson07, lesson08
+from flashlab.lessons import (
+    lesson00,
+    lesson01,
+    lesson02,
+    lesson03,
+    lesson04,
+    lesson05,
+    lesson06,
+    lesson07,
+    lesson08,
+    lesson09,
+    lesson10,
+)
 from simulator import Program
 
-_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08)
-_KERNEL_MODULES = (lesson05, lesson06, lesson07)
+_MODULES = (lesson00, lesson01, lesson02, lesson03, lesson04, lesson08, lesson09)
+_KERNEL_MODULES = (lesson05, lesson06, lesson07, lesson10)
 
 LESSONS = {
     "00": "The memory hierarchy",
@@ -24,6 +36,8 @@ LESSONS = {
     "06": "Reading flash2.cu",
     "07": "Measuring",
     "08": "FlashAttention-3 on Hopper",
+    "09": "Eight bits",
+    "10": "An empty page",
 }
 EXERCISES = {exercise.name: exercise for module in _MODULES for exercise in module.EXERCISES}
 KERNEL_EXERCISES = {exercise.name: exercise for module in _KERNEL_MODULES for exercise in module.EXERCISES}

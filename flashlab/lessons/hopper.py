@@ -1,4 +1,4 @@
-"""What lesson 08 shows: steps of a tile program beside the lines of its kernel, and what was measured on a GPU."""
+"""What lessons 08 and 09 show: steps of a tile program beside the lines of its kernel, and what was measured on a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def excerpt(file: str, start: str) -> str:
 
 
 def measured(kind: str) -> Mapping[str, Any]:
-    """What `flashlab bench` ("ladder") or `flashlab fp8` ("fp8") measured; prints on which GPU.
+    """What was measured of the "ladder", of "fp8", of an SM's "rates", or by a "profile"; prints on which GPU.
 
     >>> len(measured("fp8")["accuracy"])
     [measured on an NVIDIA H200, not here]

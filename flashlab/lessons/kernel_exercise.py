@@ -6,7 +6,7 @@ the file without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from random import Random
@@ -40,6 +40,8 @@ class Launch:
     most: Mapping[tuple[str, str, str], int] = field(default_factory=dict[tuple[str, str, str], int])
     overlapped: Mapping[str, int] = field(default_factory=dict[str, int])
     """By array in SRAM: the bytes that must be read while a copy is on its way, at least."""
+    passes: int | None = None
+    """Over the banks of SRAM, of all accesses together, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,8 @@ class KernelExercise:
     """One exercise: `parameters` is the kernel's list of parameters in C, `file` what the learner's file is called.
 
     With `conflict_free` every access to SRAM must take as few passes over the banks as its bytes need. `slips` say by tensor
-    what it usually means when its bytes are off. `hints` get stronger one by one.
+    what it usually means when its bytes are off. `hints` get stronger one by one. `score` says of a right answer how good it is,
+    by its launch and by what it moved.
     """
 
     name: str
@@ -60,6 +63,7 @@ class KernelExercise:
     afterwards: str
     slips: Mapping[str, str] = field(default_factory=dict[str, str])
     conflict_free: bool = False
+    score: Callable[[Launch, Sequence[Mapping[str, Any]]], str] | None = None
 
     @property
     def lesson(self) -> str:

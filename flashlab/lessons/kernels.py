@@ -158,6 +158,8 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
     if moved is not None and (extra := _over(exercise, launch, moved)):
         return replace(passed, kind=extra[0], message=extra[1], afterwards=exercise.slips.get(extra[0], ""))
+    if moved is not None and exercise.score:
+        return replace(passed, sram=f"{where}; {exercise.score(launch, moved)}")
     return passed
 
 
@@ -209,6 +211,13 @@ def _over(exercise: KernelExercise, launch: Launch, moved: Sequence[Mapping[str,
         if mine > most:
             unit = "sectors of 32 bytes" if quantity == "sectors" else "warp instructions"
             return quantity, f"{tensor} {way}: {mine:,} {unit}, the budget is {most:,} (on {launch.said})"
+    in_sram = [row for row in moved if row["space"] != "hbm"]
+    made = sum(row["wavefronts"] for row in in_sram)
+    if launch.passes is not None and made > launch.passes:
+        most = max(in_sram, key=lambda row: row["wavefronts"])
+        way = "read" if most["what"] == "sram.read" else "written"
+        message = f"{most['tensor']} {way} in SRAM: {most['wavefronts']:,} of {made:,} passes over the banks"
+        return "passes", f"{message}; the budget is {launch.passes:,} in all (on {launch.said})"
     for tensor, least in launch.overlapped.items():
         mine = sum(row["overlapped"] for row in moved if (row["tensor"], row["what"]) == (tensor, "sram.read"))
         if mine < least:

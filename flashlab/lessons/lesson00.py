@@ -180,7 +180,8 @@ EXERCISES = (
             "out": "A block stores its tile of out once, after the walk.",
         },
         out_tile=lambda case: (case.tile.rows, case.tile.cols),
-        afterwards="Next: double both sides of the tile, and the bytes halve. What stops you? SRAM, and lesson 04.",
+        afterwards="Next: double both sides of the tile, and the bytes halve. What stops you is the size of SRAM, and "
+        "of the registers (lesson 04).",
     ),
 )
 

@@ -13,7 +13,7 @@ from simulator.names import DType
 from simulator.problem import row_bytes
 
 
-def _scores_cases(draw: Random) -> list[Case]:
+def scores_cases(draw: Random) -> list[Case]:
     """head_dim_v = len_kv, so that out has the shape of S. No tile of k is square, so that a forgotten `.T` is told."""
     first = Problem(batch=1, heads=2, len_q=128, head_dim=64, head_dim_v=128, dtype="float32")
     others: list[Problem] = []
@@ -64,7 +64,7 @@ def _sizes(problem: Problem) -> tuple[int, int, int, int]:
     return p.batch * p.heads, p.len_q * d, p.len_kv * d, p.len_kv * dv
 
 
-def _scores_budget(problem: Problem, tile: Tile) -> Budget:
+def scores_budget(problem: Problem, tile: Tile) -> Budget:
     heads, q, k, _ = _sizes(problem)
     rows, cols = problem.row_tiles(tile), problem.key_tiles(tile)
     out = heads * problem.len_q * row_bytes(problem.len_kv, problem.itemsize)
@@ -113,9 +113,9 @@ EXERCISES = (
         name="01.1",
         title="The scores",
         task="`S = scale · Q Kᵀ`, one block for each tile of S. (`out` has the shape of S here.)",
-        cases=_scores_cases,
+        cases=scores_cases,
         truth=lambda p, q, k, v: product(q, k.swapaxes(-1, -2), p.dtype, p.scale),
-        budget=_scores_budget,
+        budget=scores_budget,
         hints=(
             "Rows of k are keys: key tile number `block.j` is `block.load(k, block.j, tile.cols)`.",
             "`k_j.T` is its transpose. `block.matmul(…, scale=problem.scale)` scales on the way.",

@@ -44,7 +44,7 @@ EXERCISES = (
     Exercise(
         name="03.1",
         title="The update",
-        task="Everything is loaded and stored for you. In HBM lie, for each query, m, ℓ and O, where O is kept *divided* by ℓ, as "
+        task="Everything is loaded and stored for you. For each query, m, ℓ and O lie in HBM. O is kept *divided* by ℓ, as "
         "the paper prints it. Take in one more tile of keys: new m, new ℓ, new O.",
         cases=attention_cases,
         truth=attention_truth,

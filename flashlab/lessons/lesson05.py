@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -76,17 +78,20 @@ def _row_softmax(draw: Random) -> list[Launch]:
     ]
 
 
-def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
-    def launch(heads: int, len_q: int, len_kv: int, level: Level) -> Launch:
-        problem = Problem(batch=1, heads=heads, len_q=len_q, len_kv=len_kv, head_dim=D, dtype="float32")
-        q, k, v = random_inputs(problem, draw.getrandbits(32))
-        q, k = levelled(q, k, problem.scale, level) if any(level) else (q, k)
-        truth = attention_truth_with_lse(problem, q, k, v)
-        assert truth.lse is not None and truth.lse_tolerance is not None
-        lse = Truth(truth.lse[0], truth.lse_tolerance[0] if truth.lse_tolerance.ndim == 3 else truth.lse_tolerance)
-        moved = count("flash2", problem, tile=Tile(BR, BC), lse=True).by_tensor
-        budget = {name: (moved[name].hbm_read, moved[name].hbm_write) for name in ("q", "k", "v", "out", "lse")}
-        arguments: dict[str, Any] = {
+def attention_launch(
+    draw: Random, heads: int, len_q: int, len_kv: int, level: Level = (0, 0), *, causal: bool = False
+) -> Launch:
+    """Attention on drawn numbers, with the bytes of `flash2` in tiles of 64 x 32 as its budget; `level` is of the scores."""
+    problem = Problem(batch=1, heads=heads, len_q=len_q, len_kv=len_kv, head_dim=D, dtype="float32", causal=causal)
+    q, k, v = random_inputs(problem, draw.getrandbits(32))
+    q, k = levelled(q, k, problem.scale, level) if any(level) else (q, k)
+    truth = attention_truth_with_lse(problem, q, k, v)
+    assert truth.lse is not None and truth.lse_tolerance is not None
+    lse = Truth(truth.lse[0], truth.lse_tolerance[0] if truth.lse_tolerance.ndim == 3 else truth.lse_tolerance)
+    moved = count("flash2", problem, tile=Tile(BR, BC), lse=True).by_tensor
+    return Launch(
+        said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D}), scores around {level[0]:g}",
+        arguments={
             "q": q[0],
             "k": k[0],
             "v": v[0],
@@ -95,22 +100,32 @@ def _attention(draw: Random, *, lse_only: bool) -> list[Launch]:
             "len_q": np.int32(len_q),
             "len_kv": np.int32(len_kv),
             "scale": np.float32(problem.scale),
-        }
-        out = Truth(truth.out[0], truth.tolerance[0], by_row=truth.by_row)
-        for name in ("v", "out") if lse_only else ():
-            del arguments[name], budget[name]
-        return Launch(
-            said=f"q ({heads}, {len_q}, {D}), k ({heads}, {len_kv}, {D}), scores around {level[0]:g}",
-            arguments=arguments,
-            grid=(-(-len_q // BR), heads),
-            block=(BR,),
-            tile=BR,
-            truth={"lse": lse} if lse_only else {"out": out, "lse": lse},
-            budget=budget,
-        )
+        },
+        grid=(-(-len_q // BR), heads),
+        block=(BR,),
+        tile=BR,
+        truth={"out": Truth(truth.out[0], truth.tolerance[0], by_row=truth.by_row), "lse": lse},
+        budget={name: (moved[name].hbm_read, moved[name].hbm_write) for name in ("q", "k", "v", "out", "lse")},
+    )
 
-    ragged = launch(2, draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31), (-300, -300))
-    return [launch(1, 64, 64, (0, 0)), ragged, launch(1, draw.randint(20, 60), draw.randint(3, 31), (300, -300))]
+
+def _attention(draw: Random) -> list[Launch]:
+    n, keys = draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31)
+    ragged = attention_launch(draw, 2, n, keys, (-300, -300))
+    short = draw.randint(20, 60), draw.randint(3, 31)
+    return [attention_launch(draw, 1, 64, 64), ragged, attention_launch(draw, 1, *short, (300, -300))]
+
+
+def _scores_lse(draw: Random) -> list[Launch]:
+    """The same without V and the output."""
+
+    def without(x: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in x.items() if name not in ("v", "out")}
+
+    return [
+        replace(x, arguments=without(x.arguments), truth=without(x.truth), budget=without(x.budget))
+        for x in _attention(draw)
+    ]
 
 
 EXERCISES = (
@@ -148,7 +163,7 @@ EXERCISES = (
         hints=(
             "A warp may be far ahead of another. Between a write of one thread and a read of another there has to be a barrier.",
             "Two places: before the loop (parts are written, then read), and at the end of each round of it.",
-            "A barrier that not all threads of the block come to hangs: it must stand outside of `if (t < half)`.",
+            "What a barrier does that not all threads of the block come to is undefined: it must stand outside of `if (t < half)`.",
         ),
         slips={"sums": "One thread writes the sum, once."},
         afterwards="Next: within a warp there is a way without shared memory, and without barriers.",
@@ -181,7 +196,7 @@ EXERCISES = (
         "the update of l.",
         kernel="scores_lse",
         parameters="const float* q, const float* k, float* lse, int len_q, int len_kv, float scale",
-        launches=lambda draw: _attention(draw, lse_only=True),
+        launches=_scores_lse,
         hints=(
             "One barrier between loading a tile and using it; one between using it and loading the next into the same place.",
             "The last tile may be longer than the keys: a score past the end must be −INFINITY, so that its exponential is 0.",
@@ -202,7 +217,7 @@ EXERCISES = (
         "The budget is the one of `flash2` in lesson 04, with tiles of 64 × 32, to the byte.",
         kernel="my_flash2",
         parameters="const float* q, const float* k, const float* v, float* out, float* lse, int len_q, int len_kv, float scale",
-        launches=lambda draw: _attention(draw, lse_only=False),
+        launches=_attention,
         hints=(
             "V's tile is loaded as K's is. Rows past the end must be 0, not left as they were: 0 × NaN is NaN.",
             "alpha = exp(m − m_new) rescales l *and* all D elements of acc.",

@@ -21,6 +21,7 @@ HEADLINES = {
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",
     "conflicts": "Right bytes, bank conflicts",
+    "passes": "Right bytes, too many passes over the banks",
     "overlap": "Right bytes, but nothing overlaps",
     "misuse": "Misuse of the machine",
     "compile error": "Compile error",

@@ -1,4 +1,4 @@
-"""What lessons 07 and 08 show of docs/results, in one small file that is installed with the library.
+"""What lessons 03, 04 and 07 to 09 show of docs/results, in one small file that is installed with the library.
 
     python notebooks/source/measured.py     docs/results to flashlab/data/measured.json
 
@@ -19,7 +19,8 @@ TO = ROOT / "flashlab" / "data" / "measured.json"
 
 
 def measured() -> dict[str, Any]:
-    """Launches as ncu counted them, flash2's times beside its peers', the rungs of flash3, FP8."""
+    """Launches as ncu counted them, times of flash2 beside its peers and beside what came before it, the rungs of flash3, what
+    binds them, the rates of an SM, FP8."""
     counters, bench = of("counters", "flash2"), of("bench", "flash2")
     ladder, fp8 = of("ladder", "flash3"), of("fp8", "flash3_fp8")
     launches = [
@@ -29,6 +30,9 @@ def measured() -> dict[str, Any]:
             "launch": row["launch"],
             "problem": row["problem"],
             "requested": {x["what"]: x["measured"] for x in row["rows"]},
+            "blocks": row["blocks"],
+            "occupancy": row["occupancy"] / 100,
+            "l2_hit_rate": row["l2_hit_rate"] / 100,
             "compulsory_read": row["dram"]["low"],
             "dram_read": row["dram"]["measured"],
             "dram_estimate": row["dram"]["estimate"],
@@ -37,23 +41,52 @@ def measured() -> dict[str, Any]:
         for row in counters["data"]["launches"]
         if "L2" in row["case"]
     ]
+    rates, profile = (results.latest(kind, ROOT / results.FOLDER) for kind in ("rates", "profile"))
+    assert rates is not None and profile is not None
+    cell = ("dtype", "head_dim", "causal", "length", "milliseconds")
+    blind = [of("blind", "flash1", condition)["data"]["rows"] for condition in ("unmeasured", "lengths")]
+    before = [{"algorithm": row["algorithm"], **{key: row[key] for key in (*cell, "predicted")}}
+              for rows in blind for row in rows if row["algorithm"] in ("standard", "online_softmax", "flash1")]  # fmt: skip
     kept = ("dtype", "head_dim", "causal", "length", "peer", "milliseconds", "tflops", "ratio")
     return {
         "device": counters["device"],
         "summary": counters["data"]["summary"],
         "launches": launches,
+        "before_flash2": before,
         "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
         "ladder": {
             "device": ladder["device"]["name"],
             "rows": [{key: row[key] for key in (*kept, "of_matmul")} for row in ladder["data"]["rows"]],
         },
+        "rates": _rates(rates.data["rows"]) | {"device": rates.content["device"]["name"]},
+        "profile": {
+            "device": profile.content["device"]["name"],
+            "rows": [
+                {key: row[key] for key in ("kernel", "head_dim", "causal", "length")}
+                | {"busy": row["counters"]["busy"]}
+                for row in profile.data["rows"]
+                if row["kernel"] in ("flash3", "flash3_fp8")
+            ],
+        },
         "fp8": {"device": fp8["device"]["name"], **{key: fp8["data"][key] for key in ("accuracy", "speed")}},
     }
 
 
-def of(kind: str, algorithm: str) -> Any:
+def _rates(rows: Any) -> dict[str, Any]:
+    """FLOPs per clock of an SM by `mma.sync` and by wgmma, at the best number of warps; and the part of their rate that wgmma's
+    products keep beside other instructions, issued without a pause."""
+
+    def best(what: str) -> float:
+        return max(row["value"] for row in rows if row["what"] == what)
+
+    beside = {row["what"].removesuffix("_beside_products"): row["tensor_share"]
+              for row in rows if row["what"].endswith("_beside_products")}  # fmt: skip
+    return {"warp_products": best("warp_products"), "wgmma": best("products_128_sram"), "beside": beside}
+
+
+def of(kind: str, algorithm: str, condition: str | None = None) -> Any:
     """The newest result of this kind about this algorithm."""
-    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm)
+    found = results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
     assert found is not None, f"no {kind} of {algorithm} in {results.FOLDER}"
     return found.content
 

@@ -40,7 +40,7 @@ _ROWS = [
     ("05.5", "every-tile-of-v-the-first", "v[j * D + i]", "v[i]", "numbers", r"out\[0, 0, 0\], in row tile 0"),
     ("05.5", "lse-without-its-maximum", "m + logf(l);", "logf(l);", "numbers", r"lse\[0, 0\], in row tile 0"),
     ("05.5", "rescales-upside-down", "alpha = expf(m - m_new)", "alpha = expf(m_new - m)", "numbers", r"out\[0, 0, 0\], in row tile 0"),
-    ("05.5", "rescales-the-output-only", "    l *= alpha;  // solution\n", "", "numbers", r"out\[0, 0, 0\], in row tile 0"),
+    ("05.5", "rescales-the-output-only", "    l *= alpha;  // solution\n", "", "numbers", r"out\[0, \d+, 0\], in row tile 0"),
     ("06.1", "a-column-for-each-lane", "8 * n + 2 * t + e % 2", "8 * n + t", "numbers", r"s\[0, 0\], in row tile 0.*bytes of s were never written"),
     ("06.1", "rows-and-columns-of-a-fragment-mixed-up", "g + e / 2 * 8", "g + e % 2 * 8", "numbers", r"s\[0, 0\], in row tile 0.*bytes of s were never written"),
     ("06.1", "neighbouring-rows-in-a-lane", "g + e / 2 * 8", "2 * g + e / 2", "numbers", r"s\[1, 0\], in row tile 0"),
@@ -78,6 +78,17 @@ _ROWS = [
     ("07.3", "the-same-row-four-times", "a[(first + r) * cols + c]", "a[first * cols + c]", "numbers", r"y\[1\], in row tile 0"),
     ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "numbers", r"y\[7\], in row tile 1.*never written"),
     ("07.3", "blocks-share-rows", "first = 4 * blockIdx.x", "first = 2 * blockIdx.x", "numbers", r"y\[10\], in row tile 2.*never written"),
+    ("10.1", "a-float-at-a-time", "const float4 a = q_row[d], b = k_tile[c][d];", "const volatile float* one = reinterpret_cast<const volatile float*>(&k_tile[c][d]); const float4 a = q_row[d], b = make_float4(one[0], one[1], one[2], one[3]);", "passes", r"k_tile read in SRAM: 24,576 of 37,632 passes over the banks; the budget is 31,680 in all"),
+    ("10.1", "loads-what-the-mask-hides", "j < keys; j += BC", "j < len_kv; j += BC", "bytes", r"k read: you moved 65,536 bytes, the budget is 49,152"),
+    ("10.1", "forgets-the-mask", "j + c <= row + len_kv - len_q ? sum * scale : -INFINITY", "j + c < len_kv ? sum * scale : -INFINITY", "numbers", r"out\[0, 0, 0\], in row tile 0"),
+    ("10.1", "the-mask-of-the-first-query", "last_row + len_kv - len_q + 1;", "static_cast<int>(blockIdx.x) * BR + len_kv - len_q + 1;", "numbers", r"out\[0, \d+, 0\], in row tile 0"),
+    ("10.1", "top-left", "row + len_kv - len_q ?", "row ?", "numbers", r"out\[0, 0, 0\], in row tile 0"),
+    ("10.1", "no-barrier-after-the-load", "    __syncthreads();  // both tiles are there  // solution\n", "", "misuse", r"capstone\.cu:\d+, step scores: (race|uninitialised)"),
+    ("10.1", "no-barrier-before-the-load", "    __syncthreads();  // nobody still reads the tiles before  // solution\n", "", "misuse", r"capstone\.cu:\d+, step load_k: race"),
+    ("10.1", "reads-past-the-keys", "const bool inside = j + i / CHUNKS < len_kv;", "const bool inside = true;", "out of bounds", r"capstone\.cu:\d+.*past the end of (k|v)"),
+    ("10.1", "output-is-not-rescaled", "acc[d].x *= alpha, acc[d].y *= alpha, acc[d].z *= alpha, acc[d].w *= alpha;", "acc[d].x *= alpha;", "numbers", r"out\[0, \d+, \d\], in row tile 0"),
+    ("10.1", "maximum-starts-at-0", "float m = -INFINITY", "float m = 0", "numbers", r"out\[0, 0, 0\], in row tile 0, is nan"),
+    ("10.1", "lse-without-its-sum", "m + logf(l);", "m;", "numbers", r"lse\[0, 1\], in row tile 0"),
 ]  # fmt: skip
 
 MISCONCEPTIONS = [Misconception(*row) for row in _ROWS]
