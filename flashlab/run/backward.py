@@ -14,16 +14,11 @@ from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Masks, Tile, spell_masks
+from simulator.problem import Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
 __all__ = ["attention_backward"]
-
-FASTEST = "flash3_backward"
-"""What "auto" stands for where it takes the problem: Hopper, 16 bits, head dims up to 128."""
-ELSEWHERE = "flash2_backward"
-"""What "auto" stands for elsewhere, and on the emulator, which runs it faster."""
 
 
 @spell_masks
@@ -60,7 +55,7 @@ def attention_backward(
     if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
-        chosen = ELSEWHERE if algorithm == "auto" else algorithm
+        chosen = plans.elsewhere(algorithm, BACKWARD)
         return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
@@ -91,11 +86,7 @@ def _plan(
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = BACKWARD.problem(inputs, **masks)
     BACKWARD.check(problem, inputs)
-    if algorithm == "auto":
-        refused = plans.catalogue.get(FASTEST).refuses(
-            problem, plans.gpu_device(arch), None if tile is None else Tile.parse(tile)
-        )
-        algorithm = ELSEWHERE if refused else FASTEST
+    algorithm = plans.on_the_gpu(algorithm, BACKWARD, problem, tile, arch)
     return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
 
 
