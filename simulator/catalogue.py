@@ -276,9 +276,9 @@ CATALOGUE = {
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
              Kernel("flash2_backward", "flash2_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state")),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            Support(masks=(*COMMON_MASKS, "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
+            Support(masks=(*COMMON_MASKS, "lengths", "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
             atomics=("dq",),
         ),
         Algorithm(

@@ -71,11 +71,10 @@ def attention(
         cu_seqlens_q, cu_seqlens_k = (
             torch.tensor([0, *each]).cumsum(0, dtype=torch.int32) for each in zip(*lengths, strict=True)
         )
-    left, right = said.get("window") or (None, None)
     out, logs = torch.ops.flashlab.attention(
         q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)), gradients_wanted(q, k, v),
-        rng_state, cu_seqlens_q, cu_seqlens_k, said.get("causal", False), left, right, said.get("scale"),
-        said.get("soft_cap"), said.get("dropout"), backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
+        rng_state, cu_seqlens_q, cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
+        *(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
     )  # fmt: skip
     return (out, logs) if lse else out
 
@@ -102,21 +101,37 @@ def _named(device: Device | DeviceName | None) -> str | None:
     return found.name
 
 
-_OPTIONS = """Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, bool causal, int? left, int? right, float? scale,
-    float? soft_cap, float? dropout, str backend, str? device"""
+_TYPES = {bool: "bool", float: "float?", tuple: "int[]?"}
+"""In an operator's schema, by the kind of a mask's values. A pair is a list, in which -1 stands for None."""
+_MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES]
+"""All but the lengths, which offsets say."""
+_OPTIONS = ", ".join((
+    "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device",
+    *(f"{_TYPES[FIELDS[name].kind]} {name}" for name in _MASKS),
+))  # fmt: skip
 """What both operators take at the end."""
 
 
+def _plain(value: Any) -> Any:
+    """A mask's value as an operator takes it."""
+    return (
+        value if value is None or isinstance(value, bool | float) else [-1 if side is None else side for side in value]
+    )
+
+
+def _said(value: Any) -> Any:
+    """The value again."""
+    return value if value is None or isinstance(value, bool | float) else tuple(None if n == -1 else n for n in value)
+
+
 def _options(
-    rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool, left: int | None, right: int | None,
-    scale: float | None, soft_cap: float | None, dropout: float | None, backend: Backend, device: DeviceName | None,
-) -> tuple[Masks, dict[str, Any]]:  # fmt: skip
+    rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None, *plain: Any
+) -> tuple[Masks, dict[str, Any]]:
     """`_OPTIONS` as masks of a problem, and as what else a call takes.
 
     Offsets that lie on a GPU are waited for: the plan of a call is made for lengths.
     """
-    window = None if left is None and right is None else (left, right)
-    masks = Masks(causal=causal, window=window, scale=scale, soft_cap=soft_cap, dropout=dropout)
+    masks: Any = {name: _said(value) for name, value in zip(_MASKS, plain, strict=True)}
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         masks["lengths"] = list(zip(*(x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True))
     return masks, {"rng_state": rng_state, "backend": backend, "device": device}

@@ -14,7 +14,7 @@ from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Masks, spell_masks
+from simulator.problem import FIELDS, Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
@@ -34,7 +34,7 @@ def attention_backward(
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
     `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
-    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too.
+    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes `lengths`.
 
     dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
@@ -49,6 +49,8 @@ def attention_backward(
     ((1, 2, 20, 16), 'float16')
     """
     named, options = BACKWARD.apart(masks)
+    if (lengths := options.get("lengths")) is not None:
+        options["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     state = state_of(options.get("dropout"), seed, offset, rng_state)
     named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
     given = BACKWARD.bound((), named)

@@ -27,10 +27,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
-from simulator.operations.attention import ATTENTION, SCORE, UNIT, hidden_pairs
+from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional, hidden_pairs
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.philox import kept_weights
-from simulator.problem import Problem
+from simulator.problem import Problem, Tile
 
 ROUNDINGS = 1.2
 """By how many u a row may be off."""
@@ -57,6 +57,9 @@ class Backward(Operation):
         "dropout, causal, GQA, batch 2": {
             "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 40, "len_kv": 70, "causal": True, "dropout": 0.25,
         },
+        "sequences, causal, GQA": {
+            "heads": 4, "kv_heads": 2, "lengths": [3, (71, 131), 2, (0, 9), (40, 0), (31, 12)], "causal": True,
+        },
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -64,7 +67,7 @@ class Backward(Operation):
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
         Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
         Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
-        ATTENTION.operand("rng_state"),
+        *(ATTENTION.operand(name) for name in ("rng_state", "offsets_q", "offsets_kv")),
     )
     outputs = tuple(
         Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required
@@ -72,6 +75,10 @@ class Backward(Operation):
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         return ATTENTION.problem(arrays, **masks)
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        super().check(problem, arrays, tile)
+        check_optional(problem, arrays)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         """q, k and v of a kind, as attention draws them, and normal dout. `out` and `lse` are its float64 judge's, rounded."""

@@ -65,7 +65,7 @@ def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmT
     A block has so many `rows`.
     """
     delta = m.workspace("delta", 1, vector=True)
-    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4):
+    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         i = block.i
         block.step("delta")
         block.store(delta, (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum(), i, rows)
@@ -76,7 +76,7 @@ def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmT
 
 def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int = ROWS) -> None:
     """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`."""
-    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4):
+    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 
@@ -107,7 +107,8 @@ def flash2_backward(
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    for block in m.launch("flash2_backward", rows=problem.key_tiles(tile), warps=c.warps, walk=visible, of=k):
+    tiles = problem.key_tiles(tile)
+    for block in m.launch("flash2_backward", rows=tiles, warps=c.warps, walk=visible, of=k, along="len_kv"):
         j = block.i
         p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
         block.step("load_kv")

@@ -13,7 +13,7 @@ PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_ba
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
-GROUP = "ragged, GQA, batch 2"
+GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
 PHILOX = "kernels_cu/include/philox.cuh"
 
 
@@ -103,7 +103,7 @@ KERNELS = [
         new="odd ? c[2] : c[0]", check="rule", case="aligned",
     ),
     KernelMutant(
-        mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, first_key", new="k, batch, 0, first_key",
+        mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, keys_before", new="k, batch, 0, keys_before",
         check="head_order", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
@@ -205,6 +205,34 @@ KERNELS = [
                 case="a query less than a tile, a key more",
             ),
         )
+    ),
+    KernelMutant(
+        mechanism="sequences found among the queries", old="{offsets_kv, offsets_q}", new="{offsets_q, offsets_kv}",
+        check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="an empty place isn't left", old="if (RAGGED && first_key >= end_key) return;", new="", check="bytes",
+        case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + first_row",
+        new="* shape.len_q + first_row", check="rule", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="queries of the batch's first sequence", old="row_address(q, batch, ahead.head, first_row)",
+        new="row_address(q, batch, ahead.head, first_query)", check="rule", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="dQ added to the batch's first rows", old="here.head, queries_before + row", new="here.head, row",
+        check="sequences", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="gradients of the next sequence's keys stored", old="shape, stored_key, dv_sum",
+        new="batches, stored_key, dv_sum", check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="neighbours' queries weighed with 0", old="rows = shape.len_q - first_query, first_row",
+        new="rows = batches.len_q - first_query, first_row", check="misuse", case=SEQUENCES,
     ),
 ]  # fmt: skip
 

@@ -145,7 +145,7 @@ def test_an_operator_as_torch_wants_it() -> None:
     """Schema, autograd, and what a compiler is told of the outputs: also in flash-attn's layout."""
     assert door().attention
     tensors = [x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves())]
-    options = [None, None, None, True, None, None, None, None, None, "emulator", None]
+    options = [None, None, None, "emulator", None, True, [9, -1], 0.3, None, None]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     found = torch().library.opcheck(
         torch().ops.flashlab.attention, (*tensors, None, None, None, "auto", None, True, *options), test_utils=checks
@@ -187,14 +187,27 @@ def test_flash_attn_func_on_slices_of_one_projection() -> None:
 
 
 def test_flash_attn_varlen_func() -> None:
-    """Each sequence is as if it were alone."""
-    q, k, v = (x[0] for x in swapped(*leaves(P.replace(batch=1, len_q=30))))
-    with torch().no_grad():
-        ends_q, ends_k = (torch().tensor([0, n, n, 30], dtype=torch().int32) for n in (12, 14))
-        whole = door("flash_attn").flash_attn_varlen_func(q, k, v, ends_q, ends_k, 18, 16, causal=True)
-        for rows, keys in ((slice(0, 12), slice(0, 14)), (slice(12, 30), slice(14, 30))):
-            alone = door("flash_attn").flash_attn_func(q[None, rows], k[None, keys], v[None, keys], causal=True)
-            assert torch().equal(whole[rows], alone[0])
+    """Each sequence is as if it were alone, and so are its gradients."""
+    q, k, v = whole = [x[0].detach().requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_q=30)))]
+    ends_q, ends_k = (torch().tensor([0, n, n, 30], dtype=torch().int32) for n in (12, 14))
+    out = door("flash_attn").flash_attn_varlen_func(q, k, v, ends_q, ends_k, 18, 16, causal=True)
+    out.square().sum().backward()
+    for rows, keys in ((slice(0, 12), slice(0, 14)), (slice(12, 30), slice(14, 30))):
+        own = [x.detach()[None, cut].requires_grad_() for x, cut in zip(whole, (rows, keys, keys), strict=True)]
+        alone = door("flash_attn").flash_attn_func(*own, causal=True)
+        alone.square().sum().backward()
+        assert torch().equal(out[rows], alone[0])
+        for x, y, cut in zip(whole, own, (rows, keys, keys), strict=True):
+            assert torch().allclose(x.grad[cut], y.grad[0], atol=1e-5)
+
+
+def test_lengths_in_numbers() -> None:
+    """The same as offsets in tensors, through `fl.attention`."""
+    p = P.replace(batch=1, len_q=None, len_kv=None, lengths=[(12, 14), (8, 16)])
+    tensors = leaves(p)
+    out, lse = fl.attention(*tensors, lengths=[(12, 14), (8, 16)], causal=True, lse=True, backend="emulator")
+    out.sum().backward()
+    assert judged(p, tensors, out, lse, torch().ones_like(out)) <= 1
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
