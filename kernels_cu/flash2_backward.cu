@@ -1,4 +1,5 @@
-// FlashAttention-2, backward: Algorithm 2 of Dao 2023 (arXiv 2307.08691), with masks, windows, GQA, any lengths and ragged batches.
+// FlashAttention-2, backward: Algorithm 2 of Dao 2023 (arXiv 2307.08691), with masks, windows, GQA, any lengths,
+// ragged batches and a soft cap.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
@@ -141,6 +142,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     // step: scores
     Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
     multiply_by_queries(s, k_tile, q_tile(stage), warp);
+    bend(s, scores, shape);
 
     // step: mask
     const int own_key = opaque(first_key);  // what follows from it is computed once more: cheaper than registers

@@ -278,8 +278,8 @@ CATALOGUE = {
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            Support(masks=(*COMMON_MASKS, "lengths", "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
-            atomics=("dq",),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "lengths", "dropout")),
+            flash2_backward_program.ABOUT, "flash1_backward", ("dq",),
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,

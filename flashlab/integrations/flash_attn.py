@@ -35,10 +35,10 @@ def flash_attn_func(
 
     Masks are aligned bottom-right. Dropout draws its seed from torch's generator, and rounds the rate to a multiple of 1/256.
 
-    >>> import torch                                                                # doctest: +SKIP
-    >>> q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=True) for _ in "qkv")    # doctest: +SKIP
-    >>> flash_attn_func(q, k, v, causal=True).sum().backward()                      # doctest: +SKIP
-    >>> v.grad.shape                                                                # doctest: +SKIP
+    >>> import torch
+    >>> q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=True) for _ in "qkv")
+    >>> flash_attn_func(q, k, v, causal=True).sum().backward()
+    >>> v.grad.shape
     torch.Size([1, 20, 2, 16])
     """
     _check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
@@ -60,10 +60,10 @@ def flash_attn_varlen_func(
     `cu_seqlens_q` and `cu_seqlens_k`, int32 (sequences + 1,), say where each begins, and where the last one ends. They are fetched
     from the GPU, because a launch is planned for the lengths. The longest sequence follows from them.
 
-    >>> import torch                                                                              # doctest: +SKIP
-    >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")                                         # doctest: +SKIP
-    >>> ends = torch.tensor([0, 20, 50], dtype=torch.int32)                                       # doctest: +SKIP
-    >>> flash_attn_varlen_func(q, k, v, ends, ends, 30, 30, causal=True).shape                    # doctest: +SKIP
+    >>> import torch
+    >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")
+    >>> ends = torch.tensor([0, 20, 50], dtype=torch.int32)
+    >>> flash_attn_varlen_func(q, k, v, ends, ends, 30, 30, causal=True).shape
     torch.Size([50, 2, 16])
     """
     del max_seqlen_q, max_seqlen_k

@@ -47,11 +47,11 @@ def attention(
     last one ends; `lengths` says the same in numbers. No gradient flows through the LSE, and none twice. What has no
     backward pass raises `UsageError` at once if a gradient is wanted, not when the loss is known.
 
-    >>> import torch                                                                        # doctest: +SKIP
-    >>> from flashlab.integrations.torch import attention                                   # doctest: +SKIP
-    >>> q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in "qkv")            # doctest: +SKIP
-    >>> attention(q, k, v, causal=True).square().sum().backward()                           # doctest: +SKIP
-    >>> q.grad.shape                                                                        # doctest: +SKIP
+    >>> import torch
+    >>> from flashlab.integrations.torch import attention
+    >>> q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in "qkv")
+    >>> attention(q, k, v, causal=True).square().sum().backward()
+    >>> q.grad.shape
     torch.Size([1, 2, 40, 32])
     """
     check_tensors(q=q, k=k, v=v)

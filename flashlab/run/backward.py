@@ -34,7 +34,8 @@ def attention_backward(
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
     `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
-    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes `lengths`.
+    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
+    `lengths` and `soft_cap`.
 
     dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad

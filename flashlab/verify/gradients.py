@@ -94,6 +94,7 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
 def _weights(p: Problem, x: Arrays) -> Array:
     """P in float64, (batch, heads, len_q, len_kv)."""
     scores = p.scale * (x["q"] @ np.repeat(x["k"], p.queries_per_kv, 1).swapaxes(-1, -2))
+    scores = p.soft_cap * np.tanh(scores / p.soft_cap) if p.soft_cap else scores
     scores = np.where(hidden_pairs(p), -np.inf, scores)
     top = cast("Array", scores.max(-1, keepdims=True, initial=-np.inf))
     weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))

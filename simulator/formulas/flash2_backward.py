@@ -62,7 +62,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
-        other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
+        other=pairs * ((3 + (p.scale != 1.0) + 8 * (p.soft_cap is not None)) * square + bool(p.dropout) * tile.rows)
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )

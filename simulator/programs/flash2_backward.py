@@ -15,6 +15,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
+from simulator.programs.scores import cap_slope, soft_cap
 from simulator.tensors import HbmTensor
 
 ROWS = 16
@@ -124,7 +125,8 @@ def flash2_backward(
                 do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages)
                 d_i = kept_sum(block.fetch(delta.head(g), i, tile.rows, warps=along), problem).T
                 block.step("scores")
-                s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
+                s = soft_cap(block, block.matmul(k_j, q_i.T, split=shared, scale=problem.scale), problem)
+                slope = cap_slope(s, problem)
                 block.step("mask")
                 s = block.mask(s.T, i, j).T
                 block.step("exp")
@@ -134,7 +136,8 @@ def flash2_backward(
                 dp = block.matmul(v_j, do_i.T, split=shared)
                 dp = dropped(m, block, dp.T, i, j, member=g).T
                 block.step("ds")
-                block.put(ds_shared, (p * (dp - d_i)).round(problem.dtype))
+                bent = p if slope is None else p * slope
+                block.put(ds_shared, (bent * (dp - d_i)).round(problem.dtype))
                 block.step("dv")
                 dv_j = block.matmul(p_shared, do_i, split=shared, acc=dv_j)
                 block.step("dk")

@@ -14,6 +14,7 @@ FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backwar
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
+CAPPED = "a soft cap, causal, GQA"
 PHILOX = "kernels_cu/include/philox.cuh"
 
 
@@ -233,6 +234,21 @@ KERNELS = [
     KernelMutant(
         mechanism="neighbours' queries weighed with 0", old="rows = shape.len_q - first_query, first_row",
         new="rows = batches.len_q - first_query, first_row", check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="a soft cap without its derivative", file=TILES, old="s[f][m][n][e] *= slope[f][n][e];", new=";", check="rule",
+        case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="a soft cap's derivative as that of a sigmoid", file=TILES, old="slope[f][n][e] = 1 - tanh * tanh",
+        new="slope[f][n][e] = 1 - tanh", check="adjoint", case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="0 times the infinity of a hidden score", file=TILES, old="fmaxf(s[f][m][n][e], -1)", new="s[f][m][n][e]",
+        check="rule", case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="no soft cap", old="bend(s, scores, shape);", new="", check="rule", case=CAPPED,
     ),
 ]  # fmt: skip
 

@@ -66,7 +66,7 @@ RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support
 @given(problem=batches(longest=90), tile=tiles, seed=st.integers(0, 3))
 def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """Each sequence has the gradients that it has alone, and what is counted of it is, but for the offsets."""
-    p = problem.replace(soft_cap=None, sinks=False, alibi=False, head_dim=max(16, problem.head_dim))
+    p = problem.replace(sinks=False, alibi=False, head_dim=max(16, problem.head_dim))
     arrays = BACKWARD.draw(p, seed)
     run = fl.simulate(algorithm, **arrays, **p.masks, tile=tile, device=ROOMY)
     assert max(ratios(p, arrays, run.outputs).values()) <= 1
@@ -95,10 +95,14 @@ def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> No
 
 
 @settings(max_examples=20)
-@given(problem=problems(longest=12, dims=st.sampled_from([4, 8])), seed=st.integers(0, 3))
-def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, seed: int) -> None:
+@given(
+    problem=problems(longest=12, dims=st.sampled_from([4, 8])),
+    soft_cap=st.sampled_from([None, 0.7, 3.0]),
+    seed=st.integers(0, 3),
+)
+def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, soft_cap: float | None, seed: int) -> None:
     """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>."""
-    p = problem.replace(dtype="float32")
+    p = problem.replace(dtype="float32", soft_cap=soft_cap)
     drawn = BACKWARD.draw(p, seed)
     forward = ATTENTION.judge(p, drawn)
     arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in drawn.items()}
@@ -118,6 +122,7 @@ def _float64_forward(p: Problem, arrays: dict[str, Any]) -> Any:
         keys, kv = p.visible_keys(i), h // p.queries_per_kv
         if keys:
             logits = p.scale * arrays["k"][b, kv, keys.start : keys.stop] @ arrays["q"][b, h, i]
+            logits = p.soft_cap * np.tanh(logits / p.soft_cap) if p.soft_cap else logits
             weights = np.exp(logits - logits.max())
             out[b, h, i] = weights / weights.sum() @ arrays["v"][b, kv, keys.start : keys.stop]
     return out

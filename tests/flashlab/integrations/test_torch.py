@@ -163,14 +163,16 @@ def test_no_second_derivatives() -> None:
 # flash-attn's functions
 
 
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
 @pytest.mark.parametrize("window", [(-1, -1), (7, 2)])
-def test_flash_attn_func(window: tuple[int, int]) -> None:
+def test_flash_attn_func(window: tuple[int, int], soft_cap: float) -> None:
     q, k, v = swapped(*leaves())
     out, lse, _ = door("flash_attn").flash_attn_func(
-        q, k, v, softmax_scale=0.3, causal=True, window_size=window, return_attn_probs=True
+        q, k, v, softmax_scale=0.3, causal=True, window_size=window, softcap=soft_cap, return_attn_probs=True
     )
     left = None if window[0] == -1 else window[0]
-    expected = fl.naive(*(x.transpose(1, 2) for x in (q, k, v)), causal=True, window=(left, 0), scale=0.3)
+    masks: Any = {"causal": True, "window": (left, 0), "scale": 0.3, "soft_cap": soft_cap}
+    expected = fl.naive(*(x.transpose(1, 2) for x in (q, k, v)), **masks)
     assert np.allclose(to_numpy("out", out.transpose(1, 2)), expected.out, atol=1e-5)
     assert np.allclose(to_numpy("lse", lse), expected.lse, atol=1e-5)
     assert out.view(*out.shape[:2], -1).shape == (2, 20, 96), "whoever has flash-attn views its output so"
@@ -268,7 +270,6 @@ def test_what_flash_attn_varlen_func_refuses(change: Callable[[Any], dict[str, A
         ({"backend": "emulator", "algorithm": fl.naive}, "algorithm = 'function': expected a name"),
         ({"backend": "emulator", "device": fl.DEVICES["h100"].replace(sms=3)}, "device = 'h100': expected one of"),
         ({"backend": "emulator", "out": 3}, "out = int: expected None where q, k or v requires grad"),
-        ({"backend": "emulator", "soft_cap": 3.0}, "soft_cap = 3.0: expected nothing: flash2_backward knows"),
         ({"backend": "emulator", "causl": True}, "keyword = 'causl'"),
     ],
 )

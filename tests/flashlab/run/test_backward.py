@@ -99,8 +99,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dout": Q.astype("f4")}, "dout.dtype = 'float32': expected float16"),
     ({"dout": [1.0]}, "dout = 'list': expected an array of the same kind as q (ndarray)"),
     (
-        {"soft_cap": 5.0},
-        "soft_cap = 5.0: expected nothing: flash2_backward knows causal, window, scale, lengths, dropout",
+        {"soft_cap": 5.0, "algorithm": "flash1_backward"},
+        "soft_cap = 5.0: expected nothing: flash1_backward knows causal, window, scale, dropout",
     ),
     ({"sinks": LSE}, "keyword = 'sinks'"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
