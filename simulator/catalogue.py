@@ -262,9 +262,9 @@ CATALOGUE = {
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
             tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
-                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv")), ("dp", ("dout", "v", "dp")),
-                ("ds", ("out", "dout", "p", "dp", "ds")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
-            about=standard_backward_program.ABOUT,
+                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv", "rng_state")), ("dp", ("dout", "v", "dp")),
+                ("ds", ("out", "dout", "p", "dp", "ds", "rng_state")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_backward_program.ABOUT,
         ),
         Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,

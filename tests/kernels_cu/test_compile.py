@@ -99,8 +99,9 @@ DROPPED = [
     if "dropout" in CATALOGUE[case[0]].support.masks
     and case[3] in ("sm_80", "sm_90")
     and case[:3:2] != ("flash1_backward", 256)
+    and case != ("standard_backward", "float32", 256, "sm_90")
 ]
-"""At head dim 256 flash1_backward has no register to spare for the random bytes."""
+"""At head dim 256 flash1_backward has no register to spare for the random bytes, nor has the other's dK for its factor."""
 
 
 @pytest.mark.parametrize("case", one_of_each(DROPPED, lambda case: case[0], lambda case: "-".join(map(str, case))))

@@ -152,7 +152,7 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="a launch of its own with one query head of the group", algorithm="standard_backward", file=STANDARD,
-        old='name_sram("dout", do_tile.base, QTile::BYTES); float sum … visit < group',
+        old="const Dropout dropout(rng_state, shape.kept); float sum … visit < group",
         new="visit < 1", check="gqa", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
