@@ -339,14 +339,14 @@ def ladder(top: str, bottom: str) -> list[str]:
     return rungs
 
 
-def names(problem: Problem) -> list[str]:
-    """The algorithms of attention that take a problem's dtype.
+def names(problem: Problem, operation: Operation = ATTENTION) -> list[str]:
+    """The algorithms of an operation that take a problem.
 
     >>> import flashlab as fl
     >>> names(fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float8_e4m3fn"))
     ['flash3_fp8']
     """
-    return [row.name for row in of(ATTENTION).values() if row.refusal(problem) is None]
+    return [row.name for row in of(operation).values() if row.refusal(problem) is None]
 
 
 def get(algorithm: str | Program) -> Algorithm:

@@ -376,7 +376,7 @@ def on_the_gpu(
     algorithm: str | Program, operation: Operation, problem: Problem, tile: TileLike, arch: str | None
 ) -> str | Program:
     """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU."""
-    if algorithm != "auto":
+    if not _is_auto(algorithm):
         return algorithm
     fastest, _ = _FASTEST[operation.name]
     refused = catalogue.get(fastest).refuses(problem, gpu_device(arch), None if tile is None else Tile.parse(tile))
@@ -385,7 +385,12 @@ def on_the_gpu(
 
 def elsewhere(algorithm: str | Program, operation: Operation) -> str | Program:
     """The algorithm itself; for "auto" the one that runs anywhere, and on the emulator is the fastest."""
-    return _FASTEST[operation.name][1] if algorithm == "auto" else algorithm
+    return _FASTEST[operation.name][1] if _is_auto(algorithm) else algorithm
+
+
+def _is_auto(algorithm: Any) -> bool:
+    """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
+    return isinstance(algorithm, str) and algorithm == "auto"
 
 
 def gpu_device(arch: str | None) -> Device:
