@@ -1,4 +1,5 @@
-// FlashAttention-2, backward: Algorithm 2 of Dao 2023 (arXiv 2307.08691), with masks, windows, GQA and any lengths.
+// FlashAttention-2, backward: Algorithm 2 of Dao 2023 (arXiv 2307.08691), with masks, windows, GQA, any lengths,
+// ragged batches and a soft cap.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
 //   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
@@ -18,6 +19,7 @@
 // per warp, a fragment that is read feeds two products.
 #include "backward.cuh"
 #include "backward_rows.cuh"
+#include "sequences.cuh"
 
 constexpr int ROWS = 16;  // of a block of the first launch, and of the last
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
@@ -42,7 +44,7 @@ flash2_backward_delta(const Tensor out, const Tensor dout, float* delta, const T
 struct Place { int flat_head, key_tile; };
 
 DEVICE Place place_of(const Shape& shape, int block) {
-  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
+  const int key_tiles = row_tiles_of<BC>(transposed(shape)), group = shape.group / (shape.heads / shape.kv_heads);
   const int first_head = block / (group * key_tiles) * group;  // of the group
   const int heads = min(group, shape.batch * shape.kv_heads - first_head);
   const int place = block - first_head * key_tiles;
@@ -51,14 +53,20 @@ DEVICE Place place_of(const Shape& shape, int block) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout, const float* delta,
-                const Tensor dq_sum, const Tensor dk, const Tensor dv, const long long* rng_state, const Shape shape) {
-  const Place place = place_of(shape, blockIdx.x);
-  const int batch = place.flat_head / shape.kv_heads, group = shape.heads / shape.kv_heads;
-  const int first_key = place.key_tile * BC, end_key = min(first_key + BC, shape.len_kv);
+                const Tensor dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
+                const long long* rng_state, const Shape batches) {
+  const Place place = place_of(batches, blockIdx.x);
+  const int batch = place.flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
+
+  // step: load_kv (which keys)
+  const SequenceRows own = row_tile_at<BC>(transposed(batches), {offsets_kv, offsets_q}, place.key_tile);
+  const Shape shape = own.alone(batches), keys_first = transposed(shape);
+  const int first_key = own.first_row, end_key = min(first_key + BC, shape.len_kv);
+  if (RAGGED && first_key >= end_key) return;  // an empty place
+  const int keys_before = own.q, queries_before = own.kv;  // rows of a head in front of key 0 and of query 0
   const Warp warp;
   const int lane_row = lane_id() / 4, t = lane_id() % 4;
 
-  const Shape keys_first = transposed(shape);
   const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
   const Keys tiles = {uniform(walk.first), uniform(walk.last)};
 
@@ -75,8 +83,8 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
   // step: load_kv
   const int kv_head = place.flat_head % shape.kv_heads;
-  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, end_key - first_key, row_bytes(shape));
-  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
   struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
@@ -85,11 +93,11 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
   auto load = [&](int stage) {  // `ahead`, and on to the next one
-    const int first_query = ahead.i * BR, rows = shape.len_q - first_query;
-    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * shape.len_q + first_query;
+    const int first_query = ahead.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
+    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * batches.len_q + first_row;
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_query), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_row), q.row, rows, row_bytes(shape));
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       lse_ahead[r] = INF;  // so P = 0 beyond the last query
@@ -97,7 +105,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     }
 
     // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_query), dout.row, rows, row_bytes(shape));
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_row), dout.row, rows, row_bytes(shape));
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       delta_ahead[r] = 0;
@@ -134,6 +142,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
     // step: scores
     Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
     multiply_by_queries(s, k_tile, q_tile(stage), warp);
+    bend(s, scores, shape);
 
     // step: mask
     const int own_key = opaque(first_key);  // what follows from it is computed once more: cheaper than registers
@@ -173,7 +182,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 #pragma unroll
     for (int f = 0; f < ROW_FRAGMENTS; ++f) {
       const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
-      char* sums = row_address(dq_sum, batch, here.head, row);
+      char* sums = row_address(dq_sum, batch, here.head, queries_before + row);
 #pragma unroll
       for (int m = 0; m < COLUMN_PAIRS; ++m)
 #pragma unroll
@@ -188,12 +197,13 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
 
   // step: store_dkv
   copy_wait<0>();  // without queries K and V are still on their way
-  const Place again = place_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const Place again = place_of(batches, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  const int stored_key = RAGGED ? first_key : again.key_tile * BC;
   auto rows = [&](const Tensor& x) {
-    return row_address(x, again.flat_head / shape.kv_heads, again.flat_head % shape.kv_heads, again.key_tile * BC);
+    return row_address(x, again.flat_head / shape.kv_heads, again.flat_head % shape.kv_heads, keys_before + stored_key);
   };
-  store_gradient(rows(dk), dk.row, shape, again.key_tile * BC, dk_sum, warp, of_kept(shape.scale, shape.kept));
-  store_gradient(rows(dv), dv.row, shape, again.key_tile * BC, dv_sum, warp, of_kept(1, shape.kept));
+  store_gradient(rows(dk), dk.row, shape, stored_key, dk_sum, warp, of_kept(shape.scale, shape.kept));
+  store_gradient(rows(dv), dv.row, shape, stored_key, dv_sum, warp, of_kept(1, shape.kept));
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)

@@ -7,6 +7,7 @@
 // Rows of all tensors are padded to 16 bytes. Tiles: BR queries x BC keys.
 #include "elements.cuh"
 #include "mma.cuh"
+#include "philox.cuh"
 #include "scores.cuh"
 
 constexpr int THREADS = WARPS * 32;
@@ -123,6 +124,9 @@ standard_backward_p(const Tensor q, const Tensor k, const float* lse, const Tens
   here.store(p, shape, s);
 }
 
+// What the sums of dQ and dK are multiplied with: computed at the end, or it would take a register all the time.
+DEVICE float sum_factor(const Shape& shape) { return of_kept(shape.scale, DROPOUT ? opaque(shape.kept) : 256); }
+
 // Of a launch whose block x = KV head · key tiles + j sums up Xᵀ Y for key tile j: which KV head, which keys, this warp's keys.
 struct Columns {
   int batch, kv_head, first_key, warp_key;
@@ -161,13 +165,16 @@ struct Columns {
   }
 };
 
-// A tile of P, which is float32 in HBM, rounded to the storage dtype.
-DEVICE void load_rounded(PTile tile, const char* rows, long long stride, int rows_left, int keys_left) {
+// A tile of P, which is float32 in HBM, rounded to the storage dtype, without what is dropped. `first_row` and `first_key` are
+// the tile's.
+DEVICE void load_rounded(PTile tile, const char* rows, long long stride, int rows_left, int keys_left, const Dropout& dropout,
+                         int first_row, int first_key) {
   for (int i = threadIdx.x; i < BR * BC / 4; i += THREADS) {
     lanes_meet();
     const int row = i / (BC / 4), column = i % (BC / 4) * 4;
     float4 x = make_float4(0, 0, 0, 0);
     if (row < rows_left && column < keys_left) x = load_global<float4>(rows + row * stride + column * 4);
+    if constexpr (DROPOUT) x = dropout.dropped(x, first_row + row, first_key + column);
     const unsigned to = tile.at(row, column / CHUNK_ELEMENTS) + column % CHUNK_ELEMENTS * ELEMENT_BYTES;
 #if FL_DTYPE == 0
     store_shared(to, x);
@@ -178,13 +185,16 @@ DEVICE void load_rounded(PTile tile, const char* rows, long long stride, int row
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-standard_backward_dv(const Tensor p, const Tensor dout, const Tensor dv, const Shape shape) {
+standard_backward_dv(const Tensor p, const Tensor dout, const Tensor dv, const long long* rng_state, const Shape shape) {
   const Columns here(shape);
   const int group = shape.heads / shape.kv_heads, row_tiles = ceil_div(shape.len_q, BR);
   const PTile p_tile{sram_base()};
   const QTile do_tile{p_tile.base + PTile::BYTES};
   name_sram("p", p_tile.base, PTile::BYTES);
   name_sram("dout", do_tile.base, QTile::BYTES);
+
+  // step: load_p (seed and offset)
+  const Dropout dropout(rng_state, shape.kept);
 
   float sum[KEY_FRAGMENTS][HEAD_DIM / 8][4] = {};
   for (int visit = 0; visit < group * row_tiles; ++visit) {
@@ -193,7 +203,7 @@ standard_backward_dv(const Tensor p, const Tensor dout, const Tensor dv, const S
 
     // step: load_p
     load_rounded(p_tile, row_address(p, here.batch, head, first_row) + here.first_key * 4LL, p.row, shape.len_q - first_row,
-                 shape.len_kv - here.first_key);
+                 shape.len_kv - here.first_key, dropout.of_head(here.batch * shape.heads + head), first_row, here.first_key);
 
     // step: load_do
     load_tile<THREADS>(do_tile, row_address(dout, here.batch, head, first_row), dout.row, shape.len_q - first_row,
@@ -207,7 +217,7 @@ standard_backward_dv(const Tensor p, const Tensor dout, const Tensor dv, const S
   }
 
   // step: store_dv
-  here.store(dv, shape, sum, 1);
+  here.store(dv, shape, sum, of_kept(1, shape.kept));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -239,10 +249,14 @@ standard_backward_dp(const Tensor dout, const Tensor v, const Tensor dp, const S
 
 // One warp owns a row.
 extern "C" __global__ void __launch_bounds__(DS_ROWS * 32)
-standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const Tensor dp, const Tensor ds, const Shape shape) {
+standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const Tensor dp, const Tensor ds,
+                     const long long* rng_state, const Shape shape) {
   const int row_tiles = ceil_div(shape.len_q, DS_ROWS);
   const int flat_head = blockIdx.x / row_tiles, row = blockIdx.x % row_tiles * DS_ROWS + warp_id();
   const int batch = flat_head / shape.heads, head = flat_head % shape.heads;
+
+  // step: store_ds (seed and offset)
+  const Dropout dropout = Dropout(rng_state, shape.kept).of_head(flat_head);
   if (row >= shape.len_q) return;
 
   // step: delta
@@ -255,7 +269,7 @@ standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const 
       delta += dot(load_global<uint4>(row_address(dout, batch, head, row) + own * ELEMENT_BYTES),
                    load_global<uint4>(row_address(out, batch, head, row) + own * ELEMENT_BYTES), shape.head_dim - own);
   }
-  delta = warp_sum(delta);
+  delta = kept_part(warp_sum(delta), shape.kept);
 
   // step: store_ds
   for (int key = lane_id() * LANE_COLUMNS; key < round_up(shape.len_kv, CHUNK_ELEMENTS); key += WARP_COLUMNS) {
@@ -264,6 +278,7 @@ standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const 
       x = load_global<float4>(row_address(p, batch, head, row) + key * 4LL);
       y = load_global<float4>(row_address(dp, batch, head, row) + key * 4LL);
     }
+    if constexpr (DROPOUT) y = dropout.dropped(y, row, key);
     store_elements(row_address(ds, batch, head, row) + static_cast<long long>(key) * ELEMENT_BYTES,
                    make_float4(x.x * (y.x - delta), x.y * (y.y - delta), x.z * (y.z - delta), x.w * (y.w - delta)));
   }
@@ -318,7 +333,8 @@ standard_backward_dq(const Tensor ds, const Tensor k, const Tensor dq, const Sha
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + warp_row + 16 * f + 8 * half + lane_id() / 4;
-      store_row(row_address(dq, batch, head, row), sum[f], half, shape.scale, row < shape.len_q ? padded_row_bytes(shape) : 0);
+      store_row(row_address(dq, batch, head, row), sum[f], half, sum_factor(shape),
+                row < shape.len_q ? padded_row_bytes(shape) : 0);
     }
 }
 
@@ -352,5 +368,5 @@ standard_backward_dk(const Tensor ds, const Tensor q, const Tensor dk, const Sha
   }
 
   // step: store_dk
-  here.store(dk, shape, sum, shape.scale);
+  here.store(dk, shape, sum, sum_factor(shape));
 }

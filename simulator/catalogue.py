@@ -263,9 +263,9 @@ CATALOGUE = {
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
             tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
-                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv")), ("dp", ("dout", "v", "dp")),
-                ("ds", ("out", "dout", "p", "dp", "ds")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
-            about=standard_backward_program.ABOUT,
+                ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv", "rng_state")), ("dp", ("dout", "v", "dp")),
+                ("ds", ("out", "dout", "p", "dp", "ds", "rng_state")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
+            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_backward_program.ABOUT,
         ),
         Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
@@ -277,10 +277,10 @@ CATALOGUE = {
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
              Kernel("flash2_backward", "flash2_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state")),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
              Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
-            Support(masks=(*COMMON_MASKS, "dropout")), about=flash2_backward_program.ABOUT, follows="flash1_backward",
-            atomics=("dq",),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "lengths", "dropout")),
+            flash2_backward_program.ABOUT, "flash1_backward", ("dq",),
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
@@ -340,14 +340,14 @@ def ladder(top: str, bottom: str) -> list[str]:
     return rungs
 
 
-def names(problem: Problem) -> list[str]:
-    """The algorithms of attention that take a problem's dtype.
+def names(problem: Problem, operation: Operation = ATTENTION) -> list[str]:
+    """The algorithms of an operation that take a problem.
 
     >>> import flashlab as fl
     >>> names(fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float8_e4m3fn"))
     ['flash3_fp8']
     """
-    return [row.name for row in of(ATTENTION).values() if row.refusal(problem) is None]
+    return [row.name for row in of(operation).values() if row.refusal(problem) is None]
 
 
 def get(algorithm: str | Program) -> Algorithm:

@@ -101,6 +101,9 @@ class LaunchCounts:
     tiles that row block i of a head walks over. It is None where blocks walk over nothing, or not alike.
     `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not. `inferred` says of how many
     rows of blocks the count follows from others (`Representatives`).
+
+    `along` is the axis along which its blocks lie, each with a tile of a sequence's rows. Where `across` isn't 0, blocks have so
+    many rows of any sequences instead, because what they do to a row is the same in all.
     """
 
     name: str
@@ -116,6 +119,8 @@ class LaunchCounts:
     walk: Callable[[int], Walk] | None = field(default=None, compare=False, repr=False)
     boxes: Mapping[Box, int] = field(default_factory=dict[Box, int], compare=False, repr=False)
     inferred: int = field(default=0, compare=False)
+    along: str = "len_q"
+    across: int = 0
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
@@ -344,6 +349,8 @@ class _Page:
     walk: Callable[[int], Walk] | None = None
     boxes: Counter[Box] = field(default_factory=Counter[Box])
     inferred: int = 0
+    along: str = "len_q"
+    across: int = 0
 
 
 class Book:
@@ -382,10 +389,13 @@ class Book:
         heads_together: int = 1,
         sram_peak: int = 0,
         walk: Callable[[int], Walk] | None = None,
+        along: str = "len_q",
+        across: int = 0,
     ) -> None:
-        """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, `walk` as in `LaunchCounts`."""
+        """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, the others as in `LaunchCounts`."""
         peak = sram_peak if blocks else 0
-        self._pages.append(_Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk))
+        page = _Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk, along=along, across=across)
+        self._pages.append(page)
 
     @contextmanager
     def apart(self) -> Generator[_Page]:
@@ -424,7 +434,7 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred)
+                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred, p.along, p.across)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

@@ -150,13 +150,16 @@ class Machine:
         walk: Callable[..., Walk] | None = None,
         readers: int | None = None,
         of: HbmTensor | None = None,
+        along: str = "len_q",
+        across: int = 0,
     ) -> Iterator[Block]:
         """Launch `rows` x `cols` blocks for every batch and head (of the queries, or of `of`).
 
         Yields blocks, each of which stands for a group that runs in lockstep. `walk(i)` or `walk(i, j)` is what
         block (i, j) loops over, for instance the key tiles that the mask leaves. Blocks with equal walks share a
         group. `readers` is how many read an operand that is not split: the warps, or the warpgroups if those multiply.
-        Nothing is launched if the operation has nothing to write. Raises `UsageError` for fewer than one warp.
+        Nothing is launched if the operation has nothing to write. `along` and `across` say how blocks of a ragged batch lie
+        (`LaunchCounts`). Raises `UsageError` for fewer than one warp.
         """
         lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
         heads = math.prod(lead)
@@ -164,7 +167,8 @@ class Machine:
         rows, cols = integer("rows", rows, 0), integer("cols", cols, 0)
         rows = 0 if self.operation.idle(self.problem) else rows
         row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
-        self.book.launch(name, rows * cols * heads, warps, self.config.heads_together, walk=row_walk)
+        together = self.config.heads_together
+        self.book.launch(name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across)
         self._touched.clear()
         walks = _walks(walk, rows, cols)
         most = rows  # blocks per lockstep group: on shapes alone a group costs the same at any size

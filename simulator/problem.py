@@ -385,7 +385,8 @@ class Problem:
         [[0, 1, 2], [0, 1, 2], [0, 1, 2], [1, 2], [2]]
         """
         window = None if self.left is None and self.right is None else (self.right, self.left)
-        return self.replace(len_q=self.len_kv, len_kv=self.len_q, causal=False, window=window)
+        lengths = None if self.lengths is None else [(keys, queries) for queries, keys in self._lengths]
+        return self.replace(len_q=self.len_kv, len_kv=self.len_q, lengths=lengths, causal=False, window=window)
 
     def visible_keys(self, row: int) -> range:
         """The keys that query `row` attends to."""

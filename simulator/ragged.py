@@ -7,6 +7,8 @@ places suffice, and at most one of each sequence stays empty: that block ends at
 
 A block goes by halves through offsets_q for the last sequence whose first place isn't behind its own (sequences.cuh). It then
 reads two numbers of offsets_kv. Each warp that needs to know asks.
+
+Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from simulator.config import Config
 from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
@@ -21,17 +24,34 @@ from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
 _NUMBER = 4  # bytes of an offset
-_STEP = "load_q"  # what a block does first
 
 
-def places(problem: Problem, rows: int) -> list[int]:
-    """How many places each sequence has for its row tiles of `rows` queries.
+class _Side(NamedTuple):
+    """What blocks have that lie along an axis: the tile's side, the heads, the first step, the offsets they go through, and
+    those of which they read two."""
+
+    tile: str
+    heads: str
+    step: str
+    searched: str
+    read: str
+
+
+_SIDES = {
+    "len_q": _Side("rows", "heads", "load_q", "offsets_q", "offsets_kv"),
+    "len_kv": _Side("cols", "kv_heads", "load_kv", "offsets_kv", "offsets_q"),
+}
+
+
+def places(problem: Problem, rows: int, along: str = "len_q") -> list[int]:
+    """How many places each sequence has for its row tiles of `rows` queries, or for its tiles of so many keys.
 
     >>> p = Problem(batch=1, heads=1, lengths=[100, 28, 0, 65], head_dim=8, dtype="float16")
     >>> places(p, 64)  # they begin at the queries 0, 100, 128 and 128
     [2, 2, 1, 2]
     """
-    return [each.stop // rows - each.start // rows + 1 for each, _ in problem.spans] if problem.len_q else []
+    spans = [keys if along == "len_kv" else queries for queries, keys in problem.spans]
+    return [each.stop // rows - each.start // rows + 1 for each in spans] if spans[-1].stop else []
 
 
 def halvings(sequence: int, sequences: int) -> int:
@@ -78,6 +98,8 @@ def _launch(
 ) -> LaunchCounts:
     """A launch of the whole batch, where `total` is the sum over its sequences."""
     p, each = problem, [part.launches[index] for part in parts]
+    if total.across:
+        return _across(total, p)
     axes = {x.name: set(x.axes) for x in (*operation.inputs, *operation.outputs)}
     boxes, distinct = Counter[Box](), dict(total.distinct)
     for launch, (rows, keys) in zip(each, p.spans, strict=True):
@@ -87,19 +109,28 @@ def _launch(
     for name, way in distinct:
         if name in axes and axes[name].isdisjoint(("len_q", "len_kv")):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
-    room, ledger = places(p, config.tile.rows), dict(total.ledger)
-    heads, asking = p.batch * p.heads, 4 * config.consumers + 1 if config.consumers else config.warps
+    side, ledger = _SIDES[total.along], dict(total.ledger)
+    room = places(p, getattr(config.tile, side.tile), total.along)
+    heads: int = p.batch * getattr(p, side.heads)
+    asking = 4 * config.consumers + 1 if config.consumers else config.warps
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
-    for name, looks, seen in (("offsets_q", searched, len(room) - 1), ("offsets_kv", 2 * sum(room), len(room) + 1)):
+    for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
         if looks:
-            ledger[Entry(_STEP, name, "hbm.read")] = _NUMBER * looks * heads * asking
+            ledger[Entry(side.step, name, "hbm.read")] = _NUMBER * looks * heads * asking
             distinct[name, "read"] = _NUMBER * seen
     return replace(
         total,
-        blocks=total.blocks + heads * (sum(room) - sum(one.row_tiles(config.tile) for one in p.sequences if room)),
+        blocks=heads * sum(room),
         sram_peak=max(launch.sram_peak for launch in each),
         ledger=ledger,
         distinct=distinct,
         boxes=boxes,
         walk=None,
     )
+
+
+def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:
+    """A launch whose blocks have rows of any sequences: all move what their rows need, and compute alike."""
+    p = problem
+    blocks = p.batch * p.heads * -(-p.len_q // total.across)
+    return replace(total, blocks=blocks, flops_other=total.flops_other * blocks // max(1, total.blocks), walk=None)

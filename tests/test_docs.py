@@ -52,12 +52,16 @@ MODULES = sorted(
 )
 COMPILED = {"flashlab.emulator.files", "flashlab.run.emulated", "flashlab.verify.kernels"}
 """Their examples need a C++ compiler."""
+TORCH = {"flashlab.integrations.torch", "flashlab.integrations.flash_attn"}
+"""Torch's functions are made as they are imported."""
 
 
 def _needs(name: str) -> Any:
     """What a module, or its examples, can't do without."""
     if name.startswith("flashlab.triton."):
         return pytest.mark.triton
+    if name in TORCH:
+        return pytest.mark.torch, pytest.mark.compiler
     return pytest.mark.compiler if name in COMPILED else ()
 
 

@@ -81,6 +81,7 @@ def compare(
         bool,
         typer.Option("--sample", help="Run on the real q, k, v that come with flashlab.", rich_help_panel="Problem"),
     ] = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Compare backward passes.")] = False,
     out: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Draw pictures into this folder.", rich_help_panel=_OUTPUT)
     ] = None,
@@ -90,7 +91,8 @@ def compare(
     import flashlab as fl
 
     targets = [options.algorithm(name) for name in algorithms] if algorithms else None
-    keywords: dict[str, Any] = {"algorithms": targets, **run.keywords(), "progress": progress.track("algorithms")}
+    keywords: dict[str, Any] = {"algorithms": targets, "backward": backward, **run.keywords()}
+    keywords["progress"] = progress.track("algorithms")
     data = _data(problem, input, sample=sample)
     if data is None:
         found = fl.compare(problem.problem(), **keywords)
@@ -105,7 +107,12 @@ def compare(
             said = (
                 "not computed: naive attention would take too much" if unchecked else "2-norm, relative to the result's"
             )
-            tables.line(f"error: against naive attention in float64, {said}")
+            judge = (
+                "gradients in float64, for a random gradient of the output"
+                if backward
+                else "naive attention in float64"
+            )
+            tables.line(f"error: against {judge}, {said}")
     if out is not None:
         with progress.busy("drawing"), options.spelled(path="--out"):
             pictures = found.plot(out)

@@ -14,16 +14,11 @@ from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Masks, Tile, spell_masks
+from simulator.problem import FIELDS, Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
 __all__ = ["attention_backward"]
-
-FASTEST = "flash3_backward"
-"""What "auto" stands for where it takes the problem: Hopper, 16 bits, head dims up to 128."""
-ELSEWHERE = "flash2_backward"
-"""What "auto" stands for elsewhere, and on the emulator, which runs it faster."""
 
 
 @spell_masks
@@ -39,7 +34,8 @@ def attention_backward(
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
     `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
-    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too.
+    With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
+    `lengths` and `soft_cap`.
 
     dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
@@ -54,13 +50,15 @@ def attention_backward(
     ((1, 2, 20, 16), 'float16')
     """
     named, options = BACKWARD.apart(masks)
+    if (lengths := options.get("lengths")) is not None:
+        options["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     state = state_of(options.get("dropout"), seed, offset, rng_state)
     named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
     given = BACKWARD.bound((), named)
     if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
-        chosen = ELSEWHERE if algorithm == "auto" else algorithm
+        chosen = plans.elsewhere(algorithm, BACKWARD)
         return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
@@ -91,11 +89,7 @@ def _plan(
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = BACKWARD.problem(inputs, **masks)
     BACKWARD.check(problem, inputs)
-    if algorithm == "auto":
-        refused = plans.catalogue.get(FASTEST).refuses(
-            problem, plans.gpu_device(arch), None if tile is None else Tile.parse(tile)
-        )
-        algorithm = ELSEWHERE if refused else FASTEST
+    algorithm = plans.on_the_gpu(algorithm, BACKWARD, problem, tile, arch)
     return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Unpack
 
-from flashlab.run import arrays
+from flashlab.run import arrays, host
 from flashlab.run import plan as plans
 from flashlab.run.arrays import Framework, Place, View
 from flashlab.run.plan import Plan, Ready
@@ -62,6 +62,10 @@ def attention(
 
     Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
     written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
+    `algorithm="auto"` is the fastest that takes the problem there.
+
+    Gradients flow through `out` back to torch tensors q, k and v that require them. What `attention_backward` doesn't take is
+    refused then. `flashlab.integrations.torch` is for functions that `torch.compile` compiles.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
 
@@ -71,13 +75,24 @@ def attention(
     (1, 8, 1024, 64)
     """
     among("backend", backend, ["gpu", "emulator"])
+    if host.wants_gradient(q) or host.wants_gradient(k) or host.wants_gradient(v):
+        from flashlab.integrations import torch
+
+        for name, x in (("out", out), ("scales", scales)):
+            if x is not None:
+                raise host.refused(name, type(x).__name__, "None where q, k or v requires grad")
+        return torch.attention(
+            q, k, v, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device, sinks=sinks,
+            alibi_slopes=alibi_slopes, mask=mask, seed=seed, offset=offset, rng_state=rng_state, **masks,
+        )  # fmt: skip
     state = state_of(masks.get("dropout"), seed, offset, rng_state)
     if backend == "emulator":
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
-            q, k, v, algorithm=algorithm, lse=lse, out=out, tile=tile, device=device, scales=scales, sinks=sinks,
-            alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state if state is None else state, **masks,
+            q, k, v, algorithm=plans.elsewhere(algorithm, ATTENTION), lse=lse, out=out, tile=tile, device=device,
+            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state if state is None else state,
+            **masks,
         )  # fmt: skip
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
@@ -201,4 +216,5 @@ def _cached_plan(
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = ATTENTION.problem(inputs, **masks)
     ATTENTION.check(problem, inputs)
+    algorithm = plans.on_the_gpu(algorithm, ATTENTION, problem, tile, arch)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)

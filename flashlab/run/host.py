@@ -33,6 +33,7 @@ __all__ = [
     "refused",
     "title_of",
     "to_numpy",
+    "wants_gradient",
 ]
 
 UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError
@@ -150,10 +151,14 @@ def like(x: Any, values: Array) -> Any:
     return from_numpy(values, kind_of(x), getattr(x, "device", None))
 
 
+def wants_gradient(x: Any) -> bool:
+    """Is it a torch tensor through which a gradient is to flow?"""
+    wanted = getattr(x, "requires_grad", False) and kind_of(x) == "torch"
+    return bool(wanted) and sys.modules["torch"].is_grad_enabled()
+
+
 def check_no_grad(name: str, x: Any) -> None:
     """Refuses a torch tensor whose gradient would be lost, because the result is a tensor without one."""
-    if kind_of(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled():
-        accepted = (
-            "one that doesn't: fl.attention_backward gives gradients; call under torch.no_grad(), or on .detach()"
-        )
+    if wants_gradient(x):
+        accepted = "one that doesn't: no gradient flows through it here; call under torch.no_grad(), or on .detach()"
         raise refused(name, "torch tensor that requires grad", accepted)

@@ -24,15 +24,29 @@ from simulator.counts import Counts, LaunchCounts
 from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError, among, unknown
 from simulator.names import AnyBackend, DeviceName
-from simulator.problem import WIDTH, Problem, round_up
+from simulator.operations.operation import Operation
+from simulator.problem import WIDTH, Problem, Tile, round_up
 from simulator.program import Program
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
 
-__all__ = ["ARCH", "EmulatorPlan", "Plan", "Ready", "SimulatorPlan", "gpu_plan", "kernel_of", "plan"]
+__all__ = [
+    "ARCH",
+    "EmulatorPlan",
+    "Plan",
+    "Ready",
+    "SimulatorPlan",
+    "elsewhere",
+    "gpu_plan",
+    "kernel_of",
+    "on_the_gpu",
+    "plan",
+]
 
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
+
+_FASTEST = {"attention": ("flash3", "flash2"), "backward": ("flash3_backward", "flash2_backward")}
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
@@ -356,6 +370,27 @@ def gpu_plan(
     """The plan of an algorithm on the current GPU; its counts are those of `fl.count(…, device=current_device())`."""
     arch = arch or ARCH
     return Plan(algorithm, problem, tile, lse, gpu_device(arch), arch)
+
+
+def on_the_gpu(
+    algorithm: str | Program, operation: Operation, problem: Problem, tile: TileLike, arch: str | None
+) -> str | Program:
+    """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU."""
+    if not _is_auto(algorithm):
+        return algorithm
+    fastest, _ = _FASTEST[operation.name]
+    refused = catalogue.get(fastest).refuses(problem, gpu_device(arch), None if tile is None else Tile.parse(tile))
+    return elsewhere(algorithm, operation) if refused else fastest
+
+
+def elsewhere(algorithm: str | Program, operation: Operation) -> str | Program:
+    """The algorithm itself; for "auto" the one that runs anywhere, and on the emulator is the fastest."""
+    return _FASTEST[operation.name][1] if _is_auto(algorithm) else algorithm
+
+
+def _is_auto(algorithm: Any) -> bool:
+    """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
+    return isinstance(algorithm, str) and algorithm == "auto"
 
 
 def gpu_device(arch: str | None) -> Device:

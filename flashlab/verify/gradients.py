@@ -94,6 +94,7 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
 def _weights(p: Problem, x: Arrays) -> Array:
     """P in float64, (batch, heads, len_q, len_kv)."""
     scores = p.scale * (x["q"] @ np.repeat(x["k"], p.queries_per_kv, 1).swapaxes(-1, -2))
+    scores = p.soft_cap * np.tanh(scores / p.soft_cap) if p.soft_cap else scores
     scores = np.where(hidden_pairs(p), -np.inf, scores)
     top = cast("Array", scores.max(-1, keepdims=True, initial=-np.inf))
     weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
@@ -182,8 +183,8 @@ def gqa(subject: Subject, p: Problem, seed: int) -> float:
 
 
 def key_order(subject: Subject, p: Problem, seed: int) -> float:
-    """Without a mask and dropout, keys and values that change places take their gradients with them."""
-    if p.right is not None or p.left is not None or p.dropout:
+    """Without a mask, dropout and sequences, keys and values that change places take their gradients with them."""
+    if p.right is not None or p.left is not None or p.dropout or p.lengths:
         return 0.0
     given, order = BACKWARD.draw(p, seed), np.random.default_rng((seed, 9)).permutation(p.len_kv)
     moved = given | {name: given[name][:, :, order] for name in "kv"}
@@ -216,6 +217,33 @@ def head_order(subject: Subject, p: Problem, seed: int) -> None:
     )
 
 
+def sequences(subject: Subject, p: Problem, seed: int) -> float:
+    """A sequence of a ragged batch has the gradients that it has alone. What lies in its neighbours' rows changes not a bit."""
+    if p.lengths is None:
+        return 0.0
+    given, names, worst = BACKWARD.draw(p, seed), ("dq", "dk", "dv"), 0.0
+    found = subject.run(p, given)
+    longest = sorted(range(len(p.spans)), key=lambda s: len(p.spans[s][0]))[-2:]
+    for s, garbage in zip(longest, (np.inf, np.nan), strict=False):
+        places = {axis: slice(x.start, x.stop) for axis, x in zip(("len_q", "len_kv"), p.spans[s], strict=True)}
+        own = {name: BACKWARD.operand(name).cut(x, places) for name, x in given.items()}
+        littered = {name: np.full_like(x, garbage) for name, x in given.items()}
+        for name, x in own.items():
+            BACKWARD.operand(name).cut(littered[name], places)[...] = x
+        with np.errstate(invalid="ignore"):
+            loud = subject.run(p, littered)
+        mine, other = ({name: BACKWARD.operand(name).cut(x[name], places) for name in names} for x in (found, loud))
+        _same_bits(
+            subject, names, mine, other, f"of sequence {s} changes when {garbage} lies in the rows of the others"
+        )
+        one = p.sequences[s].replace(lengths=None)
+        alone, bound = subject.run(one, own), _bounds(one, own)
+        for name in names:
+            _near(name, other[name], mine[name], 2 * bound[name])
+            worst = max(worst, _near(name, mine[name], alone[name], 2 * bound[name]))
+    return worst
+
+
 def memory(subject: Subject, p: Problem, seed: int) -> None:
     """Rows between NaNs and in other orders: not a bit of the gradients changes, nor anything around the inputs."""
     given = BACKWARD.draw(p, seed)
@@ -245,6 +273,7 @@ CHECKS: Mapping[str, Probe] = {
     "gqa": gqa,
     "key_order": key_order,
     "head_order": head_order,
+    "sequences": sequences,
     "memory": memory,
 }
 """The probes by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from simulator.errors import UsageError
 from simulator.fields import flag, listed
 from simulator.names import DeviceName
 from simulator.operations.attention import ATTENTION, Reference, naive, problem_of
+from simulator.operations.backward import BACKWARD
 from simulator.problem import Masks, Problem, Tile
 from simulator.program import Program
 
@@ -158,6 +159,7 @@ def compare(
     tile: Tile | tuple[int, int] | str | None = None,
     device: Device | DeviceName = "h100",
     lse: bool = False,
+    backward: bool = False,
     progress: Progress = False,
     **masks: Unpack[Masks],
 ) -> Comparison:
@@ -169,6 +171,9 @@ def compare(
     would. Raises `UsageError` for bad input, and
     its subclass `SramOverflow` for a tile that doesn't fit.
 
+    `backward=True` compares backward passes. On arrays, the gradient of the output is random, and the error is that of dq, dk and
+    dv together.
+
     >>> import flashlab as fl
     >>> p = fl.Problem(batch=1, heads=2, len_q=1_000_000, head_dim=64, dtype="float16", causal=True)
     >>> tab = fl.compare(p, algorithms=["standard", "flash2"])
@@ -178,6 +183,9 @@ def compare(
     from simulator import count, simulate
 
     lse, wrap = flag("lse", lse), wrapping(progress, "algorithms")
+    operation = BACKWARD if flag("backward", backward) else ATTENTION
+    if lse and operation is BACKWARD:
+        raise UsageError("lse", True, "False for a backward pass, which is given it")
     if isinstance(algorithms, str | Program):
         algorithms = [algorithms]
     named = (
@@ -191,7 +199,7 @@ def compare(
     if isinstance(what, Problem):
         if masks:
             raise UsageError(", ".join(masks), tuple(masks.values()), "none of them: the problem has its own")
-        targets = names(what) if named is None else named
+        targets = names(what, operation) if named is None else named
         rows = [Row(target=t, counts=count(t, what, **run_it), error=None) for t in wrap(targets)]
         return Comparison(problem=what, device=where, tile=asked, lse=lse, rows=tuple(rows))
     try:
@@ -202,12 +210,50 @@ def compare(
     masks.setdefault("causal", bool(getattr(what, "causal", None)))
     problem = problem_of(q, k, v, **masks)
     reference = reference_of(problem, {"q": q, "k": k, "v": v})
+    targets = names(problem, operation) if named is None else named
+    if operation is BACKWARD:
+        rows = _gradients(targets, problem, {"q": q, "k": k, "v": v}, reference, wrap, asked, where)
+        return Comparison(problem=problem, device=where, tile=asked, lse=False, rows=tuple(rows))
     rows: list[Row] = []
-    for target in wrap(names(problem) if named is None else named):
+    for target in wrap(targets):
         run = simulate(target, q, k, v, **masks, **run_it)
         error = None if reference is None else error_of(run.out, run.lse, reference)
         rows.append(Row(target=target, counts=run.counts, error=error))
     return Comparison(problem=problem, device=where, tile=asked, lse=lse, rows=tuple(rows))
+
+
+def _gradients(
+    targets: Iterable[Any], problem: Problem, arrays: Mapping[str, NDArray[Any]], forward: Reference | None, wrap: Any,
+    tile: Tile | None, device: Device,
+) -> list[Row]:  # fmt: skip
+    """Rows of backward passes, which are given the rounded output of the float64 judge, and its LSE."""
+    from simulator import simulate
+
+    if forward is None:
+        raise UsageError("what", figures.problem(problem), "fewer scores: naive attention would take too much")
+    dout = cast("NDArray[Any]", np.random.default_rng(0).standard_normal(forward.out.shape, np.float32))
+    storage = arrays["q"].dtype
+    given: dict[str, Any] = {
+        **arrays,
+        "out": forward.out.astype(storage),
+        "lse": forward.lse.astype(np.float32),
+        "dout": dout.astype(storage),
+    }
+    truth = {operand.name: np.empty(operand.shape(problem)) for operand in BACKWARD.outputs}
+    group = problem.queries_per_kv
+    alone = problem.replace(batch=1, heads=group, kv_heads=1)
+    for b, h in np.ndindex(problem.batch, problem.kv_heads):  # one after the other: the judge holds all scores
+        place = {"batch": slice(b, b + 1), "kv_heads": slice(h, h + 1), "heads": slice(h * group, (h + 1) * group)}
+        own = {name: BACKWARD.operand(name).cut(x, place) for name, x in given.items()}
+        for name, x in BACKWARD.judge(alone, own).items():
+            BACKWARD.operand(name).cut(truth[name], place)[...] = x
+    exact = np.concatenate([x.ravel() for x in truth.values()])
+    rows: list[Row] = []
+    for target in wrap(targets):
+        run = simulate(target, **given, **problem.masks, tile=tile, device=device)
+        found = np.concatenate([run.outputs[name].ravel().astype(np.float64) for name in truth])
+        rows.append(Row(target=target, counts=run.counts, error=error_of(found, None, Reference(exact, forward.lse))))
+    return rows
 
 
 MOST_SCORES = 2**26, 2**29

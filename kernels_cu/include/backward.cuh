@@ -90,6 +90,14 @@ DEVICE void of_columns(float (&two)[2], const float (&numbers)[STATISTICS], int 
   for (int e = 0; e < 2; ++e) two[e] = shuffle(numbers[8 * fragment / 32], query % 32 + e);
 }
 
+// The soft cap.
+DEVICE void bend(Transposed& s, const Scores& scores, const Shape& shape) {
+#pragma unroll
+  for (int f = 0; f < KEY_FRAGMENTS; ++f)
+#pragma unroll
+    for (int m = 0; m < QUERY_PAIRS; ++m) scores.bend(s[f][m], shape, 0, 0, 0);
+}
+
 // Hides what the mask hides, and the keys beyond the last one. `keys_first` is the transposed problem.
 DEVICE void mask_transposed(Transposed& s, const Scores& scores, const Shape& keys_first, Warp warp, int first_key, int first_query) {
 #pragma unroll
@@ -141,12 +149,13 @@ DEVICE void drop_gradient(Transposed& dp, Transposed& p, const float (&delta)[ST
 }
 
 // S becomes P = exp(S - LSE), and its rounded values go to SRAM, without those that are dropped: `first_key` and `first_query` are
-// those of the tile.
+// those of the tile. Under a soft cap S is the tanh, and what is left of P is P (1 - S^2): dS wants it so, and nobody else is left.
 DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS], PTile p_tile, Warp warp, const Dropout& dropout,
                          int first_key, int first_query) {
   RandomWords words[KEY_FRAGMENTS];
 #pragma unroll
   for (int m = 0; m < QUERY_PAIRS; ++m) {
+    float slope[KEY_FRAGMENTS][2][4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       float l[2];
@@ -154,7 +163,11 @@ DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS],
 #pragma unroll
       for (int f = 0; f < KEY_FRAGMENTS; ++f)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[f][m][n][e] = exp2_approx(c * s[f][m][n][e] - l[e % 2]);
+        for (int e = 0; e < 4; ++e) {
+          const float tanh = fmaxf(s[f][m][n][e], -1);  // not the -INF of a hidden score, for P is 0 there and 0 INF isn't
+          if constexpr (SOFT_CAP) slope[f][n][e] = 1 - tanh * tanh;
+          s[f][m][n][e] = exp2_approx(c * s[f][m][n][e] - l[e % 2]);
+        }
     }
     if constexpr (DROPOUT) {
       mark_dropped(s, words, m, dropout, first_key, first_query, warp);
@@ -171,6 +184,13 @@ DEVICE void exponentials(Transposed& s, float c, const float (&lse)[STATISTICS],
 #pragma unroll
       for (int f = 0; f < KEY_FRAGMENTS; ++f) store_fragments(p_tile, warp.key + 16 * f, m * TURN, 16 * warp.across, s[f][m]);
     }
+    if constexpr (SOFT_CAP)
+#pragma unroll
+      for (int f = 0; f < KEY_FRAGMENTS; ++f)
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) s[f][m][n][e] *= slope[f][n][e];
   }
 }
 

@@ -4,6 +4,9 @@
 // Its row tiles begin at its first query, and only the offsets say where that is. So that no list of tiles is needed, each
 // sequence has places for its tiles: place `first / BR + s` is that of its first tile, where `first` is its first query. The
 // places suffice, and at most one of each sequence stays empty.
+//
+// A backward pass has key tiles for row tiles: in the transposed problem (mask.cuh), with the two offsets exchanged, all of this
+// holds for them.
 #pragma once
 
 #include "memory.cuh"
@@ -30,22 +33,24 @@ struct SequenceRows {
 };
 
 // The row tiles of a head, empty ones included.
+template <int ROWS = BR>
 DEVICE int row_tiles_of(const Shape& shape) {
-  return RAGGED ? shape.len_q / BR + shape.sequences : ceil_div(shape.len_q, BR);
+  return RAGGED ? shape.len_q / ROWS + shape.sequences : ceil_div(shape.len_q, ROWS);
 }
 
 // Row tile `place` of a head: of the last sequence whose first place isn't behind it. That sequence is found by halves.
+template <int ROWS = BR>
 DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int place) {
-  if constexpr (!RAGGED) return {place * BR, 0, 0, shape.len_kv};
+  if constexpr (!RAGGED) return {place * ROWS, 0, 0, shape.len_kv};
   int low = 0, high = shape.sequences, first = 0, end = shape.len_q;
   while (high - low > 1) {
     const int middle = (low + high) / 2, begin = load_global<int>(offsets.q + middle);
-    if (begin / BR + middle <= place)
+    if (begin / ROWS + middle <= place)
       low = middle, first = begin;
     else
       high = middle, end = begin;
   }
   const int kv = load_global<int>(offsets.kv + low), keys = load_global<int>(offsets.kv + low + 1) - kv;
   const int aligned = keys - (end - first);  // the key that the first row is aligned with
-  return {uniform(aligned + (place - first / BR - low) * BR), uniform(first - aligned), uniform(kv), uniform(keys)};
+  return {uniform(aligned + (place - first / ROWS - low) * ROWS), uniform(first - aligned), uniform(kv), uniform(keys)};
 }

@@ -33,7 +33,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
     peak = sram_bytes(p, tile, config.stages if seen.pairs else 0)
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    book.launch("flash2_backward", visits, config.warps, config.heads_together, peak, visible)
+    book.launch("flash2_backward", visits, config.warps, config.heads_together, peak, visible, along="len_kv")
     count_state(book, p, "load_kv", blocks=visits, warps=config.warps)
     for name, width in (("k", d), ("v", dv)):
         if visits:
@@ -62,7 +62,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
-        other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
+        other=pairs * ((3 + (p.scale != 1.0) + 8 * (p.soft_cap is not None)) * square + bool(p.dropout) * tile.rows)
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
@@ -73,7 +73,8 @@ def count_delta(book: Book, problem: Problem, rows: int = ROWS) -> None:
     """The first launch: D = rowsum(dO * O), and zeros for dQ, with so many `rows` per block."""
     p, t = problem, book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
-    book.launch(f"{book.algorithm}_delta", blocks, 4, book.config.heads_together if book.config else 1)
+    together = book.config.heads_together if book.config else 1
+    book.launch(f"{book.algorithm}_delta", blocks, 4, together, across=rows)
     if not blocks:
         return
     for name in ("dout", "out"):
@@ -90,7 +91,8 @@ def count_convert(book: Book, rows: int = ROWS) -> None:
     """The last launch: dQ from the sums, with so many `rows` per block."""
     t = book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
-    book.launch(f"{book.algorithm}_convert", blocks, 4, book.config.heads_together if book.config else 1)
+    together = book.config.heads_together if book.config else 1
+    book.launch(f"{book.algorithm}_convert", blocks, 4, together, across=rows)
     if blocks:
         book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
         book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.problem import Problem, Tile
+from simulator.programs.dropout import of_kept
 from simulator.programs.standard import ROWS
 
 
@@ -23,11 +25,11 @@ def standard_backward(book: Book, problem: Problem, tile: Tile, config: Config, 
         book.add("load_q", "lse", hbm_read=p.key_tiles(tile) * book.tensors["lse"].nbytes)
         book.distinct("lse", "read", book.tensors["lse"].nbytes)
         book.compute(other=pairs * square * (1 + (p.scale != 1.0)), exp=pairs * square)
-    _columns(book, problem, tile, config, "dv", ("load_p", "p"), ("load_do", "dout"), p.head_dim_v, 1.0)
+    _columns(book, problem, tile, config, "dv", ("load_p", "p"), ("load_do", "dout"), p.head_dim_v, of_kept(1.0, p))
     _square(book, problem, tile, config, "dp", ("load_do", "dout"), ("load_v", "v"), "dp", p.head_dim_v)
     _ds(book, problem, config)
     _dq(book, problem, tile, config)
-    _columns(book, problem, tile, config, "dk", ("load_ds", "ds"), ("load_q", "q"), p.head_dim, p.scale)
+    _columns(book, problem, tile, config, "dk", ("load_ds", "ds"), ("load_q", "q"), p.head_dim, of_kept(p.scale, p))
 
 
 def _square(
@@ -68,6 +70,8 @@ def _columns(
     if not blocks:
         return
     (load_left, x), (load_right, y) = left, right
+    if x == "p":
+        count_state(book, p, load_left, blocks=blocks, warps=config.warps)
     if pairs:
         book.add(load_left, x, hbm_read=t[x].nbytes, sram_write=pairs * br * bc * es)
         book.add(load_right, y, hbm_read=cols * t[y].nbytes, sram_write=pairs * br * d * es)
@@ -91,7 +95,8 @@ def _ds(book: Book, p: Problem, config: Config) -> None:
         book.distinct(name, "read", t[name].nbytes)
     book.add("store_ds", "ds", hbm_write=t["ds"].nbytes)
     book.distinct("ds", "write", t["ds"].nbytes)
-    book.compute(other=blocks * ROWS * 2 * (p.head_dim_v + p.len_kv))
+    count_state(book, p, "store_ds", blocks=blocks, warps=ROWS)
+    book.compute(other=blocks * ROWS * (2 * (p.head_dim_v + p.len_kv) + bool(p.dropout)))
 
 
 def _dq(book: Book, p: Problem, tile: Tile, config: Config) -> None:

@@ -339,27 +339,9 @@ class Attention(Operation):
         return problem_of(arrays["q"], arrays["k"], arrays["v"], **optional, **masks)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
-        """As for any operation. NumPy's sinks and slopes are looked at: one of NaN would spread over all rows of its head.
-        NumPy's offsets must be those of the lengths.
-        """
+        """As for any operation. What NumPy's optional arrays hold is looked at, too."""
         super().check(problem, arrays, tile)
-        for name, accepted in (
-            ("sinks", "finite numbers, or -inf for a head without one"),
-            ("alibi_slopes", "finite numbers"),
-        ):
-            x: Any = arrays.get(name)
-            if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
-                continue
-            numbers = np.asarray(x, np.float32)
-            wrong = ~np.isfinite(numbers) & ~((name == "sinks") & np.isneginf(numbers))
-            if wrong.any():
-                at = int(np.argmax(wrong))
-                raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
-        for name in ("offsets_q", "offsets_kv"):
-            x = arrays.get(name)
-            if isinstance(x, np.ndarray) and (wrong := x != self.operand(name).left_out(problem)).any():
-                at = int(np.argmax(wrong))
-                raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
+        check_optional(problem, arrays)
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q
@@ -434,6 +416,28 @@ class Attention(Operation):
         """2 len_q len_kv (head_dim + head_dim_v) per head and sequence, halved if causal."""
         p = problem
         return 2 * p.batch * p.heads * p.len_q * p.len_kv * (p.head_dim + p.head_dim_v) // (2 if p.causal else 1)
+
+
+def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
+    """Looks at NumPy's sinks and slopes, because one of NaN would spread over all rows of its head, and at NumPy's offsets, which
+    must be those of the lengths. Raises `UsageError`."""
+    for name, accepted in (
+        ("sinks", "finite numbers, or -inf for a head without one"),
+        ("alibi_slopes", "finite numbers"),
+    ):
+        x: Any = arrays.get(name)
+        if not isinstance(x, np.ndarray):  # to look at values on a GPU would wait for the GPU
+            continue
+        numbers = np.asarray(x, np.float32)
+        wrong = ~np.isfinite(numbers) & ~((name == "sinks") & np.isneginf(numbers))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+    for name in ("offsets_q", "offsets_kv"):
+        x = arrays.get(name)
+        if isinstance(x, np.ndarray) and (wrong := x != ATTENTION.operand(name).left_out(problem)).any():
+            at = int(np.argmax(wrong))
+            raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
 
 
 def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any) -> dict[str, Any]:

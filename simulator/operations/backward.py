@@ -2,7 +2,7 @@
 
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
 dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2). With dropout Z, dV = (P * Z)^T dO and
-dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too.
+dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too. A soft cap takes dS times its derivative, 1 - tanh^2.
 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
 forward's rule:
@@ -12,7 +12,8 @@ forward's rule:
     |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
 
 Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
-cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
+cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. With a soft cap, d has the sizes of the forward's rule,
+and G also the error of 1 - tanh^2. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
 is how far float32 scores and the natural LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU:
 correct kernels reach 1.10 (dQ in float16), and the mildest wrong one reaches 1.33 (dS from the rounded P). Each rounded P and
 dS, and each element of a gradient, may also lose half a subnormal step. P below 2^-126 may vanish, as the GPU's exponential
@@ -27,10 +28,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
-from simulator.operations.attention import ATTENTION, SCORE, UNIT, hidden_pairs
+from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional, hidden_pairs
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.philox import kept_weights
-from simulator.problem import Problem
+from simulator.problem import Problem, Tile
 
 ROUNDINGS = 1.2
 """By how many u a row may be off."""
@@ -57,6 +58,10 @@ class Backward(Operation):
         "dropout, causal, GQA, batch 2": {
             "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 40, "len_kv": 70, "causal": True, "dropout": 0.25,
         },
+        "sequences, causal, GQA": {
+            "heads": 4, "kv_heads": 2, "lengths": [3, (71, 131), 2, (0, 9), (40, 0), (31, 12)], "causal": True,
+        },
+        "a soft cap, causal, GQA": {"heads": 4, "kv_heads": 2, "len_q": 70, "len_kv": 90, "soft_cap": 3.0, "causal": True},
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -64,7 +69,7 @@ class Backward(Operation):
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
         Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
         Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
-        ATTENTION.operand("rng_state"),
+        *(ATTENTION.operand(name) for name in ("rng_state", "offsets_q", "offsets_kv")),
     )
     outputs = tuple(
         Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required
@@ -72,6 +77,10 @@ class Backward(Operation):
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         return ATTENTION.problem(arrays, **masks)
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        super().check(problem, arrays, tile)
+        check_optional(problem, arrays)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
         """q, k and v of a kind, as attention draws them, and normal dout. `out` and `lse` are its float64 judge's, rounded."""
@@ -93,12 +102,17 @@ class Backward(Operation):
         """The bounds of the module's rule, for each row of dq, dk and dv."""
         t, p, u = _Terms(problem, arrays), problem, UNIT[problem.dtype]
         sizes = abs(p.scale) * (np.abs(t.q) @ np.abs(t.k).swapaxes(-1, -2))
+        bent = np.zeros(())
+        if p.soft_cap:  # it may be off by as much as tanh is, and as the score inside of it
+            tanh = np.sqrt(1 - t.slope)
+            bent = 2 * SCORE[p.dtype] * tanh * (tanh + t.slope * sizes / p.soft_cap)
+            sizes = t.slope * sizes + p.soft_cap * tanh
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         products = t.z * (np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2))
         whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
         off = d * t.weights + FLUSHED
-        gross = abs(p.scale) * off * whole
+        gross = abs(p.scale) * (off + bent * t.weights) * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
         kept_step = step * 256 / p.kept  # of dS, from which a kernel may leave out 256 / kept until the end
         ds, norm = (
@@ -144,13 +158,16 @@ class _Terms:
         self.k, self.v = (np.asarray(arrays[name], np.float64)[:, :, None] for name in ("k", "v"))
         lse = np.asarray(arrays["lse"], np.float64).reshape(*lead, p.len_q, 1)
         scores = p.scale * (self.q @ self.k.swapaxes(-1, -2))
+        bent = np.tanh(scores / p.soft_cap) if p.soft_cap else np.zeros(())
+        scores = p.soft_cap * bent if p.soft_cap else scores
+        self.slope: Array = 1 - bent**2
         scores = np.where(hidden_pairs(p), -np.inf, scores)
         self.weights: Array = np.exp(scores - np.where(np.isneginf(lse), 0.0, lse))
         delta = (self.dout * self.out).sum(-1, keepdims=True)
         state = arrays.get("rng_state", np.zeros(2, np.int64))
         self.z = kept_weights(p, state) if p.dropout else np.ones(())
         self.kept: Array = self.weights * self.z
-        self.ds: Array = self.weights * ((self.dout @ self.v.swapaxes(-1, -2)) * self.z - delta)
+        self.ds: Array = self.slope * self.weights * ((self.dout @ self.v.swapaxes(-1, -2)) * self.z - delta)
 
 
 BACKWARD = Backward()

@@ -6,6 +6,7 @@ from simulator.block import Block, Rows
 from simulator.machine import Machine
 from simulator.problem import Problem
 from simulator.registers import Registers
+from simulator.tensors import SramTile
 
 
 def read_state(m: Machine, block: Block, warps: int) -> None:
@@ -19,6 +20,12 @@ def dropped(
 ) -> Registers:
     """P with 0 for what is dropped. What is kept is still to be multiplied with 256 / kept."""
     return block.drop(p, i, j, cols, member=member) if m.problem.dropout else p
+
+
+def drop_loaded(m: Machine, block: Block, p: SramTile, i: Rows, j: Rows, cols: int, *, member: int) -> None:
+    """The same for a tile of P that was loaded: on its way to SRAM it passes through registers, which drop it."""
+    if m.problem.dropout:
+        p.values = block.drop(Registers(block, p.rows, p.cols, p.values), i, j, cols, member=member).values
 
 
 def of_kept(factor: float, problem: Problem) -> float:

@@ -15,6 +15,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
+from simulator.programs.scores import cap_slope, soft_cap
 from simulator.tensors import HbmTensor
 
 ROWS = 16
@@ -65,7 +66,7 @@ def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmT
     A block has so many `rows`.
     """
     delta = m.workspace("delta", 1, vector=True)
-    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4):
+    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         i = block.i
         block.step("delta")
         block.store(delta, (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum(), i, rows)
@@ -76,7 +77,7 @@ def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmT
 
 def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int = ROWS) -> None:
     """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`."""
-    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4):
+    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 
@@ -107,7 +108,8 @@ def flash2_backward(
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    for block in m.launch("flash2_backward", rows=problem.key_tiles(tile), warps=c.warps, walk=visible, of=k):
+    tiles = problem.key_tiles(tile)
+    for block in m.launch("flash2_backward", rows=tiles, warps=c.warps, walk=visible, of=k, along="len_kv"):
         j = block.i
         p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
         block.step("load_kv")
@@ -123,7 +125,8 @@ def flash2_backward(
                 do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages)
                 d_i = kept_sum(block.fetch(delta.head(g), i, tile.rows, warps=along), problem).T
                 block.step("scores")
-                s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
+                s = soft_cap(block, block.matmul(k_j, q_i.T, split=shared, scale=problem.scale), problem)
+                slope = cap_slope(s, problem)
                 block.step("mask")
                 s = block.mask(s.T, i, j).T
                 block.step("exp")
@@ -133,7 +136,8 @@ def flash2_backward(
                 dp = block.matmul(v_j, do_i.T, split=shared)
                 dp = dropped(m, block, dp.T, i, j, member=g).T
                 block.step("ds")
-                block.put(ds_shared, (p * (dp - d_i)).round(problem.dtype))
+                bent = p if slope is None else p * slope
+                block.put(ds_shared, (bent * (dp - d_i)).round(problem.dtype))
                 block.step("dv")
                 dv_j = block.matmul(p_shared, do_i, split=shared, acc=dv_j)
                 block.step("dk")

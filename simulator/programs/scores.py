@@ -20,6 +20,15 @@ def soft_cap(block: Block, s: Registers, problem: Problem) -> Registers:
     return s if cap is None else block.tanh(s * (1 / cap)) * cap
 
 
+def cap_slope(s: Registers, problem: Problem) -> Registers | None:
+    """The derivative of the soft cap, 1 - tanh^2, at capped scores, or None without any."""
+    cap = problem.soft_cap
+    if cap is None:
+        return None
+    tanh = s * (1 / cap)
+    return (tanh * tanh) * -1.0 + 1.0
+
+
 def alibi(block: Block, s: Registers, slope: Registers | None, j: int) -> Registers:
     """s - slope * |i + len_kv - len_q - j|, the bias of ALiBi (arXiv 2108.12409, section 3)."""
     return s if slope is None else s - slope * block.distances(s, block.i, j)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from math import gcd
 
-from simulator.config import Config, choose, padded, warps_for
+from simulator.config import Config, choose, features, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.dropout import drop_loaded, dropped, kept_sum, of_kept, read_state
 from simulator.programs.standard import COLS, ROWS
 from simulator.tensors import HbmTensor
 
@@ -24,21 +25,30 @@ def sram_bytes(problem: Problem, tile: Tile) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The largest of a few tiles that fits the block's SRAM. The warps split rows in some launches and keys in others."""
     chosen = choose(((64, 64), (32, 32), (16, 16)), tile, device, partial(sram_bytes, problem))
-    return Config(tile=chosen, warps=warps_for(gcd(padded(chosen.rows), padded(chosen.cols))))
+    warps = warps_for(gcd(padded(chosen.rows), padded(chosen.cols)))
+    return Config(tile=chosen, warps=warps, constants=features(problem))
 
 
 def product_of_columns(
     m: Machine, name: str, x: HbmTensor, y: HbmTensor, to: HbmTensor, problem: Problem, tile: Tile
 ) -> None:
-    """X^T Y for a tile of keys, summed over all queries of the group's heads: dV = P^T dO and dK = scale dS^T Q."""
-    factor = problem.scale if to.name == "dk" else 1.0
+    """X^T Y for a tile of keys, summed over all queries of the group's heads: dV = P^T dO and dK = scale dS^T Q.
+
+    P is loaded without what dropout drops.
+    """
+    factor = of_kept(problem.scale if to.name == "dk" else 1.0, problem)
     tag = {"p": "p", "ds": "ds", "dout": "do", "q": "q"}
     for block in m.launch(name, cols=problem.key_tiles(tile), warps=m.config.warps, of=to):
         acc = block.full(tile.cols, y.cols, 0.0)
+        if x.name == "p":
+            block.step("load_p")
+            read_state(m, block, m.config.warps)
         for g in range(problem.queries_per_kv):
             for i in range(problem.row_tiles(tile)):
                 block.step(f"load_{tag[x.name]}")
                 x_ij = block.load(x.head(g), i, tile.rows, block.j, tile.cols, dtype=problem.dtype)
+                if x.name == "p":
+                    drop_loaded(m, block, x_ij, i, block.j, tile.cols, member=g)
                 block.step(f"load_{tag[y.name]}")
                 y_i = block.load(y.head(g), i, tile.rows)
                 block.step(to.name)
@@ -94,10 +104,12 @@ def standard_backward(
     for block in m.launch("standard_backward_ds", rows=-(-problem.len_q // ROWS), warps=ROWS):
         i, chunks = block.i, range(-(-problem.len_kv // COLS))
         block.step("delta")
-        d_i = (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum()
+        d_i = kept_sum((block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum(), problem)
         block.step("store_ds")
+        read_state(m, block, ROWS)
         for c in chunks:
-            ds_ic = block.fetch(p, i, ROWS, c, COLS) * (block.fetch(dp, i, ROWS, c, COLS) - d_i)
+            dp_ic = dropped(m, block, block.fetch(dp, i, ROWS, c, COLS), i, c, COLS)
+            ds_ic = block.fetch(p, i, ROWS, c, COLS) * (dp_ic - d_i)
             block.store(ds, ds_ic, i, ROWS, c, COLS)
     for block in m.launch("standard_backward_dq", rows=rows, warps=warps):
         acc = block.full(tile.rows, k.cols, 0.0)
@@ -109,7 +121,7 @@ def standard_backward(
             block.step("dq")
             acc = block.matmul(ds_ij, k_j, split=("rows", "none"), acc=acc)
         block.step("store_dq")
-        block.store(dq, acc * problem.scale, block.i, tile.rows)
+        block.store(dq, acc * of_kept(problem.scale, problem), block.i, tile.rows)
     product_of_columns(m, "standard_backward_dk", ds, q, dk, problem, tile)
     return dq, dk, dv
 

@@ -89,7 +89,7 @@ def cells() -> Iterator[Any]:
             ("float16", (32, 32)),
         ):
             yield pytest.param(by_values, algorithm, dtype, tile, id=f"{algorithm}-{dtype}-{tile}")
-    for algorithm in ("flash2_backward", "flash1_backward"):
+    for algorithm in ("flash2_backward", "flash1_backward", "standard_backward"):
         for dtype, tile in (
             ("float16", (64, 64)),
             ("float32", (16, 16)),
@@ -127,7 +127,7 @@ def test_outputs_keep_the_rule(
     assert run.lse is not None and (np.abs(run.lse[seen] - truth["lse"][seen]) <= bounds["lse"][seen]).all()
 
 
-@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward"])
+@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward", "standard_backward"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rate=st.floats(0.01, 0.99), len_q=st.integers(0, 70), len_kv=st.integers(0, 70), causal=st.booleans(),

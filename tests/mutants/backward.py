@@ -13,7 +13,8 @@ PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_ba
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
-GROUP = "ragged, GQA, batch 2"
+GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
+CAPPED = "a soft cap, causal, GQA"
 PHILOX = "kernels_cu/include/philox.cuh"
 
 
@@ -103,7 +104,7 @@ KERNELS = [
         new="odd ? c[2] : c[0]", check="rule", case="aligned",
     ),
     KernelMutant(
-        mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, first_key", new="k, batch, 0, first_key",
+        mechanism="K of the first KV head", step="load_kv", old="k, batch, kv_head, keys_before", new="k, batch, 0, keys_before",
         check="head_order", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
@@ -151,7 +152,7 @@ KERNELS = [
     ),
     KernelMutant(
         mechanism="a launch of its own with one query head of the group", algorithm="standard_backward", file=STANDARD,
-        old='name_sram("dout", do_tile.base, QTile::BYTES); float sum … visit < group',
+        old="const Dropout dropout(rng_state, shape.kept); float sum … visit < group",
         new="visit < 1", check="gqa", case="ragged, GQA, batch 2",
     ),
     KernelMutant(
@@ -205,6 +206,49 @@ KERNELS = [
                 case="a query less than a tile, a key more",
             ),
         )
+    ),
+    KernelMutant(
+        mechanism="sequences found among the queries", old="{offsets_kv, offsets_q}", new="{offsets_q, offsets_kv}",
+        check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="an empty place isn't left", old="if (RAGGED && first_key >= end_key) return;", new="", check="bytes",
+        case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="statistics as far apart as a sequence is long", old="* batches.len_q + first_row",
+        new="* shape.len_q + first_row", check="rule", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="queries of the batch's first sequence", old="row_address(q, batch, ahead.head, first_row)",
+        new="row_address(q, batch, ahead.head, first_query)", check="rule", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="dQ added to the batch's first rows", old="here.head, queries_before + row", new="here.head, row",
+        check="sequences", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="gradients of the next sequence's keys stored", old="shape, stored_key, dv_sum",
+        new="batches, stored_key, dv_sum", check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="neighbours' queries weighed with 0", old="rows = shape.len_q - first_query, first_row",
+        new="rows = batches.len_q - first_query, first_row", check="misuse", case=SEQUENCES,
+    ),
+    KernelMutant(
+        mechanism="a soft cap without its derivative", file=TILES, old="s[f][m][n][e] *= slope[f][n][e];", new=";", check="rule",
+        case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="a soft cap's derivative as that of a sigmoid", file=TILES, old="slope[f][n][e] = 1 - tanh * tanh",
+        new="slope[f][n][e] = 1 - tanh", check="adjoint", case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="0 times the infinity of a hidden score", file=TILES, old="fmaxf(s[f][m][n][e], -1)", new="s[f][m][n][e]",
+        check="rule", case=CAPPED,
+    ),
+    KernelMutant(
+        mechanism="no soft cap", old="bend(s, scores, shape);", new="", check="rule", case=CAPPED,
     ),
 ]  # fmt: skip
 

@@ -19,9 +19,15 @@ def forward(mechanism: str, file: str, old: str, new: str, case: str = WHICH, al
 
 
 def backward(
-    mechanism: str, old: str, new: str, check: str, file: str = TILES, step: str | None = None
+    mechanism: str, old: str, new: str, check: str, file: str = TILES, algorithm: str = "flash2_backward"
 ) -> KernelMutant:
-    return KernelMutant(mechanism=mechanism, file=file, old=old, new=new, check=check, case=BACKWARD, step=step)
+    return KernelMutant(
+        mechanism=mechanism, file=file, old=old, new=new, check=check, case=BACKWARD, algorithm=algorithm
+    )  # fmt: skip
+
+
+def by_squares(mechanism: str, old: str, new: str, check: str) -> KernelMutant:
+    return backward(mechanism, old, new, check, "kernels_cu/standard_backward.cu", "standard_backward")
 
 
 FORWARD = [
@@ -79,4 +85,12 @@ GRADIENTS = [
     backward("mask of another batch", "dropout.of_head(batch * shape.heads + here.head)", "dropout.of_head(here.head)", "key_sets",
              "kernels_cu/flash2_backward.cu"),
     backward("dV not scaled", "of_kept(1, shape.kept)", "1", "rule", "kernels_cu/flash2_backward.cu"),
+    by_squares("P with what is dropped goes into dV", "x = dropout.dropped(x, first_row + row, first_key + column);", ";",
+               "key_sets"),
+    by_squares("P dropped by places in its tile", "first_row + row, first_key + column", "first_row + row, column", "key_sets"),
+    by_squares("dP with what is dropped goes into dS", "y = dropout.dropped(y, row, key);", ";", "adjoint"),
+    by_squares("D of all that dP would be", "kept_part(warp_sum(delta), shape.kept)", "warp_sum(delta)", "equal_keys"),
+    by_squares("mask of the first head of all batches", "of_head(here.batch * shape.heads + head)", "of_head(head)", "key_sets"),
+    by_squares("sums not scaled by what is kept", "of_kept(shape.scale, DROPOUT ? opaque(shape.kept) : 256)", "shape.scale",
+               "rule"),
 ]  # fmt: skip

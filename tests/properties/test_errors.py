@@ -159,14 +159,14 @@ def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: An
 
 
 @pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
-def test_no_backward_pass_knows_them(said: Any, field: Any, named: str) -> None:
+def test_this_backward_pass_knows_none_of_them(said: Any, field: Any, named: str) -> None:
     with pytest.raises(
-        fl.UsageError, match=f"^{named}: expected nothing: flash2_backward knows causal, window, scale, dropout$"
+        fl.UsageError, match=f"^{named}: expected nothing: flash1_backward knows causal, window, scale, dropout$"
     ):
-        fl.count("flash2_backward", P.replace(**field))
+        fl.count("flash1_backward", P.replace(**field))
     lse = np.zeros(Q.shape[:3], np.float32)
     with pytest.raises(fl.UsageError) as refused:
-        fl.simulate("flash2_backward", Q, K, V, Q, lse, Q, **said)
+        fl.simulate("flash1_backward", Q, K, V, Q, lse, Q, **said)
     assert next(iter(said)) in str(refused.value) and "\n" not in str(refused.value)
 
 

@@ -195,7 +195,10 @@ def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
     assert said["shape"] == [0.0, 30.0] and said["size"] == abi.SHAPE.itemsize + 4
     assert said["outsider refuses"] == "the function takes no ceiling"
     backward, naive, loop, emulated, misspelt, compared = said["refusals"]
-    assert backward == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, dropout"
+    assert (
+        backward
+        == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, lengths, dropout"
+    )
     assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {', '.join(FEATURES)}"
     assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {', '.join(FEATURES)}"
     assert misspelt.startswith("keyword = 'ceilling': expected one of ") and "did you mean ceiling" in misspelt
@@ -279,6 +282,7 @@ KNOW_WINDOWS = {
     "flashlab/measure/features.py": "times one",
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
     "flashlab/measure/sanitizers.py": "sanitises one",
+    "flashlab/integrations/flash_attn.py": "takes one as another library says it",
     "flashlab/integrations/transformers.py": "reads what another library calls one",
 }
 """The files that may name the field, and why: to reckon with a window, or to choose some."""

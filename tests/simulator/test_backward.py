@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 import flashlab as fl
 from simulator import Problem, Tile
+from simulator.counts import Entry
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD
 from tests.simulator.problems import ROOMY, problems, tiles
+from tests.simulator.test_ragged import batches
 
 ALGORITHMS = sorted(fl.catalogue.of(BACKWARD))
 
@@ -55,16 +58,51 @@ def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem,
     formula_equals_shape_run(algorithm, problem, tile)
 
 
+RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support.masks]
+
+
+@pytest.mark.parametrize("algorithm", RAGGED)
+@settings(max_examples=40)
+@given(problem=batches(longest=90), tile=tiles, seed=st.integers(0, 3))
+def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
+    """Each sequence has the gradients that it has alone, and what is counted of it is, but for the offsets."""
+    p = problem.replace(sinks=False, alibi=False, head_dim=max(16, problem.head_dim))
+    arrays = BACKWARD.draw(p, seed)
+    run = fl.simulate(algorithm, **arrays, **p.masks, tile=tile, device=ROOMY)
+    assert max(ratios(p, arrays, run.outputs).values()) <= 1
+    assert run.counts == fl.count(algorithm, p, tile=tile, device=ROOMY)
+    assert run.counts == fl.shape_run(algorithm, p, tile=tile, device=ROOMY)
+    alone = [fl.count(algorithm, one.replace(lengths=None), tile=tile, device=ROOMY) for one in p.sequences]
+    counts = run.counts
+    for i, launch in enumerate(counts.launches):
+        total = sum((Counter(each.launches[i].ledger) for each in alone), Counter[Entry]())
+        own = {entry: n for entry, n in launch.ledger.items() if not entry.tensor.startswith("offsets")}
+        assert own == total
+    assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
+
+
+def test_blocks_of_a_ragged_batch() -> None:
+    """Key tiles have places, of which some stay empty; the first and the last launch don't mind sequences."""
+    p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 40), 0, (20, 3)], head_dim=16, dtype="float16")
+    delta, main, convert = fl.count("flash2_backward", p, tile=(16, 16)).launches
+    assert (delta.blocks, main.blocks, convert.blocks) == (4 * 3, 2 * (48 // 16 + 4), 4 * 3)
+    assert delta.flops_other == 2 * 4 * 3 * 16 * 16
+
+
 def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:
     found = fl.shape_run(algorithm, problem, tile=tile, device=ROOMY)
     assert fl.count(algorithm, problem, tile=tile, device=ROOMY) == found
 
 
 @settings(max_examples=20)
-@given(problem=problems(longest=12, dims=st.sampled_from([4, 8])), seed=st.integers(0, 3))
-def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, seed: int) -> None:
+@given(
+    problem=problems(longest=12, dims=st.sampled_from([4, 8])),
+    soft_cap=st.sampled_from([None, 0.7, 3.0]),
+    seed=st.integers(0, 3),
+)
+def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, soft_cap: float | None, seed: int) -> None:
     """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>."""
-    p = problem.replace(dtype="float32")
+    p = problem.replace(dtype="float32", soft_cap=soft_cap)
     drawn = BACKWARD.draw(p, seed)
     forward = ATTENTION.judge(p, drawn)
     arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in drawn.items()}
@@ -84,6 +122,7 @@ def _float64_forward(p: Problem, arrays: dict[str, Any]) -> Any:
         keys, kv = p.visible_keys(i), h // p.queries_per_kv
         if keys:
             logits = p.scale * arrays["k"][b, kv, keys.start : keys.stop] @ arrays["q"][b, h, i]
+            logits = p.soft_cap * np.tanh(logits / p.soft_cap) if p.soft_cap else logits
             weights = np.exp(logits - logits.max())
             out[b, h, i] = weights / weights.sum() @ arrays["v"][b, kv, keys.start : keys.stop]
     return out

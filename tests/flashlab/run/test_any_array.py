@@ -212,14 +212,16 @@ def test_attention_gives_back_the_kind_that_it_got(kind: str) -> None:
 
 
 @pytest.mark.torch
-def test_attention_refuses_a_tensor_whose_gradient_would_be_lost() -> None:
+def test_a_tensor_whose_gradient_would_be_lost_is_refused() -> None:
+    """That of a backward pass: attention has no second derivatives."""
     torch: Any = importlib.import_module("torch")
     q, k, v = (of_kind("torch", x) for x in QKV)
+    out, lse = fl.attention(q, k, v, lse=True, backend="emulator")
     k.requires_grad_()
-    line = refused(lambda: fl.attention(q, k, v, backend="emulator"))
+    line = refused(lambda: fl.attention_backward(out, q, k, v, out, lse, backend="emulator"))
     assert line.startswith("k = torch tensor that requires grad: expected one that doesn't")
     with torch.no_grad():
-        assert fl.attention(q, k, v, backend="emulator").dtype == torch.bfloat16
+        assert fl.attention_backward(out, q, k, v, out, lse, backend="emulator")[1].dtype == torch.bfloat16
 
 
 def test_attention_refuses_kinds_that_are_mixed_and_an_out_that_it_cannot_write() -> None:

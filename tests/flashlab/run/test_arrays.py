@@ -260,11 +260,12 @@ def test_torch_tensors(torch: Any, cupy: FakeCupy, dtype: str) -> None:
     assert type(out) is type(lse) is Tensor
     assert close(out.x, expected.out)
     assert np.array_equal(lse.x.host, expected.lse.astype("f4"))
-    v.requires_grad = True
-    with pytest.raises(UsageError, match="v = torch tensor that requires grad: expected one that doesn't"):
-        call.attention(q, k, v)
+    into = Tensor(cupy.empty(q.shape, q.x.dtype))
+    into.requires_grad = True
+    with pytest.raises(UsageError, match="out = torch tensor that requires grad: expected one that doesn't"):
+        call.attention(q, k, v, out=into)
     torch.is_grad_enabled = lambda: False
-    assert close(call.attention(q, k, v, scale=0.25).x, expected.out)
+    assert close(call.attention(q, k, v, scale=0.25, out=into).x, expected.out)
     k.is_cuda, k.device = False, "cpu"
     del torch._C  # what a torch that was built without CUDA lacks
     arrays._framework_named.cache_clear()

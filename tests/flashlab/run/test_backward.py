@@ -98,7 +98,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"out": Q[:, :, 1:]}, "out.shape = (1, 2, 39, 32): expected (1, 2, 40, 32)"),
     ({"dout": Q.astype("f4")}, "dout.dtype = 'float32': expected float16"),
     ({"dout": [1.0]}, "dout = 'list': expected an array of the same kind as q (ndarray)"),
-    ({"soft_cap": 5.0}, "soft_cap = 5.0: expected nothing: flash2_backward knows causal, window, scale, dropout"),
+    (
+        {"soft_cap": 5.0, "algorithm": "flash1_backward"},
+        "soft_cap = 5.0: expected nothing: flash1_backward knows causal, window, scale, dropout",
+    ),
     ({"sinks": LSE}, "keyword = 'sinks'"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
 ]

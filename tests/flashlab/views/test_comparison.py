@@ -17,6 +17,7 @@ import flashlab as fl
 from flashlab.files import plain
 from flashlab.views import figures
 from flashlab.views.comparison import COLUMNS, MOST_SCORES, error_of, reference_of
+from simulator.operations.backward import BACKWARD
 from tests.work import calls, peak_bytes
 
 CAUSAL = fl.Problem(batch=1, heads=4, kv_heads=2, len_q=100, head_dim=40, dtype="float16", causal=True)
@@ -205,3 +206,22 @@ def test_units_are_within_half_a_percent(n: int) -> None:
     power = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB").index(unit)
     assert math.isclose(float(amount.replace(",", "")) * 1024**power, n, rel_tol=0.006)
     assert len(amount.replace(".", "")) <= 4
+
+
+def test_backward_passes_on_data() -> None:
+    """The error is that of the gradients: heads are judged one group after the other."""
+    p = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=40, len_kv=50, head_dim=16, dtype="float16", causal=True)
+    tab = fl.compare(fl.random_inputs(p), backward=True, causal=True)
+    assert [row.algorithm for row in tab.rows] == list(fl.catalogue.of(BACKWARD))
+    assert all(row.error is not None and 1e-5 < row.error.relative < 1e-3 for row in tab.rows)
+    assert [row.counts for row in tab.rows] == [row.counts for row in fl.compare(p, backward=True).rows]
+    with pytest.raises(fl.UsageError, match="lse = True: expected False for a backward pass"):
+        fl.compare(p, backward=True, lse=True)
+
+
+def test_a_backward_pass_that_is_wrong_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = BACKWARD.judge
+    monkeypatch.setattr(BACKWARD, "judge", lambda p, arrays: {name: 1.01 * x for name, x in judge(p, arrays).items()})
+    inputs = fl.random_inputs(fl.Problem(batch=1, heads=2, len_q=40, head_dim=16, dtype="float16"))
+    (row,) = fl.compare(inputs, algorithms=["flash2_backward"], backward=True).rows
+    assert row.error is not None and row.error.relative > 5e-3

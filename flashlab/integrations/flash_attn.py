@@ -1,0 +1,150 @@
+"""The functions of the package flash-attn, by our kernels: the same names, signatures and layouts, with gradients.
+
+    from flashlab.integrations.flash_attn import flash_attn_func, flash_attn_varlen_func
+
+What our kernels don't have is refused in one line. Keywords that only say how fast FlashAttention-3 is to be are taken, and
+nothing follows from them. Tensors on a CPU run on the emulator, which is slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashlab.integrations.torch import attention, check_tensors, gradients_wanted, torch
+from flashlab.run.host import refused
+from simulator.errors import Said, UsageError
+from simulator.fields import flag
+from simulator.problem import FIELDS, Pair
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+
+_SPEED = ("num_splits", "pack_gqa", "sm_margin")
+"""What FlashAttention-3 may be told about its speed."""
+_NOTHING = dict.fromkeys(("seqused_q", "seqused_k", "qv", "q_descale", "k_descale", "v_descale")) | {
+    "attention_chunk": 0
+}
+"""What else its functions take, each with the value that asks for nothing."""
+
+
+def flash_attn_func(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+    return_attn_probs: bool = False, **others: Any,
+) -> Any:  # fmt: skip
+    """Attention over (batch, seqlen, heads, head_dim): `out`, or `(out, softmax_lse, None)` with `return_attn_probs`.
+
+    Masks are aligned bottom-right. Dropout draws its seed from torch's generator, and rounds the rate to a multiple of 1/256.
+
+    >>> import torch
+    >>> q, k, v = (torch.randn(1, 20, 2, 16, requires_grad=True) for _ in "qkv")
+    >>> flash_attn_func(q, k, v, causal=True).sum().backward()
+    >>> v.grad.shape
+    torch.Size([1, 20, 2, 16])
+    """
+    _check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
+    options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
+    _check_promises(deterministic, return_attn_probs, options, q, k, v)
+    out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, **options)
+    out = out.transpose(1, 2).contiguous()
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
+    return_attn_probs: bool = False, block_table: Any = None, **others: Any,
+) -> Any:  # fmt: skip
+    """Attention over sequences of any lengths, one behind the other: q is (total_q, heads, head_dim), and so are k and v.
+
+    `cu_seqlens_q` and `cu_seqlens_k`, int32 (sequences + 1,), say where each begins, and where the last one ends. They are fetched
+    from the GPU, because a launch is planned for the lengths. The longest sequence follows from them.
+
+    >>> import torch
+    >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")
+    >>> ends = torch.tensor([0, 20, 50], dtype=torch.int32)
+    >>> flash_attn_varlen_func(q, k, v, ends, ends, 30, 30, causal=True).shape
+    torch.Size([50, 2, 16])
+    """
+    del max_seqlen_q, max_seqlen_k
+    if block_table is not None:
+        raise refused("block_table", type(block_table).__name__, "None: keys and values lie in no pages here")
+    _check_axes("(total, heads, head_dim)", q=q, k=k, v=v)
+    _check_axes("(sequences + 1)", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
+        raise UsageError(
+            "cu_seqlens_k", Said(f"{len(cu_seqlens_k)} offsets"), f"{len(cu_seqlens_q)}, as cu_seqlens_q has"
+        )
+    options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
+    _check_promises(deterministic, return_attn_probs, options, q, k, v)
+    out, lse = attention(
+        *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        **options,
+    )  # fmt: skip
+    out = out[0].transpose(0, 1).contiguous()
+    return (out, lse[0], None) if return_attn_probs else out
+
+
+def _check_axes(accepted: str, **named: Any) -> None:
+    """Raises `UsageError` for what is no torch tensor with as many axes as the text `accepted` says."""
+    check_tensors(**named)
+    for name, x in named.items():
+        if len(x.shape) != accepted.count(",") + 1:
+            raise UsageError(f"{name}.shape", tuple(x.shape), accepted)
+
+
+def _options(
+    q: Any,
+    dropout_p: Any,
+    softmax_scale: Any,
+    causal: Any,
+    window_size: Any,
+    softcap: Any,
+    alibi_slopes: Any,
+    others: Any,
+) -> dict[str, Any]:
+    """What both functions take, as `attention` takes it. Raises `UsageError` for what no kernel has."""
+    for name, value in others.items():
+        if name not in _NOTHING and name not in _SPEED:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+        if name in _NOTHING and value is not None and value != _NOTHING[name]:
+            shown = value if isinstance(value, int) else Said(type(value).__name__)
+            raise UsageError(name, shown, f"{_NOTHING[name]}: the kernels don't have it")
+    if alibi_slopes is not None:
+        _check_axes("(heads)", alibi_slopes=alibi_slopes)
+    dropout = _checked("dropout_p", "dropout", dropout_p)
+    state = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device) if dropout else None
+    return {
+        "scale": _checked("softmax_scale", "scale", softmax_scale),
+        "causal": _checked("causal", "causal", causal),
+        "window": _window(window_size),
+        "soft_cap": _checked("softcap", "soft_cap", softcap),
+        "alibi_slopes": alibi_slopes,
+        "dropout": dropout,
+        "rng_state": state,
+    }
+
+
+def _checked(name: str, field: str, value: Any) -> Any:
+    """A field's value, whose error has flash-attn's name for it."""
+    try:
+        return FIELDS[field].checked(value)
+    except UsageError as error:
+        raise UsageError(name, value, error.accepted) from None
+
+
+def _window(window_size: Any) -> Pair:
+    """A window in which -1 stands for no bound, as flash-attn says it. FlashAttention-3 also says None."""
+    try:
+        window_size = tuple(None if side == -1 else side for side in window_size)
+    except TypeError:  # no pair at all, which is refused
+        pass
+    return _checked("window_size", "window", window_size)
+
+
+def _check_promises(deterministic: Any, return_attn_probs: Any, options: dict[str, Any], *inputs: Any) -> None:
+    """Raises `UsageError` for what a caller relies on and no kernel does."""
+    if flag("deterministic", deterministic) and gradients_wanted(*inputs):
+        raise UsageError("deterministic", True, "False where gradients are wanted: atomics add up dq")
+    if flag("return_attn_probs", return_attn_probs) and options["dropout"]:
+        raise UsageError("return_attn_probs", True, "False with dropout: no kernel writes the probabilities")

@@ -1,0 +1,217 @@
+"""Attention that torch differentiates: both passes as operators of torch's, `torch.ops.flashlab.attention` and its backward.
+
+`fl.attention` comes here when a gradient is asked for. As operators the passes work with autograd, `torch.utils.checkpoint` and
+`torch.compile`, which never look inside them. Each calls `fl.attention` or `fl.attention_backward`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Unpack
+
+from flashlab.run.backward import attention_backward
+from flashlab.run.call import attention as attention_forward
+from flashlab.run.host import refused
+from flashlab.run.plan import elsewhere
+from flashlab.run.randomness import state_of
+from simulator import catalogue
+from simulator.devices import DEVICES, Device
+from simulator.errors import Unavailable, UsageError, unknown
+from simulator.names import Backend, DeviceName
+from simulator.operations.attention import ATTENTION
+from simulator.operations.backward import BACKWARD
+from simulator.problem import FIELDS, MASKS, Masks, Problem, Tile, spell_masks
+from simulator.program import Program
+from simulator.simulate import TileLike
+
+__all__ = ["attention", "check_tensors", "gradients_wanted", "torch"]
+
+try:
+    torch: Any = import_module("torch")
+except ImportError as error:
+    raise Unavailable(f"flashlab.integrations.torch needs PyTorch ({error}): pip install torch") from None
+
+
+@spell_masks
+def attention(
+    q: Any, k: Any, v: Any, *, algorithm: str | Program = "auto", lse: bool = False, tile: TileLike = None,
+    backend: Backend | None = None, device: Device | DeviceName | None = None, sinks: Any = None, alibi_slopes: Any = None,
+    mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None, **masks: Unpack[Masks],
+) -> Any:  # fmt: skip
+    """`fl.attention` for torch tensors, through which gradients flow back to q, k and v. `out` lies in memory as q does.
+
+    It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
+    the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
+    `cu_seqlens_q` and `cu_seqlens_k`, contiguous int32 tensors, say where the sequences of a ragged batch begin, and where the
+    last one ends; `lengths` says the same in numbers. No gradient flows through the LSE, and none twice. What has no
+    backward pass raises `UsageError` at once if a gradient is wanted, not when the loss is known.
+
+    >>> import torch
+    >>> from flashlab.integrations.torch import attention
+    >>> q, k, v = (torch.randn(1, 2, 40, 32, requires_grad=True) for _ in "qkv")
+    >>> attention(q, k, v, causal=True).square().sum().backward()
+    >>> q.grad.shape
+    torch.Size([1, 2, 40, 32])
+    """
+    check_tensors(q=q, k=k, v=v)
+    if not isinstance(algorithm, str):
+        raise UsageError("algorithm", type(algorithm).__name__, "a name where gradients are wanted")
+    for name in masks:
+        if name not in MASKS:
+            raise unknown("keyword", name, MASKS)
+    said: Any = {name: FIELDS[name].checked(value) for name, value in masks.items()}
+    for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if x is not None and (x.dtype not in (torch.int32, torch.int64)):
+            raise UsageError(f"{name}.dtype", str(x.dtype), "torch.int32")
+    state = state_of(said.get("dropout"), seed, offset, rng_state)
+    if state is not None:
+        rng_state = torch.from_numpy(state).to(q.device)
+    if (lengths := said.get("lengths")) is not None:
+        cu_seqlens_q, cu_seqlens_k = (
+            torch.tensor([0, *each]).cumsum(0, dtype=torch.int32) for each in zip(*lengths, strict=True)
+        )
+    out, logs = torch.ops.flashlab.attention(
+        q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)), gradients_wanted(q, k, v),
+        rng_state, cu_seqlens_q, cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
+        *(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
+    )  # fmt: skip
+    return (out, logs) if lse else out
+
+
+def check_tensors(**named: Any) -> None:
+    """Raises `UsageError` for what is no torch tensor."""
+    for name, x in named.items():
+        if not isinstance(x, torch.Tensor):
+            raise UsageError(name, type(x).__name__, "a torch tensor")
+
+
+def gradients_wanted(*tensors: Any) -> bool:
+    """Is a gradient to flow through any of them?"""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _named(device: Device | DeviceName | None) -> str | None:
+    """A device's name, which an operator takes. Raises `UsageError` for one of somebody's own."""
+    if device is None:
+        return None
+    found = Device.named(device)
+    if DEVICES.get(found.name) != found:
+        raise UsageError("device", found.name, "one of flashlab.DEVICES where gradients are wanted")
+    return found.name
+
+
+_TYPES = {bool: "bool", float: "float?", tuple: "int[]?"}
+"""In an operator's schema, by the kind of a mask's values. A pair is a list, in which -1 stands for None."""
+_MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES]
+"""All but the lengths, which offsets say."""
+_OPTIONS = ", ".join((
+    "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device",
+    *(f"{_TYPES[FIELDS[name].kind]} {name}" for name in _MASKS),
+))  # fmt: skip
+"""What both operators take at the end."""
+
+
+def _plain(value: Any) -> Any:
+    """A mask's value as an operator takes it."""
+    return (
+        value if value is None or isinstance(value, bool | float) else [-1 if side is None else side for side in value]
+    )
+
+
+def _said(value: Any) -> Any:
+    """The value again."""
+    return value if value is None or isinstance(value, bool | float) else tuple(None if n == -1 else n for n in value)
+
+
+def _options(
+    rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None, *plain: Any
+) -> tuple[Masks, dict[str, Any]]:
+    """`_OPTIONS` as masks of a problem, and as what else a call takes.
+
+    Offsets that lie on a GPU are waited for: the plan of a call is made for lengths.
+    """
+    masks: Any = {name: _said(value) for name, value in zip(_MASKS, plain, strict=True)}
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        masks["lengths"] = list(zip(*(x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True))
+    return masks, {"rng_state": rng_state, "backend": backend, "device": device}
+
+
+def _forward(
+    q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, mask: Any, algorithm: str, tile: list[int] | None,
+    differentiable: bool, *options: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    masks, call = _options(*options)
+    optional = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
+    given = {name: x for name, x in optional.items() if x is not None}
+    if differentiable:
+        _check_gradients(ATTENTION.problem({"q": q, "k": k, "v": v, **given}, **masks), given)
+    into = torch.empty_like(q)
+    call |= {"out": into} if call["backend"] == "gpu" else {}
+    out, lse = attention_forward(
+        q, k, v, algorithm=algorithm, lse=True, tile=None if tile is None else Tile(*tile), **given, **call, **masks
+    )
+    return into if out is into else into.copy_(out), lse
+
+
+def _check_gradients(problem: Problem, given: dict[str, Any]) -> None:
+    """Raises `UsageError` where no backward pass takes the problem, or a gradient of what it has none for is wanted."""
+    row = catalogue.get(elsewhere("auto", BACKWARD))
+    for name, x in given.items():
+        known = any(FIELDS[feature].operand == name for feature in row.support.masks)
+        if x.requires_grad or not known:
+            accepted = f"one without a gradient: {row.name} has none" if known else f"None: {row.name} doesn't know it"
+            raise refused(name, "torch tensor, and gradients are wanted", accepted)
+    row.check(problem)
+
+
+def _backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any) -> tuple[Any, Any, Any]:
+    masks, call = _options(*options)
+    return attention_backward(dout, q, k, v, out, lse, **call, **masks)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+    """What the backward pass needs."""
+    q, k, v, *_ = inputs
+    rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.plain = inputs[9:]
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output, rng_state, cu_seqlens_q, cu_seqlens_k)
+
+
+def _differentiate(ctx: Any, dout: Any, _: Any) -> tuple[Any, ...]:
+    found = torch.ops.flashlab.attention_backward(dout, *ctx.saved_tensors, *ctx.plain)
+    gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:3], strict=True)]
+    return *gradients, *[None] * (len(ctx.needs_input_grad) - 3)
+
+
+def _never_twice(ctx: Any, *gradients: Any) -> None:
+    del ctx, gradients
+    raise UsageError("create_graph", True, "False: attention has no second derivatives")
+
+
+def _forward_shapes(q: Any, *_: Any) -> tuple[Any, Any]:
+    """What a compiler is told of the outputs."""
+    return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _backward_shapes(_: Any, q: Any, k: Any, v: Any, *__: Any) -> tuple[Any, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _register() -> None:
+    forward = torch.library.custom_op(
+        "flashlab::attention", _forward, mutates_args=(),
+        schema=f"(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? alibi_slopes, Tensor? mask, str algorithm, int[]? tile, "
+               f"bool differentiable, {_OPTIONS}) -> (Tensor, Tensor)",
+    )  # fmt: skip
+    forward.register_fake(_forward_shapes)
+    forward.register_autograd(_differentiate, setup_context=_keep)
+    backward = torch.library.custom_op(
+        "flashlab::attention_backward", _backward, mutates_args=(),
+        schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    )  # fmt: skip
+    backward.register_fake(_backward_shapes)
+    backward.register_autograd(_never_twice)
+
+
+_register()

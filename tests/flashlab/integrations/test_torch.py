@@ -1,0 +1,279 @@
+"""Gradients through torch's autograd, and the functions of flash-attn, on the emulator."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from flashlab.run.host import from_numpy, to_numpy
+from tests.simulator.test_backward import ratios
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+P = fl.Problem(batch=2, heads=4, kv_heads=2, len_q=20, len_kv=30, head_dim=24, dtype="float32", causal=True)
+NAMES = ("q", "k", "v")
+
+
+def torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def door(name: str = "torch") -> Any:
+    return importlib.import_module(f"flashlab.integrations.{name}")
+
+
+def leaves(p: fl.Problem = P, seed: int = 0, wanted: tuple[str, ...] = NAMES) -> list[Any]:
+    """q, k and v as torch's tensors, some of which require grad."""
+    tensors = [from_numpy(x, "torch") for x in fl.random_inputs(p, seed)]
+    return [x.requires_grad_(name in wanted) for name, x in zip(NAMES, tensors, strict=True)]
+
+
+def swapped(*tensors: Any) -> list[Any]:
+    """Sequences before heads, as flash-attn has them: copies, which are leaves."""
+    return [x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad) for x in tensors]
+
+
+def judged(p: fl.Problem, tensors: list[Any], out: Any, lse: Any, dout: Any, **more: Any) -> float:
+    """The worst row of the tensors' gradients, as a share of the rule's bound."""
+    named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True)) | {"out": out, "lse": lse, "dout": dout} | more
+    arrays = {name: to_numpy(name, x) for name, x in named.items()}
+    found = {f"d{name}": to_numpy(name, x.grad) for name, x in zip(NAMES, tensors, strict=True)}
+    return max(ratios(p, arrays, found).values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients_keep_to_the_rule(dtype: str) -> None:
+    p = P.replace(dtype=dtype, window=(9, 0))
+    tensors = leaves(p)
+    out, lse = fl.attention(*tensors, **p.masks, lse=True, backend="emulator")
+    dout = torch().randn(*out.shape, generator=torch().manual_seed(1)).to(out.dtype)
+    out.backward(dout)
+    assert judged(p, tensors, out, lse, dout) <= 1
+    assert not lse.requires_grad
+
+
+def test_a_wrong_gradient_breaks_the_rule() -> None:
+    tensors = leaves()
+    out, lse = fl.attention(*tensors, causal=True, lse=True, backend="emulator")
+    out.sum().backward()
+    tensors[1].grad[0, 0, 3] *= 1.01
+    assert judged(P, tensors, out, lse, torch().ones_like(out)) > 1
+
+
+@pytest.mark.parametrize("wanted", [("q",), ("k", "v"), ("v",)], ids=" ".join)
+def test_gradients_of_some(wanted: tuple[str, ...]) -> None:
+    every, some = leaves(), leaves(wanted=wanted)
+    for tensors in (every, some):
+        fl.attention(*tensors, causal=True, backend="emulator").square().sum().backward()
+    for name, a, b in zip(NAMES, every, some, strict=True):
+        assert (b.grad is not None) == (name in wanted)
+        assert b.grad is None or torch().allclose(a.grad, b.grad, atol=1e-5)
+
+
+@pytest.mark.parametrize("lie", ["broadcast", "strided", "backwards"])
+def test_however_dout_lies(lie: str) -> None:
+    tensors = leaves()
+    out, lse = fl.attention(*tensors, causal=True, lse=True, backend="emulator")
+    whole = torch().randn(*out.shape[:3], 2 * out.shape[3], generator=torch().manual_seed(2))
+    dout = {
+        "broadcast": torch().ones(()).expand(out.shape),
+        "strided": whole[..., ::2],
+        "backwards": whole[..., : out.shape[3]].transpose(1, 2).contiguous().transpose(1, 2),
+    }[lie]
+    out.backward(dout)
+    assert judged(P, tensors, out, lse, dout) <= 1
+
+
+def test_without_gradients_nothing_is_kept() -> None:
+    tensors = leaves()
+    with torch().no_grad():
+        assert fl.attention(*tensors, backend="emulator").grad_fn is None
+
+
+def test_the_backward_pass_drops_what_the_forward_pass_dropped() -> None:
+    """Out is linear in v: its product with dout is that of v with dv, for the same dropped weights alone."""
+    q, k, v = leaves()
+    options: dict[str, Any] = {"dropout": 0.5, "backend": "emulator"}
+    out = fl.attention(q, k, v, **options, seed=7, offset=3)
+    dout = torch().randn(*out.shape, generator=torch().manual_seed(4))
+    out.backward(dout)
+    for seed, equal in ((7, True), (8, False)):
+        with torch().no_grad():
+            again = fl.attention(q, k, v, **options, seed=seed, offset=3)
+        assert torch().allclose((again * dout).sum(), (v * v.grad).sum(), rtol=1e-4) == equal
+
+
+def test_checkpointed() -> None:
+    """What is computed twice is the same twice, dropout included: its seed is of torch's generator."""
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    found: list[Any] = []
+    for run in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
+        tensors = swapped(*leaves())
+        torch().manual_seed(5)
+        run(lambda *x: door("flash_attn").flash_attn_func(*x, dropout_p=0.5), *tensors).square().sum().backward()
+        found.append([x.grad for x in tensors])
+    for a, b in zip(*found, strict=True):
+        assert torch().allclose(a, b, atol=1e-5)
+
+
+def test_compiled_in_one_graph() -> None:
+    """With a shape that changes, and a rate of dropout."""
+    attend = door("flash_attn").flash_attn_func
+
+    def layer(*x: Any) -> Any:
+        return attend(*x, causal=True, window_size=(9, -1), dropout_p=0.25).sin()
+
+    compiled = torch().compile(layer, fullgraph=True, backend="aot_eager")
+    for p in (P, P.replace(len_q=24, len_kv=24)):
+        found: list[Any] = []
+        for function in (layer, compiled):
+            tensors = swapped(*leaves(p))
+            torch().manual_seed(6)
+            out = function(*tensors)
+            out.sum().backward()
+            found.append([out, *(x.grad for x in tensors)])
+        for a, b in zip(*found, strict=True):
+            assert torch().allclose(a, b, atol=1e-5)
+
+
+def test_an_operator_as_torch_wants_it() -> None:
+    """Schema, autograd, and what a compiler is told of the outputs: also in flash-attn's layout."""
+    assert door().attention
+    tensors = [x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves())]
+    options = [None, None, None, "emulator", None, True, [9, -1], 0.3, None, None]
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    found = torch().library.opcheck(
+        torch().ops.flashlab.attention, (*tensors, None, None, None, "auto", None, True, *options), test_utils=checks
+    )
+    assert found == dict.fromkeys(checks, "SUCCESS")
+
+
+def test_no_second_derivatives() -> None:
+    q, k, v = leaves()
+    (dq,) = torch().autograd.grad(fl.attention(q, k, v, backend="emulator").sum(), q, create_graph=True)
+    with pytest.raises(fl.UsageError, match="create_graph = True: expected False: attention has no second derivatives"):
+        dq.sum().backward()
+
+
+# flash-attn's functions
+
+
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [(-1, -1), (7, 2)])
+def test_flash_attn_func(window: tuple[int, int], soft_cap: float) -> None:
+    q, k, v = swapped(*leaves())
+    out, lse, _ = door("flash_attn").flash_attn_func(
+        q, k, v, softmax_scale=0.3, causal=True, window_size=window, softcap=soft_cap, return_attn_probs=True
+    )
+    left = None if window[0] == -1 else window[0]
+    masks: Any = {"causal": True, "window": (left, 0), "scale": 0.3, "soft_cap": soft_cap}
+    expected = fl.naive(*(x.transpose(1, 2) for x in (q, k, v)), **masks)
+    assert np.allclose(to_numpy("out", out.transpose(1, 2)), expected.out, atol=1e-5)
+    assert np.allclose(to_numpy("lse", lse), expected.lse, atol=1e-5)
+    assert out.view(*out.shape[:2], -1).shape == (2, 20, 96), "whoever has flash-attn views its output so"
+    out.sum().backward()
+    assert [x.grad.shape == x.shape for x in (q, k, v)] == [True] * 3
+
+
+def test_flash_attn_func_on_slices_of_one_projection() -> None:
+    qkv = torch().randn(1, 20, 3, 2, 16, generator=torch().manual_seed(8)).requires_grad_()
+    out = door("flash_attn").flash_attn_func(*qkv.unbind(2))
+    assert out.is_contiguous()
+    out.sum().backward()
+    assert qkv.grad.shape == qkv.shape and bool(qkv.grad.any())
+
+
+def test_flash_attn_varlen_func() -> None:
+    """Each sequence is as if it were alone, and so are its gradients."""
+    q, k, v = whole = [x[0].detach().requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_q=30)))]
+    ends_q, ends_k = (torch().tensor([0, n, n, 30], dtype=torch().int32) for n in (12, 14))
+    out = door("flash_attn").flash_attn_varlen_func(q, k, v, ends_q, ends_k, 18, 16, causal=True)
+    out.square().sum().backward()
+    for rows, keys in ((slice(0, 12), slice(0, 14)), (slice(12, 30), slice(14, 30))):
+        own = [x.detach()[None, cut].requires_grad_() for x, cut in zip(whole, (rows, keys, keys), strict=True)]
+        alone = door("flash_attn").flash_attn_func(*own, causal=True)
+        alone.square().sum().backward()
+        assert torch().equal(out[rows], alone[0])
+        for x, y, cut in zip(whole, own, (rows, keys, keys), strict=True):
+            assert torch().allclose(x.grad[cut], y.grad[0], atol=1e-5)
+
+
+def test_lengths_in_numbers() -> None:
+    """The same as offsets in tensors, through `fl.attention`."""
+    p = P.replace(batch=1, len_q=None, len_kv=None, lengths=[(12, 14), (8, 16)])
+    tensors = leaves(p)
+    out, lse = fl.attention(*tensors, lengths=[(12, 14), (8, 16)], causal=True, lse=True, backend="emulator")
+    out.sum().backward()
+    assert judged(p, tensors, out, lse, torch().ones_like(out)) <= 1
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"alibi_slopes": (2, 2)}, r"alibi_slopes.shape = \(2, 2\): expected \(heads\)"),
+    ({"alibi_slopes": (4,)}, "alibi_slopes = torch tensor, and gradients are wanted: expected None"),
+    ({"deterministic": True}, "deterministic = True: expected False where gradients are wanted"),
+    ({"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs = True: expected False with dropout"),
+    ({"dropout_p": "a"}, "dropout_p = 'a'"),
+    ({"softmax_scale": "a"}, "softmax_scale = 'a'"),
+    ({"causal": 3}, "causal = 3: expected True or False"),
+    ({"window_size": 3}, "window_size = 3: expected a pair"),
+    ({"window_size": (-2, 0)}, r"window_size = \(-2, 0\): expected a pair"),
+    ({"attention_chunk": 4}, "attention_chunk = 4: expected 0: the kernels don't have it"),
+    ({"qv": (2, 20, 4, 24)}, "qv = Tensor: expected None: the kernels don't have it"),
+    ({"k": (2, 20, 24)}, r"k.shape = \(2, 20, 24\): expected \(batch, seqlen, heads, head_dim\)"),
+    ({"v": (2, 20, 4, 24)}, r"v.shape = \(2, 4, 20, 24\): expected batch, heads and length \(2, 2, 30\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BAD, ids=[line for _, line in BAD])
+def test_what_flash_attn_func_refuses(change: dict[str, Any], line: str) -> None:
+    given = dict(zip(NAMES, swapped(*leaves()), strict=True))
+    shapes = ("alibi_slopes", "qv", "k", "v")
+    made = {name: torch().ones(x) if name in shapes else x for name, x in change.items()}
+    with pytest.raises(fl.UsageError, match=line) as refused:
+        door("flash_attn").flash_attn_func(**given | made)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_keyword_that_nobody_knows() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'softmax_scal'"):
+        door("flash_attn").flash_attn_func(*swapped(*leaves()), softmax_scal=1.0)
+
+
+VARLEN: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
+    (lambda ends: {"cu_seqlens_k": ends[:-1]}, "cu_seqlens_k = 2 offsets: expected 3, as cu_seqlens_q has"),
+    (lambda ends: {"cu_seqlens_q": ends.float()}, "cu_seqlens_q.dtype = 'torch.float32': expected torch.int32"),
+    (lambda ends: {"cu_seqlens_q": ends + 1, "cu_seqlens_k": ends // 2}, "lengths = 15 keys in all: expected 30"),
+    (lambda ends: {"block_table": ends}, "block_table = Tensor: expected None"),
+    (lambda ends: {"seqused_k": ends}, "seqused_k = Tensor: expected None"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), VARLEN, ids=[line for _, line in VARLEN])
+def test_what_flash_attn_varlen_func_refuses(change: Callable[[Any], dict[str, Any]], line: str) -> None:
+    q, k, v = (x[0].detach() for x in swapped(*leaves(P.replace(batch=1, len_q=30))))
+    ends = torch().tensor([0, 12, 30], dtype=torch().int32)
+    given: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, **change(ends)}
+    with pytest.raises(fl.UsageError, match=line) as refused:
+        door("flash_attn").flash_attn_varlen_func(q, k, v, **given)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, r"q = torch array on the CPU: expected a CuPy, torch or JAX array in GPU memory"),
+        ({"backend": "emulator", "algorithm": fl.naive}, "algorithm = 'function': expected a name"),
+        ({"backend": "emulator", "device": fl.DEVICES["h100"].replace(sms=3)}, "device = 'h100': expected one of"),
+        ({"backend": "emulator", "out": 3}, "out = int: expected None where q, k or v requires grad"),
+        ({"backend": "emulator", "causl": True}, "keyword = 'causl'"),
+    ],
+)
+def test_what_attention_refuses_where_gradients_are_wanted(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(fl.UsageError, match=line) as refused:
+        fl.attention(*leaves(), **options)
+    assert "\n" not in str(refused.value)
