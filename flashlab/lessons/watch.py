@@ -139,13 +139,18 @@ class WatchedMachine(Machine):
         walk: Callable[..., Walk] | None = None,
         readers: int | None = None,
         of: HbmTensor | None = None,
+        along: str = "len_q",
+        across: int = 0,
     ) -> Iterator[Block]:
         frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         while frame is not None:
             if _LIBRARY in Path(frame.f_code.co_filename).parents:
                 raise Shortcut(f"it calls the library's own program {Path(frame.f_code.co_filename).stem}")
             frame = frame.f_back
-        return self._watched(super().launch(name, warps=warps, rows=rows, cols=cols, walk=walk, readers=readers, of=of))
+        blocks = super().launch(
+            name, warps=warps, rows=rows, cols=cols, walk=walk, readers=readers, of=of, along=along, across=across
+        )
+        return self._watched(blocks)
 
     def _watched(self, blocks: Iterator[Block]) -> Iterator[Block]:
         for block in blocks:

@@ -271,8 +271,7 @@ def flash_decoding(
         arrivals = m.workspace(
             "arrivals", 1, "int32", rows=s.row_tiles * 2 * w, of=q, axes=nodes, vector=True, zeros=True
         )
-    grid = {"rows": s.row_tiles, "cols": s.runs, "walk": s.walk, "of": q, "warps": 2 * w, "readers": w}
-    for block in m.launch("flash_decoding", **grid):
+    for block in m.launch("flash_decoding", rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
         i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
         if not chunks:
