@@ -171,7 +171,7 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     >>> from simulator.devices import DEVICES
     >>> decode = Problem(batch=64, heads=32, kv_heads=8, len_q=1, len_kv=4096, head_dim=128, dtype="float16")
     >>> [run_for(decode.replace(batch=n), Tile(16, 128), 4, DEVICES["h200"]) for n in (1, 3, 64)]
-    [1, 1, 8]
+    [1, 2, 8]
     """
 
     def rounds(run: int) -> int:
