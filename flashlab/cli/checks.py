@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from flashlab.files import replace_file
 from flashlab.views import progress
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import Unavailable, UsageError, among, unknown
+from simulator.operations.attention import ATTENTION
 
 
 def register(app: typer.Typer) -> None:
@@ -412,6 +413,10 @@ def bench(
     causal: Annotated[
         bool | None, typer.Option("--causal/--no-causal", help="With a causal mask or without; default both.")
     ] = None,
+    odd: Annotated[
+        bool,
+        typer.Option("--odd", help="24 cells that a seed drew, in place of those: ragged lengths, GQA, any head dim."),
+    ] = False,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
     seconds: Annotated[float, typer.Option(help="Seconds per problem.")] = 1.0,
     cells: Annotated[
@@ -420,17 +425,22 @@ def bench(
     json: Json = False,
 ) -> None:
     """Time a kernel beside others that you might use instead: calls interleaved, the median of the ratios."""
+    from flashlab.measure import odd as off_the_track
     from flashlab.measure import speed
 
     hopper, support = get(algorithm).arch, get(algorithm).support
     timed = support.head_dims if hopper else range(129)
     named: list[Any] = options.values("--dtype", dtype or ("bfloat16" if hopper else "bfloat16,float16"), str)
-    problems = speed.cells(
+    problems: Sequence[speed.Cell] = speed.cells(
         named,
         options.values("--head-dim", head_dim, int) if head_dim else [d for d in (64, 128, 256) if d in timed],
         (False, True) if causal is None else (causal,),
         options.values("--len-q", len_q, int),
     )
+    if odd:
+        if get(algorithm).operation is not ATTENTION:
+            raise UsageError("--odd", algorithm, "a forward pass: peers' gradients aren't judged in such cells")
+        problems = [cell for cell in off_the_track.cells() if get(algorithm).refuses(cell.problem) is None]
     peers = options.values("--against", against, str)
     rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
     kind = "ladder" if rungs > 1 else "bench"

@@ -61,6 +61,11 @@ class Cell:
         )
 
     @property
+    def shape(self) -> str | None:
+        """Batch, heads, KV heads and lengths in words, where they aren't the field's."""
+        return None
+
+    @property
     def flops(self) -> float:
         """Of a forward pass, by the field's convention: 4 · length² · head dim · heads, halved if causal."""
         p = self.problem
@@ -80,7 +85,8 @@ class Yardstick:
 @dataclass(frozen=True)
 class Row:
     """One kernel in one cell. `peer` is None for the kernel under test; `ratio` is the peer's time over its time, by
-    rounds: over 1, the kernel under test is faster. `error` is relative to what the rule allows; over 1 is wrong."""
+    rounds: over 1, the kernel under test is faster. `error` is relative to what the rule allows; over 1 is wrong.
+    `shape` is that of an odd cell: batch × (heads, KV heads) × queries × keys."""
 
     dtype: str
     head_dim: int
@@ -94,6 +100,7 @@ class Row:
     quartiles: tuple[float, float] | None
     error: float
     rounds: int
+    shape: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,14 @@ class BenchReport:
 
         rows = [
             (row.peer or self.algorithm, row.dtype, str(row.head_dim), "causal" if row.causal else "full",
-             f"{row.length:,}", f"{row.milliseconds:.3f}", f"{row.tflops:.0f}",
+             row.shape or f"{row.length:,}", f"{row.milliseconds:.3f}", f"{row.tflops:.0f}",
              "" if row.of_matmul is None else f"{row.of_matmul:.0%}", "" if row.ratio is None else f"{row.ratio:.3f}")
             for row in self.rows
         ]  # fmt: skip
         columns = ("kernel", "dtype", "head dim", "mask", "length", "ms", "TFLOP/s", "of matmul", "ratio")
-        table(f"{TOKENS:,} tokens, hidden size {HIDDEN:,}, on {self.device}", columns, rows, left=2)
+        odd = any(row.shape for row in self.rows)
+        of = "odd cells" if odd else f"{TOKENS:,} tokens, hidden size {HIDDEN:,}"
+        table(f"{of}, on {self.device}", columns, rows, left=2)
         line(f"ratio: the peer's time over that of {self.algorithm}")
         for y in self.yardsticks:
             line(f"{y.dtype}: 8192³ matrix product {y.matmul:.0f} TFLOP/s; copy in memory {y.copy:,.0f} GB/s")
@@ -283,7 +292,10 @@ def _row(
     tflops = flops / milliseconds / 1e9
     low, _, high = statistics.quantiles(ratios, n=4) if ratios else (0.0, 0.0, 0.0)
     return Row(
-        **asdict(cell),
+        dtype=cell.dtype,
+        head_dim=cell.head_dim,
+        causal=cell.causal,
+        length=cell.length,
         peer=peer,
         milliseconds=milliseconds,
         tflops=tflops,
@@ -292,11 +304,12 @@ def _row(
         quartiles=(low, high) if ratios else None,
         error=error,
         rounds=len(times),
+        shape=cell.shape,
     )
 
 
 def _said(cell: Cell) -> str:
-    return f"{cell.dtype} × {cell.head_dim} {'causal' if cell.causal else 'full'} {cell.length}"
+    return f"{cell.dtype} × {cell.head_dim} {'causal' if cell.causal else 'full'} {cell.shape or cell.length}"
 
 
 @dataclass(frozen=True)
@@ -325,15 +338,17 @@ def sampled(p: Problem) -> list[list[int]]:
 def _samples(p: Problem, tensors: Sequence[Any]) -> list[_Sample]:
     """Rows of the first head and of the last, from their first ones to their last ones.
 
-    `tensors` are q, k and v (batch, heads, length, head_dim), of as many heads and as long. Some rows are a problem of their
-    own. Under a causal mask these are neighbours, and their keys end with the last one.
+    `tensors` are q, k and v (batch, heads, length, head_dim). Some rows are a problem of their own. Under a causal mask these
+    are neighbours, and their keys end with the last one that they see.
     """
     pieces = sampled(p)
     found: list[_Sample] = []
     for b, h in outer_heads(p):
-        q, k, v = (to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in zip("qkv", tensors, strict=True))
+        shared = h // p.queries_per_kv
+        heads = h, shared, shared
+        q, k, v = (to_numpy(name, x[b : b + 1, n : n + 1]) for name, x, n in zip("qkv", tensors, heads, strict=True))
         for rows in pieces:
-            keys = rows[-1] + 1 if p.causal else p.len_kv
+            keys = rows[-1] + 1 + p.offset if p.causal else p.len_kv
             alone = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(rows), len_kv=keys)
             found.append(_Sample(b, h, rows, expect(alone, q[:, :, rows], k[:, :, :keys], v[:, :, :keys])))
     return found
@@ -382,10 +397,11 @@ def _error(torch: Any, call: Callable[[], Any], like: Any, samples: Sequence[_Sa
 
 
 def normal(torch: Any, cell: Cell, names: Iterable[str]) -> list[Any]:
-    """Normal random tensors of a cell's shape, (batch, heads, length, head_dim), in GPU memory."""
+    """Normal random tensors of a cell's shapes, (batch, heads, length, head_dim), in GPU memory."""
     p, generator = cell.problem, torch.Generator(device="cuda").manual_seed(0)
-    shape, dtype = (p.batch, p.heads, p.len_q, p.head_dim), getattr(torch, cell.dtype)
-    return [torch.randn(shape, generator=generator, device="cuda").to(dtype) for _ in names]
+    queries, keys = (p.batch, p.heads, p.len_q, p.head_dim), (p.batch, p.kv_heads, p.len_kv, p.head_dim)
+    shapes, dtype = [keys if name in ("k", "v") else queries for name in names], getattr(torch, cell.dtype)
+    return [torch.randn(shape, generator=generator, device="cuda").to(dtype) for shape in shapes]
 
 
 def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
@@ -462,6 +478,8 @@ def flat(report: BenchReport | Bench) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for row in report.rows:
         cell = {name: getattr(row, name) for name in ("dtype", "head_dim", "causal", "length")}
+        if row.shape is not None:
+            cell["shape"] = row.shape
         if row.peer is None:
             same = {"kernel": report.algorithm, "device": report.device, **cell, "milliseconds": row.milliseconds}
             found.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
@@ -487,7 +505,7 @@ def table(data: Bench) -> str:
     """A row per kernel and cell."""
     header = ("dtype", "head dim", "mask", "length", "kernel", "TFLOP/s", "ratio", "of matmul")
     return markdown_table(header, [
-        (r.dtype, str(r.head_dim), "causal" if r.causal else "full", str(r.length), r.peer or data.algorithm,
+        (r.dtype, str(r.head_dim), "causal" if r.causal else "full", r.shape or str(r.length), r.peer or data.algorithm,
          f"{r.tflops:.0f}", "" if r.ratio is None else f"{r.ratio:.2f}",
          "" if r.of_matmul is None else f"{r.of_matmul:.0%}")
         for r in data.rows

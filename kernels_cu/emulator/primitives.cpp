@@ -84,12 +84,9 @@ void* emu_shared_pointer(unsigned address) { return current_lane().block->sram.p
 
 void emu_name_sram(const char* name, unsigned address, unsigned bytes) {
   auto& names = current_lane().block->sram.names;
-  const unsigned end = address + bytes;
   for (const auto& known : names)
-    if (known.begin == address && known.end == end && !std::strcmp(known.name, name)) return;
-  // what lay there before has made room
-  names.erase(std::remove_if(names.begin(), names.end(), [=](const auto& x) { return x.begin < end && address < x.end; }), names.end());
-  names.push_back({name, address, end});
+    if (known.begin == address) return;
+  names.push_back({name, address, address + bytes});
 }
 
 int emu_atomic(void* address, unsigned bytes) {

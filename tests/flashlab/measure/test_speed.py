@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashlab.measure import peers, speed
+from flashlab.measure import odd, peers, speed
 from flashlab.measure.speed import BenchReport, Cell, Row, Yardstick
 from simulator import Problem, naive, random_inputs
+from simulator.catalogue import CATALOGUE
 from simulator.errors import Unavailable, UsageError
 
 FAKE_TORCH = SimpleNamespace(full_like=np.full_like, float16=None)
@@ -31,6 +32,32 @@ def test_flops_are_by_the_fields_convention() -> None:
     full, causal = Cell("bfloat16", 64, False, 4096), Cell("bfloat16", 64, True, 4096)
     assert full.flops == 4 * 4096**2 * 64 * 32 * 4
     assert causal.flops == full.flops / 2
+
+
+def test_odd_cells_fill_no_tile_and_flash3_takes_them() -> None:
+    cells = odd.cells()
+    assert len(set(cells)) == 24 and cells == odd.cells() != odd.cells(seed=1)
+    assert all(n % 64 and n >= 130 for cell in cells for n in (cell.length, cell.len_kv))
+    assert {"bfloat16", "float16"} == {cell.dtype for cell in cells}
+    assert {80, 96, 160, 192} <= {cell.head_dim for cell in cells}
+    assert {1, 4, 8} == {cell.problem.queries_per_kv for cell in cells}
+    assert {cell.heads for cell in cells} >= {1, 512} and any(cell.length > 65_000 for cell in cells)
+    assert any(cell.length != cell.len_kv for cell in cells)
+    for cell in cells:
+        assert CATALOGUE["flash3"].refuses(cell.problem) is None
+        pairs = sum(len(cell.problem.keys_of_rows(i, i)) for i in range(cell.length))
+        assert cell.flops == 4 * cell.batch * cell.heads * cell.head_dim * pairs
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_odd_cells_outputs_are_judged(causal: bool) -> None:
+    """Heads that share a KV head, and more keys than queries."""
+    p = Problem(batch=1, heads=4, kv_heads=2, len_q=70, len_kv=130, head_dim=16, dtype="float16", causal=causal)
+    arrays = random_inputs(p)
+    right = naive(*arrays, causal=causal).out.astype(np.float16)
+    samples = speed._samples(p, arrays)
+    assert 0 < speed._error(FAKE_TORCH, lambda: right, right, samples, False) <= 1
+    assert speed._error(FAKE_TORCH, lambda: right[:, ::-1], right, samples, False) > 1
 
 
 def test_rows_take_medians_of_rounds() -> None:
