@@ -157,10 +157,19 @@ def fp8() -> str:
         )
     ]
     inputs = f"Inputs: {of.data['inputs']}.\n\n"
+    papers = ""
+    if of.data.get("papers"):
+        there = [[row["kernel"], f"{row['rmse']:.1e}"] for row in of.data["papers"]]
+        papers = (
+            f"In the paper's setting: {of.data['papers_inputs']}, unrounded.\n\n"
+            + table(["kernel", "RMSE against float64"], there)
+            + "\n"
+        )
     return (
         inputs
         + table(["kernel", "RMSE against float64"], errors)
         + "\n"
+        + papers
         + table(["head dim", "", *COLUMNS], rows, left=2)
         + source(of)
         + "\n"

@@ -26,7 +26,6 @@ import pytest
 import flashlab as fl
 import kernels_cu
 from flashlab.measure import fp8
-from simulator import naive
 from simulator.dtypes import Array
 from simulator.programs.flash3_fp8 import TILE
 from tests.flashlab.emulator.mutant import kept
@@ -336,14 +335,16 @@ def test_what_adds_up_is_kept(first: int) -> None:
 def test_accuracy_is_in_the_papers_order() -> None:
     """One scale, a scale a tile, rotated besides: each is nearer to float64 than the one before."""
     p = fl.Problem(batch=1, heads=1, len_q=1024, head_dim=128, dtype="float8_e4m3fn")
-    random = np.random.default_rng(0)
-    half = [fp8.outliers(random, (1, 1, 1024, 128)).astype(np.float16) for _ in "qkv"]
-    exact = naive(*half).out
-    plain, blocks, rotated = (
-        np.sqrt(np.mean((run(fp8.quantize(*half, blocks=blocks, rotate=rotate), p, sanitize=False).out - exact) ** 2))
+    own, papers = (fp8.drawn(1024, rounded=rounded, heads=1) for rounded in (True, False))
+    assert all((x == y).all() for x, y in zip(own.half, papers.half, strict=True)), "the same inputs, another reference"
+    assert 0 < np.abs(own.exact - papers.exact).max() < 0.05 and own.exact.shape == (1, 1, 1024, 128)
+    outs = [
+        run(fp8.quantize(*own.half, blocks=blocks, rotate=rotate), p, sanitize=False).out
         for blocks, rotate in fp8.WAYS.values()
-    )
-    assert plain > blocks > rotated
+    ]
+    for x in (own, papers):
+        plain, blocks, rotated = (np.sqrt(np.mean((out - x.exact) ** 2)) for out in outs)
+        assert plain > blocks > rotated
 
 
 @pytest.mark.parametrize("wrong", ["NaN", "lengths", "rotation"])
