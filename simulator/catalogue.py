@@ -12,6 +12,7 @@ from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash1_backward as flash1_backward_formula
 from simulator.formulas import flash2 as flash2_formula
 from simulator.formulas import flash2_backward as flash2_backward_formula
+from simulator.formulas import flash2_backward_deterministic as flash2_backward_deterministic_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
@@ -29,6 +30,7 @@ from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash1_backward as flash1_backward_program
 from simulator.programs import flash2 as flash2_program
 from simulator.programs import flash2_backward as flash2_backward_program
+from simulator.programs import flash2_backward_deterministic as flash2_backward_deterministic_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
@@ -41,6 +43,7 @@ from simulator.programs.flash1 import flash1
 from simulator.programs.flash1_backward import flash1_backward
 from simulator.programs.flash2 import flash2
 from simulator.programs.flash2_backward import flash2_backward
+from simulator.programs.flash2_backward_deterministic import flash2_backward_deterministic
 from simulator.programs.flash2_triton import flash2_triton
 from simulator.programs.flash3 import flash3
 from simulator.programs.flash3_1 import flash3_1
@@ -188,6 +191,8 @@ _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
 _PACKED = ("mask_bits", "mask_tiles")
+_DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum"))
+_CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
@@ -275,12 +280,22 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
-            (Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum")),
+            (_DELTA,
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
-             Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))),
+             _CONVERT),
             Support(masks=(*COMMON_MASKS, "soft_cap", "lengths", "dropout")),
             flash2_backward_program.ABOUT, "flash1_backward", ("dq",),
+        ),
+        Algorithm(
+            "flash2_backward_deterministic", flash2_backward_deterministic,
+            flash2_backward_deterministic_formula.flash2_backward_deterministic, None,
+            (_DELTA,
+             Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns")),
+             _CONVERT),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "dropout"), instead="flash2_backward"),
+            flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,

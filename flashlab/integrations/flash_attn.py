@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashlab.integrations.torch import attention, check_tensors, gradients_wanted, torch
+from flashlab.integrations.torch import attention, check_tensors, torch
 from flashlab.run.host import refused
 from simulator.errors import Said, UsageError
 from simulator.fields import flag
@@ -43,8 +43,8 @@ def flash_attn_func(
     """
     _check_axes("(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
     options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
-    _check_promises(deterministic, return_attn_probs, options, q, k, v)
-    out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, **options)
+    _check_promises(return_attn_probs, options)
+    out, lse = attention(*(x.transpose(1, 2) for x in (q, k, v)), lse=True, deterministic=deterministic, **options)
     out = out.transpose(1, 2).contiguous()
     return (out, lse, None) if return_attn_probs else out
 
@@ -76,10 +76,10 @@ def flash_attn_varlen_func(
             "cu_seqlens_k", Said(f"{len(cu_seqlens_k)} offsets"), f"{len(cu_seqlens_q)}, as cu_seqlens_q has"
         )
     options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
-    _check_promises(deterministic, return_attn_probs, options, q, k, v)
+    _check_promises(return_attn_probs, options)
     out, lse = attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        **options,
+        deterministic=deterministic, **options,
     )  # fmt: skip
     out = out[0].transpose(0, 1).contiguous()
     return (out, lse[0], None) if return_attn_probs else out
@@ -142,9 +142,7 @@ def _window(window_size: Any) -> Pair:
     return _checked("window_size", "window", window_size)
 
 
-def _check_promises(deterministic: Any, return_attn_probs: Any, options: dict[str, Any], *inputs: Any) -> None:
+def _check_promises(return_attn_probs: Any, options: dict[str, Any]) -> None:
     """Raises `UsageError` for what a caller relies on and no kernel does."""
-    if flag("deterministic", deterministic) and gradients_wanted(*inputs):
-        raise UsageError("deterministic", True, "False where gradients are wanted: atomics add up dq")
     if flag("return_attn_probs", return_attn_probs) and options["dropout"]:
         raise UsageError("return_attn_probs", True, "False with dropout: no kernel writes the probabilities")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Unpack
 
-from flashlab.run.backward import attention_backward
+from flashlab.run.backward import attention_backward, one_order
 from flashlab.run.call import attention as attention_forward
 from flashlab.run.host import refused
 from flashlab.run.plan import elsewhere
@@ -17,6 +17,7 @@ from flashlab.run.randomness import state_of
 from simulator import catalogue
 from simulator.devices import DEVICES, Device
 from simulator.errors import Unavailable, UsageError, unknown
+from simulator.fields import flag
 from simulator.names import Backend, DeviceName
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD
@@ -37,15 +38,16 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "auto", lse: bool = False, tile: TileLike = None,
     backend: Backend | None = None, device: Device | DeviceName | None = None, sinks: Any = None, alibi_slopes: Any = None,
     mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None, **masks: Unpack[Masks],
+    cu_seqlens_k: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """`fl.attention` for torch tensors, through which gradients flow back to q, k and v. `out` lies in memory as q does.
 
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
     `cu_seqlens_q` and `cu_seqlens_k`, contiguous int32 tensors, say where the sequences of a ragged batch begin, and where the
-    last one ends; `lengths` says the same in numbers. No gradient flows through the LSE, and none twice. What has no
-    backward pass raises `UsageError` at once if a gradient is wanted, not when the loss is known.
+    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. No gradient flows
+    through the LSE, and none twice. What has no backward pass raises `UsageError` at once if a gradient is wanted, not when
+    the loss is known.
 
     >>> import torch
     >>> from flashlab.integrations.torch import attention
@@ -74,6 +76,7 @@ def attention(
     out, logs = torch.ops.flashlab.attention(
         q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)), gradients_wanted(q, k, v),
         rng_state, cu_seqlens_q, cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
+        flag("deterministic", deterministic),
         *(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
     )  # fmt: skip
     return (out, logs) if lse else out
@@ -106,7 +109,7 @@ _TYPES = {bool: "bool", float: "float?", tuple: "int[]?"}
 _MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES]
 """All but the lengths, which offsets say."""
 _OPTIONS = ", ".join((
-    "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device",
+    "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device, bool deterministic",
     *(f"{_TYPES[FIELDS[name].kind]} {name}" for name in _MASKS),
 ))  # fmt: skip
 """What both operators take at the end."""
@@ -125,27 +128,28 @@ def _said(value: Any) -> Any:
 
 
 def _options(
-    rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None, *plain: Any
-) -> tuple[Masks, dict[str, Any]]:
-    """`_OPTIONS` as masks of a problem, and as what else a call takes.
+    rng_state: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, backend: Backend, device: DeviceName | None, deterministic: bool,
+    *plain: Any,
+) -> tuple[Masks, dict[str, Any], bool]:  # fmt: skip
+    """`_OPTIONS` as masks of a problem, as what else a call takes, and whether dq is to have the same bits in each run.
 
     Offsets that lie on a GPU are waited for: the plan of a call is made for lengths.
     """
     masks: Any = {name: _said(value) for name, value in zip(_MASKS, plain, strict=True)}
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         masks["lengths"] = list(zip(*(x.diff().tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True))
-    return masks, {"rng_state": rng_state, "backend": backend, "device": device}
+    return masks, {"rng_state": rng_state, "backend": backend, "device": device}, deterministic
 
 
 def _forward(
     q: Any, k: Any, v: Any, sinks: Any, alibi_slopes: Any, mask: Any, algorithm: str, tile: list[int] | None,
     differentiable: bool, *options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    masks, call = _options(*options)
+    masks, call, deterministic = _options(*options)
     optional = {"sinks": sinks, "alibi_slopes": alibi_slopes, "mask": mask}
     given = {name: x for name, x in optional.items() if x is not None}
     if differentiable:
-        _check_gradients(ATTENTION.problem({"q": q, "k": k, "v": v, **given}, **masks), given)
+        _check_gradients(ATTENTION.problem({"q": q, "k": k, "v": v, **given}, **masks), given, deterministic)
     into = torch.empty_like(q)
     call |= {"out": into} if call["backend"] == "gpu" else {}
     out, lse = attention_forward(
@@ -154,9 +158,9 @@ def _forward(
     return into if out is into else into.copy_(out), lse
 
 
-def _check_gradients(problem: Problem, given: dict[str, Any]) -> None:
+def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: bool) -> None:
     """Raises `UsageError` where no backward pass takes the problem, or a gradient of what it has none for is wanted."""
-    row = catalogue.get(elsewhere("auto", BACKWARD))
+    row = catalogue.get(one_order("auto") if deterministic else elsewhere("auto", BACKWARD))
     for name, x in given.items():
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)
         if x.requires_grad or not known:
@@ -166,8 +170,8 @@ def _check_gradients(problem: Problem, given: dict[str, Any]) -> None:
 
 
 def _backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any) -> tuple[Any, Any, Any]:
-    masks, call = _options(*options)
-    return attention_backward(dout, q, k, v, out, lse, **call, **masks)
+    masks, call, deterministic = _options(*options)
+    return attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **call, **masks)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:

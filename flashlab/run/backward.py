@@ -12,20 +12,21 @@ from flashlab.run.plan import Plan
 from flashlab.run.randomness import state_of
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
+from simulator.fields import flag
 from simulator.names import Backend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.problem import FIELDS, Masks, spell_masks
 from simulator.program import Program
 from simulator.simulate import TileLike
 
-__all__ = ["attention_backward"]
+__all__ = ["attention_backward", "one_order"]
 
 
 @spell_masks
 def attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
     backend: Backend = "gpu", device: Device | DeviceName | None = None, seed: int | None = None, offset: int = 0,
-    rng_state: Any = None, **masks: Unpack[Masks],
+    rng_state: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """The gradients `(dq, dk, dv)` of attention, for `dout`, the gradient of its output.
 
@@ -37,7 +38,8 @@ def attention_backward(
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
     `lengths` and `soft_cap`.
 
-    dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change.
+    dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change. With
+    `deterministic`, dq doesn't either: an algorithm is taken that adds it up in one order.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
     input, `Unavailable` without a GPU or CuPy, and `EmulationError` if a kernel misuses the emulated machine.
 
@@ -55,6 +57,8 @@ def attention_backward(
     state = state_of(options.get("dropout"), seed, offset, rng_state)
     named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
     given = BACKWARD.bound((), named)
+    if flag("deterministic", deterministic):
+        algorithm = one_order(algorithm)
     if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
@@ -72,6 +76,20 @@ def attention_backward(
         plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, **options)
         found = plan.run(given if state is None else {**given, "rng_state": state})
     return found["dq"], found["dk"], found["dv"]
+
+
+def one_order(algorithm: str | Program) -> str | Program:
+    """The algorithm, if each run of it gives the same bits; for "auto" the fastest that does. Raises `UsageError` for others.
+
+    >>> one_order("auto")
+    'flash2_backward_deterministic'
+    """
+    if isinstance(algorithm, str) and algorithm == "auto":
+        return "flash2_backward_deterministic"
+    if plans.catalogue.get(algorithm).atomics:
+        accepted = [row.name for row in plans.catalogue.of(BACKWARD).values() if not row.atomics]
+        raise UsageError("algorithm", algorithm, f"auto, {', '.join(accepted)} where deterministic")
+    return algorithm
 
 
 @functools.lru_cache(maxsize=4096, typed=True)

@@ -109,6 +109,25 @@ int emu_atomic(void* address, unsigned bytes) {
   return 1;
 }
 
+void emu_wait_for(const void* counter, unsigned value) {
+  Lane& lane = current_lane();
+  Region* region;
+  do {
+    lane.block->poll(lane, HERE);
+    lane.block->spin(lane, counter, HERE);
+    lane.heard.add(counter);
+    if (!check_global(lane, counter, sizeof value, false, Way::relaxed, HERE, region)) return;
+  } while (__atomic_load_n(static_cast<const unsigned*>(counter), __ATOMIC_ACQUIRE) != value);
+  count(lane, Op::ld, *region, counter, sizeof value, HERE);
+}
+
+void emu_in_turn(void* address, unsigned bytes) {
+  Lane& lane = current_lane();
+  Region* region;
+  check_global(lane, address, bytes, false, Way::primitive, HERE, region) &&
+      check_global(lane, address, bytes, true, Way::primitive, HERE, region);
+}
+
 void emu_compare(const void* address) {
   Lane& lane = current_lane();
   for (unsigned i = 0, n = lane.reads.size(); i < n; ++i) {

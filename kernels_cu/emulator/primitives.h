@@ -72,6 +72,12 @@ void emu_named_arrive(int id, int threads);
 // Checks and counts an atomic on HBM or SRAM. 0: there is no memory there.
 int emu_atomic(void* address, unsigned bytes);
 
+// Waits until a counter in HBM is at `value`. The read that finds it there counts: how many come before is chance.
+void emu_wait_for(const void* counter, unsigned value);
+
+// An atomic on HBM is to come, which may meet no other: it checks that fences, waits and barriers order it after all before.
+void emu_in_turn(void* address, unsigned bytes);
+
 // A compare-and-swap is to come, before emu_atomic: it checks what the thread has read there.
 void emu_compare(const void* address);
 

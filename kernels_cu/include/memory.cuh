@@ -86,10 +86,19 @@ DEVICE void add_global(void* address, float4 x) {
 #endif
 }
 
-// Counts up to `last`, from which a counter in HBM goes back to 0. True for whoever finds it at `last`: all others have been here
-// before. What the block's threads wrote to HBM before a barrier before it, they have; and what the others wrote is visible to
-// the block's threads after a barrier.
-DEVICE bool last_to_arrive(void* counter, unsigned last) {
+// Adds to four floats in HBM while it is this block's turn (wait_for): nobody else may touch them, so the sum has one order. The
+// emulator holds it to that.
+DEVICE void add_in_turn(void* address, float4 x) {
+#ifdef EMULATOR
+  emu_in_turn(address, sizeof x);
+#endif
+  add_global(address, x);
+}
+
+// Counts up to `last`, from which a counter in HBM goes back to 0, and returns what it found. What the block's threads wrote to HBM
+// before a barrier before it, all have who come later; and what those wrote who came before is visible to the block's threads
+// after a barrier.
+DEVICE unsigned count_up(void* counter, unsigned last) {
 #ifdef EMULATOR
   __threadfence();
   const unsigned before = atomicInc(static_cast<unsigned*>(counter), last);
@@ -98,7 +107,22 @@ DEVICE bool last_to_arrive(void* counter, unsigned last) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
 #endif
-  return before == last;
+  return before;
+}
+
+// True for whoever finds a counter at `last`: all others have been here before.
+DEVICE bool last_to_arrive(void* counter, unsigned last) { return count_up(counter, last) == last; }
+
+// Waits until others have counted up to `turn`. What they wrote before is visible to the block's threads after a barrier.
+DEVICE void wait_for(const void* counter, unsigned turn) {
+#ifdef EMULATOR
+  emu_wait_for(counter, turn);
+  __threadfence();
+#else
+  unsigned now;
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  while (now != turn);
+#endif
 }
 
 // T from SRAM. Lanes that name the same address get it from one read.

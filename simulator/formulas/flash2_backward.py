@@ -7,7 +7,7 @@ from functools import partial
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
-from simulator.formulas.walk import walk
+from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile
 from simulator.programs.flash2_backward import ROWS, sram_bytes, warp_grid
 
@@ -20,12 +20,25 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     writes Nd.
     """
     del lse
+    count_before(book, problem)
+    count_main(book, "flash2_backward", problem, tile, config)
+    count_convert(book, "flash2_backward")
+
+
+def count_before(book: Book, problem: Problem) -> None:
+    """The workspaces, and the first launch."""
+    heads = problem.batch * problem.heads
+    book.tensor(Spec("delta", heads, problem.len_q, 1, "float32", "workspace", vector=True))
+    book.tensor(Spec("dq_sum", heads, problem.len_q, problem.head_dim, "float32", "workspace"))
+    count_delta(book, "flash2_backward", problem)
+
+
+def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Config) -> Walk:
+    """The main launch, of this name. Returns what its key tiles visit."""
     p, es, t = problem, problem.itemsize, book.tensors
     along, across = warp_grid(problem, tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
-    book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
-    dq_sum = book.tensor(Spec("dq_sum", heads, p.len_q, p.head_dim, "float32", "workspace"))
-    count_delta(book, problem)
+    dq_sum = t["dq_sum"]
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
@@ -33,21 +46,21 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     pairs, rows, visits = heads * seen.pairs, heads * seen.keys, kv_heads * keys
     peak = sram_bytes(p, tile, config.stages if seen.pairs else 0)
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    book.launch("flash2_backward", visits, config.warps, config.heads_together, peak, visible, along="len_kv")
+    book.launch(name, visits, config.warps, config.heads_together, peak, visible, along="len_kv")
     count_state(book, p, "load_kv", blocks=visits, warps=config.warps)
-    for name, width in (("k", d), ("v", dv)):
+    for x, width in (("k", d), ("v", dv)):
         if visits:
-            book.add("load_kv", name, hbm_read=t[name].nbytes, sram_write=visits * bc * width * es)
-            book.distinct(name, "read", t[name].nbytes)
-            book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
-            book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
-    for step, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
-        book.add(step, name, hbm_read=rows * t[name].row_bytes, sram_write=pairs * br * width * es)
+            book.add("load_kv", x, hbm_read=t[x].nbytes, sram_write=visits * bc * width * es)
+            book.distinct(x, "read", t[x].nbytes)
+            book.add("store_dkv", f"d{x}", hbm_write=t[f"d{x}"].nbytes)
+            book.distinct(f"d{x}", "write", t[f"d{x}"].nbytes)
+    for step, x, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
+        book.add(step, x, hbm_read=rows * t[x].row_bytes, sram_write=pairs * br * width * es)
         book.add(step, vector, hbm_read=along * rows * 4)
-        book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
+        book.distinct(x, "read", heads * seen.distinct_keys * t[x].row_bytes)
         book.distinct(vector, "read", heads * seen.distinct_keys * 4)
-    for step, name in (("exp", "p"), ("ds", "ds")):
-        book.add(step, name, sram_write=pairs * bc * br * es)
+    for step, x in (("exp", "p"), ("ds", "ds")):
+        book.add(step, x, sram_write=pairs * bc * br * es)
     for step, left, right, sides in (
         ("scores", "k", "q", (bc * d, br * d)),
         ("dp", "v", "dout", (bc * dv, br * dv)),
@@ -66,33 +79,33 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
-    count_convert(book)
+    return seen
 
 
-def count_delta(book: Book, problem: Problem, rows: int = ROWS) -> None:
+def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> None:
     """The first launch: D = rowsum(dO * O), and zeros for dQ, with so many `rows` per block."""
     p, t = problem, book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     together = book.config.heads_together if book.config else 1
-    book.launch(f"{book.algorithm}_delta", blocks, 4, together, across=rows)
+    book.launch(f"{name}_delta", blocks, 4, together, across=rows)
     if not blocks:
         return
-    for name in ("dout", "out"):
-        book.add("delta", name, hbm_read=t[name].nbytes)
-        book.distinct(name, "read", t[name].nbytes)
+    for x in ("dout", "out"):
+        book.add("delta", x, hbm_read=t[x].nbytes)
+        book.distinct(x, "read", t[x].nbytes)
     book.add("delta", "delta", hbm_write=t["delta"].nbytes)
     book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
-    for name in ("delta", "dq_sum"):
-        book.distinct(name, "write", t[name].nbytes)
+    for x in ("delta", "dq_sum"):
+        book.distinct(x, "write", t[x].nbytes)
     book.compute(other=2 * blocks * rows * p.head_dim_v)
 
 
-def count_convert(book: Book, rows: int = ROWS) -> None:
+def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
     """The last launch: dQ from the sums, with so many `rows` per block."""
     t = book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     together = book.config.heads_together if book.config else 1
-    book.launch(f"{book.algorithm}_convert", blocks, 4, together, across=rows)
+    book.launch(f"{name}_convert", blocks, 4, together, across=rows)
     if blocks:
         book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
         book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)

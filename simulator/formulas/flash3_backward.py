@@ -25,7 +25,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
     sums = round_up(p.len_q, tile.rows), round_up(p.head_dim, PANEL)
     dq_sum = book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
-    count_delta(book, problem, tile.rows)
+    count_delta(book, "flash3_backward", problem, tile.rows)
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
@@ -69,4 +69,4 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
         exp=pairs * square,
     )
-    count_convert(book, tile.rows)
+    count_convert(book, "flash3_backward", tile.rows)

@@ -5,17 +5,20 @@ A launch before that computes D = rowsum(dO * O).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from math import gcd
 
+from simulator.block import Block
 from simulator.config import Config, choose, features, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
-from simulator.problem import Problem, Tile
+from simulator.problem import Problem, Tile, Walk
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.scores import cap_slope, soft_cap
+from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 ROWS = 16
@@ -101,6 +104,41 @@ def flash2_backward(
     over the query heads of the group. It computes S transposed, with keys as rows, because the next products need P^T
     and dS^T. The warps form a grid over S^T, and another one over dV, dK and dQ, so P and dS pass through SRAM.
     """
+    return backward("flash2_backward", m, q, k, v, out, lse, dout, problem, tile)
+
+
+class Turns:
+    """The order in which blocks add to dQ. Here there is none: whoever comes first."""
+
+    def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
+        """The counters that it needs."""
+
+    def draw(self, block: Block) -> None:
+        """The block gets its key tile: here by its number."""
+
+    def walk(self, walk: Walk) -> Iterable[int]:
+        """The order of the query tiles."""
+        return walk
+
+    def add(self, block: Block, dq_sum: HbmTensor, part: Registers, i: int, rows: int, head: int) -> None:
+        """Add to the sums of query tile i, of the `head`-th head of the group."""
+        block.atomic_add(dq_sum.head(head), part, i, rows)
+
+
+def backward(
+    name: str,
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+    order: type[Turns] = Turns,
+) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+    """`flash2_backward`, whose main launch has this name, and blocks that add to dQ in an order."""
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", problem.head_dim)
@@ -108,16 +146,17 @@ def flash2_backward(
     along, across = warp_grid(problem, tile)
     shared = across, along  # how many warps read each byte of the left and of the right operand of a product
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    tiles = problem.key_tiles(tile)
-    for block in m.launch("flash2_backward", rows=tiles, warps=c.warps, walk=visible, of=k, along="len_kv"):
+    tiles, turns = problem.key_tiles(tile), order(m, k, problem, tile)
+    for block in m.launch(name, rows=tiles, warps=c.warps, walk=visible, of=k, along="len_kv"):
         j = block.i
-        p_shared, ds_shared = (block.alloc(name, tile.cols, tile.rows, problem.dtype) for name in ("p", "ds"))
+        p_shared, ds_shared = (block.alloc(s, tile.cols, tile.rows, problem.dtype) for s in ("p", "ds"))
+        turns.draw(block)
         block.step("load_kv")
         k_j, v_j = block.load(k, j, tile.cols), block.load(v, j, tile.cols)
         read_state(m, block, c.warps)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
-            for i in block.walk:
+            for i in turns.walk(block.walk):
                 block.step("load_q")
                 q_i = block.load(q.head(g), i, tile.rows, stages=c.stages)
                 lse_i = block.fetch(lse.head(g), i, tile.rows, warps=along).T
@@ -144,7 +183,7 @@ def flash2_backward(
                 dk_j = block.matmul(ds_shared, q_i, split=shared, acc=dk_j)
                 block.step("dq")
                 dq_i = block.matmul(ds_shared.T, k_j, split=shared)
-                block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
+                turns.add(block, dq_sum, dq_i, i, tile.rows, g)
         block.step("store_dkv")
         block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
         block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)

@@ -37,8 +37,12 @@ SPILL = [
     *(("flash1_backward", "bfloat16", 256, arch) for arch in ("sm_80", "sm_89")),
     *(("flash1_backward", "float32", 256, arch) for arch in DEVICES),
     *(("flash1_backward", dtype, 128, "sm_75") for dtype in ("float16", "float32")),
-    ("flash2_backward", "float16", 256, "sm_75"),
-    *(("flash2_backward", "float32", 256, arch) for arch in ("sm_75", "sm_89")),
+    *((name, "float16", 256, "sm_75") for name in ("flash2_backward", "flash2_backward_deterministic")),
+    *(
+        (name, "float32", 256, arch)
+        for name in ("flash2_backward", "flash2_backward_deterministic")
+        for arch in ("sm_75", "sm_89")
+    ),
 ]
 """Their dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or none."""
 MATRIX = [

@@ -10,6 +10,7 @@ from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
 PROGRAM, KERNEL = "simulator/programs/flash2_backward.py", "kernels_cu/flash2_backward.cu"
+ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/include/memory.cuh"
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
@@ -246,6 +247,35 @@ KERNELS = [
     KernelMutant(
         mechanism="0 times the infinity of a hidden score", file=TILES, old="fmaxf(s[f][m][n][e], -1)", new="s[f][m][n][e]",
         check="rule", case=CAPPED,
+    ),
+    *(
+        replace(each, algorithm="flash2_backward_deterministic", file=ORDERED, check="misuse", case=GROUP)
+        for each in (
+            KernelMutant(
+                mechanism="turns not waited for", step="dq",
+                old="if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);",
+                new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="warps that add before their block's turn", step="dq",
+                old="wait_for(turns + turn.counter, first_key / BC - turn.tiles.first); … barrier();", new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the turn handed on before all warps have added", step="dq",
+                old="add_in_turn(sums + column * 4, part); … barrier();", new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="counters of turns not set back", step="dq", old="same.tiles.last - same.tiles.first",
+                new="same.tiles.last - same.tiles.first + 1", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="key tiles drawn before all warps read which", step="draw", old="barrier();", new="", check="misuse",
+            ),
+        )
+    ),
+    KernelMutant(
+        mechanism="no fence before counting up", algorithm="flash2_backward_deterministic", file=MEMORY,
+        old="__threadfence(); const unsigned before", new="const unsigned before", check="misuse", case=GROUP,
     ),
     KernelMutant(
         mechanism="no soft cap", old="bend(s, scores, shape);", new="", check="rule", case=CAPPED,

@@ -81,6 +81,17 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
+@settings(max_examples=300)
+@given(problem=problems(longest=200), tile=tiles)
+def test_turns(problem: Problem, tile: Tile) -> None:
+    """The key tiles that a query tile sees are those that visit it, one behind the other: so a block's turn is its distance
+    from the first."""
+    key_tiles = Tile(tile.cols, tile.rows)
+    for i in range(problem.row_tiles(tile)):
+        visiting = [j for j in range(problem.key_tiles(tile)) if i in problem.transposed.tiles_of_row(j, key_tiles)]
+        assert visiting == list(problem.tiles_of_row(i, tile))
+
+
 def test_blocks_of_a_ragged_batch() -> None:
     """Key tiles have places, of which some stay empty; the first and the last launch don't mind sequences."""
     p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 40), 0, (20, 3)], head_dim=16, dtype="float16")

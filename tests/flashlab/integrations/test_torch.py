@@ -203,6 +203,16 @@ def test_flash_attn_varlen_func() -> None:
             assert torch().allclose(x.grad[cut], y.grad[0], atol=1e-5)
 
 
+def test_one_order_of_dq() -> None:
+    """The same bits, and those of the algorithm that keeps it."""
+    found = list[Any]()
+    for _ in range(2):
+        q, k, v = (x.detach().requires_grad_() for x in swapped(*leaves()))
+        door("flash_attn").flash_attn_func(q, k, v, causal=True, deterministic=True).square().sum().backward()
+        found.append(q.grad)
+    assert torch().equal(*found)
+
+
 def test_lengths_in_numbers() -> None:
     """The same as offsets in tensors, through `fl.attention`."""
     p = P.replace(batch=1, len_q=None, len_kv=None, lengths=[(12, 14), (8, 16)])
@@ -215,7 +225,7 @@ def test_lengths_in_numbers() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"alibi_slopes": (2, 2)}, r"alibi_slopes.shape = \(2, 2\): expected \(heads\)"),
     ({"alibi_slopes": (4,)}, "alibi_slopes = torch tensor, and gradients are wanted: expected None"),
-    ({"deterministic": True}, "deterministic = True: expected False where gradients are wanted"),
+    ({"deterministic": 3}, "deterministic = 3: expected True or False"),
     ({"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs = True: expected False with dropout"),
     ({"dropout_p": "a"}, "dropout_p = 'a'"),
     ({"softmax_scale": "a"}, "softmax_scale = 'a'"),

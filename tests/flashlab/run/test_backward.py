@@ -83,6 +83,17 @@ def test_the_same_kind_comes_back(kind: str) -> None:
     assert to_numpy("dk", found["dk"]).tobytes() == emulated(**arrays)["dk"].tobytes()
 
 
+@pytest.mark.compiler
+def test_one_order() -> None:
+    """Asked for, it is kept: dq of four workers has the bits of one's, and is what the algorithm of that name gives."""
+    arrays = drawn()
+    found = emulated(**arrays, deterministic=True)
+    for workers in (1, 4):
+        run = fl.emulate("flash2_backward_deterministic", **arrays, causal=True, tile=(32, 16), workers=workers)
+        assert run.complaints() == []
+        assert all(run.outputs[name].tobytes() == x.tobytes() for name, x in found.items())
+
+
 Q = np.zeros((1, 2, 40, 32), np.float16)
 LSE = np.zeros((1, 2, 40), np.float32)
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -90,6 +101,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"algorithm": "flash2"},
         "algorithm = 'flash2': expected one of auto, standard_backward, flash1_backward, flash2_backward",
     ),
+    (
+        {"algorithm": "flash2_backward", "deterministic": True},
+        "algorithm = 'flash2_backward': expected auto, standard_backward, flash1_backward, flash2_backward_deterministic",
+    ),
+    ({"deterministic": 3}, "deterministic = 3: expected True or False"),
     ({"algorithm": "flsh2"}, "algorithm = 'flsh2'"),
     ({"backend": "cpu"}, "backend = 'cpu': expected one of gpu, emulator"),
     ({"lse": None}, "lse = None: expected an array: backward takes q, k, v, out, lse, dout"),

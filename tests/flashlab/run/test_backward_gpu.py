@@ -66,6 +66,23 @@ def test_the_same_bits_a_thousand_times() -> None:
         assert dk.tobytes() == first["dk"].tobytes() and dv.tobytes() == first["dv"].tobytes()
 
 
+@pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": (300, 40)}], ids=str)
+def test_dq_the_same_a_thousand_times(masks: dict[str, Any]) -> None:
+    """In one order, beside other work that makes blocks late; with more blocks than find room at once."""
+    cupy: Any = importlib.import_module("cupy")
+    p = fl.Problem(batch=3, heads=8, kv_heads=4, len_q=2900, len_kv=3000, head_dim=64, dtype="float16", **masks)
+    given = {name: cupy.asarray(x) for name, x in BACKWARD.draw(p, 3).items()}
+    first = [x.copy() for x in fl.attention_backward(**given, **p.masks, deterministic=True)]
+    beside = cupy.cuda.Stream(non_blocking=True)
+    load = cupy.ones((2048, 2048), np.float32)
+    for i in range(1000):
+        if i % 2:
+            with beside:
+                load @ load
+        again = fl.attention_backward(**given, **p.masks, deterministic=True)
+        assert all(bool((x.view("u2") == y.view("u2")).all()) for x, y in zip(first, again, strict=True))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_verified(algorithm: str) -> None:
     report = fl.verify(algorithm, backend="gpu")

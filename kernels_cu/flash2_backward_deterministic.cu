@@ -1,0 +1,195 @@
+// FlashAttention-2, backward, with the same bits in each run: flash2_backward.cu, whose first and last launch it shares, with the
+// sums of dQ in one order.
+//
+//   drawn (batch * kv_heads), turns (batch * heads, query tiles)    zeros before and after
+//   number (batch * kv_heads, key tiles)    the key tile that each block has drawn
+//
+// The blocks of a query tile add to its dQ in the order of their key tiles: each waits for its turn. A block draws its key tile,
+// when it begins, from a counter of its KV head. So it waits only for blocks that have begun, and nothing hangs, whatever the
+// grid is and in whichever order blocks start.
+//
+// All walk from the last query to the first. Under a causal mask, key tiles then begin together at the queries that all of them
+// see, and the longest begin first; in a window, each comes to a query tile after those before it have left. So a block is late
+// by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for nobody. (To
+// begin at a query tile of one's own and to wrap would spare that, but then blocks wait for higher numbers: if those find no room,
+// nobody ever goes on. A launch whose blocks own query tiles would need no order, but computes S and dP again: seven products, not five.)
+//
+// SRAM and registers are those of flash2_backward.cu. Expected: as fast, but for two barriers and a fence per tile.
+#include "backward.cuh"
+
+static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
+
+// The KV head of a block. Those of a group run side by side before the next ones start, as in flash2_backward.cu.
+DEVICE int flat_head_of(const Shape& shape, int block) {
+  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
+  const int first_head = block / (group * key_tiles) * group;  // of the group
+  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
+  return first_head + (block - first_head * key_tiles) % heads;
+}
+
+// Whose turn it is to add to the dQ of a query tile: its counter, and the key tiles that its queries see.
+struct Turn {
+  long long counter;
+  Keys tiles;
+
+  DEVICE Turn(const Shape& shape, int batch, int head, int i)
+      : counter((static_cast<long long>(batch) * shape.heads + head) * ceil_div(shape.len_q, BR) + i),
+        tiles(visible_tiles(shape, i * BR, min(i * BR + BR, shape.len_q) - 1, BC)) {}
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout,
+                              const float* delta, const Tensor dq_sum, const Tensor dk, const Tensor dv,
+                              const long long* rng_state, unsigned* drawn, int* number, unsigned* turns, const Shape shape) {
+  const int flat_head = flat_head_of(shape, blockIdx.x), batch = flat_head / shape.kv_heads;
+  const int group = shape.heads / shape.kv_heads, key_tiles = ceil_div(shape.len_kv, BC);
+
+  // step: draw
+  if (threadIdx.x == 0) store_global<int>(number + blockIdx.x, count_up(drawn + flat_head, key_tiles - 1));
+  barrier();
+  const Shape keys_first = transposed(shape);
+  const int first_key = uniform(load_global<int>(number + blockIdx.x)) * BC, end_key = min(first_key + BC, shape.len_kv);
+  const Warp warp;
+  const int lane_row = lane_id() / 4, t = lane_id() % 4;
+
+  const Keys walk = visible_tiles(keys_first, first_key, end_key - 1, BR);  // tiles of queries
+  const Keys tiles = {uniform(walk.first), uniform(walk.last)};
+
+  const KVTile k_tile{sram_base()}, v_tile{k_tile.base + KVTile::BYTES};
+  const PTile p_tile{v_tile.base + KVTile::BYTES}, ds_tile{p_tile.base + PTile::BYTES};
+  auto q_tile = [&](int stage) { return QTile{ds_tile.base + PTile::BYTES + stage * QTile::BYTES}; };
+  auto do_tile = [&](int stage) { return QTile{q_tile(STAGES).base + stage * QTile::BYTES}; };
+  name_sram("k", k_tile.base, KVTile::BYTES);
+  name_sram("v", v_tile.base, KVTile::BYTES);
+  name_sram("p", p_tile.base, PTile::BYTES);
+  name_sram("ds", ds_tile.base, PTile::BYTES);
+  name_sram("q", q_tile(0).base, STAGES * QTile::BYTES);
+  name_sram("dout", do_tile(0).base, STAGES * QTile::BYTES);
+
+  // step: load_kv
+  const int kv_head = flat_head % shape.kv_heads;
+  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, end_key - first_key, row_bytes(shape));
+  const Dropout dropout(rng_state, shape.kept);
+
+  struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
+  Visit ahead{kv_head * group, tiles.last};         // the one to be loaded next
+  const int end_head = tiles.first <= tiles.last ? ahead.head + group : ahead.head;
+  float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
+
+  auto load = [&](int stage) {  // `ahead`, and on to the next one
+    const int first_query = ahead.i * BR, rows = shape.len_q - first_query;
+    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * shape.len_q + first_query;
+
+    // step: load_q (prefetch)
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_query), q.row, rows, row_bytes(shape));
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) {
+      lse_ahead[r] = INF;  // so P = 0 beyond the last query
+      if (warp.holds(r, rows)) lse_ahead[r] = load_global<float>(lse + statistics + warp.query(r));
+    }
+
+    // step: load_do (prefetch)
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_query), dout.row, rows, row_bytes(shape));
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) {
+      delta_ahead[r] = 0;
+      if (warp.holds(r, rows)) delta_ahead[r] = load_global<float>(delta + statistics + warp.query(r));
+    }
+    if (--ahead.i < tiles.first) ahead = {ahead.head + 1, tiles.last};
+  };
+
+  Visit here = ahead;
+  if (here.head < end_head) load(0);
+  copy_commit();
+
+  const Scores scores(shape);
+  const auto [c, sign] = scores;
+  Gradient dk_sum = {}, dv_sum = {};
+
+  for (int stage = 0; here.head < end_head; stage ^= STAGES - 1) {
+    // step: load_q
+    copy_wait<0>();
+    barrier();  // Q_i and dO_i are there (at first K and V, too), and no warp still reads the tiles before, or dS
+    float lse_here[STATISTICS], delta_here[STATISTICS];
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) lse_here[r] = lse_of(lse_ahead[r]);
+
+    // step: load_do
+#pragma unroll
+    for (int r = 0; r < STATISTICS; ++r) delta_here[r] = kept_part(delta_ahead[r], shape.kept);
+    const Visit next = ahead;
+    if (STAGES == 2) {
+      if (next.head < end_head) load(stage ^ 1);
+      copy_commit();
+    }
+
+    // step: scores
+    Transposed s = {};  // line 11: Sᵀ = K_j Q_iᵀ
+    multiply_by_queries(s, k_tile, q_tile(stage), warp);
+    bend(s, scores, shape);
+
+    // step: mask
+    const int own_key = opaque(first_key);  // what follows from it is computed once more: cheaper than registers
+    const Keys full = full_tiles(keys_first, own_key, own_key + BC - 1, BR);  // need no mask
+    if (sign != 1 || own_key + BC > shape.len_kv || here.i < full.first || here.i > full.last)
+      mask_transposed(s, scores, keys_first, warp, first_key, here.i * BR);
+
+    // step: exp
+    const Dropout of_head = dropout.of_head(batch * shape.heads + here.head);
+    exponentials(s, c, lse_here, p_tile, warp, of_head, first_key, here.i * BR);  // line 12: P = exp(S - L)
+
+    // step: dp
+    Transposed dp;  // line 14: dP = dO_i V_jᵀ, from which D is taken at once
+    begin_below(dp, delta_here);
+    multiply_by_queries(dp, v_tile, do_tile(stage), warp);
+
+    // step: ds
+    if constexpr (DROPOUT) drop_gradient(dp, s, delta_here);
+    scores_gradient(dp, s, ds_tile, warp);  // line 15: dS = P (dP - D)
+    barrier();  // P and dS are there
+
+    // step: dv
+    multiply_by_columns(dv_sum, p_tile, do_tile(stage), warp);  // line 13: dV_j += Pᵀ dO_i
+
+    // step: dk
+    multiply_by_columns(dk_sum, ds_tile, q_tile(stage), warp);  // line 17: dK_j += dSᵀ Q_i
+
+    if (STAGES == 1) {
+      barrier();  // all warps are done with Q_i and dO_i
+      if (next.head < end_head) load(0);
+      copy_commit();
+    }
+
+    // step: dq
+    QueryGradient dq = {};  // line 16: dQ_i += dS K_j
+    multiply_for_queries(dq, ds_tile, k_tile, warp);
+    const Turn turn(shape, batch, here.head, here.i);
+    if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);
+    barrier();  // all key tiles before have added their parts
+#pragma unroll
+    for (int f = 0; f < ROW_FRAGMENTS; ++f) {
+      const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
+      char* sums = row_address(dq_sum, batch, here.head, row);
+#pragma unroll
+      for (int m = 0; m < COLUMN_PAIRS; ++m)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float4 part = four_columns(dq[f][m][n]);
+          const int column = m * TURN + 16 * warp.across + 8 * n + t / 2 * 4;
+          if (row < shape.len_q && column < shape.head_dim) add_in_turn(sums + column * 4, part);
+        }
+    }
+    barrier();  // all warps have added theirs
+    const Turn same(shape, batch, here.head, opaque(here.i));  // computed once more: cheaper than registers
+    if (threadIdx.x == 0) count_up(turns + same.counter, same.tiles.last - same.tiles.first);
+    here = next;
+  }
+
+  // step: store_dkv
+  copy_wait<0>();  // without queries K and V are still on their way
+  const int again = flat_head_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
+  auto rows = [&](const Tensor& x) { return row_address(x, again / shape.kv_heads, again % shape.kv_heads, first_key); };
+  store_gradient(rows(dk), dk.row, shape, first_key, dk_sum, warp, of_kept(shape.scale, shape.kept));
+  store_gradient(rows(dv), dv.row, shape, first_key, dv_sum, warp, of_kept(1, shape.kept));
+}

@@ -1,0 +1,37 @@
+"""The counts of FlashAttention-2's backward pass with dQ in one order, in closed form."""
+
+from __future__ import annotations
+
+from simulator.config import Config
+from simulator.counts import Book, Spec
+from simulator.formulas.flash2_backward import count_before, count_convert, count_main
+from simulator.problem import Problem, Tile
+
+
+def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """`flash2_backward`, and what the order takes: 4 bytes, read once and counted up once, for each pair of tiles that is
+    visited, and for each block a number that is drawn, told and read by each warp.
+
+    A wait counts the one read that ends it. How many reads come before is chance, and no property of the algorithm.
+    """
+    del lse
+    p, heads, kv_heads, keys = (
+        problem,
+        problem.batch * problem.heads,
+        problem.batch * problem.kv_heads,
+        problem.key_tiles(tile),
+    )
+    count_before(book, p)
+    book.tensor(Spec("drawn", kv_heads, 1, 1, "int32", "workspace", vector=True, zeros=True))
+    book.tensor(Spec("number", kv_heads, keys, 1, "int32", "workspace", vector=True))
+    book.tensor(Spec("turns", heads, p.row_tiles(tile), 1, "int32", "workspace", vector=True, zeros=True))
+    seen = count_main(book, "flash2_backward_deterministic", p, tile, config)
+    blocks, pairs = kv_heads * keys, heads * seen.pairs
+    book.add("draw", "drawn", hbm_atomic=4 * blocks)
+    book.add("draw", "number", hbm_write=4 * blocks, hbm_read=4 * blocks * config.warps)
+    book.add("dq", "turns", hbm_read=4 * pairs, hbm_atomic=4 * pairs)
+    for way in ("read", "write"):
+        book.distinct("drawn", way, 4 * kv_heads if keys else 0)
+        book.distinct("number", way, 4 * blocks)
+        book.distinct("turns", way, 4 * heads * -(-seen.distinct_keys // tile.rows))
+    count_convert(book, "flash2_backward")
