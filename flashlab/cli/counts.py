@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,10 @@ from flashlab.cli.options import PICTURES, Algorithm, AxesOptions, Force, Input,
 from flashlab.views import figures, progress, sheets, tables
 from simulator.catalogue import get
 from simulator.devices import Device
-from simulator.errors import UsageError
+from simulator.errors import SramOverflow, UsageError
 from simulator.memory import check_memory
 from simulator.operations.attention import ATTENTION
+from simulator.problem import Problem, Tile
 from simulator.simulate import trace_size
 
 if TYPE_CHECKING:
@@ -390,7 +391,9 @@ def trace(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed."""
+    """Record every step of one head: what it moved, what was alive in SRAM, and the values it computed.
+
+    Without --tile, tiles are a quarter of each length, where the algorithm takes such tiles."""
     import flashlab as fl
     from flashlab.files import replace_file
 
@@ -404,6 +407,8 @@ def trace(
         raise UsageError("--head", head, "batch,head, as in 0,1")
     data, causal = _arrays(problem, input, seed, algorithm)
     targets = [options.algorithm(name) for name in (algorithm, against) if name is not None]
+    if run.tile is None:
+        run = replace(run, tile=_quarters(targets, data, problem.masks(causal), run.device))
     asked = run.keywords(get(targets[0]).operation)
     keywords: dict[str, Any] = {**problem.masks(causal), **asked, "trace": (which[0], which[1])}
     if html is not None:
@@ -423,6 +428,27 @@ def trace(
         return
     _print_trace(recorded)
     tables.line("\n".join(filter(None, (out, html))) or "--html FILE steps through it, --out FILE keeps it")
+
+
+def _quarters(targets: Sequence[Any], data: Mapping[str, Any], masks: Mapping[str, Any], device: str) -> str | None:
+    """A tile that cuts S into four by four, so that there is something to watch, or into rows of 64 for a kernel of
+    warpgroups. None, the kernel's own, if an algorithm takes neither."""
+    rows = [get(target) for target in targets]
+    problems = [row.operation.problem(data, **masks) for row in rows]
+    height, width = (max(16, -(-n // 64) * 16) for n in (problems[0].len_q, problems[0].len_kv))
+    for tile in (Tile(height, width), Tile(64, width)):
+        if all(_takes(*each, tile, device) for each in zip(rows, problems, strict=True)):
+            return str(tile)
+    return None
+
+
+def _takes(row: Any, problem: Problem, tile: Tile, device: str) -> bool:
+    """Does an algorithm take a tile?"""
+    try:
+        row.program.configure(problem, Device.named(device), tile)
+    except (UsageError, SramOverflow):
+        return False
+    return row.support.tile(tile, problem) is None
 
 
 def _check_page(targets: Sequence[Any], data: Mapping[str, Any], masks: Mapping[str, Any], run: RunOptions) -> None:

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
 
+from simulator.catalogue import CATALOGUE
+from simulator.operations.attention import ATTENTION
 from simulator.problem import Problem
 from simulator.trace import Event, Trace
 
-__all__ = ["Cell", "Changes", "Grid", "grids"]
+__all__ = ["Cell", "Changes", "Grid", "grids", "roles_of"]
 
+_ALONG = {"len_q": "queries", "len_kv": "keys"}
+_LIKE_S = ("s", "p", "ds", "dp")
 MOST_CELLS = 128
 """The most cells per side. In a larger grid, one cell stands for several tiles."""
 
@@ -54,7 +58,7 @@ Changes = list[list[tuple[int, Cell]]]
 def grids(trace: Trace, problem: Problem) -> tuple[list[Grid | None], Changes]:
     """The grid of each launch (None if it does not touch S), and the changes at each event."""
     changes: Changes = [[] for _ in trace.events]
-    roles = _roles(trace, problem)
+    roles = roles_of(trace, problem)
     found: list[Grid | None] = []
     start = 0
     for _, launch in groupby(trace.events, key=lambda event: event.launch):
@@ -69,15 +73,21 @@ def grids(trace: Trace, problem: Problem) -> tuple[list[Grid | None], Changes]:
     return found, changes
 
 
-def _roles(trace: Trace, problem: Problem) -> dict[str, str]:
+def roles_of(trace: Trace, problem: Problem) -> dict[str, str]:
     """The role of each tensor: it lies along the "queries" or the "keys", or is as large as S ("scores")."""
-    roles = {"q": "queries", "k": "keys", "v": "keys", "out": "queries", "lse": "queries"}
+    operations = {row.name: row.operation for row in CATALOGUE.values()}
+    operation = operations.get(trace.algorithm, ATTENTION)
+    roles: dict[str, str] = {}
+    for operand in (*operation.inputs, *operation.outputs):
+        along = [_ALONG[axis] for axis in operand.axes if axis in _ALONG]
+        if along:
+            roles[operand.name] = along[0] if len(along) == 1 else "scores"
     for name, shape in trace.tensors.items():
         if shape.role == "workspace" and shape.rows == problem.len_q:
             # O is as large as S if there are as many keys as columns of V; then the name decides
             like_s = not shape.vector and shape.cols == problem.len_kv
             roles[name] = (
-                "scores" if like_s and (problem.len_kv != problem.head_dim_v or name in ("s", "p")) else "queries"
+                "scores" if like_s and (problem.len_kv != problem.head_dim_v or name in _LIKE_S) else "queries"
             )
     return roles
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.player.grid import grids
+from flashlab.player.grid import grids, roles_of
 from flashlab.player.sources import Kernel, kernels_of, step_lines
 from simulator.catalogue import CATALOGUE
 from simulator.dtypes import Array
@@ -88,6 +88,7 @@ def document(trace: Trace, kernel: str | Path | None = None) -> dict[str, Any]:
         "sram_limit": trace.sram_limit,
         "len_q": problem.len_q,
         "len_kv": problem.len_kv,
+        "roles": roles_of(trace, problem),
         "mask": [problem.left, problem.right, problem.offset],
         "launches": list(_launches(trace.events, cells, kernels, files)),
         "blocks": list(_blocks(trace.events)),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashlab.player.pack import THINNINGS, Thinning, document, values
-from flashlab.player.words import GLOSSARY, REGISTERS
+from flashlab.player.words import COLOURS, GLOSSARY, REGISTERS
 from simulator.memory import check_memory
 from simulator.trace import Trace
 
@@ -47,7 +47,7 @@ def build(parts: list[Part], *, step: int, limit: int, cut: bool, escaped: bool 
     check_memory(f"a page of {steps:,} steps", page_bytes(steps))
     documents = [document(*part) for part in parts]
     packed = [_packed(each) for each in documents]
-    settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS}
+    settings = {"step": step, "limit": limit, "glossary": GLOSSARY, "registers": REGISTERS, "colours": COLOURS}
     title = " and ".join(part.trace.algorithm for part in parts)
 
     def page(traces: list[str], thinning: Thinning, steps: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GLOSSARY", "REGISTERS"]
+__all__ = ["COLOURS", "GLOSSARY", "REGISTERS"]
 
 GLOSSARY = {
     "HBM": "The GPU's large memory (global memory). Counts are bytes that instructions request; caches may serve some.",
@@ -37,5 +37,36 @@ REGISTERS = {
     "old": "exp(m_old − m_new): the factor for what was summed before.",
     "new": "exp(m_tile − m_new): the factor for this tile.",
     "logsumexp": "m + log ℓ, the log-sum-exp of the row.",
+    "e": "exp(S − m) of what was just read.",
+    "x": "What was just read, to be added up.",
+    "q_i": "The rows of Q, in registers for the whole block.",
+    "o": GLOSSARY["accumulator"],
+    "factor": "exp(m of a part − m of all): by how much that part's sums shrink when parts are merged.",
+    "products": "The products of this tile, before their scales.",
+    **{f"of_{name}": f"The scale of {name.upper()}: what its 8-bit numbers are multiplied by." for name in "qkv"},
+    "rows": "A tile of V as it was read: keys down, head dim across.",
+    "columns": "The same tile turned: head dim down, keys across.",
+    "lse_i": "Per query, m + log ℓ from the forward pass. exp(S − LSE) is P at once: no maximum, no sum, no division.",
+    "d_i": "Per query, the sum of dO · O over the head dim: what softmax's gradient subtracts.",
+    "p_ij": "The probabilities, computed again from S and the LSE.",
+    **dict.fromkeys(("dp", "dp_ij", "dp_ic"), "The gradient of P: dO times V transposed."),
+    **dict.fromkeys(("ds", "ds_ic", "bent"), "The gradient of S, P · (dP − D), or what becomes it."),
+    "dq_i": "What this tile of keys adds to the gradient of these queries.",
+    "part": "What this tile adds to a gradient.",
+    "dk_j": "The gradient of these keys so far: dS transposed times Q.",
+    "dv_j": "The gradient of these values so far: P transposed times dO.",
 }
 """What register tiles mean, by the names that the built-in programs give them."""
+
+COLOURS = {
+    **{name: name for name in ("q", "k", "v", "s", "p", "o", "out")},
+    **{f"d{name}": name for name in ("q", "k", "v", "s", "p", "out")},  # a gradient has the colour of what it is of
+    **dict.fromkeys(("v_t", "turned"), "v"),
+    **dict.fromkeys(("partial", "partial_o", "o_warps"), "o"),
+    "dq_sum": "q",
+    **dict.fromkeys(
+        ("l", "m", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "l_warps", "m_warps"),
+        "stat",
+    ),
+}
+"""The colours of tensors and buffers, by the names that the built-in programs give them. Others are grey."""

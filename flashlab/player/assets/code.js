@@ -97,7 +97,6 @@ class Listing {
     const top = first.offsetTop, bottom = (last ?? first).offsetTop + first.offsetHeight, { scrollTop, clientHeight } = this.pre;
     if (top < scrollTop + 20 || bottom > scrollTop + clientHeight - 20)
       this.pre.scrollTop = Math.max(0, bottom - top < clientHeight ? (top + bottom - clientHeight) / 2 : top - 20);
-    this.pre.scrollLeft = 0;
   }
 
   _rows({ first, text }) {

@@ -83,6 +83,6 @@ function tensorName(name) {
   return el("span", { class: "tensor", "data-tensor": colourOf(name) }, name);
 }
 
-const COLOURED = { q: "q", k: "k", v: "v", s: "s", p: "p", o: "o", partial_o: "o", out: "out" };
-const STATISTICS = new Set(["l", "m", "lse", "row_max", "row_sum", "a", "b"]);
-const colourOf = (name) => (Object.hasOwn(COLOURED, name) ? COLOURED[name] : STATISTICS.has(name) ? "stat" : "other");
+/** The colour of a tensor or buffer. The page's data say which names have one. */
+const colourOf = (name) => own(colourOf.names, name) ?? "other";
+colourOf.names = {};

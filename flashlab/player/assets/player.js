@@ -317,6 +317,7 @@ async function boot() {
     const blobs = await Promise.all(Array.from(document.querySelectorAll("script.data"), (script) => unpacked(script.textContent)));
     const read = (blob) => JSON.parse(new TextDecoder().decode(blob));
     const data = read(blobs.shift()), traces = [];
+    colourOf.names = data.colours;
     while (blobs.length) traces.push(new Trace(read(blobs.shift()), floats(blobs.shift()), data.thinning));
     new Player(root, data, traces);
     root.dataset.ready = "";

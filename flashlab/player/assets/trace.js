@@ -56,6 +56,7 @@ class Trace {
         return tile;
       }),
     );
+    this.keyed = this.launches.map(({ start, stop }) => this.tiles.slice(start, stop).flat().some(({ name }) => name.endsWith("_j")));
   }
 
   /** The bytes moved up to and including each event, by tensor and kind, and from or to HBM in all. */
@@ -152,31 +153,41 @@ class Trace {
     return found;
   }
 
-  /** Does a tensor lie along the queries? */
-  alongQueries(tensor) {
-    const shape = own(this.tensors, tensor);
-    return tensor !== "k" && tensor !== "v" && shape !== undefined && shape.rows === this.len_q;
+  /** What the rows of a tensor in HBM are: a "query" or a "key" each, or something else. */
+  rowsIn(tensor) {
+    return { queries: "query", scores: "query", keys: "key" }[own(this.roles, tensor)];
   }
 
-  /** The first query of the rows that a block works on at event t; null if no transfer says so. */
-  firstQuery(t) {
+  /** What the rows of a register tile are. A program says _j of what belongs to keys. Beside such a tile lie others that may
+   * be turned, keys down and queries across: their rows are just rows. */
+  rowsOf(t, name) {
+    if (name.endsWith("_j")) return "key";
+    if (name.endsWith("_i")) return "query";
+    return this.keyed[this.launchOf[t]] ? "row" : "query";
+  }
+
+  /** The first of the queries or keys that a block works on at event t; null if no transfer says so. */
+  firstRow(t, noun) {
     for (let e = t; e >= this.blocks[this.blockOf[t]].start; e--)
       for (const [tensor, , , range] of this.events[e][4].toReversed())
-        if (range && this.alongQueries(this.names[tensor])) return range[0];
+        if (range && this.rowsIn(this.names[tensor]) === noun) return range[0];
     return null;
   }
 
-  /** The register tiles of event t's block and query rows, by name, each with the tile that it replaced. */
+  /** The register tiles of event t's block, of the queries or keys that it works on, by name, each with the tile that it
+   * replaced. */
   registers(t) {
     const found = new Map();
     if (t < 0) return found;
-    let query = null;
+    const first = { query: null, key: null };
     for (let e = this.blocks[this.blockOf[t]].start; e <= t; e++) {
-      for (const [tensor, , , range] of this.events[e][4])
-        if (range && this.alongQueries(this.names[tensor]) && range[0] !== query) {
-          if (query !== null) found.clear(); // these belong to other rows
-          query = range[0];
-        }
+      for (const [tensor, , , range] of this.events[e][4]) {
+        const noun = range && this.rowsIn(this.names[tensor]);
+        if (!noun || range[0] === first[noun]) continue;
+        if (first[noun] !== null) // these belong to other rows
+          for (const name of found.keys()) if ((this.rowsOf(e, name) === "key") === (noun === "key")) found.delete(name);
+        first[noun] = range[0];
+      }
       for (const tile of this.tiles[e]) {
         const before = found.get(tile.name)?.tile ?? null;
         found.set(tile.name, { tile, before, event: e, changed: e === t });

@@ -22,9 +22,10 @@ class ValuesPanel {
   show(t) {
     this.t = t;
     const all = [...this.trace.registers(t).values()];
-    this.vectors = all.filter(({ tile }) => tile.vector);
     this.matrices = all.filter(({ tile }) => !tile.vector);
     this.matrix = this._choice();
+    this.noun = this.matrix ? this.trace.rowsOf(t, this.matrix.tile.name) : "query";
+    this.vectors = all.filter(({ tile }) => tile.vector && this.trace.rowsOf(t, tile.name) === this.noun);
     this.note.textContent = all.length ? "What just changed is bold, with ▲ where it rose and ▼ where it fell." : "Nothing computed yet in this block.";
     this._maps();
     this._table();
@@ -74,21 +75,21 @@ class ValuesPanel {
     const cols = this.matrix ? this.matrix.tile.keptCols : [];
     this.rowPager.fit(rows);
     this.colPager.fit(cols.length);
-    const query = this.t < 0 ? null : this.trace.firstQuery(this.t);
+    const first = this.t < 0 ? null : this.trace.firstRow(this.t, this.noun), all = this.noun === "key" ? this.trace.len_kv : this.trace.len_q;
     const columns = cols.slice(this.first.col, this.first.col + WINDOW.cols);
     const head = el("tr", {},
-      el("th", { scope: "col" }, "query"),
+      el("th", { scope: "col" }, this.noun),
       this.vectors.map(({ tile, changed }) => el("th", { scope: "col", class: changed ? "changed" : null }, term(tile.name, own(this.page.registers, tile.name)))),
       columns.map((col) => el("th", { scope: "col", class: `matrix${this.matrix.changed ? " changed" : ""}` }, `${this.matrix.tile.name}[${col}]`)));
     const body = [];
     for (let row = this.first.row; row < Math.min(rows, this.first.row + WINDOW.rows); row++) {
-      const outside = query !== null && query + row >= this.trace.len_q;
+      const outside = first !== null && first + row >= all;
       body.push(el("tr", { class: outside ? "outside" : null },
-        el("th", { scope: "row", title: outside ? "beyond the last query" : null }, count((query ?? 0) + row)),
+        el("th", { scope: "row", title: outside ? `beyond the last ${this.noun}` : null }, count((first ?? 0) + row)),
         this.vectors.map((entry) => this._cell(entry, row, 0)),
         columns.map((col) => this._cell(this.matrix, row, col))));
     }
-    this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, "Values in registers, one row per query"), el("thead", {}, head), el("tbody", {}, body)));
+    this.box.replaceChildren(el("table", {}, el("caption", { class: "unseen" }, `Values in registers, one row per ${this.noun}`), el("thead", {}, head), el("tbody", {}, body)));
     this.box.hidden = !rows;
   }
 

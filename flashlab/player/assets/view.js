@@ -14,9 +14,9 @@ class View {
       el("header", {}, el(alone ? "h1" : "h2", {}, trace.algorithm), el("p", { class: "note" }, trace.subtitle)),
       this.story.root,
       el("div", { class: "columns" },
-        el("div", { class: "column left" }, this.scores.root, this.sram.root),
-        el("div", { class: "column middle" }, this.code.root),
-        el("div", { class: "column right" }, this.counters.root, this.values.root)));
+        el("div", { class: "column place" }, this.scores.root, this.sram.root),
+        el("div", { class: "column numbers" }, this.values.root, this.counters.root),
+        el("div", { class: "column sources" }, this.code.root)));
     this.t = null;
   }
 

@@ -17,7 +17,7 @@ import pytest
 import flashlab as fl
 from tests.conftest import find_browser
 from tests.flashlab.player.test_pack import hostile
-from tests.flashlab.player.traces import LESSON, lesson, long, record, small
+from tests.flashlab.player.traces import LESSON, lesson, long, record, small, traced
 from tests.tiers import one_of_each
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -42,6 +42,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fl.player(lesson("flash2")).save(folder / "one.html")
     fl.player(lesson("standard"), lesson("flash2")).save(folder / "two.html")
     fl.player(long()).save(folder / "long.html")
+    fl.player(traced("flash2_backward")).save(folder / "backward.html")
     fl.player(hostile(), small("flash1")).save(folder / "hostile.html")
     (folder / "notebook.html").write_text(
         "<!doctype html><title>notebook</title><div class='jp-OutputArea'>"
@@ -211,6 +212,49 @@ def test_values_of_other_rows_are_gone(opened: Open, pages: Path) -> None:
     assert page.locator(".values tbody tr").count() == 0
     button(page, "One step on").click()
     assert page.locator(".values tbody th").first.inner_text() == "32"  # the first query of the next tile
+
+
+def test_what_belongs_to_keys_stays_while_queries_come_and_go(opened: Open) -> None:
+    """A block of the backward pass adds up dK and dV over all tiles of queries."""
+    trace = traced("flash2_backward")
+    last = max(n for n, event in enumerate(trace.events) if "dk_j" in event.values and event.block == (1, 0))
+    page = opened("backward", f"#step={last + 1}")
+    table = page.locator(".values")
+    assert {"dk_j", "dv_j", "p"} <= set(table.locator(".map code").all_inner_texts())
+    table.get_by_role("button", name="dk_j").click()
+    assert table.locator("thead th").first.inner_text() == "key"
+    assert table.locator("tbody th").first.inner_text() == "16"
+    shown = table.locator("tbody tr").first.locator("td").first.inner_text().lstrip("▲▼").replace("−", "-")
+    assert float(shown) == pytest.approx(float(trace.events[last].values["dk_j"][0, 0]), rel=1e-3)
+
+
+FOLD = """() => [...document.querySelectorAll('.values')].map(panel => [...panel.querySelectorAll('thead th, .map')]
+  .filter(each => each.getBoundingClientRect().bottom < innerHeight).map(each => each.textContent))"""
+
+
+@pytest.mark.parametrize(("name", "hash"), [("one", "#step=40"), ("two", "#step=200&clock=bytes")])
+def test_m_l_and_the_accumulator_are_in_sight_on_a_laptop(opened: Open, name: str, hash: str) -> None:
+    seen = opened(name, hash, width=1366, height=768).evaluate(FOLD)[-1]
+    assert {"m_i", "l_i"} <= set(seen)
+    assert any(text.startswith("acc") for text in seen)
+
+
+def test_what_lies_below_the_fold_is_not_in_sight(opened: Open) -> None:
+    assert opened("one", "#step=40", width=1366, height=300).evaluate(FOLD) == [[]]
+
+
+def test_two_stand_side_by_side_in_a_frame_of_a_lesson(opened: Open) -> None:
+    page = opened("two", width=736, height=760)
+    left, right = (view.bounding_box() for view in page.locator(".view").all())
+    assert left["y"] == right["y"] and left["x"] + left["width"] < right["x"]
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_code_goes_on_below_where_a_line_is_too_long(opened: Open, name: str) -> None:
+    page = opened(name, "#step=47", width=900)
+    assert page.evaluate("() => [...document.querySelectorAll('pre')].every(e => e.scrollWidth <= e.clientWidth)")
+    page.evaluate("() => document.querySelectorAll('.line').forEach(e => e.style.setProperty('white-space', 'pre'))")
+    assert page.evaluate("() => [...document.querySelectorAll('pre')].some(e => e.scrollWidth > e.clientWidth)")
 
 
 def test_the_table_of_values_can_be_moved_and_pinned(opened: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_the_command_writes_the_same_page(tmp_path: Path) -> None:
         for name in ("flash2", "standard")
     ]
     assert path.read_text(encoding="utf-8") == fl.player(*filter(None, traces)).html()
+
+
+@pytest.mark.parametrize(
+    ("words", "tile"),
+    [(["flash2"], [32, 32]), (["flash3"], [64, 32]), (["flash2", "--len-q", "100", "--len-kv", "300"], [32, 80]),
+     (["flash3", "--tile", "128x128"], [128, 128])],
+)  # fmt: skip
+def test_the_command_cuts_s_in_quarters(words: list[str], tile: list[int]) -> None:
+    status, printed = run("trace", *words, "--json")
+    assert status == 0 and json.loads(printed)["tile"] == tile
 
 
 def test_ones_own_program_beside_ones_own_kernel(tmp_path: Path) -> None:
