@@ -12,7 +12,8 @@
 // see, and the longest begin first; in a window, each comes to a query tile after those before it have left. So a block is late
 // by the adding of those before it, which run side by side with it, and not by their tiles. From then on it waits for nobody. (To
 // begin at a query tile of one's own and to wrap would spare that, but then blocks wait for higher numbers: if those find no room,
-// nobody ever goes on. A launch whose blocks own query tiles would need no order, but computes S and dP again: seven products, not five.)
+// nobody ever goes on. A launch whose blocks own query tiles would need no order, but computes S and dP again: seven products for
+// five.)
 //
 // SRAM and registers are those of flash2_backward.cu. Expected: as fast, but for two barriers and a fence per tile.
 #include "backward.cuh"

@@ -84,8 +84,8 @@ class Kernel:
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. It is launched if `when(problem)`. `language` is "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of
-    `flashlab/triton`).
+    tiles. It is launched if `when(problem)`. If it `waits`, its blocks read again and again how far others are. `language` is
+    "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
     """
 
     source: str
@@ -96,6 +96,7 @@ class Kernel:
     persistent: bool = False
     language: str = "cuda"
     when: Callable[[Problem], bool] = always
+    waits: bool = False
 
     def settles(self, what: str) -> bool:
         """Does its source settle a count, such as "sram.read"? In Triton the compiler decides all but HBM's bytes.
@@ -292,7 +293,8 @@ CATALOGUE = {
             flash2_backward_deterministic_formula.flash2_backward_deterministic, None,
             (_DELTA,
              Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns")),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns"),
+                    waits=True),
              _CONVERT),
             Support(masks=(*COMMON_MASKS, "soft_cap", "dropout"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",

@@ -309,6 +309,6 @@ PROGRAMS = [
     ),
     Mutant(
         mechanism="dS from the rounded P", algorithm="flash2_backward", file=PROGRAM, check="rule", blind=True,
-        dtype="bfloat16", find="(bent * (dp - d_i)).round", put="(bent.round(problem.dtype) * (dp - d_i)).round",
+        dtype="bfloat16", find="bent = p if slope", put="bent = p.round(problem.dtype) if slope",
     ),
 ]  # fmt: skip
