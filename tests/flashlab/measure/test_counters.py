@@ -62,6 +62,20 @@ def test_one_byte_more_is_a_failure(what: str) -> None:
     assert not CountersReport("h200", (launch,)).passed
 
 
+def test_what_waits_read_is_not_judged() -> None:
+    """But the bytes that such a launch writes are, and those that the one before it reads."""
+    name, p = "flash2_backward_deterministic", CASE.problem.replace(len_q=64)
+    formula = count(name, p, tile=(64, 64), device="h200")
+    delta, main = (
+        {
+            x.what: x.verdict
+            for x in counters.compare(Case(name, name, p, Tile(64, 64)), None, formula, i, reading()).checks
+        }
+        for i in (0, 1)
+    )
+    assert (delta["hbm.read"], main["hbm.read"], main["hbm.write"]) == ("differs", "not measured", "differs")
+
+
 def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
     other = shape_run("flash2", CASE.problem, tile=(128, 64), device="h200")
     assert counters.compare(CASE, other, COUNTS, 0, reading()).failures
