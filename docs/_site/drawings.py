@@ -172,8 +172,64 @@ def recomputed() -> Drawing:
     return bars("What recomputation saves: the most bytes allocated at once", figures)
 
 
+def banks() -> Drawing:
+    """Where chunks of 16 bytes of eight rows lie in the banks. A column of them is read at once, a chunk per row."""
+    rows, chunks, side = 8, 8, 34  # a row of 128 bytes has eight chunks, which take four of the 32 banks each
+    shapes, figures = list[str](), dict[str, float]()
+    for n, (name, place) in enumerate((("plain", plain), ("swizzled", swizzled))):
+        asked = [place(row, 0) for row in range(rows)]
+        figures[name] = max(asked.count(chunk) for chunk in asked)
+        shapes.append(text(20 + 340 * n, 22, f"{name}: {figures[name]:.0f} passes for column 0"))
+        for row in range(rows):
+            for column in range(chunks):
+                x, y = 20 + 340 * n + side * place(row, column), 34 + side * row
+                shapes += [
+                    box(x, y, side, side, ORANGE if column == 0 else GREY),
+                    text(x + 17, y + 22, str(column), "middle"),
+                ]
+    return Drawing("Eight rows of 128 bytes in the banks, before and after the swizzle", 700, 320, shapes, figures)
+
+
+def plain(row: int, column: int) -> int:
+    """The group of four banks in which a chunk lies, where rows of 128 bytes follow each other."""
+    del row
+    return column
+
+
+def swizzled(row: int, column: int) -> int:
+    """The same with the swizzle of 128 bytes."""
+    return column ^ row % 8
+
+
+def tiles() -> Drawing:
+    """What flash2 moves for one row tile, step by step, from a trace."""
+    problem = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    trace = fl.simulate("flash2", *fl.random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    assert trace is not None
+    last = [event for event in trace.events if event.block == trace.events[-1].block]
+    moved = [
+        (event.step, each.tensor, each.rows)
+        for event in last
+        for each in event.transfers
+        if each.rows and each.tensor in _LANES and any(kind.startswith("hbm") for kind in each.nbytes)
+    ]
+    shapes, width = list[str](), 600 / len(moved)
+    for lane, (name, fill) in enumerate(_LANES.items()):
+        shapes.append(text(20, 64 + 84 * lane, name))
+        for at, (_, tensor, rows) in enumerate(moved):
+            shapes.append(box(80 + width * at, 24 + 84 * lane, width, 64, GREY))
+            if tensor == name:
+                top, bottom = (64 * n / problem.len_q for n in rows)
+                shapes.append(box(80 + width * at, 24 + 84 * lane + top, width, bottom - top, fill))
+    shapes.append(text(80, 374, "step after step → each column is a matrix from its first row to its last"))
+    figures = {name: float(sum(tensor == name for _, tensor, _ in moved)) for name in _LANES}
+    return Drawing("Which tiles of Q, K, V and O the last block of flash2 moves", 700, 390, shapes, figures)
+
+
+_LANES = {"q": BLUE, "k": ORANGE, "v": GREEN, "out": "#CC79A7"}
+
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
-    draw.__name__: draw for draw in (memories, funnel, causal, splits, tree, recomputed)
+    draw.__name__: draw for draw in (memories, tiles, funnel, causal, splits, banks, tree, recomputed)
 }
 
 

@@ -84,3 +84,18 @@ def test_the_tree_has_the_programs_nodes() -> None:
 def test_recomputation_saves_what_the_formula_says() -> None:
     peaks = [fl.count(f"{name}_backward", LONG, tile=TILE, device="h100").hbm.peak for name in ("standard", "flash2")]
     assert list(drawings.recomputed().figures.values()) == peaks
+
+
+def test_the_swizzle_reads_a_column_in_one_pass() -> None:
+    """By bytes: the banks of each word of a chunk, over all columns."""
+    for place, passes in ((drawings.plain, 8), (drawings.swizzled, 1)):
+        for column in range(8):
+            words = [4 * place(row, column) + word for row in range(8) for word in range(4)]
+            assert max(map(words.count, words)) == passes
+        assert all({place(row, column) for column in range(8)} == set(range(8)) for row in range(8))
+    assert drawings.banks().figures == {"plain": 8, "swizzled": 1}
+
+
+def test_tiles_move_as_often_as_the_mask_says() -> None:
+    """The last of four row tiles sees four key tiles, and loads each once."""
+    assert drawings.tiles().figures == {"q": 1, "k": 4, "v": 4, "out": 1}
