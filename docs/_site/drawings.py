@@ -179,7 +179,7 @@ def banks() -> Drawing:
     for n, (name, place) in enumerate((("plain", plain), ("swizzled", swizzled))):
         asked = [place(row, 0) for row in range(rows)]
         figures[name] = max(asked.count(chunk) for chunk in asked)
-        shapes.append(text(20 + 340 * n, 22, f"{name}: {figures[name]:.0f} passes for column 0"))
+        shapes.append(text(20 + 340 * n, 22, f"{name}: column 0 takes {figures[name]:.0f} of 8 turns"))
         for row in range(rows):
             for column in range(chunks):
                 x, y = 20 + 340 * n + side * place(row, column), 34 + side * row
