@@ -254,7 +254,9 @@ def test_sweep_prints_every_cell(tmp_path: Path) -> None:
 def test_trace_is_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--out", path)
-    expected = fl.simulate("flash2", *fl.random_inputs(DEFAULT.replace(len_q=100)), causal=True, tile=(32, 32), trace=(0, 1)).trace
+    expected = fl.simulate(
+        "flash2", *fl.random_inputs(DEFAULT.replace(len_q=100)), causal=True, tile=(32, 32), trace=(0, 1)
+    ).trace
     assert expected is not None and path.read_text() == expected.to_json()
     assert run("trace", "flash2", "--len-q", 100, "--head", "0,1", "--json").stdout.strip() == expected.to_json()
 
