@@ -62,5 +62,5 @@ def test_who_drops_nothing_says_so() -> None:
     options: dict[str, Any] = {"dropout": 0.2, "seed": 1, "backend": "emulator"}
     with pytest.raises(fl.UsageError, match=r"^dropout = 0\.2: expected nothing: flash3 knows causal, "):
         fl.attention(Q, K, V, algorithm="flash3", **options)
-    with pytest.raises(fl.UsageError, match=r"^dropout = 0\.2: expected nothing: standard_backward knows causal, "):
-        fl.attention_backward(Q, Q, K, V, Q, np.zeros((1, 2, 40), np.float32), algorithm="standard_backward", **options)
+    with pytest.raises(fl.UsageError, match=r"^dropout = 0\.2: expected nothing: flash3_backward knows causal, "):
+        fl.attention_backward(Q, Q, K, V, Q, np.zeros((1, 2, 40), np.float32), algorithm="flash3_backward", **options)
