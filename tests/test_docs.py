@@ -152,7 +152,13 @@ def run_page(page: Path, *have: str) -> None:
             run_console(code, page)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+LONG = {"emulator.md", "verify-your-kernel.md", "verify-in-ci.md", "add-an-algorithm.md", "your-own-algorithm.md"}
+"""Pages that compile and verify kernels: up to half a minute each."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in LONG else []) for page in PAGES]
+)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     at_home(tmp_path, monkeypatch)
     run_page(page, *([] if NEEDS["compiler"]() else ["compiler"]))

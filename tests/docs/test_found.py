@@ -105,6 +105,7 @@ def test_a_finding_s_kind_is_read_from_its_words() -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.long
 def test_a_row_is_what_the_command_line_says(tmp_path: Path) -> None:
     """A launch that misuses memory, and one that doesn't."""
     source = "__global__ void k(float* x, int n) {\n  x[threadIdx.x + n] = 1;\n}\n"

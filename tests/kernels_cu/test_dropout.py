@@ -108,7 +108,7 @@ def test_every_kernel_has_the_same_mask(read_off: Any, algorithm: str, dtype: st
 
 
 @pytest.mark.parametrize("algorithm", ["flash2", "standard"])
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(
     state=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
     rate=st.floats(0.01, 0.99), len_q=st.integers(1, 40), len_kv=st.integers(1, 60), causal=st.booleans(),

@@ -47,7 +47,7 @@ def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -
         assert mutant.check in found(mutant.case)
 
 
-_MANY = {"units", "short units", "causal runs"}  # of so many units that blocks take several
+_MANY = {"runs", "units", "short units", "causal runs"}  # of so many units that blocks take several
 
 
 @pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.long) if x in _MANY else x for x in CASES])

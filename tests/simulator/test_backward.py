@@ -62,7 +62,7 @@ RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support
 
 
 @pytest.mark.parametrize("algorithm", RAGGED)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(problem=batches(longest=90), tile=tiles, seed=st.integers(0, 3))
 def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """Each sequence has the gradients that it has alone, and what is counted of it is, but for the offsets."""
@@ -81,7 +81,7 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(problem=problems(longest=200), tile=tiles)
 def test_turns(problem: Problem, tile: Tile) -> None:
     """The key tiles that a query tile sees are those that visit it, one behind the other: so a block's turn is its distance

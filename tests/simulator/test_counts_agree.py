@@ -147,7 +147,7 @@ def test_a_formula_off_by_one_row_is_named(what: str) -> None:
 
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
 @given(length=st.integers(1, 700), tile=st.integers(1, 200), dtype=st.sampled_from(["float32", "float16"]))
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> None:
     formula = fl.CATALOGUE[name].formula
     assert formula is not None

@@ -93,6 +93,7 @@ def test_what_is_harmless_is_a_note(kernel: str, kind: str) -> None:
     assert marked(kernel, "race") & lines(ran.findings)
 
 
+@pytest.mark.long
 def test_more_blocks_than_can_be_resident_are_said() -> None:
     """Each waits for the one behind it: that ends only if all are resident."""
     assert run("chain_from_the_end", blocks=200, workers=1).findings == ()

@@ -57,7 +57,7 @@ def checked(algorithm: str, p: fl.Problem, seed: int = 0, **options: Any) -> fl.
 
 
 @pytest.mark.parametrize("pair", one_of_each(IN_THEIR_DTYPES, lambda pair: pair[0], "-".join))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_right_and_counted(pair: tuple[str, str], data: st.DataObject) -> None:
     algorithm, dtype = pair
@@ -110,6 +110,7 @@ def test_nothing_or_little_to_do(algorithm: str, len_q: int, len_kv: int) -> Non
     checked(algorithm, p, tile=fitting(algorithm, p, (32, 16)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_of_the_counter_matrix(algorithm: str) -> None:
     ragged = [c for c in matrix([algorithm]) if "float16 ragged" in c.name]
