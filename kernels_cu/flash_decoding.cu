@@ -11,8 +11,8 @@
 // Split-K: each of the WARPS warps that compute has all rows and its own keys of each tile. It copies them for itself, STAGES tiles
 // ahead and on into the next units, so bytes are on their way at all times. As many other warps join what these have of a
 // chunk, and merge it with its neighbours: in the meantime the next chunk goes on. At the block's end all warps merge what lies in several
-// units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, 10 µs while it streams,
-// so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
+// units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, the whole queue while it
+// streams, so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
 //   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
 //   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
