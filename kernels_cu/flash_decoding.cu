@@ -362,7 +362,8 @@ struct Results {
       for (int i = 0; i < BR / WARPS; ++i) {
         const int row = own + i * WARPS;
         Part x = of_all_warps(sram, row);
-        if (row >= opaque(place.rows)) continue;  // opaque: or ptxas leaves out the reads of rows outside
+        warp_barrier();  // or ptxas leaves out some reads of rows outside
+        if (row >= place.rows) continue;
         bool waits = false;
         int node = chunk;
 #pragma unroll

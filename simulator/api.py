@@ -12,11 +12,11 @@ from simulator.catalogue import Formula
 from simulator.counts import Book, Counts
 from simulator.devices import Device
 from simulator.dtypes import as_numpy
-from simulator.errors import UsageError, unknown
+from simulator.errors import UsageError, among, unknown
 from simulator.fields import flag
 from simulator.names import DeviceName, DType
 from simulator.operations.softmax import SOFTMAX, vector_problem
-from simulator.problem import Problem, spell_masks
+from simulator.problem import ITEMSIZE, Problem, spell_masks
 from simulator.program import Program
 from simulator.ragged import evaluated
 from simulator.simulate import Run, Scales, TileLike, run_on_data, run_on_shapes
@@ -142,7 +142,7 @@ def count(
         problem, tile = vector_problem(length, dtype), (1, 128) if tile is None else tile
     elif length is not None:
         raise UsageError("length", length, f"nothing: {row.name} isn't the softmax of a vector, or the problem says it")
-    elif dtype != "float32":
+    elif among("dtype", dtype, ITEMSIZE) != "float32":
         raise UsageError("dtype", dtype, "nothing: the problem says it")
     if problem is None:
         raise UsageError("problem", None, "a Problem, or for the softmax of a vector length=…")

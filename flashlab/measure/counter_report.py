@@ -14,12 +14,14 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 
 __all__ = [
-    "DRAM_SLACK", "EXP_FACTOR", "KIND", "Check", "Counted", "CountersReport", "DramCheck", "LaunchReport", "ModelCheck",
+    "DRAM_SLACK", "EXP_FACTOR", "EXP_PER_THREAD", "KIND", "Check", "Counted", "CountersReport", "DramCheck", "LaunchReport",
+    "ModelCheck",
 ]  # fmt: skip
 
-EXP_FACTOR = (0.9, 3.5)
-"""Within which the unit for special functions must agree with `exp`: it also does reciprocals and logarithms, one a row or
-so, which tells where rows see few keys."""
+EXP_FACTOR = (0.9, 1.25)
+EXP_PER_THREAD = 64
+"""Within which the unit for special functions must agree with `exp`. It also does reciprocals, logarithms and the integer
+divisions by which a block finds its work: three instructions each, and up to 20 of them a thread, whatever `exp` is."""
 
 DRAM_SLACK = 64 * 1024
 """Stray reads: the launch's parameters, code, page tables (bytes)."""
@@ -77,6 +79,7 @@ class LaunchReport:
     case: Case
     launch: str
     blocks: int
+    threads: int
     checks: tuple[Check, ...]
     dram: DramCheck | None
     exp: tuple[int, int] | None
@@ -100,8 +103,10 @@ class LaunchReport:
         if self.dram and self.dram.judged and not self.dram.inside:
             d = self.dram
             found.append(f"DRAM read: measured {d.measured:,}, outside {d.low:,} to {d.high:,} (± 64 KB)")
-        if self.exp_factor is not None and not EXP_FACTOR[0] <= self.exp_factor <= EXP_FACTOR[1]:
-            found.append(f"exp: {self.exp_factor:.2f} × the formula's, outside {EXP_FACTOR[0]} to {EXP_FACTOR[1]}")
+        if self.exp is not None:
+            low, high = EXP_FACTOR[0] * self.exp[0], EXP_FACTOR[1] * self.exp[0] + EXP_PER_THREAD * self.threads
+            if not low <= self.exp[1] <= high:
+                found.append(f"exp: measured {self.exp[1]:,}, outside {low:,.0f} to {high:,.0f}")
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
         case=case,
         launch=launch.name,
         blocks=launch.blocks,
+        threads=32 * launch.warps * launch.blocks,
         checks=tuple(checks),
         dram=_dram(formula, launch, measured),
         exp=None if special is None or not launch.exp else (launch.exp, 32 * special),

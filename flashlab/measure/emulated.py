@@ -87,6 +87,7 @@ def _launch(
         case=case,
         launch=formula.name,
         blocks=formula.blocks,
+        threads=32 * formula.warps * formula.blocks,
         checks=tuple(checks),
         dram=None,
         exp=(formula.exp, launched.exp) if formula.exp else None,

@@ -95,7 +95,7 @@ KERNELS = [
            step="join"),
     mutant("outputs over those that others still read", "named_barrier_sync(FREE, 2 * THREADS);",
            "named_barrier_arrive(FREE, 2 * THREADS);", "misuse", "runs", step="join"),
-    mutant("rows beyond the end stored", "if (row >= opaque(place.rows)) continue;", "", "misuse"),
+    mutant("rows beyond the end stored", "if (row >= place.rows) continue;", "", "misuse"),
     mutant("runs that aren't there", "min(last_chunk, run * RUN + RUN - 1)}", "run * RUN + RUN - 1}", "bytes", "fewer chunks",
            file=TREE),
     mutant("a unit left out", "if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;",

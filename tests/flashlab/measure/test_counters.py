@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flashlab.measure import counters, metrics, ncu, problems, workload
-from flashlab.measure.counter_report import EXP_FACTOR, CountersReport, LaunchReport, ModelCheck
+from flashlab.measure.counter_report import EXP_FACTOR, EXP_PER_THREAD, CountersReport, LaunchReport, ModelCheck
 from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem, Tile, count, shape_run
@@ -97,9 +97,14 @@ def test_dram_reads_lie_between_compulsory_and_requested(read: int, inside: bool
 
 
 def test_special_functions_agree_within_the_stated_factor() -> None:
-    exps = COUNTS.launches[0].exp / 32
-    assert compared(reading(exp=0.99 * EXP_FACTOR[0] * exps)).failures
-    assert compared(reading(exp=1.01 * EXP_FACTOR[1] * exps)).failures
+    (launch,) = COUNTS.launches
+    low, high = (
+        EXP_FACTOR[0] * launch.exp,
+        EXP_FACTOR[1] * launch.exp + EXP_PER_THREAD * 32 * launch.warps * launch.blocks,
+    )
+    assert [bool(compared(reading(exp=n / 32)).failures) for n in (0.99 * low, 1.01 * low, 0.99 * high, 1.01 * high)] == [
+        True, False, False, True,
+    ]  # fmt: skip
 
 
 def test_what_ncu_prints_is_read() -> None:
