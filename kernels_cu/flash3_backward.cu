@@ -30,7 +30,7 @@ flash3_backward_delta(const Tensor out, const Tensor dout, float* delta, float* 
 
   // step: zero_dq
   const SumTile sums(dq_sum, shape, rows.batch, rows.head, rows.first);
-  for (int i = threadIdx.x; i < BR * HEAD_DIM / 4; i += DELTA_THREADS) store_global(sums.base + i, make_float4(0, 0, 0, 0));
+  for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.base + i, make_float4(0, 0, 0, 0));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -220,10 +220,10 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
   // step: convert_dq
 #pragma unroll 1
   for (int first = rows.first + warp_id() * 16; first < rows.first + BR; first += DELTA_THREADS / 32 * 16) {
-    float sum[HEAD_DIM / 8][4];
+    float sum[COLUMNS / 8][4];
     const SumTile sums(dq_sum, shape, rows.batch, rows.head, first);
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+    for (int n = 0; n < COLUMNS / 8; ++n) {
       const float4 part = load_global<float4>(sums.part(n));
       sum[n][0] = part.x, sum[n][1] = part.y, sum[n][2] = part.z, sum[n][3] = part.w;
     }

@@ -80,16 +80,17 @@ class Block:
         *,
         stages: int = 1,
         panel: int | None = None,
+        whole: bool = False,
         clear: bool = False,
         dtype: str | None = None,
     ) -> SramTile:
         """HBM to SRAM: tile (i, j) of `rows` x `cols` (None: all columns), with zeros outside the problem.
 
         The buffer has the tensor's name, and the tensor's next load reuses it. A ring holds `stages` buffers. With
-        `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside
-        the problem. With `clear`, the block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the
-        next one. With `dtype`, values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's
-        limit per block.
+        `panel`, TMA moves the tile in boxes of that many columns. A box counts whole, also its rows and columns outside the
+        problem. A product goes over the tile's own columns, or over those of its boxes if `whole`. With `clear`, the
+        block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the next one. With `dtype`,
+        values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's limit per block.
         """
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
@@ -102,6 +103,8 @@ class Block:
         if dtype is not None and data is not None:
             data = round_to(data, dtype)
         tile = SramTile(tensor.name, rows, cols, dtype or tensor.dtype, data, panel=panel or 16)
+        if not whole:
+            tile.multiplied_shape = padded(rows), padded(cols)
         self._reserve(tile, stages)
         self._count(tensor.name, hbm_read=read, sram_write=tile.footprint * self.lockstep)
         if clear:
@@ -222,8 +225,8 @@ class Block:
             raise UsageError("matmul", shapes, "as many columns on the left as rows on the right (is a .T missing?)")
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
-                self._count(operand.name, sram_read=operand.footprint * self._uses(way) * self.lockstep)
-        (rows, depth), (depth_too, columns) = _padded_shape(a), _padded_shape(b)
+                self._count(operand.name, sram_read=operand.multiplied_bytes * self._uses(way) * self.lockstep)
+        (rows, depth), (depth_too, columns) = _multiplied_shape(a), _multiplied_shape(b)
         self._m.book.compute(matmul=2 * rows * columns * max(depth, depth_too) * self.lockstep)
         if scale != 1.0:
             self.count_flops(a.rows * b.cols)
@@ -456,9 +459,9 @@ class Block:
         return nbytes, part.reshape(*part.shape[:3], blocks, rows, part.shape[-1])
 
 
-def _padded_shape(x: SramTile | Registers) -> tuple[int, int]:
+def _multiplied_shape(x: SramTile | Registers) -> tuple[int, int]:
     """The rows and columns that a matrix product executes."""
-    return x.padded_shape if isinstance(x, SramTile) else (padded(x.rows), padded(x.cols))
+    return x.multiplied_shape if isinstance(x, SramTile) else (padded(x.rows), padded(x.cols))
 
 
 def _program_frame() -> FrameType:

@@ -53,9 +53,9 @@ class Config:
         """The number of blocks that are launched for `blocks` row tiles (those of all heads).
 
         >>> import flashlab as fl
-        >>> p = fl.Problem(batch=1, heads=8, len_q=4096, head_dim=64, dtype="float16", causal=True)
-        >>> fl.count("flash3", p).config.grid(p, fl.DEVICES["h100"], 176)
-        88
+        >>> p = fl.Problem(batch=1, heads=11, len_q=4096, head_dim=64, dtype="float16", causal=True)
+        >>> fl.count("flash3", p).config.grid(p, fl.DEVICES["h100"], 242)
+        121
         """
         if self.pairs:
             blocks = problem.batch * problem.heads * -(-problem.row_tiles(self.tile) // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import numpy as np
@@ -82,8 +83,9 @@ class SramTile(_Stored):
     """A buffer in a block's SRAM: `rows` x `cols` of a dtype, padded to the fragment. `.T` is its transpose at no cost.
 
     Columns are padded to a multiple of `panel`: a fragment's 16, or the width of a TMA box (128 bytes, one swizzled
-    tile). `padded_shape` is (rows, columns) with the padding. A vector has one value per row. `values` is None in a run
-    on shapes, else float32 with the axes `(batch, kv_head, query_in_group, block, rows, cols)`.
+    tile). `padded_shape` is (rows, columns) with the padding, `multiplied_shape` those that a product goes over. A
+    vector has one value per row. `values` is None in a run on shapes, else float32 with the axes `(batch, kv_head,
+    query_in_group, block, rows, cols)`.
 
     >>> from flashlab import SramTile
     >>> SramTile("k", 64, 40, "float16", None).footprint == 64 * 48 * 2
@@ -97,6 +99,7 @@ class SramTile(_Stored):
     ) -> None:
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
         self.padded_shape = padded(rows), 1 if vector else round_up(cols, panel)
+        self.multiplied_shape = self.padded_shape
         self._scaled: tuple[float, Array] | None = None
 
     @property
@@ -104,7 +107,7 @@ class SramTile(_Stored):
         """The transpose, without a copy: the tensor cores can read either layout."""
         data = None if self.values is None else self.values.swapaxes(-1, -2)
         transposed = SramTile(self.name, self.cols, self.rows, self.dtype, data)
-        transposed.padded_shape = self.padded_shape[::-1]
+        transposed.padded_shape, transposed.multiplied_shape = self.padded_shape[::-1], self.multiplied_shape[::-1]
         return transposed
 
     def columns(self, chunk: int, width: int) -> SramTile:
@@ -124,6 +127,7 @@ class SramTile(_Stored):
             data = np.concatenate([data, np.ones((*data.shape[:-2], rows, data.shape[-1]), data.dtype)], axis=-2)
         tile = SramTile(self.name, self.rows + rows, self.cols, self.dtype, data)
         tile.padded_shape = self.padded_shape[0] + rows, self.padded_shape[1]
+        tile.multiplied_shape = tile.padded_shape
         return tile
 
     def scaled(self, scale: float) -> Array:
@@ -136,5 +140,9 @@ class SramTile(_Stored):
     @property
     def footprint(self) -> int:
         """Bytes, with rows and columns padded. The one column of a vector is not padded."""
-        rows, cols = self.padded_shape
-        return rows * cols * WIDTH[self.dtype]
+        return math.prod(self.padded_shape) * WIDTH[self.dtype]
+
+    @property
+    def multiplied_bytes(self) -> int:
+        """The bytes that a product reads."""
+        return math.prod(self.multiplied_shape) * WIDTH[self.dtype]

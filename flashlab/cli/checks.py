@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -441,6 +441,7 @@ def bench(
         if get(algorithm).operation is not ATTENTION:
             raise UsageError("--odd", algorithm, "a forward pass: peers' gradients aren't judged in such cells")
         problems = [cell for cell in off_the_track.cells() if get(algorithm).refuses(cell.problem) is None]
+        save = replace(save, condition=save.condition or "odd")  # a file beside that of the usual cells
     peers = options.values("--against", against, str)
     rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder
     kind = "ladder" if rungs > 1 else "bench"

@@ -34,7 +34,7 @@ OPTIONS = ("-std=c++17",)
 _REPORT = ("--ptxas-options=-v", "--ptxas-options=-warn-spills")
 _INSTALL = "pip install 'cuda-bindings==12.9.*' 'nvidia-cuda-nvrtc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*'"
 _DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, FP8: 2}  # of what isn't an 8-bit operand
-_FRAGMENT, _PANEL_BYTES = 16, 128  # of a kernel's tiles: columns of a warp's, bytes of those that TMA writes
+_COLUMNS = {1: 128, 2: 16, 4: 16}  # by bytes of an element: of a fragment, or of a whole panel that TMA writes
 
 
 class CompilerMissing(Unavailable):
@@ -101,7 +101,7 @@ def defines(config: Config, dtype: str, head_dim: int) -> tuple[str, ...]:
         raise ValueError(f"dtype={dtype!r}: the kernels have {', '.join(_DTYPES)}")
     values = {
         "FL_DTYPE": _DTYPES[dtype],
-        "HEAD_DIM": round_up(head_dim, _PANEL_BYTES // ITEMSIZE[dtype] if config.consumers else _FRAGMENT),
+        "HEAD_DIM": round_up(head_dim, _COLUMNS[ITEMSIZE[dtype]]),
         "BR": config.tile.rows,
         "BC": config.tile.cols,
         "WARPS": config.warps,

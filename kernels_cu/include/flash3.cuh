@@ -15,7 +15,7 @@
 #include "mma.cuh"
 
 constexpr int CONSUMERS = BR / 64;  // warpgroups that compute
-static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 64 == 0, "64 rows per warpgroup, whole fragments, whole panels");
+static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "64 rows per warpgroup, whole fragments");
 
 // Where O is rescaled after a maximum has risen: a tile later, beside the next Q Kᵀ, or at once where D is so small that this
 // product is over too soon to hide it.

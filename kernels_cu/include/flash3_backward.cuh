@@ -8,17 +8,18 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
+constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
 constexpr int QUERY_STEPS = BR / 16;
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
-static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && HEAD_DIM / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
+static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
-using KVTile = PanelTile<BC, HEAD_DIM>;
-using QTile = PanelTile<BR, HEAD_DIM>;
+using KVTile = PanelTile<BC, COLUMNS>;
+using QTile = PanelTile<BR, COLUMNS>;
 using DSTile = PanelTile<BC, BR>;
 using Transposed = float[BR / 8][4];              // 64 keys x queries
-using Gradient = float[HEAD_DIM / 8][4];          // 64 keys x columns
-using QueryGradient = float[HEAD_DIM / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
+using Gradient = float[COLUMNS / 8][4];          // 64 keys x columns
+using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
 
 // SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers.
 struct Sram {
@@ -148,7 +149,7 @@ struct Numbers {
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
+  for (int d = 0; d < COLUMNS; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
   wgmma_commit();
 }
 
@@ -161,7 +162,7 @@ DEVICE void multiply_by_columns(Gradient& c, const unsigned (&a)[QUERY_STEPS][4]
 
 // dQ = dS K for this warpgroup's share of dQ, as a group of its own.
 DEVICE void multiply_for_queries(QueryGradient& dq, DSTile ds, KVTile k, int consumer) {
-  const unsigned rows = ds.panel(consumer / ASIDE), columns = k.panel(consumer % ASIDE * (HEAD_DIM / ASIDE / 64));
+  const unsigned rows = ds.panel(consumer / ASIDE), columns = k.panel(consumer % ASIDE * (COLUMNS / ASIDE / 64));
 #pragma unroll
   for (int key = 0; key < BC; key += 16)
     wgmma_columns_ss(dq, wgmma_descriptor(rows + key * 128, DSTile::PANEL_BYTES, 1024),
@@ -230,7 +231,7 @@ struct SumTile {
 
   DEVICE SumTile(float* sums, const Shape& shape, int batch, int head, int row)
       : base(reinterpret_cast<float4*>(
-            sums + ((static_cast<long long>(batch) * shape.heads + head) * round_up(shape.len_q, BR) + row) * HEAD_DIM)) {}
+            sums + ((static_cast<long long>(batch) * shape.heads + head) * round_up(shape.len_q, BR) + row) * COLUMNS)) {}
 
   DEVICE float4* part(int fragment) const { return base + fragment * 32 + lane_id(); }
 };
@@ -238,7 +239,7 @@ struct SumTile {
 // Adds this warpgroup's share of dQ to the sums in HBM.
 DEVICE void add_gradient(float* dq_sum, const Shape& shape, int batch, Visit at, const QueryGradient& dq, int consumer) {
   const SumTile sums(dq_sum, shape, batch, at.head, at.i * BR + consumer / ASIDE * 64 + warp_id() % 4 * 16);
-  float4* const first = sums.part(consumer % ASIDE * (HEAD_DIM / ASIDE / 8));
+  float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+  for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
 }

@@ -12,13 +12,14 @@
 #include "warp.cuh"
 
 // A tile in SRAM as TMA writes it with its 128-byte swizzle: panels of 64 columns lie side by side. Each panel has ROWS rows
-// of 128 bytes, with 16-byte chunk c of row r at place c ^ (r % 8). Panels start on 1024-byte boundaries.
+// of 128 bytes, with 16-byte chunk c of row r at place c ^ (r % 8). Panels start on 1024-byte boundaries. The last panel may have
+// columns that no product reads: TMA's boxes are whole.
 template <int ROWS_, int COLUMNS_>
 struct PanelTile {
   static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_;
-  static constexpr int PANEL_COLUMNS = 64, PANELS = COLUMNS / PANEL_COLUMNS;
+  static constexpr int PANEL_COLUMNS = 64, PANELS = ceil_div(COLUMNS, PANEL_COLUMNS);
   static constexpr int PANEL_BYTES = ROWS * 128, BYTES = PANELS * PANEL_BYTES;
-  static_assert(COLUMNS % PANEL_COLUMNS == 0 && ROWS % 8 == 0, "whole panels of whole 1024-byte atoms");
+  static_assert(COLUMNS % 16 == 0 && ROWS % 8 == 0, "whole steps of a product, and whole 1024-byte atoms");
 
   unsigned base;  // shared address, a multiple of 1024
 

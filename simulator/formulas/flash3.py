@@ -22,7 +22,8 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     p, es, t = problem, problem.itemsize, book.tensors
     heads, rows, readers = p.batch * p.heads, p.row_tiles(tile), config.consumers
     book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
-    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    boxes, boxes_v = round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     visited = walk(p, tile)
     count_packing(book, p, tile, config.heads_together)
     book.launch(
@@ -36,12 +37,12 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
 
     tiles, pairs = heads * rows, heads * visited.pairs
     if p.lengths is not None:  # rows of the next sequence are cleared
-        book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * d * es)
-        book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * dv * es)
-    book.add("load_q", "q", hbm_read=tiles * tile.rows * d * es, sram_write=tiles * br * d * es)
+        book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * boxes * es)
+        book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * boxes_v * es)
+    book.add("load_q", "q", hbm_read=tiles * tile.rows * boxes * es, sram_write=tiles * br * boxes * es)
     book.add("scores", "q", sram_read=pairs * br * d * es)
-    for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
-        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * bc * width * es)
+    for name, load, use, width, box in (("k", "load_k", "scores", d, boxes), ("v", "load_v", "output", dv, boxes_v)):
+        book.add(load, name, hbm_read=pairs * tile.cols * box * es, sram_write=pairs * bc * box * es)
         book.add(use, name, sram_read=pairs * readers * bc * width * es)
         book.distinct(name, "read", t[name].heads * visited.distinct_keys * t[name].row_bytes)
     book.add("store_o", "out", hbm_write=t["out"].nbytes)

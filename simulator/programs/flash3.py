@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from simulator.config import Config, features, heads_that_share_the_l2
+from simulator.config import Config, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -24,15 +24,29 @@ MBARRIERS = 32
 _LONG = 64  # with more row tiles per head, the start of a block hardly counts
 
 
-def choose_tile(problem: Problem) -> Tile:
-    """The tile of the top rung, by head dim and length."""
-    d = round_up(problem.head_dim, PANEL)
-    if d > 128:  # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
-        return Tile(128, 48 if problem.soft_cap and problem.lengths is not None else 64)
-    # in a short causal problem, the mask hides too much of a tile of 192 rows
-    short = _triangular(problem) and problem.padded.len_q <= 2048
-    # three warpgroups leave a thread no registers for a bias, or for bits
-    return Tile(128 if d == 128 or short or problem.alibi or problem.mask else 192, 128)
+def choose_tile(problem: Problem, device: Device) -> Tile:
+    """The tile of the top rung: as many keys as registers and SRAM leave room for beside O, or three warpgroups."""
+    d, extra = padded(problem.head_dim), problem.alibi or problem.mask
+    if d <= 64:
+        # in a short causal problem, the mask hides too much of a tile of 192 rows
+        short = _triangular(problem) and problem.padded.len_kv <= 2048
+        # three warpgroups leave a thread no registers for a bias, or for bits
+        return Tile(128 if short or extra else 192, 128)
+    if extra or problem.soft_cap or problem.sinks or problem.lengths is not None:  # they take registers, too
+        # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
+        tight = d > 128 and problem.soft_cap and problem.lengths is not None
+        return Tile(128, 48 if tight else 64 if d > 128 else 128)
+    tall, usual = Tile(192, 112), Tile(128, 128)
+    if d <= 80:  # the taller is 8 % faster, if the last round of blocks is as full
+        return tall if rounds(problem, tall, device) * 192 < 1.08 * rounds(problem, usual, device) * 128 else usual
+    return Tile(
+        128, next(cols for most, cols in ((96, 160), (128, 128), (160, 96), (192, 112), (256, 64)) if d <= most)
+    )
+
+
+def rounds(problem: Problem, tile: Tile, device: Device) -> int:
+    """How many row tiles the busiest SM computes, if all are dealt out evenly."""
+    return -(-problem.batch * problem.heads * problem.row_tiles(tile) // device.sms)
 
 
 def configure_rung(
@@ -74,20 +88,22 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the tile by head dim and length, and the order of work."""
-    rung = configure_rung(problem, device, tile, choose_tile(problem))
+    rung = configure_rung(problem, device, tile, choose_tile(problem, device))
     together = heads_that_share_the_l2(problem, device)
-    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile))
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile, device))
 
 
-def order(problem: Problem, tile: Tile) -> dict[str, bool]:
+def order(problem: Problem, tile: Tile, device: Device) -> dict[str, bool]:
     """The order of work: `persistent` and `pairs` of a `Config`.
 
     If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
-    tiles, each has a block of its own instead, and the longest start first. So it is in a ragged batch, whose row tiles are
-    unequal in any case.
+    tiles, or pairs would leave SMs without work for a tenth of the time, each has a block of its own instead, and the
+    longest start first. So it is in a ragged batch, whose row tiles are unequal in any case.
     """
-    triangular, long = _triangular(problem), problem.row_tiles(tile) > _LONG
-    persistent = problem.lengths is None and not (triangular and long)
+    triangular, row_tiles = _triangular(problem), problem.row_tiles(tile)
+    pairs = problem.batch * problem.heads * -(-row_tiles // 2)
+    uneven = pairs < 0.9 * device.sms * -(-pairs // device.sms)
+    persistent = problem.lengths is None and not (triangular and (uneven or row_tiles > _LONG))
     return {"persistent": persistent, "pairs": persistent and triangular}
 
 
@@ -108,7 +124,8 @@ def attend(
 
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); out like q; lse (batch, heads, len_q) float32,
     natural logarithm. A block has a row tile of Br queries, 64 per warpgroup. So each warpgroup reads all of K_j and
-    V_j from SRAM. In a ragged batch, boxes of Q and V that reach into the next sequence are cleared there.
+    V_j from SRAM, but no columns that pad a box. In a ragged batch, boxes of Q and V that reach into the next sequence are
+    cleared there.
     """
     c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")

@@ -111,15 +111,15 @@ def flash3_backward(
         for ring in (q, dout):
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
-        k_j, v_j = block.load(k, j, tile.cols, panel=PANEL), block.load(v, j, tile.cols, panel=PANEL)
+        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL)
+                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
-                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL)
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True)
                 block.put(d_shared, block.fetch(delta.head(g), i, tile.rows))
                 d_i = block.get(d_shared, 4 * c.consumers).T
                 block.step("scores")

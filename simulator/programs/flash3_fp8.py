@@ -44,7 +44,7 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The configuration of `flash3`, with one default tile for all problems."""
     rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
-    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile, device))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
@@ -91,14 +91,14 @@ def flash3_fp8(
         block.alloc("v_t", d, tile.cols, v_t.dtype, copies=c.stages, panel=PANEL)
         block.alloc("ones", c.stages * ONES * round_up(tile.cols, PANEL) // 4)
         block.alloc("mbarriers", MBARRIERS)
-        q_i = block.load(q, i, tile.rows, panel=PANEL)
+        q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
         of_q = block.fetch(q_scale, i, 1, warps=warps)
         m_i = block.full(tile.rows, 1, -inf)
         l_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, d, 0.0)
         for j in block.walk:
             block.step("load_k")
-            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL)
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, whole=True)
             of_k = block.fetch(k_scale, j, 1, warps=warps)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)

@@ -200,7 +200,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",
-                new="sums.part(HEAD_DIM / 8 - 1 - n)", check="rule",
+                new="sums.part(COLUMNS / 8 - 1 - n)", check="rule",
             ),
             KernelMutant(
                 mechanism="a warpgroup's keys counted twice", step="scores", old="64 * consumer", new="0", check="key_order",

@@ -10,6 +10,7 @@ import flashlab as fl
 from flashlab.measure import agreement, emulated, results
 from flashlab.measure.agreement import Agreement, Row
 from flashlab.measure.problems import matrix
+from flashlab.measure.workload import Case
 from simulator.devices import DEVICES
 from tests.tiers import one_of_each
 
@@ -23,12 +24,25 @@ ALGORITHMS = sorted({case.split()[0] for case, _ in GPU})
 """Those that were measured."""
 
 
+def changed_since(case: Case) -> bool:
+    """Was the kernel of a case another one when it was measured?
+
+    Hopper's 16-bit kernels multiplied the columns that pad a box, too. And flash3's blocks took pairs of row tiles, however few
+    there are. The counters of flash3 hold the bytes of the first since (condition odd-rows).
+    """
+    p, row = case.problem, fl.CATALOGUE[case.algorithm]
+    columns = bool(row.arch) and not row.support.eight_bit and p.head_dim % 64 != 0
+    return columns or (p.causal and case.algorithm in ("flash3", "flash3_fp8"))
+
+
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
 def test_counts_are_those_that_the_gpu_had(algorithm: str) -> None:
     """Bytes, sectors and wavefronts of the ragged problems, where lanes part, as an H200 counted them."""
     cases = [
-        c for c in matrix([algorithm]) if "ragged" in c.name or ("more" in c.name and c.problem.dtype == "float16")
+        c
+        for c in matrix([algorithm])
+        if ("ragged" in c.name or ("more" in c.name and c.problem.dtype == "float16")) and not changed_since(c)
     ]
     compared = 0
     for launch in emulated.run(cases, device=DEVICES["h200"]).launches:
