@@ -137,6 +137,25 @@ def peers() -> str:
     return table(header, [*rows, ["median", "", "", "", *middle, ""]], left=2) + source(of)
 
 
+def odd() -> str:
+    """A table of the odd cells beside others' kernels, and what wasn't run."""
+    of = results.latest("bench", RESULTS, algorithm="flash3", device=DEVICE, condition="odd")
+    assert of is not None
+    cells: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in of.data["rows"]:
+        cell = row["dtype"], row["head_dim"], "causal" if row["causal"] else "full", row["shape"]
+        cells.setdefault(cell, {})[row["peer"] or "flash3"] = row
+    rows = [
+        [
+            shape, dtype, str(dim), mask, f"{found['flash3']['tflops']:.0f}",
+            *(f"{found[peer]['ratio']:.2f}" if peer in found else "" for peer in ("fa4", "cudnn", "sdpa-flash")),
+        ]
+        for (dtype, dim, mask, shape), found in cells.items()
+    ]  # fmt: skip
+    header = ["batch × (heads, KV heads) × queries × keys", "dtype", "head dim", "mask", "flash3, TFLOP/s"]
+    return table([*header, "× FA4", "× cuDNN", "× SDPA flash"], rows, left=4) + source(of)
+
+
 def cells() -> Sequence[Row]:
     """The newest run beside others' kernels: one flat row per cell."""
     return speed.flat(speed.BENCH.data(result("bench", "flash3")))
@@ -238,7 +257,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
+          "peers": peers, "odd": odd, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""
 

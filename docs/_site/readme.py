@@ -105,6 +105,7 @@ def lesson(row: Algorithm) -> Found:
 def timed(row: Algorithm) -> Found:
     """The result that times it: on its own, or else beside the algorithm that it leads to."""
     found = [of for kind in ("bench", "fp8", "ladder", "blind") for of in reversed(measured(kind))]
+    found.sort(key=lambda of: of.condition is not None)  # of no special run, if there is one
     own = (of for of in found if of.algorithms == (row.name,))
     beside = (of for of in found if row.name in {x.get("peer") or x.get("algorithm") for x in of.data.get("rows", [])})
     return next(chain(own, beside), None)

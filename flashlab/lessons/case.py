@@ -60,3 +60,28 @@ def a_round(t: Timeline) -> dict[str, float]:
     begun = [n for n, (name, _) in enumerate(parts) if name == parts[0][0]]
     first = parts[begun[0] : begun[1] + 1]
     return {name: after - start for (name, start), (_, after) in zip(first, first[1:], strict=False)}
+
+
+STATES = {
+    "long_scoreboard": "numbers from L2 or DRAM",
+    "short_scoreboard": "numbers from SRAM, or an exponential",
+    "barrier": "other warps, at a barrier",
+    "wait": "its own last instruction",
+    "selected": "nothing: it works",
+    "not_selected": "its turn",
+    "math_pipe_throttle": "a unit that is busy",
+    "mio_throttle": "the queue to SRAM",
+    "lg_throttle": "the queue to memory",
+    "no_instruction": "its next instruction to be fetched",
+}
+"""What a warp waits for in a state, as ncu names it (Nsight Compute, "Warp Scheduler States")."""
+
+
+def waits(algorithm: str, p: Problem) -> list[dict[str, Any]]:
+    """The launches of an algorithm on a problem, as `python -m flashlab.measure.waits` saw them."""
+    cell = (algorithm, p.batch, p.heads, p.len_q, p.head_dim)
+    return [
+        row
+        for row in measured()["waits"]
+        if tuple(row[k] for k in ("algorithm", "batch", "heads", "length", "head_dim")) == cell
+    ]

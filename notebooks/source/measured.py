@@ -53,6 +53,7 @@ def measured() -> dict[str, Any]:
         "summary": counters["data"]["summary"],
         "launches": launches,
         "before_flash2": before,
+        "waits": of("waits", "flash1")["data"]["rows"],
         "times": [{key: row[key] for key in kept} for row in bench["data"]["rows"]],
         "ladder": {
             "device": ladder["device"]["name"],

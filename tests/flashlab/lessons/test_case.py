@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flashlab as fl
-from flashlab.lessons.case import a_round, problem, timed, took
+from flashlab.lessons.case import STATES, a_round, problem, timed, took, waits
 from flashlab.lessons.lesson07 import launches_of, measured
 from flashlab.measure import results
 from simulator import Device
@@ -111,3 +111,11 @@ def test_registers_are_what_the_compiler_gives(tile: tuple[int, int]):
     said = of_the_lesson("registers", "```")["registers"](*tile, 64, 32 * config.warps, config.q_in_registers)
     assert min(said, 255) == pytest.approx(compiled.resources["flash2"].registers, rel=0.2)
     assert compiled.spills == 0
+
+
+def test_what_the_warps_wait_for_is_what_was_measured():
+    (row,) = waits("flash1", SCENE)
+    assert row["occupancy"] < 0.1 and max(row["busy"].values()) < 0.35
+    assert len(waits("standard", SCENE)) == 3
+    for seen in measured()["waits"]:
+        assert set(list(seen["states"])[:4]) <= set(STATES), seen["launch"]
