@@ -196,5 +196,10 @@ def test_a_lesson_shows_a_drawing_with_its_figures() -> None:
 
 
 def test_tiles_move_as_often_as_the_mask_says() -> None:
-    """The last of four row tiles sees four key tiles, and loads each once."""
+    """The last of four row tiles sees four key tiles, and loads each once. The page says where in the player that is."""
     assert drawings.tiles().figures == {"q": 1, "k": 4, "v": 4, "out": 1}
+    problem = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    trace = fl.simulate("flash2", *fl.random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    assert trace is not None
+    of_last = [n for n, event in enumerate(trace.events, 1) if event.block == trace.events[-1].block]
+    assert f"steps {of_last[0]} to {of_last[-1]} of `flash2`" in PAGE.read_text(encoding="utf-8")
