@@ -143,7 +143,7 @@ def test_a_warning_is_an_error(bad: str, tmp_path: Path):
 def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):
     text = re.search(r"(?s)<article.*?</article>", (site / "index.html").read_text(encoding="utf-8"))[0]
     links = re.findall(r'href="([^"#]+)"', text)
-    assert links[:3] == ["lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
+    assert links[:4] == ["race.html", "lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
 
 
 def test_the_reference_has_every_public_name(site: Path):
@@ -318,7 +318,7 @@ def test_a_player_plays_on_its_lesson(name: str, opened: Any):
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1600, "dark")])
-@pytest.mark.parametrize("name", ["index", "lessons/00_memory", "verify-your-kernel", "measured/index"])
+@pytest.mark.parametrize("name", ["index", "race", "lessons/00_memory", "verify-your-kernel", "measured/index"])
 def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opened: Any):
     from axe_playwright_python.sync_playwright import Axe
 

@@ -1,4 +1,4 @@
-"""Makes the site's generated pages: the lessons, with working players, what was measured, and the commands.
+"""Makes the site's generated pages: the lessons, with working players, what was measured, the commands and the race's data.
 
 docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons and measurements to docs/measured,
 which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and figures keep the tables
@@ -23,7 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
-from docs._site import commands
+from docs._site import commands, race
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim
 from flashlab import Player
@@ -40,6 +40,7 @@ def write(docs: Path) -> None:
     pages = {f"measured/{name}": text for name, text in measured()} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
+    pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)
