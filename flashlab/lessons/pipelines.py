@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import flashlab as fl
@@ -83,13 +84,17 @@ def ring(title: str, shown: Timeline, arrives: Callable[[Sequence[Event], int], 
 
 def ping_pong() -> Drawing:
     """Two consumers of flash3 take turns: one multiplies while the other is in its softmax."""
-    shown = fl.timeline("flash3", HOPPER, device="h200")
-    actors = [f"consumer {n}" for n in range(2)]
+    return consumers(
+        "Ping-pong: two consumers take turns at the tensor cores", fl.timeline("flash3", HOPPER, device="h200")
+    )
+
+
+def consumers(title: str, shown: Timeline) -> Drawing:
+    """Products and softmax of both consumers over some tiles of a walk, in cycles."""
     tiles = sum(event.name == "load_k" for event in shown.events)
     start, end = (used(shown.events, "output", n, tiles)[1] for n in (1, 1 + TILES))
     chart, shapes = Chart(start, end, LEFT), list[str]()
-    each = list[list[Span]]()
-    for n, actor in enumerate(actors):
+    for n, actor in enumerate(("consumer 0", "consumer 1")):
         y = 40 + 76 * n
         own = [event for event in shown.events if event.actor == actor]
         shapes += [text(6, y + 17, actor), text(6, y + 43, "its softmax")]
@@ -98,16 +103,16 @@ def ping_pong() -> Drawing:
             shapes += [chart.bar(span, y, fill) for span in merged(products, start, end)]
         softmax = spans([event for event in own if event.name == "softmax"], ("exp", "alu"))
         shapes += [chart.bar(span, y + 26, ORANGE) for span in merged(softmax, start, end)]
-        each.append(merged(spans(own, ("tensor",)), start, end))
     y, busy = 196, merged(spans(shown.events, ("tensor",)), start, end)
     shapes += [text(6, y + 17, "tensor cores"), *(chart.bar(span, y, INK) for span in busy)]
+    hands = [event.actor for event in shown.events if event.unit == "tensor" and start <= event.start < end]
     figures: dict[str, float] = {
         "cycles shown": round(end - start),
         "cycles in which the tensor cores work": round(length(busy)),
-        "of them for both consumers at once": round(sum(map(length, each)) - length(busy)),
+        "times that they pass from one consumer to the other": sum(a != b for a, b in pairwise(hands)),
     }
     shapes += [
-        text(6, 22, f"flash3 on one SM of {shown.device.title}"),
+        text(6, 22, f"{shown.algorithm} on one SM of {shown.device.title}"),
         *legend(LEFT, 250, {"Q Kᵀ": BLUE, "P V": GREEN, "softmax": ORANGE}),
         text(
             LEFT,
@@ -115,7 +120,7 @@ def ping_pong() -> Drawing:
             f"{end - start:,.0f} cycles, {length(busy) / (end - start):.0%} of them with products",
         ),
     ]
-    return Drawing("Ping-pong: two consumers take turns at the tensor cores", 290, shapes, figures)
+    return Drawing(title, 290, shapes, figures)
 
 
 class Chart(NamedTuple):
