@@ -5,7 +5,7 @@
 # make test-long  run what takes too long for make test, and what needs JAX
 # make lab        open JupyterLab at the first lesson
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
-# make docs       build the site into out/site
+# make docs       build the site into out/site, and make lite
 # make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
 # make lock       renew requirements/*.txt
 # make clean      remove what these made
@@ -54,14 +54,16 @@ lessons: .venv/.test
 
 docs: .venv/.test
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs out/site
+	@$(MAKE) --no-print-directory lite || echo "without lessons in the browser: JupyterLite couldn't be built"
 	@echo "out/site/index.html"
 
-# It is built from what is here. A page that is opened then fetches Pyodide, and its NumPy and matplotlib, from a network.
+# It is built from what is here. A lesson that is opened then fetches Pyodide, and its NumPy and matplotlib, from a network.
 lite: .venv/.test .venv-lite/.lite
-	rm -rf build/lite out/site/lite
+	rm -rf build/lite
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/lite .
 	$(BIN)/python -m docs._site.lite build/lite/files
-	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir ../../out/site/lite
+	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir site
+	mkdir -p out/site && rm -rf out/site/lite && mv build/lite/site out/site/lite
 	@echo "python -m http.server --directory out/site, and then http://localhost:8000/lite/lab/index.html"
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.

@@ -49,6 +49,7 @@ html_theme_options = {
     "light_css_variables": {"color-code-background": "#f3f5f9"},
 }
 html_static_path = ["_static", "lessons/players"]
+html_extra_path = ["_extra"]  # what stands in the place of JupyterLite until `make lite` has built it
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False

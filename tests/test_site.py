@@ -195,6 +195,12 @@ def _listed(found: Any) -> list[int]:
     return found if isinstance(found, list) else [found]
 
 
+def test_lessons_without_kernels_lead_to_the_browser(site: Path):
+    for path in NOTEBOOKS:
+        text = (site / "lessons" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert (f'href="../lite/lab/index.html?path={path.name}"' in text) == (path.name[:2] < "05"), path.name
+
+
 def test_a_click_leads_to_a_running_notebook_where_there_is_a_repository():
     assert "binder" not in site_pages.taken("00.ipynb", "")
     assert "(https://mybinder.org/v2/gh/us/it/HEAD?labpath=notebooks/00.ipynb)" in site_pages.taken(

@@ -1,7 +1,6 @@
 """Makes what `make lite` serves in JupyterLite: the lessons that a browser's Python can run, as notebooks.
 
 `python -m docs._site.lite FOLDER` writes them. Each begins with a cell that installs flashlab from the wheel beside them.
-Lessons from 05 on compile kernels, and no browser has a compiler.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell
 
-from docs._site.pages import NOTEBOOKS
+from docs._site.pages import IN_THE_BROWSER, NOTEBOOKS
 
-LESSONS = tuple(sorted(NOTEBOOKS.glob("0[0-4]_*.ipynb")))
 INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what it needs from Pyodide"
 
 
@@ -27,8 +25,8 @@ def text(path: Path) -> str:
 
 def write(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for path in LESSONS:
-        (folder / path.name).write_text(text(path), encoding="utf-8")
+    for name in IN_THE_BROWSER:
+        (folder / name).write_text(text(NOTEBOOKS / name), encoding="utf-8")
 
 
 if __name__ == "__main__":

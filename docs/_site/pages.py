@@ -32,6 +32,8 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
+IN_THE_BROWSER = tuple(sorted(path.name for path in NOTEBOOKS.glob("0[0-4]_*.ipynb")))
+"""Lessons that a browser's Python can run: from 05 on they compile kernels."""
 
 
 def write(docs: Path) -> None:
@@ -85,6 +87,8 @@ def taken(name: str, repository: str) -> str:
         f"*Run it yourself: {{download}}`this notebook <../../notebooks/{name}>`, or all of them with `flashlab lessons` "
         "([install](../install.md))"
     )
+    if name in IN_THE_BROWSER:
+        said += f', or <a href="../lite/lab/index.html?path={name}">in the browser</a>'
     host, _, place = repository.partition("://")[2].partition("/")
     if host != "github.com":
         return said + ".*"
