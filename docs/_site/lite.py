@@ -17,8 +17,9 @@ INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what 
 
 
 def text(path: Path) -> str:
-    """A lesson's notebook with the cell that installs the library in front of the others."""
+    """A lesson's notebook for Pyodide's kernel, with the cell that installs the library in front of the others."""
     notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
     notebook.cells.insert(0, new_code_cell(INSTALL, id="install"))
     return nbformat.writes(notebook, indent=1) + "\n"
 

@@ -95,5 +95,6 @@ def test_a_browsers_lessons_begin_with_what_installs_them(tmp_path: Path) -> Non
     for path in tmp_path.iterdir():
         made, source = (nbformat.read(p, as_version=4) for p in (path, ROOT / "notebooks" / path.name))
         nbformat.validate(made)
+        assert made.metadata.kernelspec.name == "python"  # Pyodide's
         assert made.cells[0].source.startswith("%pip install")
         assert made.cells[1:] == source.cells
