@@ -323,6 +323,15 @@ def test_a_player_plays_on_its_lesson(name: str, opened: Any):
 
 
 @pytest.mark.browser
+def test_the_race_runs_on_its_page_and_no_other_page_loads_it(opened: Any, site: Path):
+    page = opened("race")
+    page.get_by_role("slider").press("End")
+    assert all(", done: " in said for said in page.locator("p.said").all_inner_texts())
+    assert page.locator("p.said").count() == 2
+    assert [each.path.name for each in pages(site) if any("race" in link for link in each.loaded)] == ["race.html"]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1600, "dark")])
 @pytest.mark.parametrize("name", ["index", "race", "lessons/00_memory", "verify-your-kernel", "measured/index"])
 def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opened: Any):
