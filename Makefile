@@ -5,7 +5,8 @@
 # make test-long  run what takes too long for make test, and what needs JAX
 # make lab        open JupyterLab at the first lesson
 # make lessons    run the lessons' sources, and renew notebooks/*.ipynb with their outputs
-# make docs       build the site into out/site
+# make docs       build the site into out/site, and make lite
+# make lite       build out/site/lite: lessons 00 to 04 in JupyterLite, whose Python (Pyodide) runs in the browser
 # make lock       renew requirements/*.txt
 # make clean      remove what these made
 
@@ -13,12 +14,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := .venv-torch/bin
 TRITON := .venv-triton/bin
+LITE := .venv-lite/bin
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 INSTALL := -m pip install --quiet --disable-pip-version-check
 WITH_THE_LOWEST := tests/simulator tests/flashlab/views tests/flashlab/cli/test_process.py
 PYTEST := -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lock clean
+.PHONY: demo test test-torch test-triton test-long browser lab lessons docs lite lock clean
 
 demo: .venv/.demo
 	$(BIN)/flashlab compare --sample --out out
@@ -52,7 +54,17 @@ lessons: .venv/.test
 
 docs: .venv/.test
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --fresh-env --doctree-dir build/doctrees docs out/site
+	@$(MAKE) --no-print-directory lite || echo "without lessons in the browser: JupyterLite couldn't be built"
 	@echo "out/site/index.html"
+
+# It is built from what is here. A lesson that is opened then fetches Pyodide, and its NumPy and matplotlib, from a network.
+lite: .venv/.test .venv-lite/.lite
+	rm -rf build/lite
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/lite .
+	$(BIN)/python -m docs._site.lite build/lite/files
+	cd build/lite && ../../$(LITE)/jupyter lite build --contents files --piplite-wheels *.whl --output-dir site
+	mkdir -p out/site && rm -rf out/site/lite && mv build/lite/site out/site/lite
+	@echo "python -m http.server --directory out/site, and then http://localhost:8000/lite/lab/index.html"
 
 # The stamps remember what was installed; pyproject.toml is the package's own, whose editable install it decides.
 %/.demo: requirements/demo.txt pyproject.toml | %
@@ -83,6 +95,10 @@ docs: .venv/.test
 	$(TORCH)/python $(INSTALL) --requirement $<
 	@touch $@
 
+.venv-lite/.lite: requirements/lite.in | .venv-lite
+	$(LITE)/python $(INSTALL) --requirement $<
+	@touch $@
+
 # The lowest versions that pyproject.toml allows. Old libraries warn of new ones, which is no fault of ours.
 .venv-lowest/.lowest: requirements/lowest.txt pyproject.toml | .venv-lowest
 	.venv-lowest/bin/python $(INSTALL) --require-hashes --requirement $<
@@ -97,7 +113,7 @@ browser:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >/dev/null; \
 	else echo "no Chromium: the player's tests need one (on Debian or Ubuntu: apt-get install chromium)"; fi
 
-.venv .venv-torch .venv-triton .venv-lowest:
+.venv .venv-torch .venv-triton .venv-lite .venv-lowest:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: name a newer one, as in  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $@
@@ -109,4 +125,4 @@ lock:
 	$(COMPILE) pyproject.toml requirements/demo.in --extra lab -c requirements/test.txt --output-file requirements/lab.txt
 
 clean:
-	rm -rf .venv .venv-torch .venv-triton .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch .venv-triton .venv-lite .venv-lowest out build dist docs/lessons docs/measured .pytest_cache .ruff_cache .hypothesis

@@ -49,6 +49,7 @@ html_theme_options = {
     "light_css_variables": {"color-code-background": "#f3f5f9"},
 }
 html_static_path = ["_static", "lessons/players"]
+html_extra_path = ["_extra"]  # what stands in the place of JupyterLite until `make lite` has built it
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_copy_source = False
@@ -68,7 +69,16 @@ for _function in SPELLED:
     del _function.__signature__  # it spells masks, and Sphinx looks up each default in the source, which doesn't
 
 
+def race(app: Sphinx, page: str, *_: object) -> None:
+    """Scripts that one page has for itself."""
+    if page == "race":
+        app.add_css_file("race.css")
+        for name in ("race-data.js", "race.js"):
+            app.add_js_file(name, loading_method="defer")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", race)
     app.connect("autodoc-before-process-signature", lambda _, obj, bound: spell_masks(obj) if obj in SPELLED else None)
     app.connect("config-inited", lambda *_: pages.write(DOCS))
     app.connect("autodoc-process-signature", lambda *given: (parsable(given[5]), given[6]))

@@ -86,7 +86,7 @@ _LAZY = {
     "compare": "flashlab.views.comparison",
     "emulate": "flashlab.run.emulated",
     "emulate_file": "flashlab.emulator",
-    "Empty": "flashlab.emulator",
+    "Empty": "flashlab.run.host",
     "FileRun": "flashlab.emulator",
     "Emulation": "flashlab.run.emulated",
     "EmulationError": "flashlab.run.emulated",

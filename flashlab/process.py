@@ -1,18 +1,24 @@
-"""A child process: started with limits, watched, ended with everything that it has started."""
+"""A child process: started with limits, watched, ended with everything that it has started.
+
+A browser's Python (Pyodide) has no processes. There a check runs in the notebook's own, without limits.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+IN_A_BROWSER = sys.platform == "emscripten"
 START, GRACE = 120.0, 10.0
 """How long Python may take to start, and to say where a program hangs."""
 FLOOD = 100_000
@@ -40,6 +46,8 @@ def run_child(
 
     It may print `flood` bytes. `poll` is called over and over while it runs.
     """
+    if IN_A_BROWSER:
+        return _run_here(folder, module, flood)
     printed = folder / "printed.txt"
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSTARTUP")}
     own = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUTF8": "1", "MPLBACKEND": "Agg"}
@@ -75,7 +83,7 @@ def run_child(
         end_child(child)
     text = printed.read_bytes() if printed.exists() else b""  # the child may have deleted its folder
     if len(text) > flood:
-        return Outcome("flood", f"it printed more than {flood:,} bytes", _start(text))
+        return _flooded(text, flood)
     if kind == "hang":
         return Outcome("hang", f"still running after {seconds:g} seconds", _start(text))
     if not (folder / "done.json").exists():
@@ -84,6 +92,22 @@ def run_child(
             return Outcome("crash", f"its process was ended by {name}", _start(text))
         return Outcome("exit", f"it ended its process (status {child.returncode}) instead of returning", _start(text))
     return Outcome("done", "", _start(text))
+
+
+def _run_here(folder: Path, module: str, flood: int) -> Outcome:
+    """The same without a process. A program that doesn't end is the reader's to interrupt."""
+    printed, path = io.StringIO(), sys.path[:]
+    try:
+        with chdir(folder), redirect_stdout(printed), redirect_stderr(printed):
+            import_module(module).work(folder)
+    finally:
+        sys.path[:] = path
+    text = printed.getvalue().encode()
+    return _flooded(text, flood) if len(text) > flood else Outcome("done", "", _start(text))
+
+
+def _flooded(text: bytes, flood: int) -> Outcome:
+    return Outcome("flood", f"it printed more than {flood:,} bytes", _start(text))
 
 
 def _size(file: Path) -> int:

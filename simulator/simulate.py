@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,7 +10,6 @@ from threading import Event, Lock
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
-from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]
 
 from simulator.config import Config
 from simulator.counts import Counts, summed
@@ -25,7 +23,7 @@ from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
 from simulator.ragged import evaluated, joined
 from simulator.tensors import HbmTensor
-from simulator.threads import together
+from simulator.threads import together, workers
 from simulator.trace import Recorder, Sizes, Trace
 
 TileLike = Tile | tuple[int, int] | str | None
@@ -179,7 +177,7 @@ def run_on_data(
         if len(parts) == 1:
             done = [run(parts[0])]
         else:
-            done = together([partial(run, part) for part in parts], stop.set, min(len(parts), os.cpu_count() or 1))
+            done = together([partial(run, part) for part in parts], stop.set, min(len(parts), workers()))
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:
@@ -217,7 +215,7 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     """The problem in as many parts as the CPU has cores, cut along the batches, or along the KV heads of one batch."""
     p = problem
     pieces = p.batch if p.batch > 1 else p.kv_heads
-    n = max(1, min(os.cpu_count() or 1, pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
+    n = max(1, min(workers(), pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
     operands = [operation.operand(name) for name in arrays]
     # what all parts need would be counted once for each, and says nothing of which part is meant
     if n == 1 or any(_cut_along(x, p) is None for x in (*operation.taken(p), *operation.outputs)):
@@ -265,21 +263,24 @@ _limiting = Lock()
 def _one_blas_thread() -> Generator[None]:
     """Keeps NumPy's BLAS to one thread. Of calls that overlap the first does so, and puts back what it found.
 
-    A second one would find the first one's single thread, and leave that behind.
+    A second one would find the first one's single thread, and leave that behind. Where the simulator has no threads of its
+    own, none of BLAS's are in their way.
     """
-    if not _limiting.acquire(blocking=False):
+    if workers() == 1 or not _limiting.acquire(blocking=False):
         yield
         return
     try:
-        with _blas().limit(limits=1, user_api="blas"):  # pyright: ignore[reportUnknownMemberType]
+        with _blas().limit(limits=1, user_api="blas"):
             yield
     finally:
         _limiting.release()
 
 
 @cache
-def _blas() -> ThreadpoolController:
+def _blas() -> Any:
     """The BLAS that NumPy has loaded."""
+    from threadpoolctl import ThreadpoolController  # pyright: ignore[reportMissingTypeStubs]  # it needs ctypes
+
     return ThreadpoolController()
 
 

@@ -143,7 +143,7 @@ def test_a_warning_is_an_error(bad: str, tmp_path: Path):
 def test_a_newcomer_finds_the_way_from_the_first_page(site: Path):
     text = re.search(r"(?s)<article.*?</article>", (site / "index.html").read_text(encoding="utf-8"))[0]
     links = re.findall(r'href="([^"#]+)"', text)
-    assert links[:3] == ["lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
+    assert links[:4] == ["race.html", "lessons/00_memory.html", "verify-your-kernel.html", "measured/index.html"]
 
 
 def test_the_reference_has_every_public_name(site: Path):
@@ -193,6 +193,12 @@ def test_a_word_that_people_search_for_leads_to_its_page(word: str, page: str, s
 
 def _listed(found: Any) -> list[int]:
     return found if isinstance(found, list) else [found]
+
+
+def test_lessons_without_kernels_lead_to_the_browser(site: Path):
+    for path in NOTEBOOKS:
+        text = (site / "lessons" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert (f'href="../lite/lab/index.html?path={path.name}"' in text) == (path.name[:2] < "05"), path.name
 
 
 def test_a_click_leads_to_a_running_notebook_where_there_is_a_repository():
@@ -317,8 +323,17 @@ def test_a_player_plays_on_its_lesson(name: str, opened: Any):
 
 
 @pytest.mark.browser
+def test_the_race_runs_on_its_page_and_no_other_page_loads_it(opened: Any, site: Path):
+    page = opened("race")
+    page.get_by_role("slider").press("End")
+    assert all(", done: " in said for said in page.locator("p.said").all_inner_texts())
+    assert page.locator("p.said").count() == 2
+    assert [each.path.name for each in pages(site) if any("race" in link for link in each.loaded)] == ["race.html"]
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1600, "dark")])
-@pytest.mark.parametrize("name", ["index", "lessons/00_memory", "verify-your-kernel", "measured/index"])
+@pytest.mark.parametrize("name", ["index", "race", "lessons/00_memory", "verify-your-kernel", "measured/index"])
 def test_a_page_fits_and_is_accessible(name: str, width: int, scheme: str, opened: Any):
     from axe_playwright_python.sync_playwright import Axe
 

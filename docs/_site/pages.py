@@ -1,4 +1,4 @@
-"""Makes the site's generated pages: the lessons, with working players, what was measured, and the commands.
+"""Makes the site's generated pages: the lessons, with working players, what was measured, the commands and the race's data.
 
 docs/conf.py calls `write` before Sphinx reads docs/. Lessons go to docs/lessons and measurements to docs/measured,
 which git ignores. No lesson is run: its outputs are those that notebooks/*.ipynb hold, and figures keep the tables
@@ -23,7 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 
-from docs._site import commands
+from docs._site import commands, race
 from docs._site import figures as site_figures
 from docs._site.kinds import KINDS, claim
 from flashlab import Player
@@ -32,6 +32,8 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS, RESULTS = ROOT / "notebooks", ROOT / results.FOLDER
+IN_THE_BROWSER = tuple(sorted(path.name for path in NOTEBOOKS.glob("0[0-4]_*.ipynb")))
+"""Lessons that a browser's Python can run: from 05 on they compile kernels."""
 
 
 def write(docs: Path) -> None:
@@ -40,6 +42,7 @@ def write(docs: Path) -> None:
     pages = {f"measured/{name}": text for name, text in measured()} | {"commands/index.md": commands.page()}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         pages |= {f"lessons/{name}": text for name, text in lesson(path)}
+    pages["lessons/players/race-data.js"] = race.script()  # where what is served as it stands is made
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,8 @@ def taken(name: str, repository: str) -> str:
         f"*Run it yourself: {{download}}`this notebook <../../notebooks/{name}>`, or all of them with `flashlab lessons` "
         "([install](../install.md))"
     )
+    if name in IN_THE_BROWSER:
+        said += f', or <a href="../lite/lab/index.html?path={name}">in the browser</a>'
     host, _, place = repository.partition("://")[2].partition("/")
     if host != "github.com":
         return said + ".*"

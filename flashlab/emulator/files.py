@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,7 @@ from flashlab.emulator.symbols import number
 from flashlab.emulator.textures import TEXTURE, Texture
 from flashlab.emulator.unset import unset_local
 from flashlab.files import path_of
-from flashlab.run.host import is_array, to_numpy
+from flashlab.run.host import Empty, is_array, to_numpy
 from simulator.devices import Device
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError, unknown
@@ -37,32 +36,6 @@ _NUMBERS: Mapping[tuple[str, int], str] = {
     **{("u", n): f"u{n}" for n in (1, 2, 4, 8)},
     **{("f", n): f"f{n}" for n in (4, 8)},
 }
-
-
-@dataclass(frozen=True)
-class Empty:
-    """An array for a kernel to fill: its shape and dtype, with no element written yet.
-
-    >>> Empty((2, 3), "float16").nbytes
-    12
-    """
-
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        if type(self.shape) is not tuple or any(type(n) is not int or n < 0 for n in self.shape):
-            raise UsageError("shape", self.shape, "a tuple of sizes, as in (100,) or (4, 100)")
-        try:
-            known = isinstance(self.dtype, str) and not numpy_dtype(self.dtype).hasobject  # pyright: ignore[reportUnnecessaryIsInstance]
-        except TypeError:
-            known = False
-        if not known:
-            raise UsageError("dtype", self.dtype, "the name of a NumPy dtype or bfloat16")
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, repr=False)

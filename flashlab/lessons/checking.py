@@ -22,11 +22,11 @@ from typing import Any
 import cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
-from flashlab.lessons import kernels, record
+from flashlab.lessons import record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Place, Verdict
-from flashlab.process import run_child
+from flashlab.process import IN_A_BROWSER, run_child
 from simulator import CATALOGUE, Device, Program, Trace
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
@@ -63,7 +63,11 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
             "a tile program" if is_file else f'the name of a .cu file, as in fl.check("mine.cu", exercise="{name}")'
         )
         return Verdict(name, "usage", f"exercise {name} takes {wanted}")
+    if is_file and IN_A_BROWSER:
+        return Verdict(name, "usage", "a .cu file needs a C++ compiler, and a browser has none: see `flashlab lessons`")
     if is_file:
+        from flashlab.lessons import kernels  # it brings the emulator
+
         verdict = kernels.check(Path(answer), KERNEL_EXERCISES[name], seconds)  # pyright: ignore[reportUnknownArgumentType]
     else:
         program, refusal = _program(answer, EXERCISES[name])

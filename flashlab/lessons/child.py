@@ -30,17 +30,24 @@ DISK = 256 << 20
 
 
 def main(folder: Path, seconds: float) -> None:
+    """The whole of the process."""
     _limit()
-    np.seterr(all="ignore")  # a division by zero shows in the numbers; a warning would name the library's lines
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         (folder / "ready").touch()  # from here on its time counts
         faulthandler.dump_traceback_later(seconds, file=where)
-        job: dict[str, Any] = pickle.loads(
-            (folder / "job.pickle").read_bytes()
-        )  # the parent's own, of this very moment
-        sys.path[:] = job["path"]
-        linecache.cache[job["file"]] = (len("".join(job["lines"])), None, job["lines"], job["file"])
-        try:
+        work(folder)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def work(folder: Path) -> None:
+    """The job in a folder, wherever it runs."""
+    job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
+    sys.path[:] = job["path"]
+    linecache.cache[job["file"]] = (len("".join(job["lines"])), None, job["lines"], job["file"])
+    try:
+        with np.errstate(
+            all="ignore"
+        ):  # a division by zero shows in the numbers; a warning would name the library's lines
             program = cast(Program, pickle.loads(job["program"]))
             for n, case in enumerate(job["cases"] if job["head"] is None else ()):
                 result = run(program, case)
@@ -50,9 +57,8 @@ def main(folder: Path, seconds: float) -> None:
                 _write(folder / f"case{n}.json", result)
             if job["head"] is not None:
                 _write(folder / "tutor.json", in_step(program, job["exercise"], job["cases"][0], job["head"]))
-        except BaseException as error:  # whatever a learner's program raises is a verdict, not an accident of ours
-            _write(folder / "error.json", explain(error, job["file"]))
-        faulthandler.cancel_dump_traceback_later()
+    except BaseException as error:  # whatever a learner's program raises is a verdict, not an accident of ours
+        _write(folder / "error.json", explain(error, job["file"]))
     _write(folder / "done.json", {})
 
 

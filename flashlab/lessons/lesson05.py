@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.emulator import Empty
 from flashlab.lessons.exercise import Level, Truth, attention_truth_with_lse, levelled
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch, numbers, sums
 from flashlab.lessons.prediction import Prediction
+from flashlab.run.host import Empty
 from simulator import Problem, Tile, count, random_inputs
 
 BR, BC, D = 64, 32, 32

@@ -1,4 +1,4 @@
-"""Figures that carry their numbers, and explorers with sliders, for the lessons.
+"""Figures that carry their numbers, drawings, and explorers with sliders, for the lessons.
 
 A figure is drawn from a table and goes along with it, so that what a notebook shows can be checked without looking.
 """
@@ -21,6 +21,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, NullF
 
 from flashlab.views import figures
 from simulator import Device, Trace
+from simulator.errors import unknown
 
 TABLE = "application/vnd.flashlab.table+json"
 """The MIME type of a figure's table: `{"columns": [name, …], "rows": [[…], …]}`."""
@@ -213,6 +214,22 @@ def _html(show: Callable[..., Any], values: Mapping[str, Any]) -> str:
         parts.append(f'<img alt="the figure; its table is below" src="data:image/svg+xml;base64,{picture}">')
         parts.append(f"<details><summary>As a table</summary><pre>{escape(repr(result))}</pre></details>")
     return "".join(parts)
+
+
+def drawn(name: str) -> Shown:
+    """A drawing of docs/in-pictures.md, computed anew, with the figures that it was drawn from.
+
+    >>> drawn("banks")
+              Eight rows of 128 bytes in the banks, before and after the swizzle
+       plain                                                                   8
+    swizzled                                                                   1
+    """
+    from flashlab.lessons.drawings import DRAWINGS
+
+    if name not in DRAWINGS:
+        raise unknown("drawing", name, list(DRAWINGS))
+    drawing = DRAWINGS[name]()
+    return Shown(drawing.svg, ["", drawing.title], list(drawing.figures.items()))
 
 
 def step_through(*traces: Trace) -> Any:

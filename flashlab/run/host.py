@@ -7,8 +7,10 @@ framework before an array of it turns up.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -20,6 +22,7 @@ from simulator.problem import FP8
 
 __all__ = [
     "UNREADABLE",
+    "Empty",
     "check_no_grad",
     "first_line",
     "fits_kind",
@@ -35,6 +38,33 @@ __all__ = [
     "to_numpy",
     "wants_gradient",
 ]
+
+
+@dataclass(frozen=True)
+class Empty:
+    """An array for a kernel to fill: its shape and dtype, with no element written yet.
+
+    >>> Empty((2, 3), "float16").nbytes
+    12
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if type(self.shape) is not tuple or any(type(n) is not int or n < 0 for n in self.shape):
+            raise UsageError("shape", self.shape, "a tuple of sizes, as in (100,) or (4, 100)")
+        try:
+            known = isinstance(self.dtype, str) and not numpy_dtype(self.dtype).hasobject  # pyright: ignore[reportUnnecessaryIsInstance]
+        except TypeError:
+            known = False
+        if not known:
+            raise UsageError("dtype", self.dtype, "the name of a NumPy dtype or bfloat16")
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
+
 
 UNREADABLE = AttributeError, BufferError, TypeError, RuntimeError, ValueError
 """What frameworks raise for an array without memory of its own: a sparse or nested one, or one that a transformation

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import flashlab as fl
-from docs._site import drawings
-from docs._site.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, Drawing, bars
+from docs._site.drawings import PICTURES, drawn
+from flashlab.lessons import drawings, pipelines, show
+from flashlab.lessons.drawing import BLUE, GREEN, GREY, ORANGE, WIDTH, Drawing
+from flashlab.lessons.drawings import DECODE, DRAWINGS, LONG, SHORTER, SMALL, TILE, bars, holder
+from flashlab.lessons.pipelines import LEFT, READ, TILES, Chart
+from simulator.errors import UsageError
 
-PAGE = Path(drawings.__file__).resolve().parents[1] / "in-pictures.md"
+PAGE = PICTURES.parent / "in-pictures.md"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -21,8 +28,13 @@ def filled(drawing: Drawing, fill: str) -> list[ElementTree.Element]:
     return [each for each in ElementTree.fromstring(drawing.svg).iter(f"{SVG}rect") if each.get("fill") == fill]
 
 
+def slots(drawing: Drawing, fill: str) -> list[tuple[float, ...]]:
+    """The bars of a colour as row, begin and length, row by row."""
+    return sorted(tuple(float(each.get(key, 0)) for key in ("y", "x", "width")) for each in filled(drawing, fill))
+
+
 def test_the_files_are_what_the_code_draws() -> None:
-    for path, svg in drawings.drawn():
+    for path, svg in drawn():
         assert path.read_text(encoding="utf-8") == svg, f"{path.name} is old: python -m docs._site.drawings"
         assert len(svg) < 60_000
 
@@ -34,15 +46,12 @@ def test_the_page_shows_each_drawing() -> None:
 
 def test_areas_are_bytes() -> None:
     drawing, device = drawings.memories(), fl.DEVICES["h100"]
-    areas = [float(filled(drawing, fill)[0].get("width", 0)) ** 2 for fill in (drawings.GREEN, drawings.ORANGE)]
+    areas = [float(filled(drawing, fill)[0].get("width", 0)) ** 2 for fill in (GREEN, ORANGE)]
     assert areas[1] / areas[0] == pytest.approx(device.l2 / device.sram_per_sm, rel=0.01)
 
 
 def test_bars_are_as_long_as_their_figures() -> None:
-    long, short = (
-        float(filled(bars("two", {"a": 400, "b": 100}), fill)[0].get("width", 0))
-        for fill in (drawings.BLUE, drawings.ORANGE)
-    )
+    long, short = (float(filled(bars("two", {"a": 400, "b": 100}), fill)[0].get("width", 0)) for fill in (BLUE, ORANGE))
     assert long == pytest.approx(4 * short)
 
 
@@ -64,8 +73,8 @@ def test_the_mask_is_that_of_every_pair() -> None:
             )
     cut, hidden = (sum(pairs == kind for pairs in tiles.values()) for kind in ({True, False}, {False}))
     assert drawing.figures == {"visited": len(tiles) - hidden, "cut": cut, "skipped": hidden}
-    assert len(filled(drawing, drawings.ORANGE)) == cut
-    assert len(filled(drawing, drawings.GREY)) == hidden
+    assert len(filled(drawing, ORANGE)) == cut
+    assert len(filled(drawing, GREY)) == hidden
 
 
 def test_the_warps_bytes_are_those_of_the_formula() -> None:
@@ -96,6 +105,124 @@ def test_the_swizzle_reads_a_column_in_one_pass() -> None:
     assert drawings.banks().figures == {"plain": 8, "swizzled": 1}
 
 
+FRAGMENT = """
+#include <cuda_fp16.h>
+__global__ void fragment(float* y) {
+  __shared__ __align__(16) __half a[16][16], b[16][8];
+  for (int n = threadIdx.x; n < 256; n += 32) a[n / 16][n % 16] = __float2half(n % 16 == 0 ? 8 * (n / 16) : n % 16 == 1);
+  for (int n = threadIdx.x; n < 128; n += 32) b[n / 8][n % 8] = __float2half(n / 8 == 0 ? 1 : n / 8 == 1 ? n % 8 : 0);
+  __syncwarp();
+  unsigned x[4], z[2];
+  float s[4] = {};
+  const unsigned from_a = __cvta_generic_to_shared(&a[threadIdx.x % 16][threadIdx.x / 16 * 8]);
+  const unsigned from_b = __cvta_generic_to_shared(&b[threadIdx.x % 16][0]);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from_a));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(z[0]), "=r"(z[1]) : "r"(from_b));
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+               : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(z[0]), "r"(z[1]));
+  for (int n = 0; n < 4; ++n) y[threadIdx.x * 4 + n] = s[n];
+}
+"""
+
+
+@pytest.mark.compiler
+def test_lanes_hold_what_the_emulated_instruction_gives_them(tmp_path: Path) -> None:
+    """The product has 8 · row + column at (row, column), so that each number says where it is from."""
+    file = tmp_path / "fragment.cu"
+    file.write_text(FRAGMENT, encoding="utf-8")
+    run = fl.emulate_file(file, {"y": fl.Empty((128,))}, grid=1, block=32)
+    assert run.passed
+    for row in range(16):
+        for column in range(8):
+            lane, register = holder(row, column)
+            assert run.arrays["y"][4 * lane + register] == 8 * row + column
+    assert drawings.quad().figures == {"lanes per row": 4, "rows per quad": 2}
+
+
+def misorders(drawing: Drawing) -> int:
+    """How often a slot is read before its tile has arrived, or filled before it was read."""
+    orange, blue = (slots(drawing, fill) for fill in (ORANGE, BLUE))
+    assert len(orange) == len(blue) == 2 * TILES
+    early = sum(flies + long > reads + 0.2 for (_, flies, long), (_, reads, _) in zip(orange, blue, strict=True))
+    lost = sum(
+        row == after and reads + long > flies + 0.2
+        for (row, reads, long), (after, flies, _) in zip(blue, orange[1:], strict=False)
+    )
+    return early + lost
+
+
+@pytest.mark.parametrize("draw", [pipelines.cp_async, pipelines.tma])
+def test_a_slot_is_filled_then_read_then_filled_again(draw: Callable[[], Drawing]) -> None:
+    drawing = draw()
+    assert misorders(drawing) == 0
+    shown, away, beside = drawing.figures.values()
+    assert 0 < beside <= away <= shown
+
+
+def test_a_tile_that_is_read_too_early_is_found() -> None:
+    shown = fl.timeline("flash2", pipelines.FLASH2, device="a100")
+    assert misorders(pipelines.ring("", shown, lambda copies, n: copies[n].end + 5_000)) > 0
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6)
+
+
+@given(SPANS, SPANS)
+def test_time_beside_others_is_that_of_a_count_cycle_by_cycle(
+    one: list[pipelines.Span], other: list[pipelines.Span]
+) -> None:
+    these, others = (pipelines.merged(each, 5, 25) for each in (one, other))
+    alone = sum(any(a <= n < b for a, b in one) and not any(a <= n < b for a, b in other) for n in range(5, 25))
+    assert pipelines.length(pipelines.outside(these, others)) == alone
+
+
+def test_consumers_take_turns() -> None:
+    """Once for each tile and consumer. In the rung without turns they come in between each other all the time."""
+    shown, busy, passed = pipelines.ping_pong().figures.values()
+    assert passed <= 2 * TILES
+    assert busy > 0.9 * shown
+    shown, busy, passed = pipelines.consumers(
+        "", fl.timeline("flash3_2", pipelines.HOPPER, device="h200")
+    ).figures.values()
+    assert passed > 2 * TILES
+    assert busy < 0.9 * shown
+
+
+def test_a_bar_is_as_long_as_its_time() -> None:
+    chart = Chart(100, 200, LEFT)
+    assert (chart.x(100), chart.x(200), chart.x(150)) == (LEFT, WIDTH - 12, (LEFT + WIDTH - 12) / 2)
+    events = fl.timeline("flash2", pipelines.FLASH2, device="a100").events
+    for copy, product in READ.items():
+        tiles = sum(event.name == copy for event in events)
+        firsts = [pipelines.used(events, product, n, tiles)[0] for n in range(tiles)]
+        assert firsts == sorted(firsts)
+
+
+def test_words_stay_inside() -> None:
+    """By a width of 7.2 units for a letter of 13."""
+    for name, draw in DRAWINGS.items():
+        for each in ElementTree.fromstring(draw().svg).iter(f"{SVG}text"):
+            x, long = float(each.get("x", 0)), 7.2 * len(each.text or "")
+            left = {"start": x, "middle": x - long / 2, "end": x - long}[each.get("text-anchor", "start")]
+            assert left >= -1, (name, each.text)
+            assert left + long <= WIDTH, (name, each.text)
+
+
+def test_a_lesson_shows_a_drawing_with_its_figures() -> None:
+    shown = show.drawn("banks")
+    assert shown.svg == drawings.banks().svg
+    assert shown.rows == [["plain", 8], ["swizzled", 1]]
+    with pytest.raises(UsageError, match="drawing = 'bank'.*did you mean banks"):
+        show.drawn("bank")
+
+
 def test_tiles_move_as_often_as_the_mask_says() -> None:
-    """The last of four row tiles sees four key tiles, and loads each once."""
+    """The last of four row tiles sees four key tiles, and loads each once. The page says where in the player that is."""
     assert drawings.tiles().figures == {"q": 1, "k": 4, "v": 4, "out": 1}
+    problem = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    trace = fl.simulate("flash2", *fl.random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    assert trace is not None
+    of_last = [n for n, event in enumerate(trace.events, 1) if event.block == trace.events[-1].block]
+    assert f"steps {of_last[0]} to {of_last[-1]} of `flash2`" in PAGE.read_text(encoding="utf-8")

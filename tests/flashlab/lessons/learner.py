@@ -9,23 +9,32 @@ import os
 import re
 import sys
 
+from nbformat import NotebookNode
+
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES, PREDICTIONS
 from notebooks.source import lessons
 
-if __name__ == "__main__":
-    notebook = lessons.notebook_of((lessons.SOURCES / f"{sys.argv[1]}.md").read_text(encoding="utf-8"))
+
+def answered(name: str) -> tuple[NotebookNode, dict[int, str]]:
+    """A lesson with every answer filled in, and what the outputs of these cells have to say."""
+    notebook = lessons.notebook_of((lessons.SOURCES / f"{name}.md").read_text(encoding="utf-8"))
     expected: dict[int, str] = {}
     for n, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             continue
         if asked := re.search(r'fl\.predict\("([\d.]+)"', cell.source):
-            truth = ", ".join(f"{name}={value!r}" for name, value in PREDICTIONS[asked[1]].truth().items())
+            truth = ", ".join(f"{key}={value!r}" for key, value in PREDICTIONS[asked[1]].truth().items())
             cell.source, expected[n] = f'fl.predict("{asked[1]}", {truth})', ": right"
         elif posed := re.search(r'fl\.check\(\w+, exercise="([\d.]+)"\)', cell.source):
             cell.source, expected[n] = EXERCISES[posed[1]].solution + "\n" + posed[0], "Passed"
         elif posed := re.search(r'fl\.check\("\w+\.cu", exercise="([\d.]+)"\)', cell.source):
             exercise, expected[n] = KERNEL_EXERCISES[posed[1]], "Passed"
             notebook.cells[n - 1].source = f"%%writefile {exercise.file}\n{exercise.solution}"
+    return notebook, expected
+
+
+if __name__ == "__main__":
+    notebook, expected = answered(sys.argv[1])
     os.environ.pop("FLASHLAB_STATIC", None)
     lessons.execute(notebook, static=False)
     for n, words in expected.items():

@@ -1,0 +1,34 @@
+"""Makes what `make lite` serves in JupyterLite: the lessons that a browser's Python can run, as notebooks.
+
+`python -m docs._site.lite FOLDER` writes them. Each begins with a cell that installs flashlab from the wheel beside them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell
+
+from docs._site.pages import IN_THE_BROWSER, NOTEBOOKS
+
+INSTALL = "%pip install --quiet flashlab-attention  # from this site, with what it needs from Pyodide"
+
+
+def text(path: Path) -> str:
+    """A lesson's notebook for Pyodide's kernel, with the cell that installs the library in front of the others."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata["kernelspec"] = {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}
+    notebook.cells.insert(0, new_code_cell(INSTALL, id="install"))
+    return nbformat.writes(notebook, indent=1) + "\n"
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in IN_THE_BROWSER:
+        (folder / name).write_text(text(NOTEBOOKS / name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

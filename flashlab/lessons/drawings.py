@@ -1,0 +1,230 @@
+"""The drawings of the lessons and of docs/in-pictures.md.
+
+Nothing is drawn by hand. A drawing is a function of figures, and the figures come from formulas, devices, tile programs
+or the model of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flashlab as fl
+from flashlab.lessons.drawing import BLUE, GREEN, GREY, INK, ORANGE, PINK, WIDTH, Drawing, box, legend, size, text
+from flashlab.lessons.pipelines import cp_async, ping_pong, tma
+from simulator.problem import Tile
+from simulator.programs.flash_decoding import CHILDREN, Splits
+
+LONG = fl.Problem(batch=4, heads=16, len_q=4096, head_dim=64, dtype="float16", causal=True)
+SHORTER = fl.Problem(batch=1, heads=1, len_q=96, len_kv=160, head_dim=64, dtype="float16", causal=True)
+DECODE = fl.Problem(batch=1, heads=1, len_q=1, len_kv=40_960, head_dim=64, dtype="float16")
+TILE, SMALL = Tile(64, 64), Tile(16, 16)
+
+
+def bars(title: str, figures: dict[str, float]) -> Drawing:
+    """A bar for each figure, all on one scale of bytes."""
+    most, shapes = max(figures.values()), list[str]()
+    for n, (name, nbytes) in enumerate(figures.items()):
+        y, width = 22 + 56 * n, max(1, 400 * nbytes / most)
+        shapes += [text(8, y, name), box(8, y + 6, width, 26, (BLUE, ORANGE, GREEN)[n % 3])]
+        shapes.append(text(16 + width, y + 24, size(nbytes)))
+    return Drawing(title, 12 + 56 * len(figures), shapes, figures)
+
+
+def memories() -> Drawing:
+    """The memories of an H100, as squares to scale: an area is so many bytes."""
+    device = fl.DEVICES["h100"]
+    figures = {"SRAM of an SM": device.sram_per_sm, "SRAM of all SMs": device.sram_per_sm * device.sms, "L2": device.l2}
+    widest = 200
+    side, x, shapes = widest / device.l2**0.5, 10.0, list[str]()
+    for n, (name, nbytes) in enumerate(figures.items()):
+        width = side * nbytes**0.5
+        shapes += [box(x, 10, width, width, (GREEN, BLUE, ORANGE)[n])]
+        shapes += [text(x, widest + 32, name), text(x, widest + 50, size(nbytes))]
+        x += max(width, 120) + 14
+    edge = (device.memory / device.l2) ** 0.5
+    shapes.append(
+        text(10, widest + 76, f"HBM, {size(device.memory)}, would be a square {edge:.0f} times as wide as the L2's.")
+    )
+    return Drawing("The memories of an H100 to scale", widest + 90, shapes, {**figures, "HBM": device.memory})
+
+
+def funnel() -> Drawing:
+    """What instructions request, what they request at least once, and what DRAM is estimated to serve."""
+    counts = fl.count("flash2", LONG, tile=TILE, device="h100")
+    return bars(
+        "What flash2 reads: requested, distinct, and from DRAM by the model of the L2",
+        {
+            "requested": counts.hbm.read,
+            "distinct (compulsory)": counts.compulsory_read,
+            "from DRAM, estimated": counts.dram.estimate,
+        },
+    )
+
+
+def causal() -> Drawing:
+    """Which tiles a causal mask leaves where there are more keys than queries: the last query sees the last key."""
+    rows, cols, side = SHORTER.row_tiles(SMALL), SHORTER.key_tiles(SMALL), 36
+    shapes, visited, cut = list[str](), 0, 0
+    for i in range(rows):
+        seen = SHORTER.tiles_of_row(i, SMALL)
+        for j in range(cols):
+            whole = j in seen and (j + 1) * SMALL.cols <= SHORTER.visible_keys(i * SMALL.rows).stop
+            visited, cut = visited + (j in seen), cut + (j in seen and not whole)
+            fill = BLUE if whole else ORANGE if j in seen else GREY
+            shapes.append(box(70 + j * side, 24 + i * side, side, side, fill))
+    shapes += [text(70, 16, f"{SHORTER.len_kv} keys →"), text(4, 46, "queries"), text(4, 62, f"0–{SMALL.rows - 1}")]
+    shapes += legend(70, 46 + rows * side, {"all visible": BLUE, "cut by the mask": ORANGE, "skipped": GREY})
+    figures: dict[str, float] = {"visited": visited, "cut": cut, "skipped": rows * cols - visited}
+    return Drawing("A causal mask, aligned bottom-right", 60 + rows * side, shapes, figures)
+
+
+def splits() -> Drawing:
+    """How four warps share S: FlashAttention-1 by keys, FlashAttention-2 by queries; and the SRAM bytes of a forward pass."""
+    shapes, figures = list[str](), dict[str, float]()
+    for n, (name, said) in enumerate(
+        (("flash1", "split-K: a warp has columns"), ("flash2", "split-Q: a warp has rows"))
+    ):
+        moved = fl.count(name, LONG, tile=TILE, device="h100").sram
+        figures[name] = moved.read + moved.write
+        for warp in range(4):
+            fill = (BLUE, ORANGE, GREEN, PINK)[warp]
+            part = (40 * warp, 0, 40, 160) if name == "flash1" else (0, 40 * warp, 160, 40)
+            shapes.append(box(16 + 260 * n + part[0], 40 + part[1], part[2], part[3], fill))
+        shapes += [
+            text(16 + 260 * n, 24, f"{name}, {said}"),
+            text(16 + 260 * n, 222, f"{size(figures[name])} through SRAM"),
+        ]
+    return Drawing("Split-K and split-Q: who computes which part of a tile of S", 240, shapes, figures)
+
+
+def tree() -> Drawing:
+    """The tree of flash_decoding over the runs of chunks of one row tile."""
+    s = Splits(DECODE, Tile(16, 128), run=1)
+    runs = len(s.chunks(0))
+    levels = [runs]
+    while levels[-1] > 1:
+        levels.append(-(-levels[-1] // CHILDREN))
+    shapes, width = list[str](), WIDTH - 20
+    at = [[10 + width * (n + 0.5) / runs for n in range(runs)]]
+    for count in levels[1:]:
+        below = at[-1]
+        groups = [below[n * CHILDREN : (n + 1) * CHILDREN] for n in range(count)]
+        at.append([sum(group) / len(group) for group in groups])
+    for level, xs in enumerate(at):
+        y = 200 - 80 * level
+        for n, x in enumerate(xs):
+            if level + 1 < len(at):
+                up = at[level + 1][n // CHILDREN]
+                shapes.append(f'<path d="M{x:.4g} {y} L{up:.4g} {y - 80}" stroke="{INK}" stroke-width="0.6"/>')
+        shapes += [f'<circle cx="{x:.4g}" cy="{y}" r="2.8" fill="{BLUE if level == 0 else ORANGE}"/>' for x in xs]
+    shapes.append(text(10, 228, f"{runs} chunks of {4 * 128} keys, up to {CHILDREN} children for each node"))
+    return Drawing(
+        "How flash_decoding merges its partial results",
+        240,
+        shapes,
+        dict(zip(("chunks", "nodes"), levels, strict=False)),
+    )
+
+
+def recomputed() -> Drawing:
+    """The most bytes that a backward pass has allocated at once: with P stored, and with P computed again."""
+    figures: dict[str, float] = {
+        f"{name}, most at once": fl.count(name, LONG, tile=TILE, device="h100").hbm.peak
+        for name in ("standard_backward", "flash2_backward")
+    }
+    return bars("What recomputation saves: the most bytes allocated at once", figures)
+
+
+def banks() -> Drawing:
+    """Where chunks of 16 bytes of eight rows lie in the banks. A column of them is read at once, a chunk per row."""
+    rows, chunks, side = 8, 8, 29  # a row of 128 bytes has eight chunks, which take four of the 32 banks each
+    shapes, figures = list[str](), dict[str, float]()
+    for n, (name, place) in enumerate((("plain", plain), ("swizzled", swizzled))):
+        asked = [place(row, 0) for row in range(rows)]
+        figures[name] = max(asked.count(chunk) for chunk in asked)
+        shapes.append(text(16 + 260 * n, 22, f"{name}: column 0, {figures[name]} of 8 turns"))
+        for row in range(rows):
+            for column in range(chunks):
+                x, y = 16 + 260 * n + side * place(row, column), 34 + side * row
+                shapes += [
+                    box(x, y, side, side, ORANGE if column == 0 else GREY),
+                    text(x + 15, y + 19, str(column), "middle"),
+                ]
+    return Drawing("Eight rows of 128 bytes in the banks, before and after the swizzle", 280, shapes, figures)
+
+
+def plain(row: int, column: int) -> int:
+    """The group of four banks in which a chunk lies, where rows of 128 bytes follow each other."""
+    del row
+    return column
+
+
+def swizzled(row: int, column: int) -> int:
+    """The same with the swizzle of 128 bytes."""
+    return column ^ row % 8
+
+
+def tiles() -> Drawing:
+    """What flash2 moves for one row tile, step by step, from a trace."""
+    problem = fl.Problem(batch=1, heads=1, len_q=64, head_dim=16, dtype="float16", causal=True)
+    trace = fl.simulate("flash2", *fl.random_inputs(problem), causal=True, tile=(16, 16), trace=(0, 0)).trace
+    assert trace is not None
+    last = [event for event in trace.events if event.block == trace.events[-1].block]
+    moved = [
+        (event.step, each.tensor, each.rows)
+        for event in last
+        for each in event.transfers
+        if each.rows and each.tensor in _LANES and any(kind.startswith("hbm") for kind in each.nbytes)
+    ]
+    shapes, width = list[str](), 440 / len(moved)
+    for lane, (name, fill) in enumerate(_LANES.items()):
+        shapes.append(text(16, 60 + 84 * lane, name))
+        for at, (_, tensor, rows) in enumerate(moved):
+            shapes.append(box(60 + width * at, 24 + 84 * lane, width, 64, GREY))
+            if tensor == name:
+                top, bottom = (64 * n / problem.len_q for n in rows)
+                shapes.append(box(60 + width * at, 24 + 84 * lane + top, width, bottom - top, fill))
+    shapes.append(text(60, 374, "step after step → a column is a matrix, first row on top"))
+    figures: dict[str, float] = {name: sum(tensor == name for _, tensor, _ in moved) for name in _LANES}
+    return Drawing("Which tiles of Q, K, V and O the last block of flash2 moves", 390, shapes, figures)
+
+
+def holder(row: int, column: int) -> tuple[int, int]:
+    """The lane that holds an element of a 16 × 8 accumulator of `mma.sync`, and in which of its four registers."""
+    return row % 8 * 4 + column // 2, row // 8 * 2 + column % 2
+
+
+def quad() -> Drawing:
+    """Which lane holds each element of a fragment of S, with one quad in colour: it holds two whole rows."""
+    shown, side, high, shapes = 2, 42, 26, list[str]()
+    colours = (BLUE, ORANGE, GREEN, PINK)
+    for row in range(16):
+        for column in range(8):
+            lane, register = holder(row, column)
+            x, y, own = 66 + side * column, 30 + high * row, lane // 4 == shown
+            shapes.append(box(x, y, side, high, colours[lane % 4] if own else GREY))
+            shapes.append(
+                text(
+                    x + side / 2, y + 18, f"{lane}·c{register}", "middle", INK if not own or lane % 4 == 3 else "white"
+                )
+            )
+        shapes.append(text(58, 48 + high * row, f"row {row}", "end"))
+    rows = [{holder(row, column)[0] for column in range(8)} for row in range(16)]
+    whose = [row for row, lanes in enumerate(rows) if lanes == rows[shown]]
+    shapes += [
+        text(66, 20, "8 columns of S: lane · register"),
+        text(416, 48, f"quad {shown}"),
+        text(416, 68, f"lanes {min(rows[shown])}–{max(rows[shown])}"),
+        text(416, 88, "rows " + " and ".join(map(str, whose))),
+    ]
+    figures: dict[str, float] = {"lanes per row": max(map(len, rows)), "rows per quad": len(whose)}
+    return Drawing("Which lane holds which element of a fragment of S", 460, shapes, figures)
+
+
+_LANES = {"q": BLUE, "k": ORANGE, "v": GREEN, "out": PINK}
+
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
+    draw.__name__: draw
+    for draw in (memories, tiles, funnel, causal, splits, quad, banks, cp_async, tma, ping_pong, tree, recomputed)
+}
+"""The drawings by name, in the order of docs/in-pictures.md."""

@@ -1,0 +1,124 @@
+"""The race of docs/race.md: its data are the simulator's, and in Chromium it says what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashlab as fl
+from docs._site import race
+from tests.conftest import find_browser
+
+STATIC = Path(race.__file__).resolve().parents[1] / "_static"
+DATA = race.data()
+TRUTH = DATA["row"]["truth"]
+
+
+def test_bytes_are_those_of_the_formula() -> None:
+    for program in DATA["programs"]:
+        counts = fl.count(program["name"], race.PROBLEM, tile=race.TILE)
+        found: dict[str, int] = {}
+        for _, tensor, n in program["moves"]:
+            found[tensor] = found.get(tensor, 0) + n
+        assert found == {name: n for name, x in counts.by_tensor.items() if (n := x.hbm_read + x.hbm_write)}, program[
+            "name"
+        ]
+
+
+def test_the_row_ends_at_the_truth_and_its_maximum_always_rises() -> None:
+    scores, values = (np.array(DATA["row"][name]) for name in ("scores", "values"))
+    p = np.exp(scores)
+    assert p @ values / p.sum() == pytest.approx(TRUTH, abs=1e-5)
+    tops = scores.reshape(-1, race.TILE[1]).max(1)
+    assert (np.diff(tops) > 0).all()
+
+
+# -- in a browser -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=find_browser())
+        yield running
+        running.close()
+
+
+Opened = Callable[..., Any]
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
+    """`opened(change)` is the page alone, with its script changed; nothing may go wrong on it."""
+    amiss: list[str] = []
+
+    def load(change: Callable[[str], str] = str) -> Any:
+        script, style = change((STATIC / "race.js").read_text(encoding="utf-8")), (STATIC / "race.css").read_text()
+        html = f"<!doctype html><style>{style}</style><div id=race class=race></div><script>{race.script()}{script}</script>"
+        (tmp_path / "race.html").write_text(html, encoding="utf-8")
+        page = browser.new_page(viewport={"width": 360, "height": 800})
+        page.on("pageerror", lambda error: amiss.append(str(error)))
+        page.goto((tmp_path / "race.html").as_uri())
+        return page
+
+    yield load
+    assert amiss == []
+
+
+def last_row(page: Any) -> str:
+    for _ in range(3):
+        page.get_by_role("button", name="Next tile").click()
+    return page.locator("section", has_text="2. One row").locator("p[aria-live]").inner_text()
+
+
+@pytest.mark.browser
+def test_the_race_ends_at_the_counts(opened: Opened) -> None:
+    """By keyboard alone."""
+    page = opened()
+    page.get_by_role("slider").press("End")
+    for program in DATA["programs"]:
+        total = sum(n for _, _, n in program["moves"])
+        said = page.locator(f"p:has-text('{program['title']}') ~ p.said").first.inner_text()
+        assert said.startswith(f"{total:,} bytes, done: q ")
+    page.get_by_role("slider").press("Home")
+    assert page.locator("p.said").first.inner_text() == "0 bytes"
+    page.get_by_role("button", name="One step on").press("Enter")
+    step, tensor, n = DATA["programs"][0]["moves"][0]
+    assert page.locator("p.said").first.inner_text() == f"{n:,} bytes, step {step}: {tensor} {n:,}"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.browser
+def test_a_row_ends_at_the_truth_and_a_wrong_update_does_not(opened: Opened) -> None:
+    right = f"O / ℓ is {TRUTH:.4f}, and attention in float64 gives {TRUTH:.4f}.".replace("-", "−")
+    assert right in last_row(opened())
+    assert right not in last_row(opened(lambda script: script.replace("old.o * f", "old.o")))
+
+
+@pytest.mark.browser
+def test_answers_are_judged_by_what_they_compute(opened: Opened) -> None:
+    page = opened()
+    typed, verdict = page.get_by_label("or type it"), page.get_by_role("status")
+
+    def said(answer: str) -> str:
+        typed.fill(answer)
+        typed.press("Enter")
+        return verdict.inner_text()
+
+    for answer in ("exp(m_old - m_new)", "e^(m_old − m_new)", "exp(m_old)/exp(m_new)", "1 / np.exp(-(m_old-m_new))"):
+        assert said(answer).startswith("Right."), answer
+    number = f"attention in float64 gives {TRUTH:.4f}".replace("-", "−")
+    for answer in ("exp(m_new - m_old)", "1", "m_old / m_new", "exp(-m_new)", "exp(m_old)", "m_old - m_new", "2"):
+        assert said(answer).startswith("Not yet. With this factor the row ends at ")
+        assert number in verdict.inner_text()
+        assert ("should be" in verdict.inner_text()) == (answer == "2")  # the others have a reason of their own
+    for answer in ("", "exp(", "alert(1)", "m_old m_new", "document.title"):
+        assert "Write with m_old, m_new" in said(answer), answer
+    page.get_by_label("exp(m_new - m_old)").check()
+    assert "The sign is turned" in verdict.inner_text()

@@ -1,0 +1,100 @@
+"""Lessons 00 to 04 need no process, no thread and no ctypes, so that a browser's Python can run them.
+
+That is tested in plain CPython, with these barred. No run in a browser is claimed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from docs._site import lite
+from tests.flashlab.lessons.learner import answered
+
+ROOT = Path(__file__).resolve().parents[3]
+LESSONS = sorted(path.stem for path in (ROOT / "notebooks").glob("0[0-4]_*.ipynb"))
+Cell = tuple[str, str | None]
+
+
+def browser(cells: Sequence[Cell], folder: Path) -> subprocess.CompletedProcess[str]:
+    file = folder / "cells.json"
+    file.write_text(json.dumps(cells), encoding="utf-8")
+    environment = os.environ | {
+        "FLASHLAB_HOME": str(folder),
+        "FLASHLAB_STATIC": "",
+        "MPLBACKEND": "Agg",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, str(Path(__file__).with_name("browser.py")), str(file)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=280)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n[:2] != "00" else []) for n in LESSONS])
+def test_a_lesson_runs_in_a_browser(name: str, tmp_path: Path) -> None:
+    """With every prediction and every exercise filled in: all are right."""
+    notebook, expected = answered(name)
+    cells = [(cell.source, expected.get(n)) for n, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    assert len(expected) >= 5
+    done = browser(cells, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import ctypes", "ctypes"),
+        ("import subprocess; subprocess.run(['true'])", "no process and no thread"),
+        ("import threading; threading.Thread(target=print).start()", "no process and no thread"),
+        ("1 + 1", "cell 0: 2"),
+    ],
+)
+def test_what_is_barred_is_barred(source: str, said: str, tmp_path: Path) -> None:
+    done = browser([(source, "three")], tmp_path)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_parts_are_computed_one_after_the_other(tmp_path: Path) -> None:
+    """Sequences, of which each has a thread elsewhere."""
+    source = (
+        "import flashlab as fl\n"
+        "p = fl.Problem(batch=1, heads=1, head_dim=16, dtype='float16', lengths=[20, 30])\n"
+        "fl.simulate('flash2', *fl.random_inputs(p), lengths=[20, 30])"
+    )
+    done = browser([(source, "run of flash2: out (1, 1, 50, 16)")], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_check_judges_in_the_notebooks_own_process(tmp_path: Path) -> None:
+    """What a program prints, raises and misses is a verdict, as in a process of its own. A kernel is refused in a line."""
+    head = "@fl.program\ndef mine(m, q, k, v, problem, tile):\n    "
+    check = '\nfl.check(mine, exercise="00.2")'
+    cells: list[Cell] = [
+        ("import flashlab as fl", None),
+        (f"{head}return m.output('out'){check}", "it was never stored"),
+        (f"{head}raise SystemExit('enough'){check}", "enough"),
+        (f"{head}print('x' * 200_000)\n    return m.output('out'){check}", "it printed more than 100,000 bytes"),
+        (f"{head}1 / 0{check}", "ZeroDivisionError: division by zero"),
+        ('fl.check("mine.cu", exercise="05.1")', "needs a C++ compiler, and a browser has none"),
+        ("import os\nos.getcwd()", str(tmp_path)),
+    ]
+    done = browser(cells, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_browsers_lessons_begin_with_what_installs_them(tmp_path: Path) -> None:
+    lite.write(tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == LESSONS
+    for path in tmp_path.iterdir():
+        made, source = (nbformat.read(p, as_version=4) for p in (path, ROOT / "notebooks" / path.name))
+        nbformat.validate(made)
+        assert made.metadata.kernelspec.name == "python"  # Pyodide's
+        assert made.cells[0].source.startswith("%pip install")
+        assert made.cells[1:] == source.cells
