@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 
 import flashlab as fl
 from flashlab.measure import results
@@ -22,7 +22,10 @@ RESULTS = Path(__file__).resolve().parents[2] / results.FOLDER
 @settings(max_examples=60)
 @given(problem=problems(), device=devices)
 def test_the_estimate_lies_between_compulsory_and_requested(algorithm: str, problem: Problem, device: Device) -> None:
-    c = fl.count(algorithm, taken_by(algorithm, problem), device=device)
+    try:
+        c = fl.count(algorithm, taken_by(algorithm, problem), device=device)
+    except fl.SramOverflow:
+        reject()  # no tile is small enough for such rows on such a device
     assert c.compulsory_read == c.dram.low <= c.dram.estimate <= c.dram.high == c.hbm.read + c.hbm.atomic
     for launch in c.launches:
         each = dram.of_launch(c, launch)

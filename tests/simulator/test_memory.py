@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import flashlab as fl
-from flashlab.cli import app
 from flashlab.player.page import page_bytes
 from simulator import memory
 from simulator.operations.attention import ATTENTION
 from simulator.simulate import trace_size
+from tests.flashlab.cli.typed import run
 from tests.work import peak_bytes
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -154,5 +153,5 @@ def test_a_trace_that_does_not_fit_is_refused_beforehand(monkeypatch: pytest.Mon
 
     assert peak_bytes(call) < 100 << 20
     words = ["trace", "flash2", "--len-q", "8192", "--tile", "16x16", "--html", str(tmp_path / "page.html")]
-    ended = CliRunner().invoke(app, words)
-    assert ended.exit_code == 2 and "memory = a page of " in ended.stderr and not list(tmp_path.iterdir())
+    ended = run(*words, code=2)
+    assert "memory = a page of " in ended.stderr and not list(tmp_path.iterdir())
