@@ -67,50 +67,140 @@ struct Sram {
   }
 };
 
-// The tiles of a block's units one after the other, as the warps that compute copy them.
+// The tiles of a block's units one after the other: tile j of `unit` is next.
+struct Walk {
+  const Units& units;
+  Unit unit;
+  int j = 0, last = -1;
+  bool begun = false;
+
+  DEVICE explicit Walk(const Units& units) : units(units), unit(units.first()) {}
+
+  // Calls `begin` with the place of a unit for its first tile, `each` for the others, and nothing if there are no more.
+  template <class Begin, class Each>
+  DEVICE void next(Begin begin, Each each) {
+    if (j > last) {
+      if (begun) units.move_on(unit);
+      for (; units.has(unit); units.move_on(unit)) {
+        const Place place(units, unit);
+        if (!place.has_keys()) continue;
+        j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
+        begin(place);
+        begun = true;
+        break;
+      }
+    } else {
+      each();
+    }
+  }
+};
+
+#if PAGED
+DEVICE int length_of(const int* lengths, int request, int requests) {
+  // step: load_q (lengths)
+  lanes_meet();
+  return request < requests ? load_global<int>(lengths + request) : 0;
+}
+
+using Loader = PageLoader<WarpTile>;
+DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return {head, x.batch, x.row, row_bytes}; }
+
+// This lane's row of a tile: its page, and its place there.
+struct Rows {
+  int page, place;
+  DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.load(tile, page, place, keys); }
+};
+
+// The pages of the next tiles' keys. They are asked for AHEAD tiles before the copies need them.
+struct Lookup {
+  static constexpr int AHEAD = 4;
+  const int* table;
+  Walk walk;
+  int pages[AHEAD] = {};
+
+  DEVICE Lookup(const int* table, const Units& units) : table(table), walk(units) {
+#pragma unroll 1
+    for (int n = 0; n < AHEAD; ++n) push();
+  }
+
+  // Of the tile in which this warp has tile `own` of its own size.
+  DEVICE Rows next(int own) {
+    const int page = pages[0], size = walk.units.batch.page_size, key = own * WARP_KEYS + lane_id();
+    push();
+    return {page, key - key / size * size};
+  }
+
+  DEVICE void push() {
+#pragma unroll
+    for (int n = 0; n + 1 < AHEAD; ++n) pages[n] = pages[n + 1];
+    walk.next([&](const Place&) { look_up(); }, [&] { look_up(); });
+  }
+
+  DEVICE void look_up() {
+    const Shape& shape = walk.units.batch;
+    const int key = (walk.j * WARPS + warp_id()) * WARP_KEYS + lane_id();
+    const long long line = static_cast<long long>(walk.unit.batch) * shape.table_pages;
+    // step: load_k (pages)
+    lanes_meet();
+    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + key / shape.page_size);
+    ++walk.j;
+  }
+};
+#else
+using Loader = TileLoader<32, WarpTile>;
+DEVICE Loader loader(const char* rows, const Tensor& x, int row_bytes) { return {rows, x.row, row_bytes}; }
+
+// A tile by its number, in tiles of a warp's size.
+struct Rows {
+  int own;
+  DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
+};
+
+struct Lookup {
+  DEVICE Lookup(const int*, const Units&) {}
+  DEVICE Rows next(int own) const { return {own}; }
+};
+#endif
+
+// What the warps that compute copy, for each warp its own keys.
 struct Copies {
   const Tensor &q, &k, &v;
   const Shape& shape;
   const Units& units;
   const Sram& sram;
-  Unit unit;
-  int j = 0, last = -1, q_slot = 0;
-  bool begun = false;
-  TileLoader<32, WarpTile> k_loader, v_loader;
+  Walk walk;
+  Lookup lookup;
+  int q_slot = 0;
+  Loader k_loader, v_loader;
 
-  DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const Shape& shape, const Units& units, const Sram& sram)
-      : q(q), k(k), v(v), shape(shape), units(units), sram(sram), unit(units.first()), k_loader(nullptr, k.row, row_bytes(shape)),
-        v_loader(nullptr, v.row, row_bytes(shape)) {}
+  DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const int* table, const Shape& shape, const Units& units, const Sram& sram)
+      : q(q), k(k), v(v), shape(shape), units(units), sram(sram), walk(units), lookup(table, units),
+        k_loader(loader(nullptr, k, row_bytes(shape))), v_loader(loader(nullptr, v, row_bytes(shape))) {}
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
-    if (j > last) {
-      if (begun) units.move_on(unit);
-      for (; units.has(unit); units.move_on(unit)) {
-        const Place place(shape, units, unit);
-        if (!place.has_keys()) continue;
-        j = place.tiles_of(place.chunks.first).first, last = place.tiles_of(place.chunks.last).last;
-        k_loader = {row_address(k, unit.batch, unit.kv_head, 0), k.row, row_bytes(shape)};
-        v_loader = {row_address(v, unit.batch, unit.kv_head, 0), v.row, row_bytes(shape)};
-        load_tile(stage);
-        load_queries(place);
-        begun = true;
-        break;
-      }
-    } else {
-      load_tile(stage);
-    }
+    walk.next(
+        [&](const Place& place) {
+          k_loader = loader(first_of(k), k, row_bytes(shape)), v_loader = loader(first_of(v), v, row_bytes(shape));
+          load_tile(stage);
+          load_queries(place);
+        },
+        [&] { load_tile(stage); });
     copy_commit();
   }
 
+  // Where the rows of this KV head begin: in the sequence, or in page 0.
+  DEVICE const char* first_of(const Tensor& x) const { return row_address(x, PAGED ? 0 : walk.unit.batch, walk.unit.kv_head, 0); }
+
   DEVICE void load_tile(int stage) {
-    const int own = j * WARPS + warp_id(), keys = shape.len_kv - own * WARP_KEYS;
+    const int own = walk.j * WARPS + warp_id(), keys = units.alone(walk.unit).len_kv - own * WARP_KEYS;
+    const Rows rows = lookup.next(own);
     // step: load_k (prefetch)
-    k_loader.at(own).load(sram.k(stage), keys);
+    rows.load(k_loader, sram.k(stage), keys);
 
     // step: load_v (prefetch)
-    v_loader.at(own).load(sram.v(stage), keys);
-    ++j;
+    rows.load(v_loader, sram.v(stage), keys);
+    ++walk.j;
   }
 
   DEVICE void load_queries(const Place& place) {
@@ -120,7 +210,7 @@ struct Copies {
       lanes_meet();
       const int row = i / QTile::CHUNKS, piece = i % QTile::CHUNKS, packed = place.first_row + row;
       const int bytes = row < place.rows ? min(max(row_bytes(shape) - piece * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-      const char* from = row_address(q, unit.batch, unit.kv_head * units.group + packed % units.group, packed / units.group);
+      const char* from = row_address(q, walk.unit.batch, walk.unit.kv_head * units.group + packed % units.group, packed / units.group);
       copy_async(sram.q(q_slot).at(row, piece), from + piece * CHUNK_BYTES, bytes);
     }
     q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
@@ -128,16 +218,18 @@ struct Copies {
 };
 
 // The warps that compute: each has all rows of a unit, and its own keys.
-DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const Shape& shape, const Units& units, const Sram& sram) {
-  Copies copies(q, k, v, shape, units, sram);
+DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int* table, const Shape& shapes, const Units& units,
+                    const Sram& sram) {
+  Copies copies(q, k, v, table, shapes, units, sram);
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage) copies.load(stage);
 
-  const Scores scores(shape);
+  const Scores scores(shapes);
   const auto [c, sign] = scores;
   int stage = 0, q_slot = 0;
   for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
-    const Place place(shape, units, unit);
+    const Place place(units, unit);
+    const Shape& shape = units.alone(unit);
     const Keys full = sign != 1 ? Keys{0, -1} : full_tiles(shape, place.first_query, place.last_query, BC);  // need no mask
 
     // step: load_q
@@ -374,7 +466,7 @@ struct Results {
           if (is_left && has_right) waiting[level][i] = x, waits = true;
           if (!is_left && has_left) x = joined(waiting[level][i], x);
         }
-        if (!waits) store(place.level(units), row, x);
+        if (!waits) store(place.level(), row, x);
       }
     }
   }
@@ -402,7 +494,7 @@ struct Results {
 
   // What lies in several units, as far up as this warp is the last one.
   DEVICE void climb(const Place& place) const {
-    for (Level level = place.level(units); !level.is_root(); level = level.above()) {
+    for (Level level = place.level(); !level.is_root(); level = level.above()) {
       // step: arrive
       const long long counter = static_cast<long long>(flat_head()) * room.counters + level.counter_of_parent();
       const Keys siblings = level.siblings();
@@ -478,24 +570,36 @@ struct Results {
 template <class Work>
 DEVICE void for_each_unit(Results results, Work work) {
   for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
-    const Place place(results.shape, results.units, unit);
+    const Place place(results.units, unit);
     results.unit = unit, results.first_row = place.first_row;
     if (place.chunks.first <= place.chunks.last) work(results, place);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, float* partial, float* partial_m,
-               float* partial_l, unsigned* arrivals, const Shape shape) {
-  const Units units(shape);
+DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, const int* table, float* partial,
+                   float* partial_m, float* partial_l, unsigned* arrivals, const Shape& shape, const Units& units) {
   const Sram sram;
   sram.name();
-  const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units, shape.len_kv)};
+  const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
   if (warp_id() < WARPS)
-    compute(q, k, v, shape, units, sram);
+    compute(q, k, v, table, shape, units, sram);
   else
     for_each_unit(results, [&](const Results& here, const Place& place) { here.merge_run(place, sram, warp_id() - WARPS); });
 
   barrier();  // now that nothing streams, all warps merge
   for_each_unit(results, [](const Results& here, const Place& place) { here.climb(place); });
 }
+
+#if PAGED
+extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
+paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
+      float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, out, lse, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+}
+#else
+extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
+flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, float* partial, float* partial_m,
+               float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, out, lse, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
+}
+#endif

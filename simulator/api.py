@@ -69,7 +69,7 @@ def simulate(
 
 def _traced(trace: Any, problem: Problem) -> tuple[int, int] | None:
     """The head that `trace` asks for."""
-    if trace is not None and trace is not False and problem.lengths is not None:
+    if trace is not None and trace is not False and problem.ragged:
         raise UsageError("trace", trace, "None for a ragged batch: trace a sequence alone")
     if trace is None or isinstance(trace, bool):
         return (0, 0) if trace else None

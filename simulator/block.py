@@ -124,6 +124,21 @@ class Block:
         self._count(tensor.name, hbm_read=warps * read)
         return Registers(self, rows, min(cols, tensor.cols - j * cols), data)
 
+    def look_up(self, tensor: HbmTensor, j: int, rows: int) -> None:
+        """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
+
+        Each reads an entry of the block table for each page that its rows touch.
+        """
+        if tensor.table is None:
+            return
+        size, share = self._m.problem.page_size or 1, -(-padded(rows) // self.readers)
+        end, entries = min((j + 1) * rows, tensor.rows), 0
+        for first in range(j * rows, end, share):
+            page, last = first // size, (min(first + share, end) - 1) // size
+            entries += last - page + 1
+            self._m.touch(tensor.table, "read", (page, last + 1, 0, tensor.table.spec.itemsize))
+        self._count(tensor.table.name, hbm_read=entries * tensor.table.spec.itemsize * self.lockstep)
+
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")

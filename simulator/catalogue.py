@@ -18,6 +18,7 @@ from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import online_softmax as online_softmax_formula
+from simulator.formulas import paged as paged_formula
 from simulator.formulas import softmax as softmax_formula
 from simulator.formulas import standard as standard_formula
 from simulator.formulas import standard_backward as standard_backward_formula
@@ -36,6 +37,7 @@ from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import online_softmax as online_softmax_program
+from simulator.programs import paged as paged_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
 from simulator.programs import standard_backward as standard_backward_program
@@ -53,10 +55,11 @@ from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.online_softmax import online_softmax
+from simulator.programs.paged import paged
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
 from simulator.programs.standard import standard
 from simulator.programs.standard_backward import standard_backward
-from simulator.support import Support, few_rows, powers_of_two, warpgroups
+from simulator.support import Support, a_lane_per_key, few_rows, powers_of_two, warpgroups
 from simulator.time.launch import Launch
 from simulator.time.rates import Rates
 from simulator.time.schedules import flash1 as flash1_schedule
@@ -169,6 +172,11 @@ class Algorithm:
         """
         if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
             return error
+        if self.operation.in_pages != (problem.page_size is not None):
+            accepted = (
+                "keys per page, as K and V lie in pages" if self.operation.in_pages else "None, or paged for pages"
+            )
+            return UsageError("page_size", problem.page_size, f"{accepted}, for {self.name}")
         if not self.kernels:  # a program without kernels takes any problem
             without = "one with a kernel (fl.simulate runs tile programs)"
             return None if device is None else UsageError("algorithm", self.name, without)
@@ -265,6 +273,14 @@ CATALOGUE = {
                     persistent=True),),
             Support(tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=flash_decoding_program.ABOUT, follows="flash2",
+        ),
+        Algorithm(
+            "paged", paged, paged_formula.paged, None,
+            (Kernel("flash_decoding", "paged",
+                    (*_FORWARD, "block_table", "seq_lens", "partial", "partial_m", "partial_l", "arrivals"), persistent=True),),
+            Support(masks=(*COMMON_MASKS, "lengths"), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
+                    instead="flash_decoding"),
+            about=paged_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,

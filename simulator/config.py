@@ -25,6 +25,7 @@ class Config:
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `pairs`: a block takes two row tiles at a time, one from the end of a head and one from its start.
+    - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
     >>> import flashlab as fl
@@ -42,6 +43,7 @@ class Config:
     consumers: int = 0
     persistent: bool = False
     pairs: bool = False
+    walks: int = 0
     constants: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -69,7 +71,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "SOFT_CAP": p.soft_cap is not None,
         "ALIBI": p.alibi,
         "SINKS": p.sinks,
-        "RAGGED": p.lengths is not None,
+        "RAGGED": p.ragged,
         "MASK": p.mask is not None,
         "DROPOUT": p.dropout is not None,
     }

@@ -326,7 +326,7 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
         total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
         launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
-        name: replace(spec, heads=sum(part.tensors[name].heads for part in parts))
+        name: replace(spec, heads=sum(part.tensors[name].heads for part in parts if name in part.tensors))
         for name, spec in first.tensors.items()
     }
     return replace(first, problem=problem, launches=tuple(launches), tensors=tensors)

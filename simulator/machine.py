@@ -113,6 +113,13 @@ class Machine:
         group, spec = self.problem.queries_per_kv, tensor.spec
         return HbmTensor(replace(spec, heads=spec.heads // group, rows=spec.rows * group), group=group)
 
+    def paged(self, pool: HbmTensor, table: HbmTensor) -> HbmTensor:
+        """The keys of a request in their order, (1, kv_heads, len_kv, cols), through its line of the block table.
+
+        Loads of it count what they read from the pool. Who looks pages up says so: `block.look_up`.
+        """
+        return HbmTensor(replace(pool.spec, rows=self.problem.len_kv), table=table)
+
     def workspace(
         self,
         name: str,
@@ -244,6 +251,10 @@ class Machine:
     def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
         """The values in rows first:last and columns start:stop, (batch, kv_head, query_in_group, rows, cols)."""
         values = self._plane(tensor)
+        if tensor.table is not None:
+            size, rows = self.problem.page_size or 1, np.arange(first, last)
+            pages = self.values[tensor.table.name].reshape(-1)[rows // size].astype(np.int64)
+            return values[:, :, :, pages * size + rows % size, start:stop]
         if tensor.group:
             rows = np.arange(first, last)
             return values[:, :, None, rows % tensor.group, rows // tensor.group, start:stop]
@@ -291,9 +302,9 @@ class Machine:
             x = self._given.get(operand.name)
             if x is None:
                 x = operand.left_out(self.problem, self.tile)
-            values = x.reshape(*lead, spec.rows, spec.cols)
-            # an integer of 64 bits is a state that nobody computes with: float32 would lose its digits
-            self.values[spec.name] = values if values.dtype == np.int64 else values.astype(np.float32, copy=False)
+            values = operand.by_head(x, lead, spec)
+            # nobody computes with integers, which are states and places: float32 would lose their digits
+            self.values[spec.name] = values if values.dtype.kind == "i" else values.astype(np.float32, copy=False)
         return HbmTensor(spec)
 
     def _output(self, operand: Operand) -> HbmTensor:

@@ -26,6 +26,8 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 """What every other algorithm stores Q, K, V and its output in."""
 
 
+MOST_REQUESTS = 1 << 20
+"""The most requests of a batch in pages. Each is looked at by itself."""
 MASK_FORMS = ("dense",)
 """The forms in which an array may say which keys a query sees: a boolean for each pair."""
 
@@ -126,6 +128,11 @@ class Problem:
     one behind the other in the rows of a batch of 1, as `cu_seqlens` of other libraries says it: `len_q` and `len_kv` are the
     sums. A query sees keys of its own sequence alone, in which masks and ALiBi are aligned.
 
+    With a `page_size`, K and V lie in a pool of `pages`, `(pages, kv_heads, page_size, head_dim)`, and the operand `block_table`
+    says which pages each request has. There are `batch` requests, each with `len_q` queries. `len_kv` is the most keys that the
+    table has room for. Of how many keys a request has, `lengths` tell, one pair a request: `[(1, 4000), (1, 28000)]`. Without
+    them each has `len_kv`.
+
     Raises `UsageError` naming the field for anything out of range.
 
     >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -136,6 +143,9 @@ class Problem:
     >>> ragged = Problem(batch=1, heads=8, lengths=[100, (1, 300), 7], head_dim=64, dtype="float16", causal=True)
     >>> ragged.len_q, ragged.len_kv, ragged.visible_keys(100)
     (108, 407, range(100, 400))
+    >>> paged = Problem(batch=2, heads=8, lengths=[(1, 40), (1, 300)], head_dim=64, dtype="float16", page_size=16)
+    >>> paged.len_q, paged.len_kv, paged.pages
+    (1, 300, 22)
     """
 
     batch: int = described("Sequences", axis="batch", least=1)
@@ -147,16 +157,13 @@ class Problem:
         "Queries per head",
         axis="queries",
         unit="tokens",
-        default=Follows(lambda p: p.spans[-1][0].stop, "the sum of the lengths"),
+        default=Follows(lambda p: p.queries_of_lengths, "the sum of the lengths"),
     )
     len_kv: Follows[int] = described(
         "Keys per head",
         axis="keys",
         unit="tokens",
-        default=Follows(
-            lambda p: p.len_q if p.lengths is None else p.spans[-1][1].stop,
-            "as many as queries, or the sum of the lengths",
-        ),
+        default=Follows(lambda p: p.keys_of_lengths, "as many as queries, or the sum of the lengths"),
     )
     head_dim: int = described("Elements per query and key", axis="head dim", least=1)
     head_dim_v: Follows[int] = described(
@@ -194,6 +201,14 @@ class Problem:
     lengths: Lengths | None = described(
         "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
+    page_size: int | None = described(
+        "Keys per page, for K and V in pages", axis="page size", unit="tokens", default=None, least=1
+    )
+    pages: Follows[int] = described(
+        "Pages in the pool",
+        axis="pages",
+        default=Follows(lambda p: p.pages_of_lengths, "as many as the lengths need"),
+    )
     dropout: float | None = described(
         "Share of the weights that is dropped, in steps of 1/256; 0 or none for none", default=None, none=0.0
     )
@@ -209,10 +224,16 @@ class Problem:
                 self.dropout,
                 "0 or None for none, or a number from 0.002 to 0.998, so that 1 to 255 of 256 are kept",
             )
-        if self.lengths is None:
-            if self.__dict__["len_q"] is None:
-                raise UsageError("len_q", None, "an integer of at least 0, or lengths")
-            return
+        if self.lengths is None and self.__dict__["len_q"] is None:
+            raise UsageError("len_q", None, "an integer of at least 0, or lengths")
+        if self.page_size is not None:
+            self._check_requests()
+        elif self.pages:
+            raise UsageError("pages", self.pages, "None without a page_size")
+        elif self.lengths is not None:
+            self._check_ragged()
+
+    def _check_ragged(self) -> None:
         if self.mask is not None:
             raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
         if self.dropout is not None:
@@ -223,6 +244,20 @@ class Problem:
         for name, total, words in (("len_q", rows.stop, "queries"), ("len_kv", keys.stop, "keys")):
             if getattr(self, name) != total:
                 raise UsageError("lengths", Said(f"{total:,} {words} in all"), f"{getattr(self, name):,}, the {name}")
+
+    def _check_requests(self) -> None:
+        if self.batch > MOST_REQUESTS:
+            raise UsageError("batch", self.batch, f"at most {MOST_REQUESTS:,} requests with a page_size")
+        if self.lengths is None:
+            return
+        if len(self._lengths) != self.batch:
+            raise UsageError("lengths", Said(f"{len(self._lengths):,} requests"), f"{self.batch:,}, the batch")
+        for i, (queries, keys) in enumerate(self._lengths):
+            if queries != self.len_q or keys > self.len_kv:
+                accepted = (
+                    f"len_q = {self.len_q:,} queries, as all requests have, and up to len_kv = {self.len_kv:,} keys"
+                )
+                raise UsageError(f"lengths[{i}]", (queries, keys), accepted)
 
     @classmethod
     def checked(cls, problem: Any) -> Self:
@@ -293,21 +328,74 @@ class Problem:
         >>> p.spans
         ((range(0, 5), range(0, 5)), (range(5, 5), range(5, 8)), (range(5, 7), range(8, 9)))
         """
-        if self.lengths is None:
+        if not self.ragged:
             return ((range(self.len_q), range(self.len_kv)),)
         cuts = (accumulate(each, initial=0) for each in zip(*self._lengths, strict=True))
         return tuple(zip(*(starmap(range, pairwise(cut)) for cut in cuts), strict=True))  # pyright: ignore[reportReturnType]
 
     @cached_property
     def sequences(self) -> tuple[Self, ...]:
-        """Each sequence of a ragged batch, as a ragged batch of one. A plain problem is its own.
+        """Each sequence of a ragged batch, as a ragged batch of one; each request of a batch in pages, alone. A plain problem is
+        its own.
 
         What is said of rows, tiles and keys below, `visible_keys` apart, is meant of one of them.
         """
-        if self.lengths is None:
+        if not self.apart:
             return (self,)
-        once = {pair: self.replace(lengths=(pair,), len_q=pair[0], len_kv=pair[1]) for pair in set(self._lengths)}
-        return tuple(once[pair] for pair in self._lengths)
+        pairs = self._lengths if self.lengths is not None else ((self.len_q, self.len_kv),) * self.batch
+        once = {pair: self.sequence(*pair) for pair in set(pairs)}
+        return tuple(once[pair] for pair in pairs)
+
+    def sequence(self, queries: int, keys: int) -> Self:
+        """A ragged batch, or a batch in pages, of one sequence with so many queries and keys."""
+        pages = None if self.page_size is None else self.pages
+        return self.replace(batch=1, lengths=((queries, keys),), len_q=queries, len_kv=keys, pages=pages)
+
+    @property
+    def ragged(self) -> bool:
+        """Do sequences lie one behind the other in the rows of a batch of 1?"""
+        return self.lengths is not None and self.page_size is None
+
+    @property
+    def apart(self) -> bool:
+        """Is it computed and counted sequence by sequence?"""
+        return self.lengths is not None or self.page_size is not None
+
+    @property
+    def gathered(self) -> Self:
+        """The plain problem that a request in pages is, once its keys lie one behind the other.
+
+        >>> Problem(batch=1, heads=8, lengths=[(1, 40)], head_dim=64, dtype="float16", page_size=16).gathered
+        Problem(batch=1, heads=8, len_q=1, len_kv=40, head_dim=64, dtype='float16')
+        """
+        return self.replace(len_q=self.len_q, len_kv=self.len_kv, lengths=None, page_size=None, pages=None)
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """The keys of each request of a batch in pages."""
+        return tuple(keys for _, keys in self._lengths) if self.lengths is not None else (self.len_kv,) * self.batch
+
+    @property
+    def table_pages(self) -> int:
+        """The pages that a block table has room for, per request."""
+        return 0 if self.page_size is None else -(-self.len_kv // self.page_size)
+
+    @property
+    def pages_of_lengths(self) -> int:
+        """The pages that all requests need together, if none shares any."""
+        return 0 if self.page_size is None else sum(-(-keys // self.page_size) for keys in self.seq_lens)
+
+    @property
+    def queries_of_lengths(self) -> int:
+        """The `len_q` that lengths say: their sum, or in pages each request's."""
+        return self.spans[-1][0].stop if self.ragged else self._lengths[0][0]
+
+    @property
+    def keys_of_lengths(self) -> int:
+        """The `len_kv` that follows: the sum of the lengths, or in pages the longest. Without lengths it is `len_q`."""
+        if self.lengths is None:
+            return self.len_q
+        return self.spans[-1][1].stop if self.ragged else max(self.seq_lens)
 
     @property
     def padded(self) -> Self:
@@ -316,7 +404,7 @@ class Problem:
         >>> Problem(batch=1, heads=1, lengths=[5, (0, 30), (2, 1)], head_dim=8, dtype="float16").padded
         Problem(batch=3, heads=1, len_q=5, len_kv=30, head_dim=8, dtype='float16')
         """
-        if self.lengths is None:
+        if not self.ragged:
             return self
         len_q, len_kv = map(max, zip(*self._lengths, strict=True))
         return self.replace(batch=len(self._lengths), lengths=None, len_q=len_q, len_kv=len_kv)

@@ -9,6 +9,10 @@ A block goes by halves through offsets_q for the last sequence whose first place
 reads two numbers of offsets_kv. Each warp that needs to know asks.
 
 Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this.
+
+Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
+block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
+(`Config.walks`). Workspaces have room for requests that fill the block table.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from typing import NamedTuple
 
 from simulator.config import Config
 from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
+from simulator.devices import Device
 from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
@@ -66,16 +71,22 @@ def halvings(sequence: int, sequences: int) -> int:
 
 def evaluated(problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]) -> Counts:
     """The counts of a problem, where `count` has those of a plain one, or of one sequence. A plain problem is just counted."""
-    if problem.lengths is None:
+    if not problem.apart:
         return count(problem)
     once = {sequence: count(sequence) for sequence in set(problem.sequences)}
-    return joined([once[sequence] for sequence in problem.sequences], problem, operation, config)
+    return joined([once[sequence] for sequence in problem.sequences], problem, operation, config, count)
 
 
-def joined(parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config) -> Counts:
-    """The counts of a ragged batch from those of its sequences, in their order."""
+def joined(
+    parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config, count: Callable[[Problem], Counts]
+) -> Counts:
+    """The counts of a ragged batch from those of its sequences, in their order. `count` has those of another sequence."""
     total, tile = summed(parts, problem), config.tile
-    tensors = {name: _whole(spec, parts, problem, operation, tile) for name, spec in total.tensors.items()}
+    if problem.ragged:
+        tensors = {name: _whole(spec, parts, problem, operation, tile) for name, spec in total.tensors.items()}
+    else:
+        longest = count(problem.sequence(problem.len_q, problem.len_kv))
+        tensors = {name: _for_all(spec, problem, operation, tile) for name, spec in longest.tensors.items()}
     launches = tuple(_launch(launch, i, parts, problem, operation, config) for i, launch in enumerate(total.launches))
     same = Counter(part.problem for part in parts)
     different = {part.problem: part for part in parts}
@@ -93,6 +104,13 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
     return replace(same[0], rows=1, cols=sum(each.rows * each.row_bytes for each in same) // spec.itemsize)
 
 
+def _for_all(spec: Spec, problem: Problem, operation: Operation, tile: Tile) -> Spec:
+    """An array of all requests, from that of the longest."""
+    if spec.role == "workspace":
+        return replace(spec, heads=problem.batch * spec.heads)
+    return operation.operand(spec.name).spec(problem, tile, spec.role)
+
+
 def _launch(
     total: LaunchCounts, index: int, parts: Sequence[Counts], problem: Problem, operation: Operation, config: Config
 ) -> LaunchCounts:
@@ -100,6 +118,8 @@ def _launch(
     p, each = problem, [part.launches[index] for part in parts]
     if total.across:
         return _across(total, p)
+    if not p.ragged:
+        return _dealt(replace(total, sram_peak=max(launch.sram_peak for launch in each)), p, parts[0].device, config)
     axes = {x.name: set(x.axes) for x in (*operation.inputs, *operation.outputs)}
     boxes, distinct = Counter[Box](), dict(total.distinct)
     for launch, (rows, keys) in zip(each, p.spans, strict=True):
@@ -127,6 +147,16 @@ def _launch(
         boxes=boxes,
         walk=None,
     )
+
+
+def _dealt(total: LaunchCounts, problem: Problem, device: Device, config: Config) -> LaunchCounts:
+    """A launch whose persistent blocks deal out the units of all requests."""
+    ledger, distinct, lengths = dict(total.ledger), dict(total.distinct), _NUMBER * problem.batch
+    if total.blocks:
+        blocks = config.grid(problem, device, total.blocks)
+        ledger[Entry("load_q", "seq_lens", "hbm.read")] = lengths * config.walks * blocks
+        distinct["seq_lens", "read"] = lengths
+    return replace(total, ledger=ledger, distinct=distinct, walk=None)
 
 
 def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:

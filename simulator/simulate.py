@@ -157,7 +157,8 @@ def run_on_data(
 
     An interrupt, or what one thread raises, also ends the other threads at their next step.
     """
-    config, operation = program.configure(problem, device, tile), program.operation
+    operation, problem = program.operation, program.operation.settled(problem, arrays)
+    config = program.configure(problem, device, tile)
     operation.check(problem, arrays, config.tile)
     check_memory(f"a run of {program.name} on data", _bytes_held(operation, arrays, problem, config.tile, asked))
     if trace is not None:
@@ -171,8 +172,7 @@ def run_on_data(
         )
         return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
 
-    ragged = problem.lengths is not None
-    parts = _sequences(operation, arrays, problem) if ragged else _parts(operation, arrays, problem)
+    parts = _sequences(operation, arrays, problem) if problem.apart else _parts(operation, arrays, problem)
     with _one_blas_thread():
         if len(parts) == 1:
             done = [run(parts[0])]
@@ -187,7 +187,8 @@ def run_on_data(
                 pieces[0] if len(pieces) == 1 else np.concatenate(pieces, _cut_along(operand, problem))
             )
     each = [machine.close() for machine, _ in done]
-    counts = joined(each, problem, operation, config) if ragged else summed(each, problem)
+    on_shapes = partial(_on_shapes, program, config=config, device=device, asked=asked)
+    counts = joined(each, problem, operation, config, on_shapes) if problem.apart else summed(each, problem)
     return Run(outputs, counts, recorded)
 
 
@@ -232,18 +233,23 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
 def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The sequences of a ragged batch, each with its rows of the arrays."""
     parts = list[Part]()
-    for one, (rows, keys) in zip(problem.sequences, problem.spans, strict=True):
-        cut = {"len_q": slice(rows.start, rows.stop), "len_kv": slice(keys.start, keys.stop)}
+    if problem.ragged:
+        cuts = [{"len_q": slice(q.start, q.stop), "len_kv": slice(kv.start, kv.stop)} for q, kv in problem.spans]
+    else:
+        cuts = [
+            {"batch": slice(b, b + 1), "table_pages": slice(one.table_pages)} for b, one in enumerate(problem.sequences)
+        ]
+    for one, cut in zip(problem.sequences, cuts, strict=True):
         parts.append(Part(one, {name: operation.operand(name).cut(x, cut) for name, x in arrays.items()}))
     return parts
 
 
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
     """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
-    if problem.lengths is not None:
+    if problem.ragged:
         names = ("len_q", "len_kv")
     else:
-        names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
+        names = ("batch",) if problem.apart or problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
 
 
@@ -298,26 +304,36 @@ def run_on_shapes(
     With `infer`, what most rows of blocks of a large problem cost follows from what a few do (`Representatives`).
     """
     config = program.configure(problem, device, tile)
-
-    def run(one: Problem) -> Counts:
-        machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
-        _returned(program, program(machine, *machine.inputs, one, config.tile))
-        return machine.close()
-
+    run = partial(_on_shapes, program, config=config, device=device, asked=asked, infer=infer)
     return evaluated(problem, program.operation, config, run)
+
+
+def _on_shapes(
+    program: Program, one: Problem, *, config: Config, device: Device, asked: Collection[str], infer: bool = False
+) -> Counts:
+    """The same for a plain problem, or for one sequence."""
+    machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
+    _returned(program, program(machine, *machine.inputs, one, config.tile))
+    return machine.close()
 
 
 def trace_size(
     program: Program, problem: Problem, *, tile: TileLike, device: Device, asked: Collection[str] = ()
 ) -> tuple[int, int]:
     """How many steps a trace of one head has, and about how many bytes it takes. The program runs on shapes."""
-    config, one = program.configure(problem, device, tile), problem.replace(batch=1, heads=1, kv_heads=None)
+    config, one = program.configure(problem, device, tile), _head_of(problem, 0)
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=True)
     machine.recorder = Sizes(machine.book)
     program(machine, *machine.inputs, one, config.tile)
     launches = machine.close().launches
     steps, kept = (sum(launch.bytes(what, "trace") for launch in launches) for what in ("steps", "kept"))
     return steps, kept
+
+
+def _head_of(problem: Problem, batch: int) -> Problem:
+    """One head of a batch as a problem of its own."""
+    one = problem.sequences[batch] if problem.page_size else problem.replace(batch=1)
+    return one.replace(heads=1, kv_heads=None)
 
 
 def _record(
@@ -331,10 +347,11 @@ def _record(
 ) -> Trace:
     """Run one (batch, head) alone, block by block, and record it."""
     b, h = head
-    one = problem.replace(batch=1, heads=1, kv_heads=None)
-    recorder = Recorder()
+    one, recorder = _head_of(problem, b), Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
-    data = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
+    parts = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
+    cut = {"table_pages": slice(one.table_pages)}
+    data = {name: program.operation.operand(name).cut(x, cut) for name, x in parts.items()}
     machine = Machine(
         program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder,
         first_head=b * problem.heads + h,

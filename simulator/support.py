@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from simulator.config import padded, warps_for
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError
 from simulator.names import DType
@@ -38,6 +39,13 @@ def few_rows(tile: Tile, problem: Problem) -> str | None:
     if tile.rows <= most and tile.cols <= 128:
         return None
     return f"up to {most} rows, which each warp holds, and up to 128 columns, 16 for each warp"
+
+
+def a_lane_per_key(tile: Tile, problem: Problem) -> str | None:
+    """None for a tile of `few_rows` in which a warp has a lane for each of its keys, else what is accepted."""
+    if tile.cols % 16 == 0 and padded(tile.cols) // warps_for(tile.cols) > 32:
+        return "columns of which each warp has at most 32, a lane for each: 16, 32, 48, 64, 96 or 128"
+    return few_rows(tile, problem)
 
 
 def powers_of_two(tile: Tile, problem: Problem) -> str | None:

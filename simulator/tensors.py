@@ -41,7 +41,7 @@ class HbmTensor(_Stored):
     """A handle to an array in HBM. Only counted loads reach its values.
 
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
-    of each group. `at(…)` is a handle to one plane of a workspace that has `axes`.
+    of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -51,8 +51,10 @@ class HbmTensor(_Stored):
 
     _brought = "block.load(...) or block.fetch(...), because only counted loads reach values in HBM"
 
-    def __init__(self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0) -> None:
-        self.spec, self.member, self.plane, self.group = spec, member, plane, group
+    def __init__(
+        self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None
+    ) -> None:
+        self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:

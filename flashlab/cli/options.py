@@ -127,7 +127,8 @@ class ProblemOptions:
         only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
         if "lengths" in self.given:
             only["len_q"] = None  # it follows
-        return Problem(**{**DEFAULTS, **only, **self.given})
+        posed = Problem(**{**DEFAULTS, **only, **self.given})
+        return row.operation.fitted(posed) if row else posed
 
 
 AXES = "Axes: one value, or several with commas between them"

@@ -9,7 +9,7 @@ from typing import Any
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.problem import FP8, SCORES
-from simulator.support import few_rows
+from simulator.support import a_lane_per_key, few_rows
 
 __all__ = ["l2_problems", "matrix"]
 
@@ -71,16 +71,24 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         for word, causal in (("full", False), ("causal", True))
     }
 
+    requests = {"head_dim": 64, "heads": 8, "kv_heads": 2, "batch": 4, "lengths": [(2, n) for n in (2999, 0, 1, 700)]}
+    pages: dict[str, dict[str, Any]] = {
+        f"requests page {n} {word}": {**requests, "page_size": n, "causal": causal}
+        for n, (word, causal) in product((1, 16, 100), {"full": False, "causal": True}.items())
+    }
+
     def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
+        paged = row.operation.in_pages
         own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
-        own |= few if row.support.tile is few_rows else {}
+        own |= few if row.support.tile in (few_rows, a_lane_per_key) else {}
         masked: dict[str, dict[str, Any]] = {
             f"{name} {word}": {**shape, "causal": causal}
             for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())
         }
         known = set(row.support.masks)
-        return masked | (scored if set(SCORES) <= known else {}) | (sequences if "lengths" in known else {})
+        ragged = pages if paged else sequences if "lengths" in known else {}
+        return masked | (scored if set(SCORES) <= known else {}) | ragged
 
     return [
         _case(algorithm, label, dtype=dtype, **problem)
@@ -183,7 +191,7 @@ def l2_problems() -> list[Case]:
 
 
 def _case(algorithm: str, label: str, **problem: Any) -> Case:
-    p = Problem(**problem)
+    p = CATALOGUE[algorithm].operation.fitted(Problem(**problem))
     lengths = str(p.len_q) if p.len_kv == p.len_q else f"{p.len_q}/{p.len_kv}"
     heads = str(p.heads) if p.kv_heads == p.heads else f"{p.heads}/{p.kv_heads}"
     shape = f"{p.batch}×{heads}×{lengths}×{p.head_dim}"

@@ -226,10 +226,18 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
         known = set(row.support.masks)
         own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
-        return problems | own | (sequences if "lengths" in known else {})
+        return problems | own | (sequences if "lengths" in known and not row.operation.in_pages else {})
+
+    def fitted(algorithm: str, problem: Problem) -> Problem:
+        return CATALOGUE[algorithm].operation.fitted(problem)
 
     return [
-        Case(f"{algorithm} {dtype} {name}", algorithm, Problem(batch=1, dtype=dtype, **shape), lse=True)
+        Case(
+            f"{algorithm} {dtype} {name}",
+            algorithm,
+            fitted(algorithm, Problem(batch=1, dtype=dtype, **shape)),
+            lse=True,
+        )
         for algorithm in algorithms or with_kernels()
         for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, shapes(CATALOGUE[algorithm]).items())
     ]

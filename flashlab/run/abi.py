@@ -121,7 +121,7 @@ def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
 def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
-    sequences = 0 if problem.lengths is None else len(problem.spans)
+    sequences = len(problem.spans) if problem.ragged else 0
     own = {"left": left, "right": right, "group": group, "sequences": sequences}
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]

@@ -33,7 +33,7 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
     sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, seed: int | None = None, offset: int = 0,
-    rng_state: Any = None, **masks: Unpack[Masks],
+    rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -55,6 +55,12 @@ def attention(
     and `window`. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
     GPU, head dim and dtype.
 
+    With `block_table`, int32 `(batch, pages)`, K and V lie in pools of pages, `(pages, kv_heads, page_size, head_dim)`: key n of
+    request b is row `n % page_size` of page `block_table[b, n // page_size]`. A pool `(pages, page_size, kv_heads, head_dim)`
+    goes in as `pool.swapaxes(1, 2)`, and isn't copied. `seq_lens`, int32 `(batch,)`, says how many keys each request has; the
+    kernel reads it, so a captured graph follows it. Left out, they are those of `lengths`, or the table is full. The algorithm is
+    `paged`. On a GPU nobody looks at the numbers of pages: one that isn't there is read all the same.
+
     `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2` and `standard`
     do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads. `attention_backward` is
     told the same numbers. `rng_state` says both instead, contiguous int64 `(2,)` of the same kind: kernels read it when they run,
@@ -75,6 +81,26 @@ def attention(
     (1, 8, 1024, 64)
     """
     among("backend", backend, ["gpu", "emulator"])
+    if block_table is not None or seq_lens is not None:
+        from flashlab.run import paged
+
+        named = {
+            "out": out,
+            "scales": scales,
+            "sinks": sinks,
+            "alibi_slopes": alibi_slopes,
+            "mask": mask,
+            "rng_state": rng_state,
+        }
+        for name, x in named.items():
+            if x is not None:
+                raise host.refused(name, type(x).__name__, "None with a block_table")
+        state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
+        default = isinstance(algorithm, str) and algorithm in ("flash2", "auto")
+        return paged.attention(
+            {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens},
+            algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
+        )  # fmt: skip
     if host.wants_gradient(q) or host.wants_gradient(k) or host.wants_gradient(v):
         from flashlab.integrations import torch
 

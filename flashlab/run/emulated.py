@@ -200,6 +200,7 @@ def emulate_problem(
     on = Device.named("h100" if device is None else device)
     check_limits(workers, time_limit)
     sanitize, watch = flag("sanitize", sanitize), flag("watch", watch)
+    problem = row.operation.settled(problem, arrays)
     row.check(problem, on)
     counts = count(row.program, problem, tile=tile, device=on, lse=lse)
     config = counts.config

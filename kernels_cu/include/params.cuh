@@ -18,6 +18,7 @@ struct Shape {
   float soft_cap;
   int sequences;  // of a ragged batch
   int kept;       // dropout: how many of 256 weights are kept
+  int page_size, table_pages;  // K and V in pages: keys of each, and how many a request's line of the block table has
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

@@ -95,20 +95,32 @@ DEVICE int most_chunks(const Shape& shape, int group) {
   return min(touched, max(1, ceil_div(shape.len_kv, CHUNK_KEYS)));
 }
 
+// The most runs of them: these begin at multiples of RUN chunks.
+DEVICE int most_runs(const Shape& shape, int group) {
+  const int runs = ceil_div(max(1, ceil_div(shape.len_kv, CHUNK_KEYS)), RUN);
+  return min((most_chunks(shape, group) - 2 + RUN) / RUN + 1, runs);
+}
+
+#ifndef PAGED
+#define PAGED 0
+#endif
+#if PAGED
+#include "pages.cuh"
+#else
 // What a block computes before it moves on: BR rows of a KV head's queries, and a run of chunks that they see, by its number among
-// these. Runs begin at multiples of RUN chunks.
+// these.
 struct Unit { int row_tile, run, kv_head, batch; };
 
 // All units. Those that share keys follow one another, and a block takes every gridDim.x-th. Divisions are slow (and exponentials'
 // units compute them), so a block steps from one unit to the next.
 struct Units {
-  int group, all_rows, row_tiles, most, runs, kv_heads, batches;
+  const Shape& shape;
+  int group, all_rows, row_tiles, runs, kv_heads, batches;
   Unit step;
 
   DEVICE explicit Units(const Shape& shape)
-      : group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
-        most(most_chunks(shape, group)), runs(min((most - 2 + RUN) / RUN + 1, ceil_div(max(1, ceil_div(shape.len_kv, CHUNK_KEYS)), RUN))),
-        kv_heads(shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
+      : shape(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
+        runs(::most_runs(shape, group)), kv_heads(shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
 
   DEVICE Unit first() const { return at(blockIdx.x); }
   DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }
@@ -118,6 +130,9 @@ struct Units {
     if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;
     if (unit.kv_head >= kv_heads) unit.kv_head -= kv_heads, ++unit.batch;
   }
+  DEVICE const Shape& alone(const Unit&) const { return shape; }
+  DEVICE int runs_of(const Unit&) const { return runs; }
+  DEVICE int most_runs() const { return runs; }
 
  private:
   DEVICE Unit at(unsigned i) const {
@@ -126,13 +141,15 @@ struct Units {
             static_cast<int>(heads / kv_heads)};
   }
 };
+#endif
 
 // Which rows a unit has, which tiles and chunks they see, and the unit's own chunks. Rows that see no key have one chunk without.
 struct Place {
-  int first_row, rows, first_query, last_query, first_chunk, last_chunk;
+  int first_row, rows, first_query, last_query, first_chunk, last_chunk, runs;
   Keys seen, chunks;
 
-  DEVICE Place(const Shape& shape, const Units& units, const Unit& unit) {
+  DEVICE Place(const Units& units, const Unit& unit) : runs(units.runs_of(unit)) {
+    const Shape& shape = units.alone(unit);
     first_row = unit.row_tile * BR, rows = min(BR, units.all_rows - first_row);
     const bool all = units.row_tiles == 1;
     first_query = all ? 0 : first_row / units.group, last_query = all ? shape.len_q - 1 : (first_row + rows - 1) / units.group;
@@ -146,9 +163,7 @@ struct Place {
     return {max(seen.first, chunk * TILES_PER_CHUNK), min(seen.last, chunk * TILES_PER_CHUNK + TILES_PER_CHUNK - 1)};
   }
   // The unit's run among the runs of its row tile.
-  DEVICE Level level(const Units& units) const {
-    return {chunks.last / RUN, first_chunk / RUN, last_chunk / RUN, 0, 0, units.runs};
-  }
+  DEVICE Level level() const { return {chunks.last / RUN, first_chunk / RUN, last_chunk / RUN, 0, 0, runs}; }
   DEVICE bool has_keys() const { return chunks.first <= chunks.last && seen.first <= seen.last; }
 };
 
@@ -156,9 +171,9 @@ struct Place {
 struct Room {
   int places = 0, counters = 1;
 
-  DEVICE Room(const Units& units, int len_kv) {
-    int runs = units.runs > 1 ? ceil_div(len_kv, RUN * CHUNK_KEYS) : 1;
-    for (int n = units.runs; runs > 1; n = (n - 2) / CHILDREN + 2) {
+  DEVICE Room(int most_runs, int len_kv) {
+    int runs = most_runs > 1 ? ceil_div(len_kv, RUN * CHUNK_KEYS) : 1;
+    for (int n = most_runs; runs > 1; n = (n - 2) / CHILDREN + 2) {
       if (places) counters += n;
       places += n;
       runs = ceil_div(runs, CHILDREN);

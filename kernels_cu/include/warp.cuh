@@ -13,6 +13,8 @@ DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xfff
 
 // The value that lane `source` holds.
 DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+DEVICE int shuffle(int x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+DEVICE long long shuffle(long long x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 DEVICE unsigned shuffle(unsigned x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 
 // x of lane 0: tells the compiler that all lanes hold the same, so that it needn't be kept in a register of each.

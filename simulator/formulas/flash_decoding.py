@@ -11,6 +11,11 @@ from simulator.programs.flash_decoding import CHILDREN, TILES_PER_CHUNK, Splits,
 
 
 def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """See `count_decoding`."""
+    count_decoding(book, "flash_decoding", problem, tile, config, lse=lse)
+
+
+def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """Per KV head, with n keys in runs of r, G heads of one query: it reads 2nd of K and V, and n/r Gd of Q.
 
     Each run writes G(d + 2) float32 of a partial result, which is read once, and counts up by 4 bytes a warp. Nodes above the runs
@@ -36,7 +41,7 @@ def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, 
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     peak = sram_bytes(p, tile, w, config.stages)
-    book.launch("flash_decoding", s.row_tiles * s.runs * heads, 2 * w, config.heads_together, peak)
+    book.launch(launch, s.row_tiles * s.runs * heads, 2 * w, config.heads_together, peak)
 
     units = blocks = pairs_merged = 0
     seen = list[tuple[int, int]]()

@@ -39,7 +39,7 @@ class Operand:
     """An array that the caller passes or gets back. It has one name in tile program, formula, `.cu`, trace and errors.
 
     - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
-      "head_dim_v"), of its tiling ("row_tiles", "key_tiles") or of its sequences ("offsets").
+      "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets") or of its pages.
     - `dtype` is "storage" (the problem's), "out" (the output's for that storage dtype), or a plain one such as
       "float32".
     - `when(problem)` says whether a problem has the operand.
@@ -86,6 +86,10 @@ class Operand:
         """The name of its dtype in a problem."""
         return {"storage": problem.dtype, "kv": problem.dtype, "out": problem.out_dtype}.get(self.dtype, self.dtype)
 
+    def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
+        """The array as batch, heads, rows and columns. `lead` are how many batches and heads it has, `spec` is its own."""
+        return x.reshape(*lead, spec.rows, spec.cols)
+
     def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
         """How it lies in HBM. With one axis beside batch and heads it is a vector, which is not padded."""
         lead = [size_of(axis, problem, tile) for axis in self.lead]
@@ -114,6 +118,8 @@ class Operation(ABC):
     name: str
     inputs: tuple[Operand, ...]
     outputs: tuple[Operand, ...]
+    in_pages: ClassVar[bool] = False
+    """Do K and V lie in pages? Then a problem has a `page_size`, and else none."""
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
     """The kinds of random numbers that `draw` knows: their names, and a description of each."""
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -156,6 +162,11 @@ class Operation(ABC):
         `masks` are `causal`, `window` and `scale`. Raises a `UsageError` that names the array at fault.
         """
 
+    def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
+        """The problem with what NumPy's arrays say of it by their values. A length that only a kernel reads is one."""
+        del arrays
+        return problem
+
     @abstractmethod
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         """The right outputs, by name, in float64."""
@@ -170,6 +181,10 @@ class Operation(ABC):
     @abstractmethod
     def flops(self, problem: Problem) -> int:
         """FLOPs by the field's convention, for TFLOP/s. A multiply-add counts 2. A causal mask halves them."""
+
+    def fitted(self, problem: Problem) -> Problem:
+        """A plain problem as this operation has it: where K and V lie in pages, with pages."""
+        return problem
 
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""

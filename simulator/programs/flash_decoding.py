@@ -32,6 +32,8 @@ CHILDREN = 32
 
 MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
+MOST_PAGED = 2
+"""The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 _AT_A_TIME = 4096  # row tiles that are looked at together
 _REGISTERS = 96  # of a thread, for results that wait for their neighbours
 
@@ -175,11 +177,12 @@ def run_for(problem: Problem, tile: Tile, warps: int, device: Device) -> int:
     """
 
     def rounds(run: int) -> int:
-        s = Splits(problem, tile, run)
-        return run * -(-s.runs * s.row_tiles * problem.batch * problem.kv_heads // device.sms)
+        splits = [Splits(one, tile, run) for one in problem.sequences]
+        units = sum(s.runs * s.row_tiles * s.problem.batch * s.problem.kv_heads for s in splits)
+        return run * -(-units // device.sms)
 
     registers = padded(tile.rows) // warps * (4 * -(-padded(problem.head_dim_v) // 128) + 2)
-    runs = [2**n for n in range(_REGISTERS // registers + 1)]
+    runs = [2**n for n in range(_REGISTERS // registers + 1) if problem.page_size is None or 2**n <= MOST_PAGED]
     return max(run for run in runs if rounds(run) <= 1.04 * min(map(rounds, runs)))
 
 
@@ -250,6 +253,13 @@ def merged(block: Block, parts: dict[int, Part]) -> Part:
 def flash_decoding(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
 ) -> tuple[HbmTensor, ...]:
+    """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch: see `decode`."""
+    return decode(m, "flash_decoding", q, k, v, problem, tile)
+
+
+def decode(
+    m: Machine, name: str, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, ...]:
     """Flash-Decoding (Dao, Haziza, Massa, Sizov 2023), with its merge in the same launch.
 
     q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); lse (batch, heads, len_q) float32, natural logarithm.
@@ -271,7 +281,7 @@ def flash_decoding(
         arrivals = m.workspace(
             "arrivals", 1, "int32", rows=s.row_tiles * 2 * w, of=q, axes=nodes, vector=True, zeros=True
         )
-    for block in m.launch("flash_decoding", rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
+    for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
         i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
         if not chunks:
@@ -292,6 +302,7 @@ def flash_decoding(
             acc = block.full(tile.rows, d, 0.0)
             for j in s.tiles_of(row_tile, chunk):
                 block.step("load_k")
+                block.look_up(k, j, tile.cols)  # where K lies in pages
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
                 block.step("scores")
                 x = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)

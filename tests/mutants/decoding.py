@@ -1,4 +1,4 @@
-"""Seeded bugs in flash_decoding's kernel: in its split, its tree, its counters. The emulator runs them."""
+"""Seeded bugs in flash_decoding's kernel: in its split, its tree, its counters, its pages. The emulator runs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/flash_decoding.cu"
-MASK, MEMORY, TREE = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree"))
+MASK, MEMORY, TREE, PAGES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages"))
 
 CASES: dict[str, dict[str, Any]] = {
     "one chunk": {"heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 50},
@@ -22,7 +22,14 @@ CASES: dict[str, dict[str, Any]] = {
     "short units": {"batch": 5, "heads": 100, "kv_heads": 100, "len_q": 1, "len_kv": 30, "head_dim": 256},
     "causal runs": {"heads": 125, "kv_heads": 125, "len_q": 300, "len_kv": 500, "head_dim": 16, "causal": True},
     "a negative scale": {"heads": 2, "len_q": 1, "len_kv": 300, "scale": -0.2, "causal": True},
-}
+    "pages": {
+        "batch": 2, "heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 290)], "page_size": 7, "pages": 90, "causal": True,
+    },
+    "requests": {"batch": 40, "heads": 2, "lengths": [(1, 37 * n % 140) for n in range(40)], "head_dim": 16, "page_size": 5},
+    "many requests": {
+        "batch": 40, "heads": 4, "lengths": [(1, 37 * n % 300) for n in range(40)], "head_dim": 16, "page_size": 16, "len_kv": 400,
+    },
+}  # fmt: skip
 """With tiles of 32 keys, chunks have 128."""
 
 
@@ -36,6 +43,10 @@ def mutant(mechanism: str, old: str, new: str, check: str, case: str = "chunks",
     """`check` is what must find it: "misuse", "bytes", "zeros" (counters left above 0) or "rule" (wrong numbers)."""
     at: dict[str, Any] = {"file": KERNEL, "algorithm": "flash_decoding", **where}
     return KernelMutant(mechanism=mechanism, old=old, new=new, check=check, case=case, **at)
+
+
+def paged(mechanism: str, old: str, new: str, check: str, case: str = "pages", **where: Any) -> KernelMutant:
+    return mutant(mechanism, old, new, check, case, algorithm="paged", **where)
 
 
 KERNELS = [
@@ -81,8 +92,8 @@ KERNELS = [
     mutant("masked by the packed row", "(opaque(row) + 8 * half) / heads", "(opaque(row) + 8 * half)", "rule", file=MASK),
     mutant("masked without the warp's own keys", "j * BC + warp_id() * WARP_KEYS", "j * BC", "rule", "a negative scale",
            step="mask"),
-    mutant("keys of the warp before", "j * WARPS + warp_id(), keys", "j * WARPS + (warp_id() ^ 1), keys", "rule",
-           "a negative scale"),
+    mutant("keys of the warp before", "const int own = walk.j * WARPS + warp_id()",
+           "const int own = walk.j * WARPS + (warp_id() ^ 1)", "rule", "a negative scale"),
     mutant("Q not waited for", "copy_wait<STAGES - 1>(); named_barrier_sync(JOINING, THREADS);", "", "misuse",
            step="load_q"),
     mutant("Q of the next unit over one that others read", "constexpr int Q_SLOTS = STAGES + 1;", "constexpr int Q_SLOTS = 1;",
@@ -100,5 +111,28 @@ KERNELS = [
            file=TREE),
     mutant("a unit left out", "if (unit.run >= runs) unit.run -= runs, ++unit.kv_head;",
            "if (unit.run > runs) unit.run -= runs, ++unit.kv_head;", "misuse", "units", file=TREE),
+    paged("the rest of a page read", "r < rows ? min(", "r < ROWS ? min(", "bytes", file=PAGES),
+    paged("each lane's own row for all chunks", "shuffle(own, r)", "own", "rule", file=PAGES),
+    paged("rows by the pages of the tile behind", "const int page = pages[0]", "const int page = pages[1]", "rule"),
+    paged("places in pages of another size", "key - key / size * size", "key - key / 8 * 8", "rule"),
+    paged("the first request's pages", "static_cast<long long>(walk.unit.batch) * shape.table_pages", "0", "rule"),
+    paged("the first head's rows of a page", "walk.unit.batch, walk.unit.kv_head, 0); }", "walk.unit.batch, 0, 0); }", "rule"),
+    paged("entries beyond the length", "&& key < walk.unit.keys", "", "bytes"),
+    paged("entries of lanes without a key", "lane_id() < WARP_KEYS &&", "", "bytes"),
+    paged("the room of the table for the length", "length_of(lengths, request, batches)", "batch.len_kv", "misuse", "many requests",
+          file=PAGES),
+    paged("one length for all", "length_of(lengths, request, batches)", "length_of(lengths, 1, batches)", "misuse", "requests",
+          file=PAGES),
+    paged("masked as in the longest request", "const Shape& shape = units.alone(unit); const Keys full",
+          "const Shape& shape = shapes; const Keys full", "rule", step="load_q"),
+    paged("a prefix sum of 16 lanes", "step < 32", "step < 16", "misuse", "requests", file=PAGES),
+    paged("units of the requests before counted again", "unit.number -= shuffle(unit.before_next, 31);", "", "misuse", "requests",
+          file=PAGES),
+    paged("the unit behind", "ballot(unit.number < unit.before_next)", "ballot(unit.number <= unit.before_next)", "misuse",
+          "requests", file=PAGES),
+    paged("runs of the longest request", "unit.runs = ::most_runs(alone_with(unit.keys), group)",
+          "unit.runs = ::most_runs(batch, group)", "misuse", "many requests", file=PAGES),
+    paged("each block takes its neighbours' units", "unit.number += gridDim.x;", "unit.number += 1;", "misuse", "many requests",
+          file=PAGES),
     mutant("the scale's sign forgotten", "scores.flip(s[i]);", "", "rule", "a negative scale", step="mask"),
 ]  # fmt: skip

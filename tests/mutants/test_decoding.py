@@ -10,7 +10,7 @@ import pytest
 
 import flashlab as fl
 import kernels_cu
-from simulator.operations.attention import ATTENTION
+from flashlab.run.emulated import emulate_problem
 from tests.mutants.backward import KernelMutant
 from tests.mutants.decoding import CASES, KERNELS, problem
 from tests.tiers import one_of_each
@@ -23,15 +23,16 @@ TILE = (16, 32)
 def found(case: str) -> set[str]:
     """What is wrong with a run, by the names of the checks."""
     p = problem(case)
-    arrays: Any = ATTENTION.draw(p, 1)
-    run = fl.emulate("flash_decoding", **arrays, **p.masks, lse=True, tile=TILE)
+    row = fl.CATALOGUE["paged" if p.page_size else "flash_decoding"]
+    arrays: Any = row.operation.draw(p, 1)
+    run = emulate_problem(row, p, arrays, lse=True, tile=TILE)
     wrong = {
         name
         for name, lines in (("misuse", run.findings or run.unwritten), ("bytes", run.differences), ("zeros", run.left))
         if lines
     }
-    truth = ATTENTION.judge(p, arrays)
-    bounds = ATTENTION.bounds(p, arrays, truth)
+    truth = row.operation.judge(p, arrays)
+    bounds = row.operation.bounds(p, arrays, truth)
     off = {
         "out": np.linalg.norm(run.out.astype(np.float64) - truth["out"], axis=-1),
         "lse": np.abs(run.lse - truth["lse"]),
@@ -41,13 +42,15 @@ def found(case: str) -> set[str]:
     return wrong | {"rule" for name in off if not (off[name] <= bounds[name]).all()}
 
 
-@pytest.mark.parametrize("mutant", one_of_each(KERNELS, lambda each: each.check, lambda each: each.mechanism))
+@pytest.mark.parametrize(
+    "mutant", one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
+)
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(mutant.case)
 
 
-_MANY = {"runs", "units", "short units", "causal runs"}  # of so many units that blocks take several
+_MANY = {"runs", "units", "short units", "causal runs", "many requests"}  # of so many units that blocks take several
 
 
 @pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.long) if x in _MANY else x for x in CASES])
@@ -57,5 +60,5 @@ def test_the_real_kernel_passes(case: str) -> None:
 
 
 def test_the_zoo_is_as_large_as_claimed() -> None:
-    assert len({mutant.mechanism for mutant in KERNELS}) == len(KERNELS) >= 35
+    assert len({mutant.mechanism for mutant in KERNELS}) == len(KERNELS) >= 51
     assert {mutant.check for mutant in KERNELS} == {"misuse", "bytes", "zeros", "rule"}

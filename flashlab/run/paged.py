@@ -1,0 +1,73 @@
+"""Attention over K and V in pages: arrays of any framework in, the same kind out."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any, Unpack
+
+from flashlab.run import arrays, host
+from flashlab.run import plan as plans
+from flashlab.run.plan import Plan
+from simulator.devices import Device
+from simulator.errors import UsageError, unknown
+from simulator.names import Backend, DeviceName
+from simulator.operations.paged import PAGED
+from simulator.problem import FIELDS, Masks
+from simulator.program import Program
+from simulator.simulate import TileLike
+
+__all__ = ["attention"]
+
+
+def attention(
+    given: dict[str, Any], *, algorithm: str | Program, lse: bool, tile: TileLike, backend: Backend,
+    device: Device | DeviceName | None, **masks: Unpack[Masks],
+) -> Any:  # fmt: skip
+    """`flashlab.attention` with a `block_table`: `given` are q, the pools, the table and perhaps the lengths, by name."""
+    found = PAGED.bound((), given)
+    for name, x in found.items():
+        host.check_no_grad(name, x)
+    if plans.catalogue.get(algorithm).operation is not PAGED:
+        raise unknown("algorithm", algorithm, list(plans.catalogue.of(PAGED)))
+    if (lengths := masks.get("lengths")) is not None:
+        masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
+    if backend == "emulator":
+        from flashlab.run.emulated import emulate
+
+        for name, x in found.items():
+            if not host.fits_kind(name, x, found["q"]):
+                raise UsageError(
+                    name, type(x).__name__, f"an array of the same kind as q ({type(found['q']).__name__})"
+                )
+        run = emulate(algorithm, **found, lse=lse, tile=tile, device=device, **masks).checked()
+        outputs = {name: host.like(found["q"], x) for name, x in run.outputs.items()}
+    else:
+        if device is not None:
+            raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
+        framework = arrays.framework_of(found)
+        held = framework.shared(found)
+        views = framework.views({name: framework.place(name, x) for name, x in held.items()})
+        shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
+        with framework.stream(views["q"].device):
+            outputs = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, lse, **masks).run(found)
+    return (outputs["out"], outputs["lse"]) if lse else outputs["out"]
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _plan(
+    shapes: tuple[tuple[str, tuple[int, ...], str], ...],
+    device: int,
+    arch: str | None,
+    algorithm: str | Program,
+    tile: TileLike,
+    lse: bool,
+    /,
+    **masks: Unpack[Masks],
+) -> Plan:
+    """The plan for inputs of these shapes and dtypes on the current device."""
+    del device  # part of the key
+    inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
+    problem = PAGED.problem(inputs, **masks)
+    PAGED.check(problem, inputs)
+    return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)

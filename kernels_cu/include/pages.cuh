@@ -1,0 +1,112 @@
+// K and V in pages (PAGED): how the units of requests of any lengths are dealt out, and how keys are copied from their pages.
+//
+// The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
+// a prefix sum of their units says whose the next unit is. Nothing else depends on the lengths of other requests.
+#pragma once
+
+#include "tile.cuh"
+
+// The length of a request, of `requests`. It is in the kernel, because reads are marked there.
+DEVICE int length_of(const int* lengths, int request, int requests);
+
+// As without pages, and of its request the keys and the runs of a row tile. A warp that walks over units also keeps where it is:
+// `number` counts from the first unit of the 32 requests from `first` on. Of one of these each lane has the keys, and how many
+// units come before the next request's.
+struct Unit { int row_tile, run, kv_head, batch, keys, runs, number, first, own_keys, before_next; };
+
+// All units, in the order of requests. Those that share keys follow one another, and a block takes every gridDim.x-th.
+struct Units {
+  const Shape& batch;
+  const int* lengths;
+  int group, all_rows, row_tiles, kv_heads, batches;
+
+  DEVICE Units(const Shape& shape, const int* lengths)
+      : batch(shape), lengths(lengths), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group),
+        row_tiles(ceil_div(all_rows, BR)), kv_heads(shape.kv_heads), batches(shape.batch) {}
+
+  DEVICE Unit first() const {
+    Unit unit = {};
+    unit.number = blockIdx.x;
+    look_at(unit, 0);
+    find(unit);
+    return unit;
+  }
+  DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }
+  DEVICE void move_on(Unit& unit) const {
+    unit.number += gridDim.x;
+    find(unit);
+  }
+  // The problem that the unit's request is alone.
+  DEVICE Shape alone(const Unit& unit) const { return alone_with(unit.keys); }
+  DEVICE int runs_of(const Unit& unit) const { return unit.runs; }
+  // Of the longest request that the block table has room for.
+  DEVICE int most_runs() const { return ::most_runs(batch, group); }
+
+ private:
+  DEVICE Shape alone_with(int keys) const {
+    Shape own = batch;
+    own.len_kv = keys;
+    return own;
+  }
+
+  DEVICE void look_at(Unit& unit, int first) const {
+    const int request = first + lane_id();
+    unit.first = first;
+    unit.own_keys = min(max(length_of(lengths, request, batches), 0), batch.len_kv);  // the table has no more
+    unit.before_next = request < batches ? ::most_runs(alone_with(unit.own_keys), group) * kv_heads * row_tiles : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = shuffle(unit.before_next, lane_id() - step);
+      if (lane_id() >= step) unit.before_next += before;
+    }
+  }
+
+  DEVICE void find(Unit& unit) const {
+#pragma unroll 1
+    while (unit.number >= shuffle(unit.before_next, 31) && unit.first + 32 < batches) {
+      unit.number -= shuffle(unit.before_next, 31);
+      look_at(unit, unit.first + 32);
+    }
+    const unsigned here = ballot(unit.number < unit.before_next);
+    unit.batch = batches;
+    if (here == 0) return;  // there are no more
+    const int lane = count_bits(~here & (here - 1)), before = shuffle(unit.before_next, max(lane - 1, 0));
+    const int rest = unit.number - (lane > 0 ? before : 0), runs_before = rest / row_tiles;
+    unit.batch = unit.first + lane, unit.keys = shuffle(unit.own_keys, lane);
+    unit.runs = ::most_runs(alone_with(unit.keys), group);
+    unit.row_tile = rest - runs_before * row_tiles;
+    unit.kv_head = runs_before / unit.runs, unit.run = runs_before - unit.kv_head * unit.runs;
+  }
+};
+
+// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others.
+template <class TileT>
+struct PageLoader {
+  static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
+  static_assert(ROWS <= 32 && ROWS * CHUNKS % 32 == 0, "a lane for each row");
+
+  const char* head;  // of page 0
+  long long page, row;  // from one to the next, in bytes
+  int row_bytes;
+
+  // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
+  DEVICE void load(TileT tile, int at, int place, int rows) const {
+    const long long own = at * page + place * row;
+    if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
+      copy<true>(tile, own, rows);
+    else
+      copy<false>(tile, own, rows);
+  }
+
+  template <bool WHOLE>
+  DEVICE void copy(TileT tile, long long own, int rows) const {
+#pragma unroll(WHOLE ? 8 : 1)
+    for (int i = lane_id(); i < ROWS * CHUNKS; i += 32) {
+      const int r = i / CHUNKS, chunk = i % CHUNKS;
+      const char* from = head + shuffle(own, r) + chunk * CHUNK_BYTES;
+      if (!WHOLE) lanes_meet();
+      const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+      copy_async(tile.at(r, chunk), from, WHOLE ? CHUNK_BYTES : inside);
+    }
+  }
+};

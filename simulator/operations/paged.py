@@ -1,0 +1,172 @@
+"""Attention over K and V in pages, as servers keep them: its operands, and a judge that gathers the pages first.
+
+A pool has `pages` pages of `page_size` keys each. The block table says which pages a request has, in the order of its keys:
+key n of request b is row `n % page_size` of page `block_table[b, n // page_size]`. Nothing that a request doesn't own says
+anything: neither the rest of its last page, nor the rest of its line of the table, nor other pages. Requests may share pages.
+
+Once gathered, the keys of a request are those of plain attention with a batch of 1. So are the judge and the rule for errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from simulator.counts import Spec
+from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import UsageError
+from simulator.operations.attention import ATTENTION
+from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.problem import DTYPES, Problem, Tile
+
+STRAY = 2**31 - 1
+"""What `draw` fills the rest of a block table with: no page has this number."""
+
+
+class Pool(Operand):
+    """K or V in pages. Each KV head has the rows of all pages, one page behind the other."""
+
+    def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
+        _, heads, _, cols = self.shape(problem, tile)
+        return Spec(self.name, heads, problem.pages * self.shape(problem)[2], cols, self.dtype_in(problem), role)
+
+    def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
+        return super().by_head(x.swapaxes(0, 1), lead, spec)
+
+
+class PagedAttention(Operation):
+    """The forward pass over pages."""
+
+    name = "paged attention"
+    in_pages = True
+    kinds: ClassVar[Mapping[str, str]] = ATTENTION.kinds
+    shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "one request": {"heads": 2, "len_q": 1, "len_kv": 200, "page_size": 16},
+        "requests, GQA": {
+            "batch": 4, "heads": 8, "kv_heads": 2, "lengths": [(1, 300), (1, 1), (1, 0), (1, 70)], "page_size": 16, "pages": 40,
+        },
+        "pages of one key": {"batch": 2, "heads": 2, "lengths": [(1, 90), (1, 33)], "page_size": 1},
+        "large pages": {"batch": 2, "heads": 2, "lengths": [(1, 256), (1, 257)], "page_size": 256, "pages": 5},
+        "an odd page": {"batch": 2, "heads": 3, "lengths": [(1, 100), (1, 7)], "page_size": 7, "len_kv": 500},
+        "several new tokens, causal": {
+            "batch": 3, "heads": 4, "kv_heads": 1, "lengths": [(5, 150), (5, 5), (5, 2)], "causal": True, "page_size": 8,
+        },
+        "a window": {"batch": 2, "heads": 2, "lengths": [(3, 400), (3, 60)], "window": (90, 0), "page_size": 32},
+        "head dim 128, a scale": {
+            "batch": 2, "heads": 1, "head_dim": 128, "lengths": [(2, 130), (2, 64)], "scale": 0.3, "page_size": 64,
+        },
+        "an odd head dim": {"batch": 2, "heads": 2, "head_dim": 19, "lengths": [(1, 64), (1, 40)], "page_size": 4},
+    }  # fmt: skip
+    inputs = (
+        ATTENTION.operand("q"),
+        Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim")),
+        Pool(name="v", axes=("pages", "kv_heads", "page_size", "head_dim_v")),
+        Operand(name="block_table", axes=("batch", "table_pages"), dtype="int32"),
+        Operand(name="seq_lens", axes=("batch",), dtype="int32", default=lambda p: p.seq_lens),
+    )
+    outputs = ATTENTION.outputs
+
+    def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
+        named = {name: arrays[name] for name in ("q", "k", "v", "block_table")}
+        axes = {"q": "(batch, heads, len_q, head_dim)", "block_table": "(batch, pages per request)"}
+        for name, x in named.items():
+            wanted = axes.get(name, "(pages, kv_heads, page_size, head_dim)")
+            if len(getattr(x, "shape", ())) != wanted.count(",") + 1:
+                raise UsageError(f"{name}.shape", tuple(x.shape) if hasattr(x, "shape") else type(x).__name__, wanted)
+        dtype = storage_dtypes(named, "qkv", f"one of {', '.join(DTYPES)}")
+        (batch, heads, len_q, dim), (pages, kv_heads, size, _), (*_, dim_v) = (
+            tuple(named[name].shape) for name in "qkv"
+        )
+        if size < 1:
+            raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
+        problem = Problem(
+            batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, **masks,
+        )  # fmt: skip
+        super().check(problem, {name: x for name, x in arrays.items() if x is not None})
+        return problem
+
+    def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
+        lens = arrays.get("seq_lens")
+        if problem.lengths is not None or not isinstance(lens, np.ndarray):
+            return problem
+        self.check(problem, {"seq_lens": lens})
+        return problem.replace(
+            len_kv=problem.len_kv, pages=problem.pages, lengths=[(problem.len_q, int(n)) for n in lens]
+        )
+
+    def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
+        """As for any operation. What NumPy's lengths and block table hold is looked at, too: to look at values on a GPU would wait
+        for the GPU."""
+        super().check(problem, arrays, tile)
+        p, lens, table = problem, arrays.get("seq_lens"), arrays.get("block_table")
+        lengths: list[int] = lens.tolist() if isinstance(lens, np.ndarray) else list(p.seq_lens)
+        if isinstance(lens, np.ndarray):
+            for b, n in enumerate(lengths):
+                room = f"an integer from 0 to {p.len_kv:,}, for as many keys the block table has room"
+                if not 0 <= n <= p.len_kv:
+                    raise UsageError(f"seq_lens[{b}]", n, room)
+                if p.lengths is not None and n != p.seq_lens[b]:
+                    raise UsageError(f"seq_lens[{b}]", n, f"{p.seq_lens[b]}, as lengths say: it may be left out")
+        if isinstance(table, np.ndarray):
+            entries: Array = table  # pyright: ignore[reportUnknownVariableType]
+            for b, n in enumerate(lengths):
+                own = entries[b, : -(-n // (p.page_size or 1))]
+                wrong = np.flatnonzero((own < 0) | (own >= p.pages))
+                if wrong.size:
+                    accepted = f"a page of the pool, from 0 to {p.pages - 1:,}"
+                    raise UsageError(f"block_table[{b}, {wrong[0]}]", int(own[wrong[0]]), accepted)
+
+    def fitted(self, problem: Problem) -> Problem:
+        return problem if problem.page_size else problem.replace(page_size=16)
+
+    def idle(self, problem: Problem) -> bool:
+        return not problem.len_q
+
+    def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
+        """Requests as attention draws them, in pages of any order. All that no request owns is NaN, or a page that isn't there."""
+        p, drawn = problem, dict[str, Array]()
+        if p.pages < p.pages_of_lengths:
+            raise UsageError("pages", p.pages, f"at least {p.pages_of_lengths:,} for random inputs, which share none")
+        each = [ATTENTION.draw(one.gathered, seed + i, kind) for i, one in enumerate(p.sequences)]
+        free = np.random.default_rng((seed, 5)).permutation(p.pages).tolist()
+        table = drawn["block_table"] = np.full((p.batch, p.table_pages), STRAY, np.int32)
+        drawn["q"] = np.concatenate([one["q"] for one in each])
+        for name in "kv":
+            drawn[name] = np.full(self.operand(name).shape(p), np.nan, numpy_dtype(p.dtype))
+        for b, one in enumerate(each):
+            for i, first in enumerate(range(0, p.seq_lens[b], p.page_size or 1)):
+                page = table[b, i] = free.pop()
+                for name in "kv":
+                    keys = one[name][0, :, first : first + (p.page_size or 1)]
+                    drawn[name][page, :, : keys.shape[1]] = keys
+        return {operand.name: drawn[operand.name] for operand in self.required}
+
+    def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
+        """Each request as plain attention: its problem, and its q, k and v."""
+        found: list[tuple[Problem, dict[str, Array]]] = []
+        for b, one in enumerate(self.settled(problem, arrays).sequences):
+            pages = arrays["block_table"][b, : one.table_pages]
+            rows = {name: arrays[name][pages].swapaxes(0, 1) for name in "kv"}  # (kv_heads, pages, page_size, …)
+            flat = {name: x.reshape(1, x.shape[0], -1, x.shape[-1])[:, :, : one.len_kv] for name, x in rows.items()}
+            found.append((one.gathered, {"q": arrays["q"][b : b + 1], **flat}))
+        return found
+
+    def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
+        each = [ATTENTION.judge(p, own) for p, own in self.gathered(problem, arrays)]
+        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+    def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
+        each = [
+            ATTENTION.bounds(p, own, {name: x[b : b + 1] for name, x in truth.items()})
+            for b, (p, own) in enumerate(self.gathered(problem, arrays))
+        ]
+        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+
+    def flops(self, problem: Problem) -> int:
+        return sum(ATTENTION.flops(one.gathered) for one in problem.sequences)
+
+
+PAGED = PagedAttention()

@@ -1,0 +1,52 @@
+"""Paged attention: flash_decoding over K and V in pages, with requests of any lengths.
+
+A page may lie anywhere in the pool, and the block table says where. Chunks still begin at multiples of their size among a request's
+own keys, and the tree over them is the same. So the result has the same bits as `flash_decoding` on the gathered keys, whatever the
+pages, their size and their order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.config import Config
+from simulator.devices import Device
+from simulator.machine import Machine
+from simulator.operations.paged import PAGED
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.programs import flash_decoding
+from simulator.tensors import HbmTensor
+
+WALKS = 6
+"""How often a block walks over its units, per warp that computes: to look pages up, to copy, to compute, to merge a run, and in
+each of twice as many warps to merge what lies in several units."""
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """As flash_decoding's, so that its bits are the same."""
+    plain = flash_decoding.configure(problem, device, tile)
+    return replace(plain, walks=WALKS * plain.warps, constants=(*plain.constants, ("PAGED", 1)))
+
+
+@program(configure=configure, operation=PAGED)
+def paged(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, block_table: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, ...]:
+    """Flash-Decoding over pages (PagedAttention, arXiv 2309.06180), one request.
+
+    q, out (batch, heads, len_q, d); k, v (pages, kv_heads, page_size, d); block_table (batch, pages of a request) int32; seq_lens
+    (batch) int32; lse (batch, heads, len_q) float32. Each block goes through the lengths of all requests, so it knows which units
+    of work there are, and takes every n-th. The warp that fetches keys looks their pages up, some tiles ahead.
+    """
+    return flash_decoding.decode(m, "paged", q, m.paged(k, block_table), m.paged(v, block_table), problem, tile)
+
+
+ABOUT = {
+    "paged": flash_decoding.ABOUT["flash_decoding"]
+    | {
+        "load_q": "Find the unit from the lengths of all requests. Fetch the queries of all heads that share this KV head.",
+        "load_k": "Look the pages of the next tile's keys up, and fetch the keys. Each warp does so for its own, well ahead.",
+    }
+}
+"""What each step is for, in a sentence or two: the player's words."""

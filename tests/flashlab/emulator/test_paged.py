@@ -1,0 +1,152 @@
+"""paged on the emulator: each byte is the formula's, and the bits are flash_decoding's on the gathered keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashlab as fl
+from flashlab.run.emulated import emulate_problem
+from simulator.operations.paged import PAGED
+from tests.simulator.test_paged import within
+
+pytestmark = pytest.mark.compiler
+ROW = fl.CATALOGUE["paged"]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> fl.Problem:
+    """Few queries, and requests of up to four chunks of 256 keys, or with small tiles of two levels of the tree."""
+    kv_heads, len_q = draw(st.integers(1, 2)), draw(st.sampled_from([1, 1, 2, 9]))
+    lengths = draw(
+        st.lists(st.integers(0, 1100) | st.sampled_from([0, 1, 63, 64, 65, 256, 257]), min_size=1, max_size=4)
+    )
+    p = fl.Problem(
+        batch=len(lengths),
+        heads=kv_heads * draw(st.sampled_from([1, 2, 8])),
+        kv_heads=kv_heads,
+        lengths=[(len_q, n) for n in lengths],
+        head_dim=draw(st.sampled_from([16, 40])),
+        dtype=draw(st.sampled_from(["float16", "bfloat16"])),
+        page_size=draw(st.integers(1, 256) | st.sampled_from([1, 16, 64, 256])),
+        causal=draw(st.booleans()),
+        window=draw(st.none() | st.tuples(st.integers(0, 600), st.none() | st.integers(0, 5))),
+    )
+    return p.replace(pages=p.pages + draw(st.integers(0, 3)), len_kv=p.len_kv + draw(st.integers(0, 500)))
+
+
+def attended(p: fl.Problem, arrays: Any, **options: Any) -> dict[str, Any]:
+    run = emulate_problem(ROW, p, arrays, lse=True, **options)
+    assert run.complaints() == []
+    return dict(run.outputs)
+
+
+def gathered(p: fl.Problem, arrays: Any, tile: Any) -> dict[str, Any]:
+    """What flash_decoding makes of the requests, one by one."""
+    requests: Any = PAGED.gathered(p, arrays)
+    each = [
+        fl.emulate("flash_decoding", **own, **plain.masks, lse=True, tile=tile).checked().outputs
+        for plain, own in requests
+    ]
+    return {name: np.concatenate([one[name] for one in each]) for name in ("out", "lse")}
+
+
+def bits(outputs: dict[str, Any]) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in outputs.items()}
+
+
+def nhd(arrays: Any) -> Any:
+    """The pools as views of memory in which a page's keys lie one behind the other, all heads of each."""
+    return {
+        name: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if name in "kv" else x for name, x in arrays.items()
+    }
+
+
+@settings(max_examples=6, deadline=None)
+@given(problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.booleans(), st.integers(0, 9))
+def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, tile: Any, swapped: bool, seed: int) -> None:
+    """What no request owns is NaN, or no page. The emulator sees what is read outside the pool."""
+    arrays: Any = PAGED.draw(p, seed)
+    found = attended(p, nhd(arrays) if swapped else arrays, tile=tile)
+    assert within(found, p, arrays)
+    assert bits(found) == bits(gathered(p, arrays, tile))
+
+
+@settings(max_examples=8, deadline=None)
+@given(problems(), st.data())
+def test_neither_pages_nor_other_requests_change_a_bit(p: fl.Problem, data: st.DataObject) -> None:
+    arrays: Any = PAGED.draw(p, 2)
+    found = attended(p, arrays, tile=(16, 16))
+    order = data.draw(st.permutations(range(p.batch)))
+    size = data.draw(st.integers(1, 256))
+    other = p.replace(
+        lengths=[(p.len_q, p.seq_lens[b]) for b in order], page_size=size, pages=None, len_kv=p.len_kv + 3
+    )
+    moved: Any = PAGED.draw(other, 7)  # for its table: what lies in the pages is put there
+    for b, (_, own) in zip(range(p.batch), [PAGED.gathered(p, arrays)[b] for b in order], strict=True):
+        moved["q"][b] = own["q"][0]
+        for key in range(other.seq_lens[b]):
+            for name in "kv":
+                moved[name][moved["block_table"][b, key // size], :, key % size] = own[name][0, :, key]
+    again = attended(other, moved, tile=(16, 16), workers=data.draw(st.integers(1, 4)))
+    assert bits(again) == bits({name: x[list(order)] for name, x in found.items()})
+
+
+@pytest.mark.long
+def test_more_requests_than_lanes_and_more_units_than_blocks() -> None:
+    lengths = [(1, int(n)) for n in np.random.default_rng(3).integers(0, 400, 70)]
+    p = fl.Problem(batch=70, heads=12, kv_heads=4, lengths=lengths, head_dim=16, dtype="float16", page_size=5)
+    arrays: Any = PAGED.draw(p, 1)
+    c = fl.count("paged", p, tile=(16, 16))
+    assert c.launches[0].blocks > 5 * c.device.sms
+    assert bits(attended(p, arrays, tile=(16, 16))) == bits(gathered(p, arrays, (16, 16)))
+
+
+def test_lengths_are_read_from_memory() -> None:
+    """A plan for all that the table holds serves any lengths: they are an operand."""
+    p = fl.Problem(batch=3, heads=4, kv_heads=2, len_q=1, len_kv=640, head_dim=16, dtype="float16", page_size=16)
+    plan, lens = fl.plan("paged", p, backend="emulator", tile=(16, 16)), np.array([600, 7, 0], np.int32)
+    long: Any = PAGED.draw(p, 1)
+    counted = fl.emulate("paged", **long, seq_lens=lens, tile=(16, 16))
+    assert counted.passed and counted.counts.problem.seq_lens == (600, 7, 0)
+    short = plan.run(**long, seq_lens=lens)["out"]
+    wanted = p.replace(lengths=[(1, int(n)) for n in lens], pages=p.pages)
+    assert short.tobytes() == attended(wanted, long, tile=(16, 16))["out"].tobytes()
+    assert short.tobytes() != plan.run(**long)["out"].tobytes()
+
+
+def test_the_call() -> None:
+    """Lengths as an array and as numbers, pools as views, and what the call doesn't take."""
+    p = fl.Problem(
+        batch=2, heads=4, kv_heads=2, lengths=[(2, 90), (2, 33)], head_dim=16, dtype="float16", page_size=8, causal=True
+    )
+    arrays: Any = PAGED.draw(p, 1)
+    table, lens = arrays["block_table"], np.array(p.seq_lens, np.int32)
+    q, k, v = (nhd(arrays)[name] for name in "qkv")
+    out, lse = fl.attention(q, k, v, block_table=table, seq_lens=lens, causal=True, lse=True, backend="emulator")
+    assert within({"out": out, "lse": lse}, p, arrays)
+    again = fl.attention(
+        q, k, v, block_table=table, lengths=p.lengths, causal=True, backend="emulator", algorithm="paged"
+    )
+    assert again.tobytes() == out.tobytes()
+    for wrong, line in (
+        ({"out": out}, "out = ndarray: expected None with a block_table"),
+        ({"algorithm": "flash_decoding"}, "algorithm = 'flash_decoding': expected one of paged"),
+        ({"block_table": None}, "block_table = None: expected an array"),
+        ({"seed": 3}, "seed = 3: expected"),
+        ({"device": "h1000"}, "device = 'h1000': expected"),
+    ):
+        call: dict[str, Any] = {"block_table": table, "seq_lens": lens, "backend": "emulator", **wrong}
+        with pytest.raises(fl.UsageError) as refused:
+            fl.attention(q, k, v, **call)
+        assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
+
+
+@pytest.mark.long
+def test_verified() -> None:
+    report = fl.verify("paged", backend="emulator", dtypes=["float16"], checks=["rule"], tile=(16, 16))
+    assert report.passed and all(row.status == "passed" for row in report.rows)
