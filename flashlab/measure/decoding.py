@@ -3,6 +3,9 @@
 Calls run in CUDA graphs, because a model that decodes runs in one. Each graph has all calls of a contender over several sets of
 inputs, together larger than the L2, so K and V come from DRAM. Graphs take turns. `read` is a kernel that does nothing but read
 the same bytes: the roof. Needs a GPU and torch.
+
+With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Peers get as many
+requests, all as long as these are on average: the same bytes, evenly dealt.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from rich.progress import track
 from flashlab.measure import peers, results
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.run.arrays import cupy
+from simulator.catalogue import get
 
 CELLS = (
     (1, 32, 8, 8192),
@@ -30,6 +34,11 @@ CELLS = (
     (1, 64, 8, 131072),
 )
 """Batch, heads, KV heads, keys: bfloat16, head dim 128, one query."""
+PAGES = (16, 1, 64)
+"""Keys per page, for requests in pages."""
+PAGED_CELL = (64, 32, 8, 4096)
+"""Of them the keys are an average."""
+LONGEST = 28_000
 AGAINST = ("sdpa-flash", "cudnn")
 HEAD_DIM = 128
 _COLD = 400e6  # bytes of K and V in all sets, several times the L2
@@ -55,7 +64,7 @@ Tensors = tuple[Any, Any, Any]
 @dataclass(frozen=True)
 class Row:
     """A cell: the bytes of K and V, and by contender microseconds (the median) and its time over the algorithm's (median of a
-    round's ratios). `read` is the kernel that only reads."""
+    round's ratios). `read` is the kernel that only reads. Of requests in pages `len_kv` is the mean, and `longest` the most."""
 
     batch: int
     heads: int
@@ -65,6 +74,8 @@ class Row:
     microseconds: dict[str, float]
     ratios: dict[str, float]
     rounds: int
+    page_size: int | None = None
+    longest: int | None = None
 
 
 class Decoding(Data):
@@ -74,18 +85,23 @@ class Decoding(Data):
     rows: tuple[Row, ...]
 
 
-def measure(algorithm: str, cell: tuple[int, int, int, int], against: Sequence[str], rounds: int) -> Row:
-    """Time a cell. Raises `RuntimeError` if a contender is over 2 % of V's spread away from the others."""
+def measure(
+    algorithm: str, cell: tuple[int, int, int, int], against: Sequence[str], rounds: int, page_size: int | None = None
+) -> Row:
+    """Time a cell. Raises `RuntimeError` if a contender is over 2 % of V's spread away from the others, or where the algorithm's
+    keys are in pages, another bit than `flash_decoding`'s on the gathered keys."""
     torch: Any = import_module("torch")
     batch, heads, kv_heads, len_kv = cell
     nbytes = 2 * batch * kv_heads * len_kv * HEAD_DIM * 2
     sets = [_drawn(torch, cell) for _ in range(max(2, min(16, int(_COLD / nbytes) + 1)))]
     names = [algorithm, *against, "read"]
-    calls = {name: [_call(name, arrays) for arrays in sets] for name in names}
-    outs = [calls[name][0]().float() for name in names[:-1]]
-    for name, out in zip(names[1:-1], outs[1:], strict=True):
+    calls = {name: [_call(name, arrays) for arrays in sets] for name in names if page_size is None or name != algorithm}
+    if page_size is not None:
+        calls[algorithm] = [_paged_call(torch, algorithm, cell, page_size) for _ in sets]
+    outs = [calls[name][0]().float() for name in names[page_size is not None : -1]]
+    for out in outs[1:]:
         if not float((out - outs[0]).abs().max()) < 0.02:
-            raise RuntimeError(f"{algorithm} and {name} differ at {cell}")
+            raise RuntimeError(f"{' and '.join(names[:-1])} differ at {cell}")
     repeats = max(1, _CALLS // len(sets))
     graphs = {name: _graph(torch, calls[name], repeats) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -99,7 +115,51 @@ def measure(algorithm: str, cell: tuple[int, int, int, int], against: Sequence[s
     ratios = {
         name: statistics.median(b / a for a, b in zip(times[algorithm], times[name], strict=True)) for name in names[1:]
     }
-    return Row(batch, heads, kv_heads, len_kv, nbytes, middle, ratios, rounds)
+    longest = None if page_size is None else max(skewed(batch, len_kv))
+    return Row(batch, heads, kv_heads, len_kv, nbytes, middle, ratios, rounds, page_size, longest)
+
+
+def skewed(requests: int, mean: int) -> list[int]:
+    """Lengths with this mean, of which few are long: the longest has `LONGEST` keys, and each the same share of the one before.
+
+    >>> lengths = skewed(64, 4096)
+    >>> max(lengths), sum(lengths) == 64 * 4096, sorted(lengths)[32]
+    (28000, True, 846)
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        share = (low + high) / 2
+        low, high = (
+            (share, high) if sum(LONGEST * share**i for i in range(requests)) < requests * mean else (low, share)
+        )
+    lengths = [round(LONGEST * low**i) for i in range(requests)]
+    lengths[-1] += requests * mean - sum(lengths)
+    return lengths
+
+
+def _paged_call(torch: Any, algorithm: str, cell: tuple[int, int, int, int], page_size: int) -> Callable[[], Any]:
+    """A call on requests of `skewed` lengths in a random order, in pages that lie anywhere."""
+    batch, heads, kv_heads, mean = cell
+    lengths = torch.tensor(skewed(batch, mean))[torch.randperm(batch)]
+    counts = (lengths + page_size - 1) // page_size
+    order, table = torch.randperm(int(counts.sum())).int(), torch.zeros((batch, int(counts.max())), dtype=torch.int32)
+    for line, own in zip(table, order.split(counts.tolist()), strict=True):
+        line[: len(own)] = own
+    shapes = (batch, heads, 1, HEAD_DIM), *[(len(order), page_size, kv_heads, HEAD_DIM)] * 2
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    arrays = {"q": q, "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
+    arrays |= {"block_table": table.cuda(), "seq_lens": lengths.int().cuda()}
+    b = int(lengths.argmax())
+    pages = arrays["block_table"][b, : int(counts[b])].long()
+    own = (x[pages].flatten(0, 1)[: int(lengths[b])].transpose(0, 1)[None].contiguous() for x in (k, v))
+    attention = import_module("flashlab.run.call").attention
+    if not torch.equal(attention(**arrays)[b : b + 1], attention(q[b : b + 1], *own, algorithm="flash_decoding")):
+        raise RuntimeError(f"{algorithm} and flash_decoding differ at {cell}, pages of {page_size}")
+
+    def call() -> Any:
+        return attention(**arrays, algorithm=algorithm)
+
+    return call
 
 
 def _drawn(torch: Any, cell: tuple[int, int, int, int]) -> Tensors:
@@ -166,10 +226,12 @@ def headline(data: Decoding) -> str:
 def table(data: Decoding) -> str:
     """A row per cell: microseconds, and what each peer takes of the algorithm's time."""
     peers_ = [name for name in data.rows[0].ratios if name != "read"]
+    paged = data.rows[0].page_size is not None
     header = (
         "batch",
         "heads",
         "keys",
+        *(("pages of",) if paged else ()),
         "µs",
         "GB/s",
         "of a plain read",
@@ -177,7 +239,8 @@ def table(data: Decoding) -> str:
         *(f"× {name}" for name in peers_),
     )
     return markdown_table(header, [
-        (str(r.batch), f"{r.heads}, {r.kv_heads}", f"{r.len_kv:,}", f"{r.microseconds[data.algorithm]:.1f}",
+        (str(r.batch), f"{r.heads}, {r.kv_heads}", f"{r.len_kv:,}" if not paged else f"mean {r.len_kv:,}, longest {r.longest:,}",
+         *((str(r.page_size),) if paged else ()), f"{r.microseconds[data.algorithm]:.1f}",
          f"{r.nbytes / r.microseconds[data.algorithm] / 1e3:,.0f}", f"{r.ratios['read']:.0%}",
          *(f"{r.microseconds[name]:.1f}" for name in peers_), *(f"{r.ratios[name]:.2f}" for name in peers_))
         for r in data.rows
@@ -198,18 +261,20 @@ KIND = Kind(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--algorithm", default="flash_decoding", help="whose kernel is timed")
-    parser.add_argument("--against", default=",".join(AGAINST), help="peers, separated by commas")
+    parser.add_argument("--against", help=f"peers, separated by commas ({','.join(AGAINST)}; of paged flash_decoding)")
     parser.add_argument("--rounds", type=int, default=15, help="per cell")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file")
     parser.add_argument("--force", action="store_true", help="replace a file of that name")
     given = parser.parse_args()
-    against = given.against.split(",")
+    paged = get(given.algorithm).operation.in_pages
+    against = given.against.split(",") if given.against else ["flash_decoding"] if paged else [*AGAINST]
     for name in against:
         peers.check(name)
     torch: Any = import_module("torch")
     rows = list[dict[str, Any]]()
-    for cell in track(CELLS, given.algorithm):
-        rows.append(asdict(measure(given.algorithm, cell, against, given.rounds)))
+    cells = [(PAGED_CELL, size) for size in PAGES] if paged else [(cell, None) for cell in CELLS]
+    for cell, page_size in track(cells, given.algorithm):
+        rows.append(asdict(measure(given.algorithm, cell, against, given.rounds, page_size)))
         torch.cuda.empty_cache()
     data = {"algorithm": given.algorithm, "rows": rows}
     print(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.verify import gradients
+from flashlab.verify import gradients, pages
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
@@ -27,6 +27,7 @@ from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
+from simulator.operations.paged import PAGED
 from simulator.simulate import run_on_data
 
 
@@ -154,7 +155,8 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 
 def checks_of(operation: Operation) -> Mapping[str, Check]:
     """The checks of an operation: those of any, and its own probes."""
-    return {**CHECKS, **(gradients.CHECKS if operation is BACKWARD else {})}
+    own: Mapping[str, Check] = {BACKWARD.name: gradients.CHECKS, PAGED.name: pages.CHECKS}.get(operation.name, {})
+    return {**CHECKS, **own}
 
 
 def rows(

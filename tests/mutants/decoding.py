@@ -132,7 +132,7 @@ KERNELS = [
           "requests", file=PAGES),
     paged("runs of the longest request", "unit.runs = ::most_runs(alone_with(unit.keys), group)",
           "unit.runs = ::most_runs(batch, group)", "misuse", "many requests", file=PAGES),
-    paged("each block takes its neighbours' units", "unit.number += gridDim.x;", "unit.number += 1;", "misuse", "many requests",
-          file=PAGES),
+    paged("units between those of the blocks", "unit.number += gridDim.x;", "unit.number += gridDim.x + 1;", "misuse",
+          "many requests", file=PAGES),
     mutant("the scale's sign forgotten", "scores.flip(s[i]);", "", "rule", "a negative scale", step="mask"),
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
+import kernels_cu
 from flashlab.run.emulated import emulate_problem
-from simulator.operations.paged import PAGED
+from flashlab.verify.pages import repaged
+from simulator.operations.paged import PAGED, STRAY
+from tests.mutants.decoding import KERNELS
 from tests.simulator.test_paged import within
 
 pytestmark = pytest.mark.compiler
@@ -82,16 +86,11 @@ def test_neither_pages_nor_other_requests_change_a_bit(p: fl.Problem, data: st.D
     arrays: Any = PAGED.draw(p, 2)
     found = attended(p, arrays, tile=(16, 16))
     order = data.draw(st.permutations(range(p.batch)))
-    size = data.draw(st.integers(1, 256))
-    other = p.replace(
-        lengths=[(p.len_q, p.seq_lens[b]) for b in order], page_size=size, pages=None, len_kv=p.len_kv + 3
-    )
-    moved: Any = PAGED.draw(other, 7)  # for its table: what lies in the pages is put there
-    for b, (_, own) in zip(range(p.batch), [PAGED.gathered(p, arrays)[b] for b in order], strict=True):
-        moved["q"][b] = own["q"][0]
-        for key in range(other.seq_lens[b]):
-            for name in "kv":
-                moved[name][moved["block_table"][b, key // size], :, key % size] = own[name][0, :, key]
+    other, moved = repaged(p, arrays, order, data.draw(st.integers(1, 256)), 7)
+    other = other.replace(len_kv=p.len_kv + 300)  # a longer table, with more room in the workspaces
+    lines = np.full((p.batch, other.table_pages), STRAY, np.int32)
+    lines[:, : moved["block_table"].shape[1]] = moved["block_table"]
+    moved["block_table"] = lines
     again = attended(other, moved, tile=(16, 16), workers=data.draw(st.integers(1, 4)))
     assert bits(again) == bits({name: x[list(order)] for name, x in found.items()})
 
@@ -148,5 +147,21 @@ def test_the_call() -> None:
 
 @pytest.mark.long
 def test_verified() -> None:
-    report = fl.verify("paged", backend="emulator", dtypes=["float16"], checks=["rule"], tile=(16, 16))
+    report = fl.verify("paged", backend="emulator", dtypes=["float16"], tile=(16, 16))
     assert report.passed and all(row.status == "passed" for row in report.rows)
+    assert {row.check for row in report.rows} == {"rule", "determinism", "pages", "requests"}
+
+
+FAULTS = {
+    "pages": ("places in pages of another size", "rows by the pages of the tile behind"),
+    "requests": ("the first request's pages", "one length for all"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("check", "mechanism"), [(check, each) for check, them in FAULTS.items() for each in them])
+def test_a_probe_finds_its_fault(check: str, mechanism: str, tmp_path: Path) -> None:
+    mutant = next(each for each in KERNELS if each.mechanism == mechanism)
+    with kernels_cu.sources_in(mutant.written(tmp_path)):
+        report = fl.verify("paged", backend="emulator", dtypes=["float16"], checks=[check], tile=(16, 16))
+    assert not report.passed
