@@ -113,7 +113,7 @@ struct Rows {
 
 // The pages of the next tiles' keys. They are asked for AHEAD tiles before the copies need them.
 struct Lookup {
-  static constexpr int AHEAD = 4;
+  static constexpr int AHEAD = 2;
   const int* table;
   Walk walk;
   int pages[AHEAD] = {};

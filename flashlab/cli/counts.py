@@ -157,7 +157,9 @@ def _arrays(problem: ProblemOptions, path: str | None, seed: int, algorithm: str
         raise UsageError("--input", path, f"nothing: {operation.name} gets random operands")
     data = _data(problem, path, sample=False)
     if data is None:
-        return operation.draw(problem.problem(algorithm), seed), None
+        posed = problem.problem(algorithm)
+        get(options.algorithm(algorithm)).check(posed)  # arrays don't say all of it
+        return operation.draw(posed, seed), None
     return {"q": data.q, "k": data.k, "v": data.v}, data.causal
 
 
@@ -247,7 +249,7 @@ def _error_of(operation: Operation, run: Run, arrays: Mapping[str, Any]) -> tupl
         return None, f"error: not computed, naive {operation.name} would take too much memory or time"
     truth = operation.judge(p, arrays)
     errors: dict[str, Error] = {
-        name: error_of(run.outputs[name], None, Reference(exact, np.empty(0))) for name, exact in truth.items()
+        x.name: error_of(run.outputs[x.name], None, Reference(truth[x.name], np.empty(0))) for x in operation.written
     }
     said = "; ".join(f"{name} {_words(error)}" for name, error in errors.items())
     return {

@@ -172,6 +172,7 @@ def _run_algorithm(
     import flashlab as fl
 
     p, operation = problem.problem(algorithm), catalogue.get(algorithm).operation
+    catalogue.get(algorithm).check(p)  # arrays don't say all of it
     arrays = operation.draw(p, seed=0)
     options_of_run: dict[str, Any] = {
         **p.masks,

@@ -97,9 +97,11 @@ def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
         few = random.standard_normal(min(math.prod(shape), _FRESH), np.float32).astype(dtype)
         return np.resize(few, shape)
 
-    drawn = {operand.name: array(operand) for operand in get(algorithm).operation.required} | random_optional(
-        problem, seed
-    )
+    operation = get(algorithm).operation
+    if operation.in_pages:  # a block table isn't any numbers
+        drawn = operation.draw(problem, seed)
+    else:
+        drawn = {x.name: array(x) for x in operation.required} | random_optional(problem, seed)
     return {name: from_numpy(x, "cupy") for name, x in drawn.items()}
 
 

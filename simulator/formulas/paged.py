@@ -8,6 +8,7 @@ import numpy as np
 
 from simulator.config import Config, padded
 from simulator.counts import Book
+from simulator.dtypes import Array
 from simulator.formulas.flash_decoding import count_decoding
 from simulator.problem import Problem, Tile
 from simulator.programs.flash_decoding import Splits
@@ -18,32 +19,29 @@ def paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool
     tile touch. With pages of one key those are 4 bytes a key."""
     count_decoding(book, "paged", problem, tile, config, lse=lse)
     p, size, cols = problem, problem.page_size or 1, tile.cols
-    share, heads, n = -(-padded(cols) // config.readers), p.batch * p.kv_heads, p.len_kv
-
-    def entries(j: int) -> int:
-        """What is looked up for tile j."""
-        end = min((j + 1) * cols, n)
-        firsts = np.arange(j * cols, end, share, dtype=np.int64)
-        return int(((np.minimum(firsts + share, end) - 1) // size - firsts // size + 1).sum())
-
-    whole, period = (
-        n // cols,
-        size // gcd(cols, size),
-    )  # after so many tiles, pages and tiles lie to each other as before
-    before = np.cumsum([0, *(entries(j) for j in range(min(whole, period)))])
-    spans, first, last = Splits(p, tile, dict(config.constants)["RUN"]).spans(), n, 0
-
-    def up_to(tiles: np.ndarray) -> np.ndarray:
-        """What is looked up for so many whole tiles."""
-        return tiles // period * before[-1] + before[tiles % period] if whole >= period else before[tiles]
-
-    for _, begin, stop in spans:
-        begin, stop = begin[begin < stop], stop[begin < stop]
-        if not len(begin):
-            continue
-        looked = int((up_to(np.minimum(stop, whole)) - up_to(np.minimum(begin, whole))).sum())
-        looked += int((stop > whole).sum()) * (entries(whole) if n % cols else 0)
-        book.add("load_k", "block_table", hbm_read=4 * heads * looked)
-        first, last = min(first, int(begin.min()) * cols), max(last, min(int(stop.max()) * cols, n))
+    heads, n, first, last = p.batch * p.kv_heads, p.len_kv, p.len_kv, 0
+    for _, begin, stop in Splits(p, tile, dict(config.constants)["RUN"]).spans():
+        ends = np.minimum(stop * cols, n)
+        looked = _entries(ends, size, cols, config.readers) - _entries(begin * cols, size, cols, config.readers)
+        book.add("load_k", "block_table", hbm_read=4 * heads * int(looked.sum()))
+        if (seen := begin < stop).any():
+            first, last = min(first, int(begin[seen].min()) * cols), max(last, int(ends.max()))
     if first < last:
         book.distinct("block_table", "read", 4 * ((last - 1) // size - first // size + 1))
+
+
+def _entries(keys: Array, size: int, cols: int, warps: int) -> Array:
+    """How many entries are looked up for so many first keys: whole tiles, or all.
+
+    Each warp looks one up for its share of a tile, and one more wherever a page begins inside of it.
+    """
+    share = -(-padded(cols) // warps)
+    shares = keys // cols * -(-cols // share) + -(-(keys % cols) // share)
+    found = shares + (keys + size - 1) // size
+    common = gcd(size, cols)
+    for start in range(0, cols, share):  # pages that begin where a share of each tile does
+        if start % common == 0:
+            page = start // common * pow(size // common, -1, cols // common) % (cols // common)
+            before, apart = page * size, size // common * cols
+            found = found - [max(0, -(-(int(n) - before) // apart)) for n in keys]
+    return found

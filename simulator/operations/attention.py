@@ -511,5 +511,7 @@ def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     >>> q.shape, k.shape, q.dtype.name
     ((1, 4, 8, 16), (1, 2, 8, 16), 'float16')
     """
-    drawn = ATTENTION.draw(Problem.checked(problem), seed)
+    if Problem.checked(problem).page_size is not None:
+        raise UsageError("page_size", problem.page_size, "None: the operation of paged draws pages")
+    drawn = ATTENTION.draw(problem, seed)
     return drawn["q"], drawn["k"], drawn["v"]

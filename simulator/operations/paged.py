@@ -93,6 +93,8 @@ class PagedAttention(Operation):
         if problem.lengths is not None or not isinstance(lens, np.ndarray):
             return problem
         self.check(problem, {"seq_lens": lens})
+        if lens.tolist() == list(problem.seq_lens):
+            return problem
         return problem.replace(
             len_kv=problem.len_kv, pages=problem.pages, lengths=[(problem.len_q, int(n)) for n in lens]
         )
@@ -142,7 +144,7 @@ class PagedAttention(Operation):
                 for name in "kv":
                     keys = one[name][0, :, first : first + (p.page_size or 1)]
                     drawn[name][page, :, : keys.shape[1]] = keys
-        return {operand.name: drawn[operand.name] for operand in self.required}
+        return {x.name: drawn[x.name] for x in self.required} | {"seq_lens": np.array(p.seq_lens, np.int32)}
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""

@@ -34,7 +34,8 @@ HEAD_DIMS = (40, 64, 128, 256)
 
 def takes(name: str, head_dim: int) -> bool:
     """Does an algorithm take the head dim at all?"""
-    problem = Problem(batch=1, heads=1, len_q=64, head_dim=head_dim, dtype=CATALOGUE[name].dtypes[-1])
+    plain = Problem(batch=1, heads=1, len_q=64, head_dim=head_dim, dtype=CATALOGUE[name].dtypes[-1])
+    problem = CATALOGUE[name].operation.fitted(plain)
     return CATALOGUE[name].refuses(problem, Device.named("h200")) is None
 
 
@@ -59,9 +60,18 @@ SPILL = [
     ("flash_decoding", "float16", 128, "sm_75"),
     *(("flash_decoding", "float32", 128, arch) for arch in ("sm_75", "sm_90")),
     *(("flash_decoding", "float32", 256, arch) for arch in DEVICES),
+    *(
+        ("paged", dtype, head_dim, arch)
+        for dtype in ("float16", "bfloat16")
+        for head_dim in (128, 256)
+        for arch in ("sm_75", "sm_80", "sm_89")
+    ),
+    *(("paged", "float32", 128, arch) for arch in ("sm_75", "sm_89", "sm_90")),
+    *(("paged", "float32", 256, arch) for arch in DEVICES),
 ]
 """A backward pass's dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or
-none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers."""
+none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In pages, where its warps walk over the units
+goes beside: on Hopper 16 bits have room for it."""
 MATRIX = [
     case
     for name, row in WITH_KERNELS.items()

@@ -26,6 +26,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -34,19 +35,22 @@ import numpy as np
 
 import flashlab as fl
 from simulator.operations.attention import ATTENTION
+from simulator.operations.paged import PAGED
 
 BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dtype": "float16"}
 PROBLEMS: list[dict[str, Any]] = [
     {}, {"causal": True}, {"kv_heads": 1, "len_kv": 5}, {"len_q": 0}, {"len_kv": 0}, {"window": (3, 0)}, {"dtype": "float32"},
     {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
     {"mask": "dense"}, {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
-    {"dtype": "float8_e4m3fn", "head_dim": 64},
+    {"dtype": "float8_e4m3fn", "head_dim": 64}, {"page_size": 4}, {"page_size": 3, "batch": 2, "lengths": [(9, 5), (9, 30)]},
 ]  # fmt: skip
 HUGE: list[dict[str, Any]] = [
     {"len_q": 2**40, "causal": True},
     {"heads": 2**31},
     {"len_q": 10**6, "batch": 64},
     {"len_kv": 2**62},
+    {"len_kv": 2**62, "page_size": 2**40},
+    {"len_kv": 2**62, "page_size": 1},
 ]
 
 ALGORITHMS = [*fl.CATALOGUE, "flash9", ""]
@@ -109,11 +113,28 @@ def _arrays(random: Random) -> dict[str, Any]:
     posed = fl.Problem(
         **{**BASE, **random.choice([x for x in PROBLEMS if "lengths" not in x and x.get("dtype") != "float8_e4m3fn"])}
     )
+    if posed.page_size is not None:
+        posed = posed.replace(page_size=None)
     return {**ATTENTION.draw(posed, random.randrange(9)), **posed.masks}
 
 
+def _in_pages(random: Random) -> dict[str, Any]:
+    """Two requests in pages, with what they don't own full of NaN."""
+    posed = fl.Problem(**{
+        **BASE, "batch": 2, "page_size": random.choice([1, 4, 64]), "lengths": [(9, random.randrange(40)), (9, 12)],
+        "causal": random.choice([True, False]), "window": random.choice([None, (3, 0)]),
+    })  # fmt: skip
+    arrays: dict[str, Any] = dict(PAGED.draw(posed, random.randrange(9)))
+    return {"algorithm": "paged", **arrays, "causal": posed.causal, "window": posed.window}
+
+
+def _plainly(random: Random) -> dict[str, Any]:
+    return {"algorithm": random.choice(["flash2", "standard", "flash1"]), **_arrays(random)}
+
+
 FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
-    **{name: lambda r: {"algorithm": r.choice(["flash2", "standard", "flash1"]), **_arrays(r)} for name in ("simulate", "emulate")},
+    "simulate": lambda r: _plainly(r) if r.random() < 0.8 else _in_pages(r),
+    "emulate": lambda r: _plainly(r),
     "attention": lambda r: {**_arrays(r), "algorithm": "flash2", "backend": "emulator"},
     **dict.fromkeys(("naive", "naive_loop"), _arrays),
     "count": lambda r: {"algorithm": r.choice(list(fl.CATALOGUE)), "problem": problem(r, huge=True)},
@@ -205,13 +226,28 @@ def outcome(call: Call) -> str:
             assert said and "\n" not in said and len(said) < 2000, f"no line: {said!r}"
             return "unavailable" if isinstance(error, fl.Unavailable) else "refused"
         if call.name in ORACLES and isinstance(result, fl.Run | fl.Reference):
-            _hold(call, result.out)
+            for given, out in _requests(call.arguments, result.out):
+                _hold(given, out)
     return "returned"
 
 
-def _hold(call: Call, out: Any) -> None:
+def _requests(given: dict[str, Any], out: Any) -> Generator[tuple[dict[str, Any], Any]]:
+    """A call's operands and its output; of requests in pages each by itself, key by key."""
+    if given.get("block_table") is None:
+        yield given, out
+        return
+    table, lens, lengths = np.asarray(given["block_table"]), given.get("seq_lens"), given.get("lengths")
+    size = given["k"].shape[2]
+    for b in range(len(table)):
+        n = int(lens[b]) if lens is not None else lengths[b][1] if lengths else table.shape[1] * size
+        own = {name: np.zeros((1, given[name].shape[1], n, given[name].shape[3])) for name in "kv"}
+        for name, key in product("kv", range(n)):
+            own[name][0, :, key] = given[name][table[b, key // size], :, key % size]
+        yield {**given, "q": given["q"][b : b + 1], **own, "lengths": None}, out[b : b + 1]
+
+
+def _hold(given: dict[str, Any], out: Any) -> None:
     """Hold `out` to attention by loops, where the operands are finite and the scores within float32."""
-    given = call.arguments
     q, k, v = (np.asarray(given[name]).astype(np.float64) for name in "qkv")
     if not all(np.isfinite(x).all() and (abs(x) < 1e3).all() for x in (q, k, v)):
         return
@@ -303,6 +339,7 @@ WORDS: Mapping[str, list[str]] = {
     "tile": ["16x16", "64x64", "17x13", "0x1", "axb", "9x9x9"],
     "window": ["3,0", "none,1", "1", "a,b"], "lengths": ["3,4", "3:4", "a", ","], "head": ["0,0", "0,1", "0", "9,9"],
     "len_q": ["0", "1", "40", "64", str(2**40)], "head_dim": ["16", "40", "64", "512"], "heads": ["1", "2", "3", "4"],
+    "page_size": ["0", "1", "16"], "pages": ["0", "3"],
 }  # fmt: skip
 """Texts that an option or argument of this name takes, or nearly takes. Any other gets `TEXTS`."""
 

@@ -73,9 +73,8 @@ def test_the_program_is_right_and_counts_what_the_formula_does(
 ) -> None:
     """All that no request owns is NaN, so what it reads of that shows."""
     arrays: Any = PAGED.draw(p, seed)
-    lens = np.array(p.seq_lens, np.int32)
     masks: dict[str, Any] = {"causal": p.causal, "window": p.window}
-    run = fl.simulate("paged", **arrays, seq_lens=lens, **masks, tile=tile, device=device, lse=True)
+    run = fl.simulate("paged", **arrays, **masks, tile=tile, device=device, lse=True)
     assert run.counts == fl.count("paged", run.counts.problem, tile=tile, device=device, lse=True)
     formula: Any = fl.CATALOGUE["paged"].formula
     fl.check_formula("paged", formula, p, tile=tile, device=device)
@@ -142,8 +141,7 @@ def test_a_problem_that_cannot_be_is_refused(changes: dict[str, Any], line: str)
 
 
 def given_arrays() -> dict[str, Any]:
-    p = small(lengths=[(1, 30), (1, 9)])
-    return {**PAGED.draw(p), "seq_lens": np.array(p.seq_lens, np.int32)}
+    return PAGED.draw(small(lengths=[(1, 30), (1, 9)]))
 
 
 def changed(name: str, place: Any, value: int) -> dict[str, Any]:

@@ -110,11 +110,11 @@ def test_lengths_are_read_from_memory() -> None:
     p = fl.Problem(batch=3, heads=4, kv_heads=2, len_q=1, len_kv=640, head_dim=16, dtype="float16", page_size=16)
     plan, lens = fl.plan("paged", p, backend="emulator", tile=(16, 16)), np.array([600, 7, 0], np.int32)
     long: Any = PAGED.draw(p, 1)
-    counted = fl.emulate("paged", **long, seq_lens=lens, tile=(16, 16))
+    counted = fl.emulate("paged", **{**long, "seq_lens": lens}, tile=(16, 16))
     assert counted.passed and counted.counts.problem.seq_lens == (600, 7, 0)
-    short = plan.run(**long, seq_lens=lens)["out"]
+    short = plan.run({**long, "seq_lens": lens})["out"]
     wanted = p.replace(lengths=[(1, int(n)) for n in lens], pages=p.pages)
-    assert short.tobytes() == attended(wanted, long, tile=(16, 16))["out"].tobytes()
+    assert short.tobytes() == attended(wanted, {**long, "seq_lens": lens}, tile=(16, 16))["out"].tobytes()
     assert short.tobytes() != plan.run(**long)["out"].tobytes()
 
 
@@ -124,7 +124,7 @@ def test_the_call() -> None:
         batch=2, heads=4, kv_heads=2, lengths=[(2, 90), (2, 33)], head_dim=16, dtype="float16", page_size=8, causal=True
     )
     arrays: Any = PAGED.draw(p, 1)
-    table, lens = arrays["block_table"], np.array(p.seq_lens, np.int32)
+    table, lens = arrays["block_table"], arrays["seq_lens"]
     q, k, v = (nhd(arrays)[name] for name in "qkv")
     out, lse = fl.attention(q, k, v, block_table=table, seq_lens=lens, causal=True, lse=True, backend="emulator")
     assert within({"out": out, "lse": lse}, p, arrays)

@@ -39,10 +39,10 @@ def bits(x: Any) -> bytes:
     return cupy.asnumpy(x.view(np.uint8)).tobytes()
 
 
-def on_the_gpu(p: fl.Problem, arrays: Any) -> dict[str, Any]:
+def on_the_gpu(arrays: Any) -> dict[str, Any]:
     import cupy
 
-    return {name: cupy.asarray(x) for name, x in {**arrays, "seq_lens": np.array(p.seq_lens, np.int32)}.items()}
+    return {name: cupy.asarray(x) for name, x in arrays.items()}
 
 
 def attended(p: fl.Problem, given: dict[str, Any]) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def case(request: pytest.FixtureRequest) -> tuple[fl.Problem, Any, dict[str, Any
     """A problem, its inputs, and the same in GPU memory."""
     p = problem(request.param)
     arrays: Any = PAGED.draw(p, 1)
-    return p, arrays, on_the_gpu(p, arrays)
+    return p, arrays, on_the_gpu(arrays)
 
 
 def test_right(case: tuple[fl.Problem, Any, dict[str, Any]]) -> None:
@@ -83,7 +83,7 @@ def test_the_bits_are_those_of_gathered_keys_and_of_other_pages(case: tuple[fl.P
         assert [bits(x) for x in alone] == [bits(x[b : b + 1].copy()) for x in (out, lse)]
     for size in (1, 16, 100):
         other, moved = repaged(p, arrays, range(p.batch), size, 5)
-        assert [bits(x) for x in attended(other, on_the_gpu(other, moved))] == [bits(out), bits(lse)]
+        assert [bits(x) for x in attended(other, on_the_gpu(moved))] == [bits(out), bits(lse)]
     swapped = {name: cupy.asarray(np.ascontiguousarray(arrays[name].swapaxes(1, 2))).swapaxes(1, 2) for name in "kv"}
     assert [bits(x) for x in attended(p, given | swapped)] == [bits(out), bits(lse)]
     for _ in range(100):
@@ -94,7 +94,7 @@ def test_a_captured_graph_follows_the_lengths() -> None:
     import cupy
 
     p = problem("long and short")
-    given = on_the_gpu(p, PAGED.draw(p, 1))
+    given = on_the_gpu(PAGED.draw(p, 1))
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         attended(p, given)
@@ -118,8 +118,8 @@ def test_offsets_beyond_32_bits() -> None:
     )
     small = p.replace(pages=5)
     drawn: Any = PAGED.draw(small, 3)
-    wanted = attended(small, on_the_gpu(small, drawn))[0]
-    given = on_the_gpu(small, drawn)
+    wanted = attended(small, on_the_gpu(drawn))[0]
+    given = on_the_gpu(drawn)
     for name in "kv":
         pool = cupy.zeros((p.pages, p.kv_heads, 64, 128), np.uint16)  # CuPy copies bits, and no bfloat16
         pool[-5:] = given[name].view(np.uint16)
