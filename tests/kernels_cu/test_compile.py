@@ -70,8 +70,8 @@ SPILL = [
     *(("paged", "float32", 256, arch) for arch in DEVICES),
 ]
 """A backward pass's dK, dV and dQ take up to 192 of a thread's 255 registers, and more where SRAM leaves room for few warps or
-none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In pages, where its warps walk over the units
-goes beside: on Hopper 16 bits have room for it."""
+none. flash_decoding asks for 16 partial results at once, and where rows are long and warps are few they fill the registers. In
+pages its warps also keep where they are among the requests."""
 MATRIX = [
     case
     for name, row in WITH_KERNELS.items()

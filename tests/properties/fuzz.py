@@ -120,10 +120,11 @@ def _arrays(random: Random) -> dict[str, Any]:
 
 def _in_pages(random: Random) -> dict[str, Any]:
     """Two requests in pages, with what they don't own full of NaN."""
-    posed = fl.Problem(**{
+    sizes: dict[str, Any] = {
         **BASE, "batch": 2, "page_size": random.choice([1, 4, 64]), "lengths": [(9, random.randrange(40)), (9, 12)],
         "causal": random.choice([True, False]), "window": random.choice([None, (3, 0)]),
-    })  # fmt: skip
+    }  # fmt: skip
+    posed = fl.Problem(**sizes)
     arrays: dict[str, Any] = dict(PAGED.draw(posed, random.randrange(9)))
     return {"algorithm": "paged", **arrays, "causal": posed.causal, "window": posed.window}
 

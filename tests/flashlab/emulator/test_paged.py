@@ -110,7 +110,8 @@ def test_lengths_are_read_from_memory() -> None:
     p = fl.Problem(batch=3, heads=4, kv_heads=2, len_q=1, len_kv=640, head_dim=16, dtype="float16", page_size=16)
     plan, lens = fl.plan("paged", p, backend="emulator", tile=(16, 16)), np.array([600, 7, 0], np.int32)
     long: Any = PAGED.draw(p, 1)
-    counted = fl.emulate("paged", **{**long, "seq_lens": lens}, tile=(16, 16))
+    short_ones: Any = {**long, "seq_lens": lens}
+    counted = fl.emulate("paged", **short_ones, tile=(16, 16))
     assert counted.passed and counted.counts.problem.seq_lens == (600, 7, 0)
     short = plan.run({**long, "seq_lens": lens})["out"]
     wanted = p.replace(lengths=[(1, int(n)) for n in lens], pages=p.pages)
