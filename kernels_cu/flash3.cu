@@ -42,7 +42,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       unsigned q_parity = 0;  // NEW
       while (agenda.next(work)) {  // NEW
         // step: load_q (producer: how many key tiles its rows see)
-        const Visits visits(mask_tiles, shape, work.first_row / BR);
+        const Visits visits(mask_tiles, shape, work.mask_tile());
         if constexpr (MASK) work.tiles = {0, visits.length() - 1};
         const int kv = kv_head(shape, work.head);
         Visit here, next;  // of V's key tile and of K's, which is one ahead
@@ -95,7 +95,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const Shape& own = RAGGED ? alone : shape;  // else no copy, for which the compiler would take registers
 
     // step: load_q (how many key tiles its rows see)
-    const int row_tile = work.first_row / BR;
+    const int row_tile = work.mask_tile();
     const Visits visits(mask_tiles, shape, row_tile);
     if constexpr (MASK) work.tiles = {0, uniform(visits.length()) - 1};
     const int last_row = min(work.first_row + BR, own.len_q) - 1;
@@ -148,9 +148,10 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       round_p(p, s);
 
       // step: load_v (of the last tile, if it isn't full)
-      if (RAGGED && (work.tiles.last + 1) * BC > own.len_kv) {
+      const int last_key = key_tile(work.tiles.last, here) * BC;
+      if (RAGGED && last_key + BC > own.len_kv) {
         mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-        clear_rows(sram.v(v_ring.slot), own.len_kv - work.tiles.last * BC);
+        clear_rows(sram.v(v_ring.slot), own.len_kv - last_key);
       }
 
       bool risen = false;

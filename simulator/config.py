@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import SramOverflow
-from simulator.problem import Problem, Tile, round_up
+from simulator.problem import MASK_FORMS, Problem, Tile, round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +70,10 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "ALIBI": p.alibi,
         "SINKS": p.sinks,
         "RAGGED": p.lengths is not None,
-        "MASK": p.mask is not None,
+        "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
     }
-    return tuple((name, 1) for name, asked in has.items() if asked)
+    return tuple((name, int(asked)) for name, asked in has.items() if asked)
 
 
 def padded(n: int) -> int:

@@ -26,8 +26,8 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 """What every other algorithm stores Q, K, V and its output in."""
 
 
-MASK_FORMS = ("dense",)
-"""The forms in which an array may say which keys a query sees: a boolean for each pair."""
+MASK_FORMS = ("dense", "bits")
+"""The forms in which an array may say which keys a query sees: a boolean for each pair, or a bit."""
 
 
 def output_dtype(dtype: str) -> str:
@@ -116,7 +116,9 @@ class Problem:
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
     slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
-    pair is visible if neither it, nor `causal`, nor `window` hides it.
+    pair is visible if neither it, nor `causal`, nor `window` hides it. A "dense" one has a boolean for each pair. One of "bits"
+    has them one behind the other, query by query, eight to a byte, the lowest first; each sequence of a ragged batch begins
+    with a byte of its own.
 
     `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
     keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
@@ -213,8 +215,6 @@ class Problem:
             if self.__dict__["len_q"] is None:
                 raise UsageError("len_q", None, "an integer of at least 0, or lengths")
             return
-        if self.mask is not None:
-            raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
         if self.dropout is not None:
             raise UsageError("dropout", self.dropout, "None with lengths")
         if self.batch != 1:
@@ -329,6 +329,21 @@ class Problem:
     def offsets(self) -> int:
         """How many offsets say where sequences begin: one per sequence, and that of the end."""
         return len(self.spans) + 1
+
+    @cached_property
+    def bit_spans(self) -> tuple[range, ...]:
+        """Which bytes of a mask of bits each sequence has. Plain problems have one span.
+
+        >>> Problem(batch=1, heads=1, lengths=[5, (0, 3), (2, 9)], head_dim=8, dtype="float16", mask="bits").bit_spans
+        (range(0, 4), range(4, 4), range(4, 7))
+        """
+        cuts = accumulate((-(-(len(rows) * len(keys)) // 8) for rows, keys in self.spans), initial=0)
+        return tuple(starmap(range, pairwise(cuts)))
+
+    @property
+    def bit_bytes(self) -> int:
+        """The bytes of a mask of bits."""
+        return self.bit_spans[-1].stop
 
     @property
     def rng_words(self) -> int:

@@ -21,7 +21,7 @@ from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
-from simulator.ragged import evaluated, joined
+from simulator.ragged import APART, evaluated, joined
 from simulator.tensors import HbmTensor
 from simulator.threads import together, workers
 from simulator.trace import Recorder, Sizes, Trace
@@ -216,7 +216,7 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     p = problem
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(workers(), pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
-    operands = [operation.operand(name) for name in arrays]
+    operands = [operation.operand(name, problem) for name in arrays]
     # what all parts need would be counted once for each, and says nothing of which part is meant
     if n == 1 or any(_cut_along(x, p) is None for x in (*operation.taken(p), *operation.outputs)):
         return [Part(p, arrays)]
@@ -232,16 +232,19 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
 def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The sequences of a ragged batch, each with its rows of the arrays."""
     parts = list[Part]()
-    for one, (rows, keys) in zip(problem.sequences, problem.spans, strict=True):
-        cut = {"len_q": slice(rows.start, rows.stop), "len_kv": slice(keys.start, keys.stop)}
-        parts.append(Part(one, {name: operation.operand(name).cut(x, cut) for name, x in arrays.items()}))
+    operands = [operation.operand(name, problem) for name in arrays]
+    alone = [each for each in operands if each.axes != ("offsets",)]  # a sequence has offsets of its own
+    for one, (rows, keys), bits in zip(problem.sequences, problem.spans, problem.bit_spans, strict=True):
+        spans = {"len_q": rows, "len_kv": keys, "bit_bytes": bits}
+        cut = {axis: slice(span.start, span.stop) for axis, span in spans.items()}
+        parts.append(Part(one, {each.name: each.cut(arrays[each.name], cut) for each in alone}))
     return parts
 
 
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
     """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
     if problem.lengths is not None:
-        names = ("len_q", "len_kv")
+        names = APART
     else:
         names = ("batch",) if problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
@@ -334,7 +337,7 @@ def _record(
     one = problem.replace(batch=1, heads=1, kv_heads=None)
     recorder = Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
-    data = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
+    data = {name: program.operation.operand(name, problem).part(x, places) for name, x in arrays.items()}
     machine = Machine(
         program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder,
         first_head=b * problem.heads + h,

@@ -23,7 +23,6 @@ from simulator.simulate import Scales, TileLike
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
-_VECTORS = ("sinks", "alibi_slopes", "rng_state")
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
@@ -52,7 +51,9 @@ def attention(
     `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
-    and `window`. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
+    and `window`; or uint8 with a bit for each pair, one row of pairs behind the other, the lowest bit first (FlashInfer's packed
+    masks). Of a ragged batch only the pairs of a sequence with itself count: bits have no others, and each sequence's begin with
+    a byte. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
     GPU, head dim and dtype.
 
     `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2` and `standard`
@@ -182,10 +183,10 @@ def _cached_call(
     arrays.check_out(views)
     if not views.keys().isdisjoint(_SCALES):
         Scales(*(views[name] for name in _SCALES)).named(plan.counts.problem, plan.counts.tile)
-    for name in (*_SCALES, *_VECTORS):
-        if name in views:
-            arrays.check_contiguous(name, views[name])
     operands = _operands(views)
+    for name, view in views.items():
+        if name in _SCALES or plan.counts.tensors[name].vector:
+            arrays.check_contiguous(name, view)
     fit = all(plan.fits(name, view) for name, view in operands.items())
     return _Call(plan, plan.ready(operands) if fit else None)
 

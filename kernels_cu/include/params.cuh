@@ -18,6 +18,7 @@ struct Shape {
   float soft_cap;
   int sequences;  // of a ragged batch
   int kept;       // dropout: how many of 256 weights are kept
+  int longest;    // keys of the longest sequence; of a plain batch, len_kv
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

@@ -9,6 +9,9 @@
 struct Work : SequenceRows {
   int batch, head;
   Keys tiles;
+
+  // Its number among the row tiles of a mask (packed_mask.cuh).
+  DEVICE int mask_tile() const { return RAGGED ? place : first_row / BR; }
 };
 
 DEVICE Work work_of(const Shape& batches, const Offsets& offsets, int flat_head, int row_tile) {

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
@@ -105,13 +105,17 @@ def problem_of(
 
 def form_of(mask: Any) -> str:
     """The form in which an array says which keys a query sees: one of `MASK_FORMS`. Raises `UsageError` for any other."""
-    accepted = "bool (len_q, len_kv), True where a key is visible"
+    accepted = (
+        "bool (len_q, len_kv), True where a key is visible, or uint8 with eight of them in a byte, one behind the other"
+    )
     if not hasattr(mask, "shape"):
         raise UsageError("mask", type(mask).__name__, f"an array of {accepted}")
     dtype = dtype_name(mask)
     if dtype not in ("bool", "uint8"):
         hint = "; an additive bias isn't taken" if dtype in ITEMSIZE else ""
         raise UsageError("mask.dtype", dtype, f"{accepted}{hint}")
+    if len(mask.shape) == 1 and dtype == "uint8":
+        return "bits"
     if len(mask.shape) != 2:
         raise UsageError("mask.shape", tuple(mask.shape), accepted)
     return "dense"
@@ -139,7 +143,8 @@ def naive(
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
     of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
-    is visible; `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
+    is visible, or uint8 with a bit for each pair (`Problem`);
+    `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
     aligned bottom-right. With `lengths`, the rows of a batch of 1 are sequences of these lengths, one behind the other. A row
     that sees no key gets output 0 and LSE -inf, or its sink. Raises `UsageError` for arrays that pose no problem.
 
@@ -246,7 +251,37 @@ def hidden_pairs(problem: Problem) -> Array:
 def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
     """Does query i see key j? A boolean array (len_q, len_kv), of causal mask, window and the array `mask` together."""
     visible = ~hidden_pairs(problem)
-    return visible & (arrays["mask"].reshape(visible.shape) != 0) if problem.mask else visible
+    return visible & shown_pairs(problem, arrays["mask"]) if problem.mask else visible
+
+
+def shown_pairs(problem: Problem, mask: Array) -> Array:
+    """Which pairs the array `mask` of a problem shows, (len_q, len_kv), whatever its form."""
+    p = problem
+    if p.mask == "dense":
+        return mask.reshape(p.len_q, p.len_kv) != 0
+    shown, packed = np.zeros((p.len_q, p.len_kv), bool), mask.reshape(-1).astype(np.uint8)
+    for own, bits in _each_own(p, shown):
+        own[...] = np.unpackbits(packed[bits.start : bits.stop], count=own.size, bitorder="little").reshape(own.shape)
+    return shown
+
+
+def packed_bits(problem: Problem, shown: Array) -> Array:
+    """The mask of bits that shows these pairs, (len_q, len_kv): what `shown_pairs` undoes. Other sequences' keys are left out.
+
+    >>> p = Problem(batch=1, heads=1, len_q=2, len_kv=5, head_dim=8, dtype="float16", mask="bits")
+    >>> packed_bits(p, np.eye(2, 5, dtype=bool)).tolist()  # bits 0 and 6
+    [65, 0]
+    """
+    packed = np.zeros(problem.bit_bytes, np.uint8)
+    for own, bits in _each_own(problem, shown):
+        packed[bits.start : bits.stop] = np.packbits(own, bitorder="little")
+    return packed
+
+
+def _each_own(problem: Problem, pairs: Array) -> Iterator[tuple[Array, range]]:
+    """Of each sequence a view of its own queries and keys, and which bytes of a mask of bits it has."""
+    for (rows, keys), bits in zip(problem.spans, problem.bit_spans, strict=True):
+        yield pairs[rows.start : rows.stop, keys.start : keys.stop], bits
 
 
 @spell_masks
@@ -275,7 +310,7 @@ def naive_loop(
         start = keys.start if p.left is None else max(keys.start, last_seen - p.left)
         if p.sinks:
             lse[b, h, i] = given["sinks"][h]
-        seen = [j for j in range(start, stop) if not p.mask or given["mask"][i, j]]
+        seen = [j for j in range(start, stop) if not p.mask or _is_shown(p, given["mask"], i, j)]
         if not seen:
             continue
         kv = h // p.queries_per_kv
@@ -291,6 +326,19 @@ def naive_loop(
             weights *= [is_kept(p, given["rng_state"], b * p.heads + h, i, j) * 256 / p.kept for j in seen]
         out[b, h, i] = weights @ v[b, kv, seen].astype(np.float64)
     return Reference(out, lse)
+
+
+def _is_shown(problem: Problem, mask: Array, i: int, j: int) -> bool:
+    """Does the array `mask` show key j to query i of the same sequence?"""
+    if problem.mask == "dense":
+        return bool(mask[i, j])
+    before = 0
+    for rows, keys in problem.spans:
+        if i < rows.stop:
+            bit = (i - rows.start) * len(keys) + j - keys.start
+            return bool(mask[before + bit // 8] & 1 << bit % 8)
+        before += math.ceil(len(rows) * len(keys) / 8)
+    raise IndexError(i)
 
 
 POSED = ("sinks", "alibi_slopes", "mask")
@@ -319,6 +367,9 @@ class Attention(Operation):
         Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
                 default=lambda p: [0, *(keys.stop for _, keys in p.spans)]),
         Operand(name="mask", axes=("len_q", "len_kv"), dtype="bool", when=lambda p: p.mask == "dense", default=True),
+        Operand(name="mask", axes=("bit_bytes",), dtype="uint8", when=lambda p: p.mask == "bits", default=255),
+        Operand(name="offsets_mask", axes=("offsets",), dtype="int64", when=lambda p: p.mask == "bits" and p.lengths is not None,
+                default=lambda p: [0, *(bits.stop for bits in p.bit_spans)]),
     )  # fmt: skip
     outputs = (
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
@@ -340,6 +391,13 @@ class Attention(Operation):
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         """As for any operation. What NumPy's optional arrays hold is looked at, too."""
+        if problem.mask == "bits" and "mask" in arrays and tuple(arrays["mask"].shape) != (n := problem.bit_bytes,):
+            words = (
+                f"{problem.len_q:,} x {problem.len_kv:,} pairs" if problem.lengths is None else "pair of each sequence"
+            )
+            raise UsageError(
+                "mask.shape", tuple(arrays["mask"].shape), f"({n},), a bit for each of {words}, in whole bytes"
+            )
         super().check(problem, arrays, tile)
         check_optional(problem, arrays)
 
@@ -371,7 +429,7 @@ class Attention(Operation):
             seen = p.visible_keys(row)
             visible[row, seen.start : seen.stop] = True
         if p.mask:
-            visible &= arrays["mask"] != 0
+            visible &= shown_pairs(p, arrays["mask"])
         sizes = abs(p.scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
         if p.soft_cap:
             bent = np.tanh(scores / p.soft_cap)
@@ -433,7 +491,7 @@ def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
-    for name in ("offsets_q", "offsets_kv"):
+    for name in ("offsets_q", "offsets_kv", "offsets_mask"):
         x = arrays.get(name)
         if isinstance(x, np.ndarray) and (wrong := x != ATTENTION.operand(name).left_out(problem)).any():
             at = int(np.argmax(wrong))
@@ -474,8 +532,10 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
         drawn["sinks"] = np.random.default_rng((seed, 2)).normal(3.0, 2.0, p.heads).astype(np.float32)
     if p.alibi:
         drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
-    if p.mask:
+    if p.mask == "dense":
         drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
+    elif p.mask == "bits":
+        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 256, p.bit_bytes, np.uint8)
     if p.dropout:
         drawn["rng_state"] = np.random.default_rng((seed, 4)).integers(-(2**63), 2**63, 2, np.int64, endpoint=False)
     return drawn

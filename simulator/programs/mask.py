@@ -9,9 +9,10 @@ import numpy as np
 from simulator.block import Block
 from simulator.dtypes import Array
 from simulator.machine import Machine
-from simulator.operations.attention import visible_pairs
+from simulator.operations.attention import shown_pairs, visible_pairs
 from simulator.problem import Problem, Tile, Visits, round_up
 from simulator.registers import Registers
+from simulator.tensors import HbmTensor
 
 PACKERS = 16
 """Warps of a block that packs. Each takes a key tile."""
@@ -39,7 +40,9 @@ class PackedMask:
         p = m.problem
         self._backwards, self._tile = backwards, tile
         mask = m.optional("mask")
+        begins = m.optional("offsets_mask") if p.mask == "bits" and p.lengths is not None else None
         self._problem, self._kinds = p, tile_kinds(p, tile, m.values["mask"]) if m.data else None
+        self._shown = shown_pairs(p, m.values["mask"]) if m.data else None
         nbytes, length = tile.rows * bits_per_row(tile) // 8, list_length(p, tile)
         planes = {"key_tiles": p.key_tiles(tile)}
         self.bits = m.workspace("mask_bits", nbytes, "uint8", rows=p.row_tiles(tile), of=mask, axes=planes, flat=True)
@@ -47,11 +50,13 @@ class PackedMask:
         for block in m.launch("pack_mask", rows=p.row_tiles(tile), warps=PACKERS, walk=self._ascending, of=mask):
             i, seen, listed = block.i, _visits(block), 0
             block.step("load_mask")
+            if begins is not None:
+                block.fetch(begins, 0, 1, warps=PACKERS)
             kinds = block.alloc("kinds", PACKERS, dtype="int32")
             for together in chunks(seen):
                 for j in together:
                     block.step("load_mask")
-                    x = block.fetch(mask, i, tile.rows, j, tile.cols)
+                    x = self._load_rows(block, mask, j) if by_rows(p) else block.fetch(mask, i, tile.rows, j, tile.cols)
                     block.step("pack")
                     packed = block.pack(x, i, j, tile.cols)
                     block.step("store_bits")
@@ -79,6 +84,22 @@ class PackedMask:
         tiles = tuple(j for j in around if some[i, j])
         return Visits(around, tiles, frozenset(j for j in tiles if not every[i, j]))
 
+    def _load_rows(self, block: Block, mask: HbmTensor, j: int) -> Registers:
+        """Key tile j of a mask that is read row by row: of each row the bytes of its booleans, or those that hold its bits."""
+        p, (rows, cols), found = self._problem, self._tile, list[Array]()
+        start, stop = j * cols, min((j + 1) * cols, p.len_kv)
+        for tile in np.atleast_1d(block.i).tolist():
+            first, end = tile * rows, min((tile + 1) * rows, p.len_q)
+            if p.mask == "bits":
+                low, high = bytes_of_bits(np.arange(first, end) * p.len_kv + start, stop - start)
+                block.request(mask, [(int(a), int(b), 0, 1) for a, b in zip(low, high, strict=True)])
+            else:
+                block.request(mask, [(first, end, start, stop)])
+            if self._shown is not None:
+                found.append(np.pad(self._shown[first:end, start:stop], ((0, rows - (end - first)), (0, 0))))
+        values = np.stack(found)[None, None, None].astype(np.float32) if found else None
+        return Registers(block, rows, stop - start, values)
+
     def begin(self, block: Block, warps: int) -> None:
         """Each of `warps` warps requests the length of its row tile's list."""
         block.fetch(self.tiles, block.i, 1, 0, 1, warps=warps)
@@ -97,6 +118,16 @@ class PackedMask:
 def pack_mask(m: Machine, tile: Tile, *, backwards: bool = False) -> PackedMask | None:
     """The problem's mask, packed by a launch of its own, or None without one. Walks go `backwards` if the kernel's do."""
     return PackedMask(m, tile, backwards=backwards) if m.problem.mask else None
+
+
+def by_rows(problem: Problem) -> bool:
+    """Is a mask read row by row? Bits, and the booleans of a sequence, needn't begin where 16 bytes do."""
+    return problem.mask == "bits" or problem.lengths is not None
+
+
+def bytes_of_bits(first: Array, bits: int | Array) -> tuple[Array, Array]:
+    """The first byte in which some bits lie, and the one after the last. They begin with bit `first`, and are at least one."""
+    return first // 8, -(-(first + bits) // 8)
 
 
 def tile_kinds(problem: Problem, tile: Tile, mask: Array) -> tuple[Array, Array]:

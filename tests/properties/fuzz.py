@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dty
 PROBLEMS: list[dict[str, Any]] = [
     {}, {"causal": True}, {"kv_heads": 1, "len_kv": 5}, {"len_q": 0}, {"len_kv": 0}, {"window": (3, 0)}, {"dtype": "float32"},
     {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
-    {"mask": "dense"}, {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
+    {"mask": "dense"}, {"mask": "bits"}, {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
     {"dtype": "float8_e4m3fn", "head_dim": 64},
 ]  # fmt: skip
 HUGE: list[dict[str, Any]] = [
@@ -256,8 +256,8 @@ def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
                 for j in range(high - low):
                     if (causal and j > here) or (window[0] is not None and here - j > window[0]):
                         continue
-                    if (window[1] is not None and j - here > window[1]) or (
-                        given.get("mask") is not None and not given["mask"][i, low + j]
+                    if (window[1] is not None and j - here > window[1]) or not _shown(
+                        given.get("mask"), sequences, i, low + j
                     ):
                         continue
                     s = scale * float(sum(q[b, h, i] * k[b, h * kv // heads, low + j]))
@@ -272,6 +272,19 @@ def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
                 total = sum(weights.values()) + (math.exp(sink - top) if sink > -math.inf else 0.0)
                 out[b, h, i] = sum(w * v[b, h * kv // heads, j] for j, w in weights.items()) / total
     return out
+
+
+def _shown(mask: Any, sequences: list[tuple[int, int, int, int]], i: int, j: int) -> bool:
+    """Does a mask of any form show key j to query i of the same sequence?"""
+    if mask is None or mask.ndim == 2:
+        return mask is None or bool(mask[i, j])
+    start = 0
+    for first, last, low, high in sequences:
+        if first <= i < last:
+            bit = (i - first) * (high - low) + j - low
+            return bool(mask[start + bit // 8] >> bit % 8 & 1)
+        start += ((last - first) * (high - low) + 7) // 8
+    raise AssertionError((i, j))
 
 
 # The command line, from its own definition

@@ -218,7 +218,7 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words"} <= set(SIZES)
+    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words", "bit_bytes"} <= set(SIZES)
 
 
 def test_type_checkers_know_the_masks():
@@ -247,8 +247,8 @@ def test_the_default_problem_leaves_out_what_it_can():
 
 def test_the_kernels_shape_holds_what_a_problem_says():
     """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds,
-    of lengths how many, and of dropout how many of 256 weights are kept."""
-    own = {"left", "right", "group", "sequences", "kept"}
+    of lengths how many and the longest, and of dropout how many of 256 weights are kept."""
+    own = {"left", "right", "group", "sequences", "kept", "longest"}
     compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
     assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
         "head_dim_v",

@@ -13,11 +13,13 @@ import flashlab as fl
 from flashlab.verify.rule import expect, judge
 from simulator import Problem, Tile, UsageError
 from simulator.dtypes import Array
-from simulator.operations.attention import ATTENTION
-from tests.simulator.masks import blocky, masks
+from simulator.operations.attention import ATTENTION, packed_bits, shown_pairs
+from tests.simulator.masks import blocky, formed, masks
 from tests.simulator.problems import problems, tiles
 
 ALGORITHMS = ("flash2", "flash3")
+FORMS = st.sampled_from(["dense", "bits"])
+LENGTHS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=4)
 P = Problem(batch=1, heads=2, kv_heads=1, len_q=97, len_kv=150, head_dim=40, dtype="float16")
 
 
@@ -29,7 +31,7 @@ def drawn(p: Problem, mask: Array) -> dict[str, Any]:
 @settings(max_examples=30)
 @given(st.data(), problems(longest=90), tiles)
 def test_tile_programs_equal_the_judge(data: st.DataObject, problem: Problem, tile: Tile) -> None:
-    p = problem.replace(mask="dense", head_dim_v=None)
+    p = of_any_form(data, problem.replace(head_dim_v=None))
     mask = data.draw(masks(p))
     inputs = drawn(p, mask)
     expected = expect(p, **inputs)
@@ -42,16 +44,60 @@ def test_tile_programs_equal_the_judge(data: st.DataObject, problem: Problem, ti
         assert run.counts.hbm.read <= fl.count(algorithm, p, tile=tile, device="b200").hbm.read
 
 
+def of_any_form(data: st.DataObject, problem: Problem) -> Problem:
+    """The problem with a mask of any form, perhaps as a ragged batch."""
+    p = problem.replace(mask=data.draw(FORMS))
+    ragged = data.draw(st.none() | LENGTHS)
+    return p if ragged is None else p.replace(batch=1, len_q=None, len_kv=None, lengths=ragged)
+
+
 @settings(max_examples=60)
-@given(problems(), tiles, st.sampled_from(ALGORITHMS))
-def test_without_data_all_tiles_are_mixed(problem: Problem, tile: Tile, algorithm: str) -> None:
-    p = problem.replace(mask="dense")
+@given(st.data(), problems(), tiles, st.sampled_from(ALGORITHMS))
+def test_without_data_all_tiles_are_mixed(data: st.DataObject, problem: Problem, tile: Tile, algorithm: str) -> None:
+    p = of_any_form(data, problem)
     assert fl.shape_run(algorithm, p, tile=tile, device="b200") == fl.count(algorithm, p, tile=tile, device="b200")
-    stripes = np.indices((p.len_q, p.len_kv)).sum(0) % 2 == 0
-    if p.len_q > 1 < p.len_kv and tile.rows > 1 < tile.cols and not p.causal and p.window is None:
+    stripes = formed(p, np.indices((p.len_q, p.len_kv)).sum(0) % 2 == 0)
+    if tile.rows > 1 < tile.cols and not p.causal and p.window is None:
+        # a tile of one row or of one key may show all or nothing
+        lone = any(1 in (len(rows) % tile.rows, len(keys) % tile.cols) for rows, keys in p.spans)
         run = fl.simulate(algorithm, **drawn(p, stripes), **p.masks, tile=tile, device="b200")
-        ragged = (p.len_q % tile.rows == 1, p.len_kv % tile.cols == 1)  # a last tile of one row may show all or nothing
-        assert any(ragged) or run.counts == fl.count(algorithm, p, tile=tile, device="b200")
+        assert lone or run.counts == fl.count(algorithm, p, tile=tile, device="b200")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(st.data(), problems(longest=90), tiles)
+@settings(max_examples=15)
+def test_forms_say_the_same(algorithm: str, data: st.DataObject, problem: Problem, tile: Tile) -> None:
+    """Bits and booleans give the same bits of the output, and beside the mask itself count the same bytes."""
+    p = of_any_form(data, problem).replace(mask="bits")
+    mask = data.draw(masks(p))
+    shown = shown_pairs(p, mask)
+    np.testing.assert_array_equal(packed_bits(p, shown), mask)
+    a, b = (fl.simulate(algorithm, **drawn(p, x), **p.masks, tile=tile, device="b200", lse=True) for x in (mask, shown))
+    assert a.out.tobytes() == b.out.tobytes()
+    assert a.counts.launches[1].ledger == b.counts.launches[1].ledger
+
+
+def test_bits_are_flashinfers() -> None:
+    """One row of pairs behind the other, the lowest bit first; each sequence begins with a byte."""
+    p = Problem(batch=1, heads=1, lengths=[(3, 5), (0, 4), (2, 3)], head_dim=16, dtype="float16", mask="bits")
+    shown = np.zeros((5, 12), bool)
+    shown[0, 1] = shown[1, 4] = shown[2, 0] = shown[3, 9] = shown[4, 11] = True
+    assert packed_bits(p, shown).tolist() == [0b10, 0b110, 0b100001]
+    q, k, v = fl.random_inputs(P)
+    mask = blocky(P, seed=5, density=0.5, block=40)
+    flat = np.packbits(mask.reshape(-1), bitorder="little")
+    assert fl.naive(q, k, v, mask=flat).out.tobytes() == fl.naive(q, k, v, mask=mask).out.tobytes()
+
+
+def test_the_bytes_of_bits_are_counted_row_by_row() -> None:
+    """Rows of 3 keys: 5 of them have 15 bits, in 2 bytes. A row's bits lie in a byte, or across two."""
+    p = Problem(batch=1, heads=1, len_q=5, len_kv=3, head_dim=16, dtype="float16", mask="bits")
+    packing = fl.count("flash2", p, tile=(16, 16)).launches[0]
+    assert packing.bytes("hbm.read", "mask") == 1 + 1 + 2 + 1 + 1
+    assert packing.distinct["mask", "read"] == 2
+    wide = fl.count("flash2", p.replace(len_q=64, len_kv=64), tile=(16, 16)).launches[0]
+    assert wide.bytes("hbm.read", "mask") == 64 * 64 // 8
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -101,9 +147,12 @@ def test_large_problems_are_not_cut_into_parts_that_each_pack_the_mask() -> None
     [
         (np.ones((97, 149), bool), r"mask.shape = (97, 149): expected (97, 150), its axes are len_q, len_kv"),
         (np.ones((1, 2, 97, 150), bool), "mask.shape = (1, 2, 97, 150): expected bool (len_q, len_kv), True where"),
-        (np.zeros((97, 150), np.float32), "mask.dtype = 'float32': expected bool (len_q, len_kv), True where a key is visible; "
-         "an additive bias isn't taken"),
+        (np.zeros((97, 150), np.float32), "mask.dtype = 'float32': expected bool (len_q, len_kv), True where a key is visible, "
+         "or uint8 with eight of them in a byte, one behind the other; an additive bias isn't taken"),
         (np.zeros((97, 150), np.int64), "mask.dtype = 'int64': expected bool"),
+        (np.zeros(1818, np.uint8), "mask.shape = (1818,): expected (1819,), a bit for each of 97 x 150 pairs, in whole bytes"),
+        (np.zeros(1819, bool), "mask.shape = (1819,): expected bool (len_q, len_kv)"),
+        (np.zeros(1819, np.float16), "mask.dtype = 'float16': expected bool (len_q, len_kv)"),
         ("causal", "mask = 'str': expected an array of"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ import kernels_cu
 from flashlab.verify.rule import expect, judge
 from simulator.operations.attention import ATTENTION
 from tests.patches import patched
-from tests.simulator.masks import blocky, masks
+from tests.simulator.masks import blocky, formed, masks
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
@@ -24,6 +24,9 @@ pytestmark = pytest.mark.compiler
 P = fl.Problem(batch=2, heads=2, kv_heads=1, len_q=150, len_kv=203, head_dim=40, dtype="float16", mask="dense")
 TILES = {"flash2": [(64, 48), (128, 16), (32, 80), None], "flash3": [(64, 48), (128, 16), (64, 80), None]}
 """Of one word of 64 columns, cut or whole, and of two; one row tile and several."""
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 150)), min_size=1, max_size=4)
 
 
 def complaints(algorithm: str, p: fl.Problem, mask: Any, tile: Any) -> list[str]:
@@ -42,8 +45,15 @@ def complaints(algorithm: str, p: fl.Problem, mask: Any, tile: Any) -> list[str]
 def test_kernels_equal_the_judge_and_the_simulator(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case
     lengths, sides = st.integers(0, 150), st.none() | st.integers(0, 100)
+    ragged = data.draw(st.none() | LENGTHS)
+    shape: dict[str, Any] = {
+        "len_q": data.draw(lengths),
+        "len_kv": data.draw(lengths),
+        "batch": data.draw(st.integers(1, 2)),
+    }
     p = P.replace(
-        len_q=data.draw(lengths), len_kv=data.draw(lengths), batch=data.draw(st.integers(1, 2)),
+        mask=data.draw(st.sampled_from(["dense", "bits"])),
+        **(shape if ragged is None else {"batch": 1, "len_q": None, "len_kv": None, "lengths": ragged}),
         causal=data.draw(st.booleans()), window=data.draw(st.none() | st.tuples(sides, sides)),
         scale=data.draw(st.sampled_from([None, -0.2])),
     )  # fmt: skip
@@ -58,7 +68,8 @@ def test_with_all_that_changes_the_scores(algorithm: str, dtype: str, head_dim: 
     if algorithm == "flash3" and dtype == "float32":
         dtype = "float16"
     p = P.replace(head_dim=head_dim, dtype=dtype, causal=True, soft_cap=3.0, sinks=True, alibi=True)
-    assert complaints(algorithm, p, blocky(p, seed=head_dim, density=0.5, block=40), None) == []
+    for q in (p, p.replace(mask="bits", batch=1, len_q=None, len_kv=None, lengths=[(70, 201), 3, (90, 33)])):
+        assert complaints(algorithm, q, formed(q, blocky(q, seed=head_dim, density=0.5, block=40)), None) == []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +83,13 @@ class Fault:
     algorithm: str = "flash2"
     tile: tuple[int, int] = (64, 16)
     causal: bool = False
+    mask: str = "dense"
+    lengths: tuple[tuple[int, int], ...] | None = None
 
 
-PACK, HEADER = "mask.cu", "include/packed_mask.cuh"
+PACK, HEADER, ARRAY = "mask.cu", "include/packed_mask.cuh", "include/mask_array.cuh"
+SOME = ((70, 90), (0, 20), (33, 133), (40, 107))
+"""Sequences whose keys and bits begin anywhere."""
 WIDE = (64, 80)
 """A tile of two words a row. The other has 19 key tiles: more than are packed together."""
 FAULTS = [
@@ -88,7 +103,8 @@ FAULTS = [
     Fault(name="bits in the opposite order", file=PACK, old="* 0x01020408 >> 24", new="* 0x08040201 >> 24"),
     Fault(name="rows 8 apart swapped", file=PACK, old="own |= found << 16 * half", new="own |= found << 16 * (1 - half)"),
     Fault(name="columns of the neighbour in the quad", file=PACK, old="lane_id() - t + source", new="lane_id() - t + (source ^ 1)"),
-    Fault(name="a hidden tile listed", file=PACK, old="if (any_lane(some)) visit.entry =", new="visit.entry ="),
+    Fault(name="a hidden tile listed", file=PACK, old="any_lane(some) ? 2 * j + any_lane(!every) : -1",
+          new="2 * j + any_lane(!every)"),
     Fault(name="a visible tile listed as mixed", file=PACK, old="every &= !asked || found == 0xffff;", new="every = false;"),
     Fault(name="entries not moved up", file=PACK, old="listed + count_below(seen)", new="listed + lane_id()"),
     Fault(name="lists begin anew with each 16 tiles", file=PACK, old="listed += count_bits(seen)", new="listed = count_bits(seen)"),
@@ -96,7 +112,7 @@ FAULTS = [
           old="row(i, half) < shape.len_q && column(w) < BC && j * BC",
           new="row(i, half) + 1 < shape.len_q && column(w) < BC && j * BC"),
     Fault(name="the causal mask not in the bits", file=PACK, causal=True,
-          old="& left_to(shape, row(i, half), j * BC + column(w))", new=""),
+          old="& left_to<16>(shape, row(i, half), j * BC + column(w))", new=""),
     Fault(name="keys one past the diagonal in the bits", file=PACK, causal=True,
           old="keys.last + 1 - key", new="keys.last + 2 - key"),
     Fault(name="kinds written while they are read", file=PACK, old="listed += count_bits(seen); } barrier();",
@@ -110,15 +126,48 @@ FAULTS = [
     Fault(name="bits of the tile before", file="flash3.cu", algorithm="flash3",
           old="here = next; if (MASK && j > work.tiles.first)",
           new="if (j == work.tiles.first) here = next; if (MASK && j > work.tiles.first)"),
+    Fault(name="bits: the highest first", file=PACK, mask="bits", old="(loaded[e] | next << 8) >> before & 0xff",
+          new="__brev((loaded[e] | next << 8) >> before & 0xff) >> 24"),
+    Fault(name="bits: rows begin with a byte", file=ARRAY, mask="bits", old="before = MASK == 2 ? bit % 8 : 0", new="before = 0"),
+    Fault(name="bits: a byte's neighbour forgotten", file=PACK, mask="bits", old="(loaded[e] | next << 8)", new="loaded[e]"),
+    Fault(name="bits: the last byte not read", file=PACK, mask="bits",
+          old="(from.before + keys + 7) / 8", new="(from.before + keys) / 8"),
+    Fault(name="bits: a byte more is read", file=PACK, mask="bits",
+          old="(from.before + keys + 7) / 8", new="(from.before + keys + 15) / 8"),
+    Fault(name="bits: the byte behind lane 31's", file=PACK, mask="bits", tile=(64, 256),
+          old="lane_id() == 0 ? after : loaded[e]", new="loaded[e]"),
+    Fault(name="bits: rows 4 apart swapped", file=PACK, mask="bits", old="g < 4 ? of[0] : of[1]", new="g < 4 ? of[1] : of[0]"),
+    Fault(name="bits: a pair of columns late", file=PACK, mask="bits",
+          old="8 * (g % 4) + 2 * t;", new="8 * (g % 4) + 2 * (t ^ 1);"),
+    Fault(name="bits: of other sequences", file=PACK, mask="bits", lengths=SOME,
+          old="load_global<long long>(offsets_mask + own.sequence)", new="load_global<long long>(offsets_mask)"),
+    Fault(name="bits: rows counted from the first key", file=ARRAY, mask="bits", lengths=SOME, old="row - own.aligned", new="row"),
+    Fault(name="booleans: of the batch's first keys", file=ARRAY, lengths=SOME, old="+ own.kv + key", new="+ key"),
+    Fault(name="booleans: of the sequence's rows alone", file=ARRAY, lengths=SOME, old="own.q + row)", new="row - own.aligned)"),
+    Fault(name="booleans: the last key left out", file=PACK, lengths=SOME, old="/ 8 : keys;", new="/ 8 : keys - 1;"),
+    Fault(name="lists as long as the sequence", file=HEADER, lengths=SOME,
+          old="round_up(1 + ceil_div(shape.longest, BC), 4)", new="round_up(1 + ceil_div(shape.len_kv, BC), 4)"),
+    Fault(name="bits as many as the sequence has", file=HEADER, lengths=SOME,
+          old="ceil_div(shape.longest, BC) + key_tile", new="ceil_div(shape.len_kv, BC) + key_tile"),
+    Fault(name="a place taken for a row tile", file="flash2.cu", lengths=SOME,
+          old="RAGGED ? row_tile : first_row / BR", new="first_row / BR"),
+    Fault(name="V's last tile not cleared", file="flash3.cu", algorithm="flash3", lengths=SOME,
+          old="key_tile(work.tiles.last, here) * BC; if (RAGGED", new="work.tiles.last * BC; if (RAGGED"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", one_of_each(FAULTS, lambda fault: fault.algorithm, lambda fault: fault.name))
+@pytest.mark.parametrize(
+    "fault",
+    one_of_each(FAULTS, lambda fault: (fault.algorithm, fault.mask, bool(fault.lengths)), lambda fault: fault.name),
+)
 def test_a_seeded_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
-    p = P.replace(batch=1, len_kv=300, causal=fault.causal)
-    mask = blocky(p, seed=1, density=0.5, block=40)
-    mask[:64, :80] = True  # a visible tile
-    mask[64:128, 160:240] = False  # a hidden one
+    p = P.replace(batch=1, len_kv=301, causal=fault.causal, mask=fault.mask)
+    if fault.lengths is not None:
+        p = p.replace(len_q=None, len_kv=None, lengths=fault.lengths)
+    shown = blocky(p, seed=1, density=0.5, block=40)
+    shown[:64, :80] = True  # a visible tile
+    shown[64:128, 160:240] = False  # a hidden one
+    mask = formed(p, shown)
     folder = shutil.copytree(kernels_cu.source("mask").parent, tmp_path / "kernels_cu")
     path = folder / fault.file
     path.write_text(patched(path.read_text(encoding="utf-8"), fault.old, fault.new), encoding="utf-8")
