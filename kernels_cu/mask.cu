@@ -5,6 +5,7 @@
 // time, one each, and leave in SRAM what they found. Then the first warp appends those that it sees to the list. What causal
 // mask and window hide is neither read nor listed.
 //
+// Of a mask of blocks each warp reads the whole list of its row of blocks for each tile: it may be in any order, and it is short.
 // Rows of booleans are padded to 16 bytes and read in such chunks, with AT_ONCE fragments on their way in each warp. Bits, and the
 // booleans of a sequence, begin anywhere: these are read row by row, each byte once.
 //
@@ -15,11 +16,12 @@
 
 constexpr int PACKERS = 16, THREADS = PACKERS * 32;
 constexpr int AT_ONCE = MASK_WORDS == 1 ? 4 : MASK_WORDS == 2 ? 2 : 1;  // fragments whose chunks a lane loads together
-constexpr bool BITS = MASK == 2, BY_ROW = BITS || RAGGED;
+constexpr bool BITS = MASK == 2, BLOCKS = MASK == 3, BY_ROW = BITS || RAGGED;
 constexpr int EIGHTS = (BC + 255) / 256;                            // row by row, of a lane for a row: 8 keys in each 256 columns
 constexpr int LOADS = BITS ? (BC / 8 + 1 + 31) / 32 : 8 * EIGHTS;   // and bytes that it loads for them,
 constexpr int TOGETHER = BITS ? 2 : 1;                              // with so many rows on their way
 static_assert(BR % 16 == 0 && BC % 16 == 0, "tiles are made of whole fragments");
+static_assert(BLOCK_ROWS % BR == 0 && BLOCK_COLS % BC == 0, "a tile lies in one block");
 
 // Of 16 bytes which aren't 0, a bit each.
 DEVICE unsigned bits_of(uint4 chunk) {
@@ -57,8 +59,8 @@ DEVICE unsigned as_accumulators(unsigned own) {
 // What stands for key tile j, of whose pairs the lanes have seen that some, or every one, are visible.
 DEVICE Visit visit_of(int j, bool some, bool every) { return {any_lane(some) ? 2 * j + any_lane(!every) : -1}; }
 
-// A warp packs tile j of booleans whose rows are padded.
-DEVICE Visit pack_chunks(const Tensor& mask, const Shape& shape, int row_tile, int j, unsigned* bits) {
+// A warp packs tile j of booleans whose rows are padded, or of a block that is `listed` or not.
+DEVICE Visit pack_chunks(const Tensor& mask, bool listed, const Shape& shape, int row_tile, int j, unsigned* bits) {
   const int first_row = row_tile * BR, mask_bytes = round_up(shape.len_kv, CHUNK_BYTES);  // of a row
   bool some = false, every = true;
 #pragma unroll 1
@@ -80,7 +82,7 @@ DEVICE Visit pack_chunks(const Tensor& mask, const Shape& shape, int row_tile, i
         for (int half = 0; half < 2; ++half) {
           lanes_meet();
           chunks[i][w][half] = make_uint4(0, 0, 0, 0);
-          if (inside(i, w, half))
+          if (!BLOCKS && inside(i, w, half))
             chunks[i][w][half] = load_global<uint4>(row_address(mask, 0, 0, row(i, half)) + j * BC + column(w));
         }
 
@@ -92,8 +94,9 @@ DEVICE Visit pack_chunks(const Tensor& mask, const Shape& shape, int row_tile, i
         unsigned own = 0;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const unsigned found = bits_of(chunks[i][w][half]) & left_to<16>(shape, row(i, half), j * BC + column(w));
           const bool asked = first + i < MASK_FRAGMENTS && row(i, half) < shape.len_q && column(w) < BC;
+          const unsigned shown = BLOCKS ? (asked && listed ? 0xffff : 0) : bits_of(chunks[i][w][half]);
+          const unsigned found = shown & left_to<16>(shape, row(i, half), j * BC + column(w));
           some |= found != 0;
           every &= !asked || found == 0xffff;
           own |= found << 16 * half;
@@ -183,14 +186,15 @@ DEVICE Visit pack_rows(const Tensor& mask, long long begin, const SequenceRows& 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-pack_mask(const MaskArray mask, unsigned* bits, int* tiles, const int* offsets_q, const int* offsets_kv,
-          const long long* offsets_mask, const Shape batches) {
+pack_mask(const MaskArray mask, const BlockLists block_mask, unsigned* bits, int* tiles, const int* offsets_q,
+          const int* offsets_kv, const long long* offsets_mask, const Shape batches) {
   // step: load_mask (which rows)
   const int row_tile = blockIdx.x;
   const SequenceRows own = row_tile_at(batches, {offsets_q, offsets_kv}, row_tile);
   const Shape shape = own.alone(batches);
   if (RAGGED && own.first_row >= shape.len_q) return;  // an empty place
   const long long begin = BITS && RAGGED ? load_global<long long>(offsets_mask + own.sequence) : 0;
+  const BlockList blocks(as_tensor(block_mask), shape, row_tile * BR / BLOCK_ROWS);
   const Keys around = visible_tiles(shape, own.first_row, min(own.first_row + BR, shape.len_q) - 1, BC);
   const unsigned kinds = sram_base();
   name_sram("kinds", kinds, 4 * PACKERS);
@@ -200,10 +204,12 @@ pack_mask(const MaskArray mask, unsigned* bits, int* tiles, const int* offsets_q
     const int j = together + warp_id();
     Visit visit{-1};
     if (j >= around.first && j <= around.last) {
+      // step: load_mask (is its block listed?)
+      const bool listed = BLOCKS && blocks.has(j * BC / BLOCK_COLS);
       if constexpr (BY_ROW)
         visit = pack_rows(as_tensor(mask), begin, own, shape, j, bits);
       else
-        visit = pack_chunks(as_tensor(mask), shape, row_tile, j, bits);
+        visit = pack_chunks(as_tensor(mask), listed, shape, row_tile, j, bits);
     }
 
     // step: list

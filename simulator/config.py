@@ -73,7 +73,17 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
     }
-    return tuple((name, int(asked)) for name, asked in has.items() if asked)
+    blocks = {"BLOCK_ROWS": p.block.rows, "BLOCK_COLS": p.block.cols} if p.mask == "blocks" else {}
+    return tuple((name, int(asked)) for name, asked in {**has, **blocks}.items() if asked)
+
+
+def dividing(side: int, block: int, least: int = 16) -> int:
+    """The longest side of a tile up to `side` that divides the side of a mask's block, in multiples of `least`; else `side`.
+
+    >>> dividing(48, 128), dividing(192, 128, 64), dividing(128, 72)
+    (32, 128, 128)
+    """
+    return next((n for n in range(side, 0, -least) if block % n == 0), side)
 
 
 def padded(n: int) -> int:

@@ -26,8 +26,8 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 """What every other algorithm stores Q, K, V and its output in."""
 
 
-MASK_FORMS = ("dense", "bits")
-"""The forms in which an array may say which keys a query sees: a boolean for each pair, or a bit."""
+MASK_FORMS = ("dense", "bits", "blocks")
+"""The forms in which an array may say which keys a query sees: a boolean for each pair, a bit, or lists of blocks of pairs."""
 
 
 def output_dtype(dtype: str) -> str:
@@ -118,7 +118,8 @@ class Problem:
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
     pair is visible if neither it, nor `causal`, nor `window` hides it. A "dense" one has a boolean for each pair. One of "bits"
     has them one behind the other, query by query, eight to a byte, the lowest first; each sequence of a ragged batch begins
-    with a byte of its own.
+    with a byte of its own. One of "blocks" is an array `block_mask`: for each row of blocks of `block_size` pairs (queries, keys)
+    how many of them are visible, and which ones.
 
     `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
     keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
@@ -193,6 +194,11 @@ class Problem:
         among=MASK_FORMS,
         operand="mask",
     )
+    block_size: Follows[Pair] = described(
+        "Queries and keys of a block, where lists of blocks say what is visible",
+        least=1,
+        default=Follows(lambda _: (128, 128), "128,128"),
+    )
     lengths: Lengths | None = described(
         "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
@@ -211,10 +217,16 @@ class Problem:
                 self.dropout,
                 "0 or None for none, or a number from 0.002 to 0.998, so that 1 to 255 of 256 are kept",
             )
+        if None in self.block_size:
+            raise UsageError("block_size", self.block_size, "a pair (queries, keys), each an integer of at least 1")
+        if self.mask != "blocks" and self.block_size != FIELDS["block_size"].left_out(self):
+            raise UsageError("block_size", self.block_size, "nothing: only a mask of blocks has them")
         if self.lengths is None:
             if self.__dict__["len_q"] is None:
                 raise UsageError("len_q", None, "an integer of at least 0, or lengths")
             return
+        if self.mask == "blocks":
+            raise UsageError("mask", self.mask, "dense, bits or None with lengths")
         if self.dropout is not None:
             raise UsageError("dropout", self.dropout, "None with lengths")
         if self.batch != 1:
@@ -346,6 +358,21 @@ class Problem:
         return self.bit_spans[-1].stop
 
     @property
+    def block(self) -> Tile:
+        """A block of a mask of blocks, as a tile."""
+        return Tile(*cast("tuple[int, int]", self.block_size))
+
+    @property
+    def row_blocks(self) -> int:
+        """Rows of blocks of a mask."""
+        return self.row_tiles(self.block)
+
+    @property
+    def block_list(self) -> int:
+        """Numbers that a mask has for each row of blocks: how many are visible, and room for all of them."""
+        return 1 + self.key_tiles(self.block)
+
+    @property
     def rng_words(self) -> int:
         """The numbers of `rng_state`: the seed and the offset."""
         return 2
@@ -452,6 +479,7 @@ class Masks(TypedDict, total=False):
     window: Pair | None
     scale: float | None
     soft_cap: float | None
+    block_size: Pair | None
     lengths: Lengths | None
     dropout: float | None
 

@@ -36,6 +36,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "window 1024": {"window": (1024, 0)},
     "random half mask": {"mask": "dense"},
     "random half mask, bits": {"mask": "bits"},
+    "random half of the blocks": {"mask": "blocks"},
 }
 """What is timed. Normal scores stay far below a cap of 50, where a polynomial serves; a cap of 1 bends them all.
 A mask is packed in each call."""

@@ -223,6 +223,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     masks: dict[str, dict[str, Any]] = {
         "mask": {**problems["fewer queries"], "mask": "dense"},
         "bits": {**problems["ragged causal"], "mask": "bits"},
+        "blocks": {**problems["fewer queries"], "mask": "blocks"},
         "mask, sequences": {**sequences["sequences"], "mask": "dense"},
         "bits, sequences": {**sequences["sequences"], "mask": "bits"},
     }

@@ -31,8 +31,8 @@ _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
-    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, seed: int | None = None, offset: int = 0,
-    rng_state: Any = None, **masks: Unpack[Masks],
+    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None, seed: int | None = None,
+    offset: int = 0, rng_state: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -53,8 +53,9 @@ def attention(
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
     and `window`; or uint8 with a bit for each pair, one row of pairs behind the other, the lowest bit first (FlashInfer's packed
     masks). Of a ragged batch only the pairs of a sequence with itself count: bits have no others, and each sequence's begin with
-    a byte. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
-    GPU, head dim and dtype.
+    a byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
+    torch's BlockMask, or of indptr and indices. A kernel's tile has to divide a block. `flash2` and `flash3` take them. On a GPU
+    nobody looks for NaN in them. `tile=None` is the default for GPU, head dim and dtype.
 
     `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2` and `standard`
     do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads. `attention_backward` is
@@ -79,7 +80,7 @@ def attention(
     if host.wants_gradient(q) or host.wants_gradient(k) or host.wants_gradient(v):
         from flashlab.integrations import torch
 
-        for name, x in (("out", out), ("scales", scales)):
+        for name, x in (("out", out), ("scales", scales), ("block_mask", block_mask)):
             if x is not None:
                 raise host.refused(name, type(x).__name__, "None where q, k or v requires grad")
         return torch.attention(
@@ -92,8 +93,8 @@ def attention(
 
         return emulated(
             q, k, v, algorithm=plans.elsewhere(algorithm, ATTENTION), lse=lse, out=out, tile=tile, device=device,
-            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state if state is None else state,
-            **masks,
+            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask,
+            rng_state=rng_state if state is None else state, **masks,
         )  # fmt: skip
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
@@ -104,6 +105,7 @@ def attention(
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
         "mask": mask,
+        "block_mask": block_mask,
         "rng_state": rng_state,
         "out": out,
     }

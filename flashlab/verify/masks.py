@@ -90,6 +90,12 @@ def masks(bench: Bench) -> Iterator[Trial]:
                 empty_rows,
                 {"mask": "bits", "len_q": 150, "len_kv": 131, **EVERY_SCORE},
             ),
+            ("lists of blocks", half, {"mask": "blocks", "len_q": 300, "len_kv": 700}),
+            (
+                "lists of blocks of 64 x 192, causal",
+                half,
+                {"mask": "blocks", "block_size": (64, 192), "len_q": 200, "len_kv": 400, "causal": True},
+            ),
             ("sequences, blocks, causal", blocks, {"len_q": None, "lengths": LENGTHS, "causal": True}),
             (
                 "bits of sequences, a random half",
@@ -107,8 +113,10 @@ def masks(bench: Bench) -> Iterator[Trial]:
 
 
 def _masks(bench: Bench, p: Problem, pattern: Pattern) -> float:
-    shown = pattern(p, np.random.default_rng(bench.seed))
-    arrays = bench.draw(p) | {"mask": shown if p.mask == "dense" else packed_bits(p, shown)}
+    arrays = bench.draw(p)
+    if p.mask != "blocks":  # a random half of these is drawn
+        shown = pattern(p, np.random.default_rng(bench.seed))
+        arrays["mask"] = shown if p.mask == "dense" else packed_bits(p, shown)
     expected = bench.expect(p, arrays)
     bench.check_oracles(p, arrays, expected)
     result = bench.run(p, arrays)

@@ -9,8 +9,9 @@ import numpy as np
 
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import Walk, walk
+from simulator.operations.attention import mask_operand
 from simulator.problem import Problem, Tile
-from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, list_length
+from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, check_tile, list_length
 
 
 def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int) -> None:
@@ -18,7 +19,8 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
     p, rows = problem, problem.row_tiles(tile)
     if not p.mask:
         return
-    mask = book.tensors["mask"]
+    check_tile(p, tile)
+    mask = book.tensors[mask_operand(p)]
     nbytes = tile.rows * bits_per_row(tile) // 8
     planes = (("key_tiles", p.key_tiles(tile)),)
     bits = book.tensor(Spec("mask_bits", 1, rows, nbytes, "uint8", "workspace", axes=planes, flat=True))
@@ -27,6 +29,8 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
     visited = walk(p, tile)
     if p.mask == "bits":
         read, distinct = _bits(p, tile)
+    elif p.mask == "blocks":
+        read, distinct = _lists(p, rows, visited)
     else:
         read = distinct = _booleans(p, tile, visited, mask)
     if "offsets_mask" in book.tensors:
@@ -34,7 +38,7 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
         book.distinct("offsets_mask", "read", 8 * bool(rows))
     together = walk(p, Tile(tile.rows, PACKERS * tile.cols)).pairs
     written = 4 * (rows + visited.pairs)
-    book.add("load_mask", "mask", hbm_read=read)
+    book.add("load_mask", mask.name, hbm_read=read)
     book.add("store_bits", "mask_bits", hbm_write=visited.pairs * bits.row_bytes)
     book.add("list", "kinds", sram_write=together * 4 * PACKERS, sram_read=together * 4 * PACKERS)
     book.add("store_list", "mask_tiles", hbm_write=written)
@@ -71,6 +75,18 @@ def _booleans(problem: Problem, tile: Tile, visited: Walk, mask: Spec) -> int:
     keys = max(0, min(p.len_kv, last.stop * tile.cols) - last.start * tile.cols)
     missing = rows * tile.rows - p.len_q
     return tile.rows * of_a_row(visited) - missing * of_a_row(Walk(len(last), keys, keys, to_the_end))
+
+
+def _lists(problem: Problem, rows: int, visited: Walk) -> tuple[int, int]:
+    """Bytes of lists of blocks that are read, of which all are visible, and how many different ones.
+
+    Each warp reads how many there are, and of each tile the one that packs it all of them.
+    """
+    p, number = problem, problem.block_list - 1
+    reached = sum(
+        bool(p.keys_of_rows(n * p.block.rows, min((n + 1) * p.block.rows, p.len_q) - 1)) for n in range(p.row_blocks)
+    )
+    return 4 * (PACKERS * rows + number * visited.pairs), 4 * (p.row_blocks + number * reached)
 
 
 def _bits(problem: Problem, tile: Tile) -> tuple[int, int]:

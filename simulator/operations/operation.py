@@ -39,7 +39,8 @@ class Operand:
     """An array that the caller passes or gets back. It has one name in tile program, formula, `.cu`, trace and errors.
 
     - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
-      "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets") or of its mask ("bit_bytes").
+      "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets") or of its mask ("bit_bytes",
+      "row_blocks", "block_list").
     - `dtype` is "storage" (the problem's), "out" (the output's for that storage dtype), or a plain one such as
       "float32".
     - `when(problem)` says whether a problem has the operand.

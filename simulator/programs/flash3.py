@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from simulator.config import Config, features, heads_that_share_the_l2, padded
+from simulator.config import Config, dividing, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -88,7 +88,10 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the tile by head dim and length, and the order of work."""
-    rung = configure_rung(problem, device, tile, choose_tile(problem, device))
+    default = choose_tile(problem, device)
+    if problem.mask == "blocks":
+        default = Tile(dividing(default.rows, problem.block.rows, 64), dividing(default.cols, problem.block.cols))
+    rung = configure_rung(problem, device, tile, default)
     together = heads_that_share_the_l2(problem, device)
     return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile, device))
 

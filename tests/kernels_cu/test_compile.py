@@ -156,6 +156,16 @@ def test_masks_compile_without_spills_or_warnings(case: tuple[str, str, int, str
             assert complaints(compile_kernel(source, defines(config, dtype, head_dim), arch=arch)) == []
 
 
+@pytest.mark.parametrize("case", one_of_each(MASKED, lambda case: case[0], lambda case: "-".join(map(str, case))))
+@pytest.mark.parametrize("mask", ["dense", "bits"])
+def test_masks_of_sequences_compile_without_spills_or_warnings(case: tuple[str, str, int, str], mask: str) -> None:
+    name, dtype, head_dim, arch = case
+    problem = Problem(batch=1, heads=8, lengths=[1000], head_dim=head_dim, dtype=dtype, causal=True, mask=mask)
+    config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
+    for source in (name, "mask"):
+        assert complaints(compile_kernel(source, defines(config, dtype, head_dim), arch=arch)) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("length", [1024, 16384])
 @pytest.mark.parametrize("causal", [False, True])

@@ -218,7 +218,9 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words", "bit_bytes"} <= set(SIZES)
+    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words", "bit_bytes", "row_blocks", "block_list"} <= set(
+        SIZES
+    )
 
 
 def test_type_checkers_know_the_masks():
@@ -234,6 +236,7 @@ def test_signatures_show_the_masks():
             "window": None,
             "scale": None,
             "soft_cap": None,
+            "block_size": None,
             "lengths": None,
             "dropout": None,
         }
@@ -254,6 +257,7 @@ def test_the_kernels_shape_holds_what_a_problem_says():
         "head_dim_v",
         "causal",
         "window",
+        "block_size",
         "lengths",
         "dropout",
     }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.attention import packed_bits
+from simulator.operations.attention import block_lists, packed_bits
 
 
 def blocky(problem: Problem, *, seed: int, density: float, block: int) -> Array:
@@ -30,6 +30,9 @@ def lone(problem: Problem, *, seed: int) -> Array:
 
 def formed(problem: Problem, shown: Array) -> Array:
     """The pairs that a mask shows, as an array of the problem's form."""
+    if problem.mask == "blocks":  # those of whose pairs the first is shown
+        rows, cols = problem.block
+        return block_lists(shown[::rows, ::cols])
     return packed_bits(problem, shown) if problem.mask == "bits" else shown
 
 

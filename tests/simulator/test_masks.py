@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import flashlab as fl
 from flashlab.verify.rule import expect, judge
 from simulator import Problem, Tile, UsageError
 from simulator.dtypes import Array
-from simulator.operations.attention import ATTENTION, packed_bits, shown_pairs
+from simulator.operations.attention import ATTENTION, mask_operand, packed_bits, shown_pairs
 from tests.simulator.masks import blocky, formed, masks
 from tests.simulator.problems import problems, tiles
 
@@ -25,7 +26,7 @@ P = Problem(batch=1, heads=2, kv_heads=1, len_q=97, len_kv=150, head_dim=40, dty
 
 def drawn(p: Problem, mask: Array) -> dict[str, Any]:
     """The inputs of a problem, with the mask."""
-    return {**ATTENTION.draw(p), "mask": mask}
+    return {**ATTENTION.draw(p), mask_operand(p): mask}
 
 
 @settings(max_examples=30)
@@ -98,6 +99,83 @@ def test_the_bytes_of_bits_are_counted_row_by_row() -> None:
     assert packing.distinct["mask", "read"] == 2
     wide = fl.count("flash2", p.replace(len_q=64, len_kv=64), tile=(16, 16)).launches[0]
     assert wide.bytes("hbm.read", "mask") == 64 * 64 // 8
+
+
+@settings(max_examples=20)
+@given(st.data(), problems(longest=90), st.sampled_from([(16, 16), (48, 24), (5, 7)]), st.sampled_from(ALGORITHMS))
+def test_blocks(data: st.DataObject, problem: Problem, block: tuple[int, int], algorithm: str) -> None:
+    """By tiles that divide them. Without data all are visible, and all tiles mixed."""
+    p = problem.replace(mask="blocks", block_size=block, head_dim_v=None)
+    tile = tuple(data.draw(st.sampled_from([n for n in range(1, side + 1) if side % n == 0])) for side in block)
+    inputs = drawn(p, data.draw(masks(p)))
+    loop, expected = fl.naive_loop(**inputs, **p.masks), expect(p, **inputs)
+    np.testing.assert_allclose(loop.out, expected.out, rtol=1e-9, atol=1e-9)
+    run = fl.simulate(algorithm, **inputs, **p.masks, tile=tile, device="b200", lse=True)
+    assert judge(expected, run.out, run.lse).message is None
+    counted = fl.count(algorithm, p, tile=tile, device="b200")
+    assert fl.shape_run(algorithm, p, tile=tile, device="b200") == counted
+    assert run.counts.hbm.read <= counted.hbm.read
+    q = p.replace(mask="dense", block_size=None)
+    dense = drawn(q, shown_pairs(p, inputs["block_mask"]))
+    other = fl.simulate(algorithm, **dense, **q.masks, tile=tile, device="b200", lse=True)
+    assert other.out.tobytes() == run.out.tobytes()
+
+
+def test_blocks_that_are_hidden_cost_nothing() -> None:
+    p = Problem(batch=1, heads=2, len_q=256, len_kv=384, head_dim=64, dtype="float16", mask="blocks")
+    lists = np.array([[1, 2, -5, 99], [0, 7, 7, 7]], np.int32)  # behind the listed ones anything may stand
+    packing, attention = fl.simulate("flash2", **drawn(p, lists), tile=(64, 64)).counts.launches
+    assert packing.bytes("hbm.read") == 4 * (
+        4 * 16 + 2 * 6 * 1
+    )  # each warp asks how many; of 6 tiles each, the one listed
+    assert attention.bytes("hbm.read", "k") == p.heads * 2 * 128 * 64 * 2
+    assert "mask_bits" not in {entry.tensor for entry in attention.ledger}  # no tile is mixed
+
+
+def test_default_tiles_divide_blocks() -> None:
+    for algorithm, dim, size in product(ALGORITHMS, (40, 64, 80, 128, 192, 256), ((128, 128), (64, 64), (256, 64))):
+        p = Problem(batch=1, heads=1, len_q=512, head_dim=dim, dtype="float16", mask="blocks", block_size=size)
+        tile = fl.count(algorithm, p, device="h200").tile
+        assert size[0] % tile.rows == 0 and size[1] % tile.cols == 0
+
+
+BLOCKS = Problem(
+    batch=1, heads=2, len_q=97, len_kv=150, head_dim=16, dtype="float16", mask="blocks", block_size=(64, 48)
+)
+LISTS = np.zeros((2, 5), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("lists", "options", "said"),
+    [
+        (np.zeros((3, 5), np.int32), {}, "block_mask.shape = (3, 5): expected (2, 5), its axes are row_blocks, block_list"),
+        (np.zeros((2, 5), np.int64), {}, "block_mask.dtype = 'int64': expected int32 (row_blocks, 1 + key_blocks)"),
+        (np.zeros(5, np.int32), {}, "block_mask.shape = (5,): expected int32 (row_blocks, 1 + key_blocks)"),
+        (np.array([[0, 0, 0, 0, 0], [5, 0, 1, 2, 3]], np.int32), {},
+         "block_mask[1, 0] = 5: expected how many key blocks are visible, 0 to 4"),
+        (np.array([[0, 0, 0, 0, 0], [2, 0, 4, 2, 3]], np.int32), {}, "block_mask[1, 2] = 4: expected a key block, 0 to 3"),
+        (np.array([[3, 1, 2, 1, 0], [2, 0, 1, 2, 3]], np.int32), {},
+         "block_mask[0, 3] = 1: expected a key block, which the row hasn't listed before"),
+        ("blocks", {}, "block_mask = 'str': expected an array of"),
+        (LISTS, {"tile": (64, 32)}, "tile = '64x32': expected sides that divide those of a block of the mask, 64 x 48"),
+        (LISTS, {"mask": np.ones((97, 150), bool)}, "block_mask = 'given': expected None beside a mask"),
+        (LISTS, {"block_size": (0, 4)}, "block_size = 0: expected a pair (left, right), each None or an integer"),
+        (LISTS, {"block_size": (None, 4)}, "block_size = (None, 4): expected a pair (queries, keys)"),
+    ],
+)  # fmt: skip
+def test_bad_lists_are_refused_in_a_line(lists: Any, options: dict[str, Any], said: str) -> None:
+    inputs = {name: x for name, x in ATTENTION.draw(BLOCKS).items() if name != "block_mask"}
+    for call in (fl.simulate, fl.emulate):
+        with pytest.raises(UsageError) as error:
+            call("flash2", **inputs, block_mask=lists, **{"block_size": (64, 48), **options})
+        assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_blocks_are_of_a_mask_of_blocks_alone() -> None:
+    with pytest.raises(UsageError, match=r"block_size = \(64, 64\): expected nothing: only a mask of blocks has them"):
+        P.replace(block_size=(64, 64))
+    with pytest.raises(UsageError, match="mask = 'blocks': expected dense, bits or None with lengths"):
+        Problem(batch=1, heads=1, lengths=[5, 7], head_dim=16, dtype="float16", mask="blocks")
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 import kernels_cu
 from flashlab.verify.rule import expect, judge
-from simulator.operations.attention import ATTENTION
+from simulator.operations.attention import ATTENTION, mask_operand
 from tests.patches import patched
 from tests.simulator.masks import blocky, formed, masks
 from tests.tiers import one_of_each
@@ -31,7 +31,7 @@ LENGTHS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 150)), min_size
 
 def complaints(algorithm: str, p: fl.Problem, mask: Any, tile: Any) -> list[str]:
     """What is wrong with a run: findings, bytes other than the simulator's on this mask, numbers off by the rule."""
-    inputs: dict[str, Any] = {**ATTENTION.draw(p), "mask": mask}
+    inputs: dict[str, Any] = {**ATTENTION.draw(p), mask_operand(p): mask}
     run = fl.emulate(algorithm, **inputs, **p.masks, tile=tile, lse=True)
     message = judge(expect(p, **inputs), run.out, run.lse).message
     return run.complaints() + [message] * (message is not None)
@@ -56,6 +56,21 @@ def test_kernels_equal_the_judge_and_the_simulator(case: tuple[str, Any], data: 
         **(shape if ragged is None else {"batch": 1, "len_q": None, "len_kv": None, "lengths": ragged}),
         causal=data.draw(st.booleans()), window=data.draw(st.none() | st.tuples(sides, sides)),
         scale=data.draw(st.sampled_from([None, -0.2])),
+    )  # fmt: skip
+    assert complaints(algorithm, p, data.draw(masks(p)), tile) == []
+
+
+BLOCKS = [("flash2", (64, 48)), ("flash2", (32, 16)), ("flash3", (64, 48))]
+
+
+@pytest.mark.parametrize("case", one_of_each(BLOCKS, lambda case: case[0]))
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_blocks(case: tuple[str, Any], data: st.DataObject) -> None:
+    algorithm, tile = case
+    p = P.replace(
+        len_q=data.draw(st.integers(0, 150)), len_kv=data.draw(st.integers(0, 400)), causal=data.draw(st.booleans()),
+        mask="blocks", block_size=(64, 96), batch=1,
     )  # fmt: skip
     assert complaints(algorithm, p, data.draw(masks(p)), tile) == []
 
@@ -151,6 +166,18 @@ FAULTS = [
           old="ceil_div(shape.longest, BC) + key_tile", new="ceil_div(shape.len_kv, BC) + key_tile"),
     Fault(name="a place taken for a row tile", file="flash2.cu", lengths=SOME,
           old="RAGGED ? row_tile : first_row / BR", new="first_row / BR"),
+    Fault(name="blocks: the first entry taken for their number", file=ARRAY, mask="blocks",
+          old="from + 4 + 4 * at", new="from + 4 * at"),
+    Fault(name="blocks: one behind the listed ones, too", file=ARRAY, mask="blocks",
+          old="if (at < length)", new="if (at < length + 1)"),
+    Fault(name="blocks: a number that the row hasn't", file=ARRAY, mask="blocks",
+          old="min(max(load_global<int>(from), 0), ceil_div(shape.len_kv, BLOCK_COLS))", new="ceil_div(shape.len_kv, BLOCK_COLS)"),
+    Fault(name="blocks: the row tile for its row of blocks", file=PACK, mask="blocks",
+          old="row_tile * BR / BLOCK_ROWS", new="row_tile"),
+    Fault(name="blocks: the key tile for its block", file=PACK, mask="blocks", old="j * BC / BLOCK_COLS", new="j"),
+    Fault(name="blocks: all are listed", file=PACK, mask="blocks", old="asked && listed ? 0xffff : 0", new="asked ? 0xffff : 0"),
+    Fault(name="blocks: the causal mask not in the bits", file=PACK, mask="blocks", causal=True,
+          old="& left_to<16>(shape, row(i, half), j * BC + column(w))", new=""),
     Fault(name="V's last tile not cleared", file="flash3.cu", algorithm="flash3", lengths=SOME,
           old="key_tile(work.tiles.last, here) * BC; if (RAGGED", new="work.tiles.last * BC; if (RAGGED"),
 ]  # fmt: skip
@@ -162,6 +189,8 @@ FAULTS = [
 )
 def test_a_seeded_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     p = P.replace(batch=1, len_kv=301, causal=fault.causal, mask=fault.mask)
+    if fault.mask == "blocks":
+        p = p.replace(block_size=(128, 48))
     if fault.lengths is not None:
         p = p.replace(len_q=None, len_kv=None, lengths=fault.lengths)
     shown = blocky(p, seed=1, density=0.5, block=40)
