@@ -58,7 +58,8 @@ class Config:
         121
         """
         if self.pairs:
-            blocks = problem.batch * problem.heads * -(-problem.row_tiles(self.tile) // 2)
+            heads = problem.batch * problem.heads
+            blocks = heads * -(-(blocks // heads) // 2)
         return min(blocks, device.sms) if self.persistent else blocks
 
 

@@ -25,6 +25,9 @@ struct SequenceRows {
   int first_row, q, kv, keys;
   int place, sequence, aligned;  // the tile among those of its head, its sequence, and the number of that sequence's first row
 
+  // Its number among the row tiles of a mask (packed_mask.cuh). Without sequences it is computed, for no register has to keep it.
+  DEVICE int mask_tile() const { return RAGGED ? place : first_row / BR; }
+
   // The problem that the sequence is alone.
   DEVICE Shape alone(const Shape& batches) const {
     Shape own = batches;

@@ -101,12 +101,14 @@ def order(problem: Problem, tile: Tile, device: Device) -> dict[str, bool]:
 
     If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
     tiles, or pairs would leave SMs without work for a tenth of the time, each has a block of its own instead, and the
-    longest start first. So it is in a ragged batch, whose row tiles are unequal in any case.
+    longest start first. So it is in a ragged batch, whose row tiles are unequal, unless its sequences are all alike. (Wide
+    heads leave it no registers for more than one.)
     """
-    triangular, row_tiles = _triangular(problem), problem.row_tiles(tile)
-    pairs = problem.batch * problem.heads * -(-row_tiles // 2)
+    triangular, long = _triangular(problem), problem.padded.row_tiles(tile) > _LONG
+    pairs = problem.batch * problem.heads * -(-problem.row_tiles(tile) // 2)
     uneven = pairs < 0.9 * device.sms * -(-pairs // device.sms)
-    persistent = problem.lengths is None and not (triangular and (uneven or row_tiles > _LONG))
+    alike = problem.lengths is None or (len(set(problem.sequences)) == 1 and problem.head_dim <= 2 * PANEL)
+    persistent = alike and not (triangular and (uneven or long))
     return {"persistent": persistent, "pairs": persistent and triangular}
 
 

@@ -75,6 +75,48 @@ def test_blocks(case: tuple[str, Any], data: st.DataObject) -> None:
     assert complaints(algorithm, p, data.draw(masks(p)), tile) == []
 
 
+THREE = fl.DEVICES["h100"].replace(sms=3)
+
+
+def complaints_of_persistent_blocks(length: tuple[int, int], causal: bool, masked: bool) -> list[str]:
+    """What is wrong where three blocks share out the row tiles of five sequences that are alike."""
+    p = P.replace(
+        batch=1, len_q=None, len_kv=None, lengths=[length] * 5, causal=causal, mask="dense" if masked else None
+    )
+    inputs = ATTENTION.draw(p) | ({"mask": blocky(p, seed=2, density=0.5, block=40)} if masked else {})
+    run = fl.emulate("flash3", **inputs, **p.masks, tile=(64, 48), lse=True, device=THREE)
+    config, message = run.counts.config, judge(expect(p, **inputs), run.out, run.lse).message
+    assert config is not None and config.persistent and config.pairs == causal
+    return run.complaints() + [message] * (message is not None)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [(70, 90), (128, 128)])
+def test_persistent_blocks_of_sequences_that_are_alike(length: tuple[int, int], causal: bool, masked: bool) -> None:
+    assert complaints_of_persistent_blocks(length, causal, masked) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("} while (RAGGED && work.first_row >= work.keys); return true;", "} while (false); return true;"),
+        (
+            "} while (RAGGED && work.first_row >= work.keys); return true;",
+            "} while (false); return work.first_row < work.keys;",
+        ),
+    ],
+    ids=["an empty place computed", "an empty place ends the list"],
+)
+@pytest.mark.long
+def test_an_empty_place_is_passed_over(old: str, new: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(kernels_cu.source("mask").parent, tmp_path / "kernels_cu")
+    path = folder / "include" / "scheduler.cuh"
+    path.write_text(patched(path.read_text(encoding="utf-8"), old, new), encoding="utf-8")
+    with kernels_cu.sources_in(folder):
+        assert complaints_of_persistent_blocks((128, 128), False, False) != []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", TILES)
@@ -164,8 +206,8 @@ FAULTS = [
           old="round_up(1 + ceil_div(shape.longest, BC), 4)", new="round_up(1 + ceil_div(shape.len_kv, BC), 4)"),
     Fault(name="bits as many as the sequence has", file=HEADER, lengths=SOME,
           old="ceil_div(shape.longest, BC) + key_tile", new="ceil_div(shape.len_kv, BC) + key_tile"),
-    Fault(name="a place taken for a row tile", file="flash2.cu", lengths=SOME,
-          old="RAGGED ? row_tile : first_row / BR", new="first_row / BR"),
+    Fault(name="a place taken for a row tile", file="include/sequences.cuh", lengths=SOME,
+          old="RAGGED ? place : first_row / BR", new="first_row / BR"),
     Fault(name="blocks: the first entry taken for their number", file=ARRAY, mask="blocks",
           old="from + 4 + 4 * at", new="from + 4 * at"),
     Fault(name="blocks: one behind the listed ones, too", file=ARRAY, mask="blocks",
