@@ -254,3 +254,41 @@ def test_a_byte_says_true_by_any_bit() -> None:
     a, b = (fl.simulate("flash2", **inputs, mask=x) for x in (mask, bytes_))
     assert a.out.tobytes() == b.out.tobytes() and a.counts == b.counts
     assert fl.naive(**inputs, mask=mask).out.tobytes() == fl.naive(**inputs, mask=bytes_).out.tobytes()
+
+
+def wrong(p: Problem, mask: Array) -> list[str]:
+    """Which checks complain: the judges of each other, the rule of a run, the formula of the tile program."""
+    inputs, said = drawn(p, mask), list[str]()
+    expected, loop = expect(p, **inputs), fl.naive_loop(**inputs, **p.masks)
+    if not np.allclose(loop.out, expected.out):
+        said.append("judges")
+    run = fl.simulate("flash2", **inputs, **p.masks, tile=(32, 16), lse=True)
+    if judge(expected, run.out, run.lse).message is not None:
+        said.append("rule")
+    if fl.shape_run("flash2", p, tile=(32, 16)) != fl.count("flash2", p, tile=(32, 16)):
+        said.append("formula")
+    return said
+
+
+SEEDED: dict[str, tuple[str, Any, str]] = {
+    "pairs the other way round for a judge": (
+        "simulator.operations.attention.shown_pairs", lambda p, mask: shown_pairs(p, mask)[:, ::-1], "judges",
+    ),
+    "pairs the other way round for the tile program": (
+        "simulator.programs.mask.shown_pairs", lambda p, mask: shown_pairs(p, mask)[:, ::-1], "rule",
+    ),
+    "rows begin with a byte": (
+        "simulator.programs.mask.bytes_of_bits", lambda first, bits: (first // 8, first // 8 - -bits // 8), "formula",
+    ),
+    "a tile at a time": ("simulator.programs.mask.chunks", lambda seen: [[j] for j in seen.around], "formula"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_seeded_fault_of_a_tile_program_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = P.replace(mask="bits", len_kv=301)
+    mask = formed(p, blocky(p, seed=7, density=0.5, block=40))
+    assert wrong(p, mask) == []
+    target, fault, check = SEEDED[name]
+    monkeypatch.setattr(target, fault)
+    assert check in wrong(p, mask)
