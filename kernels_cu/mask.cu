@@ -185,7 +185,7 @@ DEVICE Visit pack_rows(const Tensor& mask, long long begin, const SequenceRows& 
   return visit_of(j, some, every);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RAGGED ? 1 : 2)
 pack_mask(const MaskArray mask, const BlockLists block_mask, unsigned* bits, int* tiles, const int* offsets_q,
           const int* offsets_kv, const long long* offsets_mask, const Shape batches) {
   // step: load_mask (which rows)

@@ -81,7 +81,7 @@ def _listed(number_name: str, number: Any, name: str, indices: Any) -> Array:
     if (wrong := (lengths < 0) | (lengths > blocks)).any():
         at = int(np.argmax(wrong))
         raise UsageError(f"{number_name}[{at}]", int(lengths[at]), f"0 to {blocks}, the key blocks")
-    first: Array = np.arange(blocks) < lengths[:, None]
+    first: Any = np.less(np.arange(blocks), lengths[:, None])
     row, column = np.nonzero(first)
     found: Array = entries[row, column]
     return _marked(name, row, found, (rows, blocks))

@@ -558,7 +558,7 @@ def _check_lists(lists: Array) -> None:
     lengths: Array = lists[:, 0]
     for row in np.flatnonzero((lengths < 0) | (lengths > blocks)):
         raise UsageError(f"block_mask[{row}, 0]", int(lengths[row]), f"how many key blocks are visible, 0 to {blocks}")
-    listed: Array = np.arange(blocks) < lengths[:, None]
+    listed: Any = np.less(np.arange(blocks), lengths[:, None])
     rows, columns = np.nonzero(listed)
     entries: Array = lists[rows, columns + 1].astype(np.int64)
     for at in np.flatnonzero((entries < 0) | (entries >= blocks)):
