@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from flashlab.emulator import Empty, FileRun, emulate_file
     from flashlab.lessons import check, predict, progress
     from flashlab.run.backward import attention_backward
+    from flashlab.run.blocks import block_mask
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
@@ -81,6 +82,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "attention": "flashlab.run.call",
     "attention_backward": "flashlab.run.backward",
+    "block_mask": "flashlab.run.blocks",
     "plan": "flashlab.run.plan",
     "check": "flashlab.lessons",
     "compare": "flashlab.views.comparison",
@@ -151,8 +153,9 @@ def __dir__() -> list[str]:
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
     "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline", "Trace",
-    "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "catalogue", "check", "check_formula",
-    "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "merge", "naive", "naive_loop", "plan", "player",
-    "predict", "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
+    "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline",
+    "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "block_mask", "catalogue", "check",
+    "check_formula", "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "merge", "naive", "naive_loop",
+    "plan", "player", "predict", "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep",
+    "timeline", "verify",
 ]  # fmt: skip

@@ -64,7 +64,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
   const int first_row = own.first_row;
   if (RAGGED && first_row >= shape.len_q) return;  // an empty place
   const int rows = min(BR, shape.len_q - first_row);  // of the problem, in this tile
-  const Visits visits(mask_tiles, shape, first_row / BR);
+  const Visits visits(mask_tiles, shape, own.mask_tile());
 
   // step: load_q (how many key tiles its rows see)
   const Keys walk = MASK ? Keys{0, visits.length() - 1} : visible_tiles(shape, first_row, first_row + rows - 1, BC);
@@ -151,7 +151,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     if constexpr (MASK) {
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i)
-        hidden[i].load(mask_bits, shape, first_row / BR, here, warp_row / 16 + i);
+        hidden[i].load(mask_bits, shape, own.mask_tile(), here, warp_row / 16 + i);
     }
 
     // step: scores

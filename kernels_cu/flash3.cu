@@ -8,7 +8,7 @@
 //     loads the next.
 //   - Under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head. All pairs see
 //     about the same number of keys, so all lists take the same time. Where a head has so many tiles that its start hardly
-//     counts, blocks aren't persistent, and the longest tile comes first.
+//     counts, blocks aren't persistent, and the longest tile comes first. Nor are they where sequences have different lengths.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
 // NEW marks what this kernel adds to rung 3.
@@ -26,6 +26,9 @@
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
+// Where sequences leave a wide head no registers for a list of row tiles, each has a block of its own.
+constexpr bool ONE_TILE = RAGGED && HEAD_DIM > 128;
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
        const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
@@ -35,14 +38,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   if (warpgroup_id() == 0) {
     become_producer();
     if (threadIdx.x == 0) {
-      // step: load_q (producer: which rows)
       Agenda agenda{shape, {offsets_q, offsets_kv}};  // NEW
       Work work;
       Ring k_ring, v_ring;
       unsigned q_parity = 0;  // NEW
-      while (agenda.next(work)) {  // NEW
+      while (true) {
+        // step: load_q (producer: which rows)
+        if (!agenda.next(work)) break;  // NEW
+
         // step: load_q (producer: how many key tiles its rows see)
-        const Visits visits(mask_tiles, shape, work.first_row / BR);
+        const Visits visits(mask_tiles, shape, work.mask_tile());
         if constexpr (MASK) work.tiles = {0, visits.length() - 1};
         const int kv = kv_head(shape, work.head);
         Visit here, next;  // of V's key tile and of K's, which is one ahead
@@ -74,14 +79,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
           load_tile(sram.v(v_ring.slot), v, work.batch, kv, row, sram.v_full(v_ring.slot), EVICT_LAST);
           v_ring.advance();
         }
-        if (RAGGED) break;  // each place has a block of its own
+        if (ONE_TILE) break;
       }
     }
     return;
   }
 
   become_consumer();
-  // step: load_q (which rows)
   Agenda agenda{shape, {offsets_q, offsets_kv}};  // NEW
   Work work;
   const int consumer = warpgroup_id() - 1, lane_column = 2 * (lane_id() % 4);
@@ -90,12 +94,14 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   Softmax softmax(shape);
   unsigned p[P_REGISTERS][4], q_parity = 0;
   Ring k_ring, v_ring;
-  while (agenda.next(work)) {  // NEW
+  while (true) {
+    // step: load_q (which rows)
+    if (!agenda.next(work)) break;  // NEW
     const Shape alone = work.alone(shape);
     const Shape& own = RAGGED ? alone : shape;  // else no copy, for which the compiler would take registers
 
     // step: load_q (how many key tiles its rows see)
-    const int row_tile = work.first_row / BR;
+    const int row_tile = work.mask_tile();
     const Visits visits(mask_tiles, shape, row_tile);
     if constexpr (MASK) work.tiles = {0, uniform(visits.length()) - 1};
     const int last_row = min(work.first_row + BR, own.len_q) - 1;
@@ -148,9 +154,10 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       round_p(p, s);
 
       // step: load_v (of the last tile, if it isn't full)
-      if (RAGGED && (work.tiles.last + 1) * BC > own.len_kv) {
+      const int last_key = key_tile(work.tiles.last, here) * BC;
+      if (RAGGED && last_key + BC > own.len_kv) {
         mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-        clear_rows(sram.v(v_ring.slot), own.len_kv - work.tiles.last * BC);
+        clear_rows(sram.v(v_ring.slot), own.len_kv - last_key);
       }
 
       bool risen = false;
@@ -243,6 +250,6 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       // step: store_lse
       store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
-    if (RAGGED) break;
+    if (ONE_TILE) break;
   }
 }

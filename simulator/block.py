@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,6 +138,15 @@ class Block:
             entries += last - page + 1
             self._m.touch(tensor.table, "read", (page, last + 1, 0, tensor.table.spec.itemsize))
         self._count(tensor.table.name, hbm_read=entries * tensor.table.spec.itemsize * self.lockstep)
+
+    def request(self, tensor: HbmTensor, parts: Sequence[tuple[int, int, int, int]], *, warps: int = 1) -> None:
+        """HBM to registers: of an array that all heads share, parts (first row, end row, first byte, end byte) that are no tiles.
+
+        Each of `warps` warps requests each part. What they hold is the program's to know.
+        """
+        for part in parts:
+            self._m.touch(tensor, "read", part)
+        self._count(tensor.name, hbm_read=warps * sum((end - row) * (stop - byte) for row, end, byte, stop in parts))
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""

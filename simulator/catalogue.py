@@ -198,12 +198,17 @@ _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
-_PACK = Kernel("mask", "pack_mask", ("mask", "mask_bits", "mask_tiles"), when=lambda p: p.mask is not None)
+_PACK = Kernel(
+    "mask",
+    "pack_mask",
+    ("mask", "block_mask", "mask_bits", "mask_tiles", *_OFFSETS, "offsets_mask"),
+    when=lambda p: p.mask is not None,
+)
 _PACKED = ("mask_bits", "mask_tiles")
 _DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum"))
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
-_ALL = (*COMMON_MASKS, *SCORES, "mask", "lengths")
+_ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
 _HOPPER = Support(
     dtypes=("float16", "bfloat16"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import SramOverflow
-from simulator.problem import Problem, Tile, round_up
+from simulator.problem import MASK_FORMS, Problem, Tile, round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class Config:
         121
         """
         if self.pairs:
-            blocks = problem.batch * problem.heads * -(-problem.row_tiles(self.tile) // 2)
+            heads = problem.batch * problem.heads
+            blocks = heads * -(-(blocks // heads) // 2)
         return min(blocks, device.sms) if self.persistent else blocks
 
 
@@ -72,10 +73,20 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "ALIBI": p.alibi,
         "SINKS": p.sinks,
         "RAGGED": p.ragged,
-        "MASK": p.mask is not None,
+        "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
     }
-    return tuple((name, 1) for name, asked in has.items() if asked)
+    blocks = {"BLOCK_ROWS": p.block.rows, "BLOCK_COLS": p.block.cols} if p.mask == "blocks" else {}
+    return tuple((name, int(asked)) for name, asked in {**has, **blocks}.items() if asked)
+
+
+def dividing(side: int, block: int, least: int = 16) -> int:
+    """The longest side of a tile up to `side` that divides the side of a mask's block, in multiples of `least`; else `side`.
+
+    >>> dividing(48, 128), dividing(192, 128, 64), dividing(128, 72)
+    (32, 128, 128)
+    """
+    return next((n for n in range(side, 0, -least) if block % n == 0), side)
 
 
 def padded(n: int) -> int:

@@ -103,7 +103,8 @@ class LaunchCounts:
     rows of blocks the count follows from others (`Representatives`).
 
     `along` is the axis along which its blocks lie, each with a tile of a sequence's rows. Where `across` isn't 0, blocks have so
-    many rows of any sequences instead, because what they do to a row is the same in all.
+    many rows of any sequences instead, because what they do to a row is the same in all. Of one that is `shared`, all heads have
+    the same blocks.
     """
 
     name: str
@@ -121,6 +122,7 @@ class LaunchCounts:
     inferred: int = field(default=0, compare=False)
     along: str = "len_q"
     across: int = 0
+    shared: bool = field(default=False, compare=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
@@ -351,6 +353,7 @@ class _Page:
     inferred: int = 0
     along: str = "len_q"
     across: int = 0
+    shared: bool = False
 
 
 class Book:
@@ -391,10 +394,13 @@ class Book:
         walk: Callable[[int], Walk] | None = None,
         along: str = "len_q",
         across: int = 0,
+        shared: bool = False,
     ) -> None:
         """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, the others as in `LaunchCounts`."""
         peak = sram_peak if blocks else 0
-        page = _Page(name, blocks, warps, heads_together, sram_peak=peak, walk=walk, along=along, across=across)
+        page = _Page(
+            name, blocks, warps, heads_together, sram_peak=peak, walk=walk, along=along, across=across, shared=shared
+        )
         self._pages.append(page)
 
     @contextmanager
@@ -434,7 +440,7 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred, p.along, p.across)
+                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred, p.along, p.across, p.shared)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

@@ -102,7 +102,7 @@ class Machine:
 
     def optional(self, name: str) -> HbmTensor:
         """A handle to an input that callers may leave out. If they do, it is full of its default."""
-        return self._input(self.operation.operand(name))
+        return self._input(self.operation.operand(name, self.problem))
 
     def packed(self, tensor: HbmTensor) -> HbmTensor:
         """The query heads of each group as rows of one matrix, (batch, kv_heads, len_q * group, cols).
@@ -175,7 +175,12 @@ class Machine:
         rows = 0 if self.operation.idle(self.problem) else rows
         row_walk = walk if cols == 1 else None  # blocks of a row in different columns don't walk alike
         together = self.config.heads_together
-        self.book.launch(name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across)
+        shared = of is not None and any(
+            x.name == of.name and {"heads", "kv_heads"}.isdisjoint(x.axes) for x in self.operation.taken(self.problem)
+        )
+        self.book.launch(
+            name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across, shared=shared
+        )
         self._touched.clear()
         walks = _walks(walk, rows, cols)
         most = rows  # blocks per lockstep group: on shapes alone a group costs the same at any size

@@ -28,8 +28,8 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 MOST_REQUESTS = 1 << 20
 """The most requests of a batch in pages. Each is looked at by itself."""
-MASK_FORMS = ("dense",)
-"""The forms in which an array may say which keys a query sees: a boolean for each pair."""
+MASK_FORMS = ("dense", "bits", "blocks")
+"""The forms in which an array may say which keys a query sees: a boolean for each pair, a bit, or lists of blocks of pairs."""
 
 
 def output_dtype(dtype: str) -> str:
@@ -118,7 +118,10 @@ class Problem:
     A score is `scale` times the product of a query and a key. `soft_cap` bounds it, cap * tanh(score / cap). With `alibi`,
     slope * abs(i + len_kv - len_q - j) is then taken from it (arXiv 2108.12409). With `sinks`, each row's denominator has one
     exponential more, that of its head's logit. Slopes and sinks are operands. So is a `mask`, which all batches and heads share: a
-    pair is visible if neither it, nor `causal`, nor `window` hides it.
+    pair is visible if neither it, nor `causal`, nor `window` hides it. A "dense" one has a boolean for each pair. One of "bits"
+    has them one behind the other, query by query, eight to a byte, the lowest first; each sequence of a ragged batch begins
+    with a byte of its own. One of "blocks" is an array `block_mask`: for each row of blocks of `block_size` pairs (queries, keys)
+    how many of them are visible, and which ones.
 
     `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
     keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
@@ -198,6 +201,11 @@ class Problem:
         among=MASK_FORMS,
         operand="mask",
     )
+    block_size: Follows[Pair] = described(
+        "Queries and keys of a block, where lists of blocks say what is visible",
+        least=1,
+        default=Follows(lambda _: (128, 128), "128,128"),
+    )
     lengths: Lengths | None = described(
         "Lengths of a ragged batch's sequences, n or queries:keys, as in 100,200:300", default=None
     )
@@ -224,6 +232,10 @@ class Problem:
                 self.dropout,
                 "0 or None for none, or a number from 0.002 to 0.998, so that 1 to 255 of 256 are kept",
             )
+        if None in self.block_size:
+            raise UsageError("block_size", self.block_size, "a pair (queries, keys), each an integer of at least 1")
+        if self.mask != "blocks" and self.block_size != FIELDS["block_size"].left_out(self):
+            raise UsageError("block_size", self.block_size, "nothing: only a mask of blocks has them")
         if self.lengths is None and self.__dict__["len_q"] is None:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
         if self.page_size is not None:
@@ -234,8 +246,8 @@ class Problem:
             self._check_ragged()
 
     def _check_ragged(self) -> None:
-        if self.mask is not None:
-            raise UsageError("mask", self.mask, "None with lengths, which hide the other sequences already")
+        if self.mask == "blocks":
+            raise UsageError("mask", self.mask, "dense, bits or None with lengths")
         if self.dropout is not None:
             raise UsageError("dropout", self.dropout, "None with lengths")
         if self.batch != 1:
@@ -418,6 +430,36 @@ class Problem:
         """How many offsets say where sequences begin: one per sequence, and that of the end."""
         return len(self.spans) + 1
 
+    @cached_property
+    def bit_spans(self) -> tuple[range, ...]:
+        """Which bytes of a mask of bits each sequence has. Plain problems have one span.
+
+        >>> Problem(batch=1, heads=1, lengths=[5, (0, 3), (2, 9)], head_dim=8, dtype="float16", mask="bits").bit_spans
+        (range(0, 4), range(4, 4), range(4, 7))
+        """
+        cuts = accumulate((-(-(len(rows) * len(keys)) // 8) for rows, keys in self.spans), initial=0)
+        return tuple(starmap(range, pairwise(cuts)))
+
+    @property
+    def bit_bytes(self) -> int:
+        """The bytes of a mask of bits."""
+        return self.bit_spans[-1].stop
+
+    @property
+    def block(self) -> Tile:
+        """A block of a mask of blocks, as a tile."""
+        return Tile(*cast("tuple[int, int]", self.block_size))
+
+    @property
+    def row_blocks(self) -> int:
+        """Rows of blocks of a mask."""
+        return self.row_tiles(self.block)
+
+    @property
+    def block_list(self) -> int:
+        """Numbers that a mask has for each row of blocks: how many are visible, and room for all of them."""
+        return 1 + self.key_tiles(self.block)
+
     @property
     def rng_words(self) -> int:
         """The numbers of `rng_state`: the seed and the offset."""
@@ -525,6 +567,7 @@ class Masks(TypedDict, total=False):
     window: Pair | None
     scale: float | None
     soft_cap: float | None
+    block_size: Pair | None
     lengths: Lengths | None
     dropout: float | None
 

@@ -29,6 +29,8 @@ from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
 _NUMBER = 4  # bytes of an offset
+APART = ("len_q", "len_kv", "bit_bytes", "offsets")
+"""The axes along which sequences lie one behind the other."""
 
 
 class _Side(NamedTuple):
@@ -97,8 +99,12 @@ def joined(
 def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Operation, tile: Tile) -> Spec:
     """An array of the whole batch. What the sequences have of a workspace lies one behind the other, too."""
     if spec.role != "workspace":
-        return operation.operand(spec.name).spec(problem, tile, spec.role)
+        return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
     same = [part.tensors[spec.name] for part in parts]
+    if spec.flat:  # each row tile's place has room for what a row tile of any sequence has
+        planes = zip(*(each.axes for each in same), strict=True)
+        axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
+        return replace(same[0], rows=sum(places(problem, tile.rows)), cols=max(each.cols for each in same), axes=axes)
     if len({each.cols for each in same}) == 1:
         return replace(same[0], rows=sum(each.rows for each in same))
     return replace(same[0], rows=1, cols=sum(each.rows * each.row_bytes for each in same) // spec.itemsize)
@@ -120,23 +126,25 @@ def _launch(
         return _across(total, p)
     if not p.ragged:
         return _dealt(replace(total, sram_peak=max(launch.sram_peak for launch in each)), p, parts[0].device, config)
-    axes = {x.name: set(x.axes) for x in (*operation.inputs, *operation.outputs)}
+    axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
     boxes, distinct = Counter[Box](), dict(total.distinct)
     for launch, (rows, keys) in zip(each, p.spans, strict=True):
         for box, n in launch.boxes.items():
             first = rows.start if "len_q" in axes[box.tensor] else keys.start
             boxes[box._replace(row=first + box.row)] += n
     for name, way in distinct:
-        if name in axes and axes[name].isdisjoint(("len_q", "len_kv")):  # all sequences have it in common
+        if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
     side, ledger = _SIDES[total.along], dict(total.ledger)
     room = places(p, getattr(config.tile, side.tile), total.along)
-    heads: int = p.batch * getattr(p, side.heads)
+    heads: int = 1 if total.shared else p.batch * getattr(p, side.heads)
+    step = "load_mask" if total.shared else side.step
     asking = 4 * config.consumers + 1 if config.consumers else config.warps
+    asking = total.warps if total.shared else asking
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
     for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
         if looks:
-            ledger[Entry(side.step, name, "hbm.read")] = _NUMBER * looks * heads * asking
+            ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * asking
             distinct[name, "read"] = _NUMBER * seen
     return replace(
         total,

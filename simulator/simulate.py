@@ -21,7 +21,7 @@ from simulator.memory import check_memory
 from simulator.operations.operation import Operand, Operation
 from simulator.problem import FP8, Problem, Tile
 from simulator.program import Program
-from simulator.ragged import evaluated, joined
+from simulator.ragged import APART, evaluated, joined
 from simulator.tensors import HbmTensor
 from simulator.threads import together, workers
 from simulator.trace import Recorder, Sizes, Trace
@@ -217,7 +217,7 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     p = problem
     pieces = p.batch if p.batch > 1 else p.kv_heads
     n = max(1, min(workers(), pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
-    operands = [operation.operand(name) for name in arrays]
+    operands = [operation.operand(name, problem) for name in arrays]
     # what all parts need would be counted once for each, and says nothing of which part is meant
     if n == 1 or any(_cut_along(x, p) is None for x in (*operation.taken(p), *operation.outputs)):
         return [Part(p, arrays)]
@@ -233,21 +233,26 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
 def _sequences(operation: Operation, arrays: Mapping[str, Array], problem: Problem) -> list[Part]:
     """The sequences of a ragged batch, each with its rows of the arrays."""
     parts = list[Part]()
+    operands = [operation.operand(name, problem) for name in arrays]
+    alone = [each for each in operands if each.axes != ("offsets",)]  # a sequence has offsets of its own
+    cuts: list[dict[str, slice]]
     if problem.ragged:
-        cuts = [{"len_q": slice(q.start, q.stop), "len_kv": slice(kv.start, kv.stop)} for q, kv in problem.spans]
+        spans = zip(problem.spans, problem.bit_spans, strict=True)
+        named = [{"len_q": rows, "len_kv": keys, "bit_bytes": bits} for (rows, keys), bits in spans]
+        cuts = [{axis: slice(span.start, span.stop) for axis, span in each.items()} for each in named]
     else:
         cuts = [
             {"batch": slice(b, b + 1), "table_pages": slice(one.table_pages)} for b, one in enumerate(problem.sequences)
         ]
     for one, cut in zip(problem.sequences, cuts, strict=True):
-        parts.append(Part(one, {name: operation.operand(name).cut(x, cut) for name, x in arrays.items()}))
+        parts.append(Part(one, {each.name: each.cut(arrays[each.name], cut) for each in alone}))
     return parts
 
 
 def _cut_along(operand: Operand, problem: Problem) -> int | None:
     """The axis along which the parts of a problem cut an array. It is None if all parts need the whole array."""
     if problem.ragged:
-        names = ("len_q", "len_kv")
+        names = APART
     else:
         names = ("batch",) if problem.apart or problem.batch > 1 else ("heads", "kv_heads")
     return next((axis for axis, name in enumerate(operand.axes) if name in names), None)
@@ -349,9 +354,9 @@ def _record(
     b, h = head
     one, recorder = _head_of(problem, b), Recorder()
     places = {"batch": b, "heads": h, "kv_heads": h // problem.queries_per_kv}
-    parts = {name: program.operation.operand(name).part(x, places) for name, x in arrays.items()}
+    operands = {name: program.operation.operand(name, problem) for name in arrays}
     cut = {"table_pages": slice(one.table_pages)}
-    data = {name: program.operation.operand(name).cut(x, cut) for name, x in parts.items()}
+    data = {name: operands[name].cut(operands[name].part(x, places), cut) for name, x in arrays.items()}
     machine = Machine(
         program.name, program.operation, one, config, device, asked=asked, data=data, recorder=recorder,
         first_head=b * problem.heads + h,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.progress import track
 
@@ -25,7 +25,8 @@ from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells, interleaved
 from flashlab.run.plan import gpu_plan
 from simulator.api import count
-from simulator.operations.attention import random_optional
+from simulator.names import DType
+from simulator.operations.attention import ATTENTION, random_optional
 
 FEATURES: dict[str, dict[str, Any]] = {
     "soft cap 50": {"soft_cap": 50.0},
@@ -34,6 +35,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ALiBi": {"alibi": True},
     "window 1024": {"window": (1024, 0)},
     "random half mask": {"mask": "dense"},
+    "random half mask, bits": {"mask": "bits"},
+    "random half of the blocks": {"mask": "blocks"},
 }
 """What is timed. Normal scores stay far below a cap of 50, where a polynomial serves; a cap of 1 bends them all.
 A mask is packed in each call."""
@@ -80,7 +83,7 @@ def measure(algorithm: str, feature: str, cell: Cell, seconds: float, flex: bool
     optional = {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
     with_it, without = gpu_plan(algorithm, p), gpu_plan(algorithm, plain)
     calls: list[Callable[[], object]] = [partial(with_it.run, **arrays, **optional), partial(without.run, **arrays)]
-    if flex and cell == FLEX and feature != "sinks":
+    if flex and cell == FLEX and feature != "sinks" and p.mask in (None, "dense"):
         try:
             calls.append(_flex(torch, feature, arrays, optional, calls[0]))
         except Exception as error:  # whatever another library raises must not stop ours
@@ -138,12 +141,29 @@ def headline(data: Features) -> str:
 
 def table(data: Features) -> str:
     """A row per feature and cell."""
-    header = ("feature", "head dim", "mask", "length", "ms", "plain ms", "ratio", "work", "FlexAttention ms")
+    header = (
+        "feature",
+        "head dim",
+        "mask",
+        "length",
+        "ms",
+        "plain ms",
+        "ratio",
+        "work",
+        "TFLOP/s of the plain call's",
+        "FlexAttention ms",
+    )
     return markdown_table(header, [
         (r.feature, str(r.head_dim), "causal" if r.causal else "full", f"{r.length:,}", f"{r.milliseconds:.3f}",
-         f"{r.plain:.3f}", f"{r.ratio:.2f}", f"{r.work:.2f}", "" if r.flex is None else f"{r.flex:.3f}")
+         f"{r.plain:.3f}", f"{r.ratio:.2f}", f"{r.work:.2f}", f"{_rate(r):.0f}", "" if r.flex is None else f"{r.flex:.3f}")
         for r in data.rows
     ])  # fmt: skip
+
+
+def _rate(row: Row) -> float:
+    """The plain call's FLOPs, those of hidden pairs included, in TFLOP/s of the time with the feature."""
+    problem = Cell(cast("DType", row.dtype), row.head_dim, row.causal, row.length).problem
+    return ATTENTION.flops(problem) / row.milliseconds / 1e9
 
 
 KIND = Kind(
@@ -161,12 +181,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("algorithms", nargs="+", help="whose kernels are timed")
     parser.add_argument("--flex", action="store_true", help="FlexAttention, too")
+    parser.add_argument(
+        "--features", nargs="+", choices=FEATURES, default=list(FEATURES), help="what is timed (default: all)"
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="per cell")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the files")
     parser.add_argument("--force", action="store_true", help="replace files of that name")
     given = parser.parse_args()
     for algorithm in given.algorithms:
-        work = [(feature, cell) for feature in FEATURES for cell in chosen() if feature != "window 1024" or cell.causal]
+        work = [
+            (feature, cell)
+            for feature in given.features
+            for cell in chosen()
+            if feature != "window 1024" or cell.causal
+        ]
         problems = [cell.problem.replace(**change) for feature, cell in work for change in (FEATURES[feature], {})]
         with ThreadPoolExecutor() as pool:  # compiles many kernels at a time
             list(pool.map(partial(gpu_plan, algorithm), problems))

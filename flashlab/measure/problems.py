@@ -16,7 +16,8 @@ __all__ = ["l2_problems", "matrix"]
 
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
-    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi and a ragged batch.
+    loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi, a ragged batch, and
+    masks of booleans and bits that show a random half, whose tiles are all mixed.
     Where it is for few queries, also such, with many keys."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
@@ -76,6 +77,14 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         f"requests page {n} {word}": {**requests, "page_size": n, "causal": causal}
         for n, (word, causal) in product((1, 16, 100), {"full": False, "causal": True}.items())
     }
+    masks: dict[str, dict[str, Any]] = {
+        "mask full": {**shapes["aligned"], "mask": "dense"},
+        "mask causal": {**shapes["gqa"], "mask": "dense", "causal": True},
+        "mask sequences full": {**sequences["sequences full"], "mask": "dense"},
+        "bits full": {**shapes["ragged"], "mask": "bits"},
+        "bits causal": {**shapes["fewer-queries"], "mask": "bits", "causal": True},
+        "bits sequences causal": {**sequences["sequences causal"], "mask": "bits"},
+    }
 
     def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
@@ -87,8 +96,9 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())
         }
         known = set(row.support.masks)
-        ragged = pages if paged else sequences if "lengths" in known else {}
-        return masked | (scored if set(SCORES) <= known else {}) | ragged
+        masked |= scored if set(SCORES) <= known else {}
+        masked |= pages if paged else sequences if "lengths" in known else {}
+        return masked | (masks if "mask" in known else {})
 
     return [
         _case(algorithm, label, dtype=dtype, **problem)

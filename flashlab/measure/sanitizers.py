@@ -204,8 +204,8 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows, and where an algorithm knows them a soft cap, sinks, ALiBi and a
-    ragged batch.
+    The problems have ragged edges, masks, GQA and empty rows, and where an algorithm knows them a soft cap, sinks, ALiBi, a
+    ragged batch, and masks.
     """
     problems: dict[str, dict[str, Any]] = {
         "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
@@ -220,13 +220,21 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     sequences: dict[str, dict[str, Any]] = {
         "sequences": {"heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True}
     }
+    masks: dict[str, dict[str, Any]] = {
+        "mask": {**problems["fewer queries"], "mask": "dense"},
+        "bits": {**problems["ragged causal"], "mask": "bits"},
+        "blocks": {**problems["fewer queries"], "mask": "blocks"},
+        "mask, sequences": {**sequences["sequences"], "mask": "dense"},
+        "bits, sequences": {**sequences["sequences"], "mask": "bits"},
+    }
     # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
     whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
 
     def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
         known = set(row.support.masks)
         own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
-        return problems | own | (sequences if "lengths" in known and not row.operation.in_pages else {})
+        ragged = sequences if "lengths" in known and not row.operation.in_pages else {}
+        return problems | own | ragged | (masks if "mask" in known else {})
 
     def fitted(algorithm: str, problem: Problem) -> Problem:
         return CATALOGUE[algorithm].operation.fitted(problem)

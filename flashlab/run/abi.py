@@ -108,7 +108,7 @@ def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
     return {
         x.name: x.left_out(problem, tile)
         for x in operation.inputs
-        if x.default is not None and x.name in counts.tensors
+        if x.default is not None and x.name in counts.tensors and x.when(problem)
     }
 
 
@@ -122,7 +122,7 @@ def shape_struct(problem: Problem, group: int) -> Any:
     """`struct Shape`, as a NumPy scalar. What a problem has none of is passed as 0."""
     left, right = (_UNBOUNDED if side is None else min(side, _UNBOUNDED) for side in (problem.left, problem.right))
     sequences = len(problem.spans) if problem.ragged else 0
-    own = {"left": left, "right": right, "group": group, "sequences": sequences}
+    own = {"left": left, "right": right, "group": group, "sequences": sequences, "longest": problem.padded.len_kv}
     values = [own[name] if name in own else getattr(problem, name) or 0 for name in SHAPE.names or ()]
     return np.array(tuple(values), SHAPE)[()]
 

@@ -23,7 +23,6 @@ from simulator.simulate import Scales, TileLike
 __all__ = ["attention"]
 
 _INPUTS = ("q", "k", "v")
-_VECTORS = ("sinks", "alibi_slopes", "rng_state")
 _SCALES = {f"scales.{name}": f"{name}_scale" for name in _INPUTS}  # as an error names them, as a plan does
 _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 
@@ -32,8 +31,8 @@ _MOST_CALLS = 1024  # kept with all that is decided for their arrays
 def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
-    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, seed: int | None = None, offset: int = 0,
-    rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, **masks: Unpack[Masks],
+    sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None, seed: int | None = None,
+    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -52,8 +51,11 @@ def attention(
     `causal` is aligned bottom-right, `window=(left, right)` inclusive; `soft_cap` bounds the scores. `sinks`, a logit per
     head that joins each row's denominator (and the LSE), and `alibi_slopes` are float32 `(heads,)`, contiguous, of the same
     kind. `mask` is bool or uint8 `(len_q, len_kv)`, True where a key is visible, for all batches and heads, beside `causal`
-    and `window`. `flash2` and `flash3` take them. On a GPU nobody looks for NaN in them. `tile=None` is the default for
-    GPU, head dim and dtype.
+    and `window`; or uint8 with a bit for each pair, one row of pairs behind the other, the lowest bit first (FlashInfer's packed
+    masks). Of a ragged batch only the pairs of a sequence with itself count: bits have no others, and each sequence's begin with
+    a byte. `block_mask` says it instead by lists of blocks of `block_size` queries and keys: `fl.block_mask` makes them of
+    torch's BlockMask, or of indptr and indices. A kernel's tile has to divide a block. `flash2` and `flash3` take them. On a GPU
+    nobody looks for NaN in them. `tile=None` is the default for GPU, head dim and dtype.
 
     With `block_table`, int32 `(batch, pages)`, K and V lie in pools of pages, `(pages, kv_heads, page_size, head_dim)`: key n of
     request b is row `n % page_size` of page `block_table[b, n // page_size]`. A pool `(pages, page_size, kv_heads, head_dim)`
@@ -104,7 +106,7 @@ def attention(
     if host.wants_gradient(q) or host.wants_gradient(k) or host.wants_gradient(v):
         from flashlab.integrations import torch
 
-        for name, x in (("out", out), ("scales", scales)):
+        for name, x in (("out", out), ("scales", scales), ("block_mask", block_mask)):
             if x is not None:
                 raise host.refused(name, type(x).__name__, "None where q, k or v requires grad")
         return torch.attention(
@@ -117,8 +119,8 @@ def attention(
 
         return emulated(
             q, k, v, algorithm=plans.elsewhere(algorithm, ATTENTION), lse=lse, out=out, tile=tile, device=device,
-            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state if state is None else state,
-            **masks,
+            scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask,
+            rng_state=rng_state if state is None else state, **masks,
         )  # fmt: skip
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
@@ -129,6 +131,7 @@ def attention(
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
         "mask": mask,
+        "block_mask": block_mask,
         "rng_state": rng_state,
         "out": out,
     }
@@ -208,10 +211,10 @@ def _cached_call(
     arrays.check_out(views)
     if not views.keys().isdisjoint(_SCALES):
         Scales(*(views[name] for name in _SCALES)).named(plan.counts.problem, plan.counts.tile)
-    for name in (*_SCALES, *_VECTORS):
-        if name in views:
-            arrays.check_contiguous(name, views[name])
     operands = _operands(views)
+    for name, view in views.items():
+        if name in _SCALES or plan.counts.tensors[name].vector:
+            arrays.check_contiguous(name, view)
     fit = all(plan.fits(name, view) for name, view in operands.items())
     return _Call(plan, plan.ready(operands) if fit else None)
 

@@ -226,6 +226,8 @@ class CallableTarget(Target):
                 return f"the function takes no {FIELDS[name].operand or name}"
             if name in PLACED and self.align == "top-left":
                 return f"{name} has no top-left convention here"
+        if p.mask not in (None, "dense"):
+            return f"a mask of {p.mask} has no convention here"
         if outside := self.domain.outside(p):
             return outside
         answer = True if self.adapter.supports is None else self.adapter.supports(p)

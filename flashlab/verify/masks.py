@@ -11,9 +11,13 @@ from flashlab.verify.cases import EVERY_SCORE, usual
 from flashlab.verify.rule import judge
 from simulator import Problem
 from simulator.dtypes import Array
+from simulator.operations.attention import packed_bits
 
 Pattern = Callable[[Problem, np.random.Generator], Array]
 """Makes the mask of a problem, booleans (len_q, len_kv)."""
+
+LENGTHS = (3, (71, 131), 0, (64, 9), (40, 0), (0, 5), 101)
+"""Sequences of a ragged batch: their keys, and the bits of their pairs, begin anywhere."""
 
 
 def half(p: Problem, rng: np.random.Generator) -> Array:
@@ -74,13 +78,45 @@ def masks(bench: Bench) -> Iterator[Trial]:
             ("nothing visible", nothing, {}),
             ("all visible", everything, {"len_kv": 150}),
             ("no keys", half, {"len_q": 5, "len_kv": 0}),
+            ("bits, a random half of 150 keys", half, {"mask": "bits", "len_q": 150}),
+            ("bits of rows shorter than a byte", half, {"mask": "bits", "len_q": 90, "len_kv": 5}),
+            (
+                "bits, blocks, causal, GQA, batch 2",
+                blocks,
+                {"mask": "bits", "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 200, "len_kv": 301, "causal": True},
+            ),
+            (
+                "bits, empty rows, soft cap, sinks, ALiBi",
+                empty_rows,
+                {"mask": "bits", "len_q": 150, "len_kv": 131, **EVERY_SCORE},
+            ),
+            ("lists of blocks", half, {"mask": "blocks", "len_q": 300, "len_kv": 700}),
+            (
+                "lists of blocks of 64 x 192, causal",
+                half,
+                {"mask": "blocks", "block_size": (64, 192), "len_q": 200, "len_kv": 400, "causal": True},
+            ),
+            ("sequences, blocks, causal", blocks, {"len_q": None, "lengths": LENGTHS, "causal": True}),
+            (
+                "bits of sequences, a random half",
+                half,
+                {"mask": "bits", "len_q": None, "lengths": LENGTHS, "window": (70, 9)},
+            ),
+            (
+                "bits of sequences, one key a row",
+                lone_key,
+                {"mask": "bits", "len_q": None, "lengths": LENGTHS, "sinks": True},
+            ),
         ):
-            p = usual(dtype, mask="dense", **changes)
+            p = usual(dtype, **{"mask": "dense", **changes})
             yield fitted(bench, word, p, lambda bench, p, pattern=pattern: _masks(bench, p, pattern), lambda p: p.mask)
 
 
 def _masks(bench: Bench, p: Problem, pattern: Pattern) -> float:
-    arrays = bench.draw(p) | {"mask": pattern(p, np.random.default_rng(bench.seed))}
+    arrays = bench.draw(p)
+    if p.mask != "blocks":  # a random half of these is drawn
+        shown = pattern(p, np.random.default_rng(bench.seed))
+        arrays["mask"] = shown if p.mask == "dense" else packed_bits(p, shown)
     expected = bench.expect(p, arrays)
     bench.check_oracles(p, arrays, expected)
     result = bench.run(p, arrays)

@@ -24,9 +24,10 @@ COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
 
 _MASKS, _SOME_KNOW = (
     {FIELDS[name].words: f" {FIELDS[name].words}" for name in names}
-    for names in (COMMON_MASKS, [name for name in FEATURES if name not in COMMON_MASKS])
+    for names in (COMMON_MASKS, [name for name in FEATURES if name not in (*COMMON_MASKS, "block_size")])
 )
-"""How a row's problem shows a feature that every kernel knows, or another one, by the feature's words."""
+"""How a row's problem shows a feature that every kernel knows, or another one, by the feature's words. The size of a mask's blocks
+is none of its own."""
 
 Status = Literal["passed", "failed", "not run"]
 

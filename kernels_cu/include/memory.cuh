@@ -33,7 +33,7 @@ DEVICE void fence_async() {
 #endif
 }
 
-// T from HBM: float, float2, float4, unsigned, uint2 or uint4 (4, 8 or 16 bytes, aligned to its size).
+// T from HBM: unsigned char, float, float2, float4, unsigned, uint2 or uint4 (1, 4, 8 or 16 bytes, aligned to its size).
 template <class T>
 DEVICE T load_global(const void* address) {
 #ifdef EMULATOR
@@ -41,8 +41,10 @@ DEVICE T load_global(const void* address) {
   emu_load_global(&value, address, sizeof(T));
   return value;
 #else
-  union { T value; unsigned w[sizeof(T) / 4]; } v;
-  if constexpr (sizeof(T) == 4)
+  union { T value; unsigned w[(sizeof(T) + 3) / 4]; } v;
+  if constexpr (sizeof(T) == 1)
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(v.w[0]) : "l"(address) : "memory");
+  else if constexpr (sizeof(T) == 4)
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(v.w[0]) : "l"(address) : "memory");
   else if constexpr (sizeof(T) == 8)
     asm volatile("ld.global.v2.b32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(address) : "memory");

@@ -1,10 +1,13 @@
 // A mask that an array says, as mask.cu packs it: for each row tile a list of the key tiles that it sees, and for each pair a
-// bit. Causal mask, window and the end of the sequence are in the bits, too. MASK: 1 where the problem has one, else 0.
+// bit. Causal mask, window and the end of the sequence are in the bits, too. MASK says which form the array has: 1 of booleans,
+// 2 of bits. 0: the problem has none.
 //
 //   tiles (row tiles, 1 + key tiles, rounded up to 4) int      how many tiles, then 2 j + 1 for a tile that needs its bits and
 //                                                              2 j for one whose pairs are all visible, with j ascending
-//   bits (key tiles, row tiles, BR / 16, MASK_WORDS, 32)       a word for each lane, as it holds 16 rows of accumulators
+//   bits (row tiles, key tiles, BR / 16, MASK_WORDS, 32)       a word for each lane, as it holds 16 rows of accumulators
 //                                                              (mma.cuh): bit 16 h + 2 n + e is row g + 8 h, column 8 n + 2 t + e
+//
+// Of a ragged batch a row tile's number is its place (sequences.cuh), and each has room for the keys of the longest sequence.
 #pragma once
 
 #include "memory.cuh"
@@ -21,10 +24,10 @@ constexpr int MASK_TILE = MASK_FRAGMENTS * MASK_WORDS * 32;  // words of a tile
 
 // The first number of a row tile's list, and the lane's first word of 16 rows of a tile: how many numbers lie before them.
 DEVICE long long list_of(const Shape& shape, int row_tile) {
-  return static_cast<long long>(row_tile) * round_up(1 + ceil_div(shape.len_kv, BC), 4);
+  return static_cast<long long>(row_tile) * round_up(1 + ceil_div(shape.longest, BC), 4);
 }
 DEVICE long long words_of(const Shape& shape, int row_tile, int key_tile, int fragment) {
-  const long long tile = static_cast<long long>(key_tile) * ceil_div(shape.len_q, BR) + row_tile;
+  const long long tile = static_cast<long long>(row_tile) * ceil_div(shape.longest, BC) + key_tile;
   return tile * MASK_TILE + fragment * MASK_WORDS * 32 + lane_id();
 }
 

@@ -19,6 +19,7 @@ struct Shape {
   int sequences;  // of a ragged batch
   int kept;       // dropout: how many of 256 weights are kept
   int page_size, table_pages;  // K and V in pages: keys of each, and how many a request's line of the block table has
+  int longest;    // keys of the longest sequence; of a plain batch, len_kv
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

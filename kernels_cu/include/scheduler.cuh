@@ -37,13 +37,15 @@ struct Agenda {
   DEVICE bool next(Work& work) {
     const int row_tiles = row_tiles_of(shape), units = PAIRS ? ceil_div(row_tiles, 2) : row_tiles;  // of a head
     const int all_heads = shape.batch * shape.heads;
-    if (unit >= units * all_heads) return false;
-    const int first_head = unit / (shape.group * units) * shape.group;  // of the group
-    const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
-    const int front = place / heads, back = row_tiles - 1 - front;
-    work = work_of(shape, offsets, first_head + place % heads, half ? front : back);
-    half = PAIRS && half == 0 && front != back;
-    if (half == 0) unit += gridDim.x;
-    return !RAGGED || work.first_row < work.keys;  // not an empty place
+    do {
+      if (unit >= units * all_heads) return false;
+      const int first_head = unit / (shape.group * units) * shape.group;  // of the group
+      const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
+      const int front = place / heads, back = row_tiles - 1 - front;
+      work = work_of(shape, offsets, first_head + place % heads, half ? front : back);
+      half = PAIRS && half == 0 && front != back;
+      if (half == 0) unit += gridDim.x;
+    } while (RAGGED && work.first_row >= work.keys);  // an empty place
+    return true;
   }
 };

@@ -23,6 +23,10 @@ struct Offsets { const int *q, *kv; };  // NULL unless RAGGED
 // so `keys` is all that is left of both lengths, which saves registers. Row `row` is row q + row of its head, key `key` is kv + key.
 struct SequenceRows {
   int first_row, q, kv, keys;
+  int place, sequence, aligned;  // the tile among those of its head, its sequence, and the number of that sequence's first row
+
+  // Its number among the row tiles of a mask (packed_mask.cuh). Without sequences it is computed, for no register has to keep it.
+  DEVICE int mask_tile() const { return RAGGED ? place : first_row / BR; }
 
   // The problem that the sequence is alone.
   DEVICE Shape alone(const Shape& batches) const {
@@ -41,7 +45,7 @@ DEVICE int row_tiles_of(const Shape& shape) {
 // Row tile `place` of a head: of the last sequence whose first place isn't behind it. That sequence is found by halves.
 template <int ROWS = BR>
 DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int place) {
-  if constexpr (!RAGGED) return {place * ROWS, 0, 0, shape.len_kv};
+  if constexpr (!RAGGED) return {place * ROWS, 0, 0, shape.len_kv, place, 0, 0};
   int low = 0, high = shape.sequences, first = 0, end = shape.len_q;
   while (high - low > 1) {
     const int middle = (low + high) / 2, begin = load_global<int>(offsets.q + middle);
@@ -52,5 +56,6 @@ DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int 
   }
   const int kv = load_global<int>(offsets.kv + low), keys = load_global<int>(offsets.kv + low + 1) - kv;
   const int aligned = keys - (end - first);  // the key that the first row is aligned with
-  return {uniform(aligned + (place - first / ROWS - low) * ROWS), uniform(first - aligned), uniform(kv), uniform(keys)};
+  return {uniform(aligned + (place - first / ROWS - low) * ROWS), uniform(first - aligned), uniform(kv), uniform(keys),
+          place, low, aligned};
 }

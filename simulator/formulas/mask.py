@@ -5,10 +5,13 @@ What an array hides is data. So this counts a mask whose tiles are all mixed, wi
 
 from __future__ import annotations
 
+import numpy as np
+
 from simulator.counts import Book, Spec
 from simulator.formulas.walk import Walk, walk
+from simulator.operations.attention import mask_operand
 from simulator.problem import Problem, Tile
-from simulator.programs.mask import PACKERS, bits_per_row, list_length
+from simulator.programs.mask import PACKERS, bits_per_row, by_rows, bytes_of_bits, check_tile, list_length
 
 
 def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int) -> None:
@@ -16,27 +19,30 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
     p, rows = problem, problem.row_tiles(tile)
     if not p.mask:
         return
-    mask = book.tensor(Spec("mask", 1, p.len_q, p.len_kv, "bool", "input"))
+    check_tile(p, tile)
+    mask = book.tensors[mask_operand(p)]
     nbytes = tile.rows * bits_per_row(tile) // 8
     planes = (("key_tiles", p.key_tiles(tile)),)
     bits = book.tensor(Spec("mask_bits", 1, rows, nbytes, "uint8", "workspace", axes=planes, flat=True))
     tiles = book.tensor(Spec("mask_tiles", 1, rows, list_length(p, tile), "int32", "workspace", flat=True))
-    book.launch("pack_mask", rows, PACKERS, heads_together, 4 * PACKERS)
+    book.launch("pack_mask", rows, PACKERS, heads_together, 4 * PACKERS, shared=True)
     visited = walk(p, tile)
-    read = tile.rows * _bytes(visited, p, mask)
-    if rows:  # the last row tile may be ragged
-        last = p.tiles_of_row(rows - 1, tile)
-        to_the_end = int(bool(last) and last.stop == p.key_tiles(tile))
-        keys = max(0, min(p.len_kv, last.stop * tile.cols) - last.start * tile.cols)
-        missing = rows * tile.rows - p.len_q
-        read -= missing * _bytes(Walk(len(last), keys, keys, to_the_end), p, mask)
+    if p.mask == "bits":
+        read, distinct = _bits(p, tile)
+    elif p.mask == "blocks":
+        read, distinct = _lists(p, rows, visited)
+    else:
+        read = distinct = _booleans(p, tile, visited, mask)
+    if "offsets_mask" in book.tensors:
+        book.add("load_mask", "offsets_mask", hbm_read=8 * rows * PACKERS)
+        book.distinct("offsets_mask", "read", 8 * bool(rows))
     together = walk(p, Tile(tile.rows, PACKERS * tile.cols)).pairs
     written = 4 * (rows + visited.pairs)
-    book.add("load_mask", "mask", hbm_read=read)
+    book.add("load_mask", mask.name, hbm_read=read)
     book.add("store_bits", "mask_bits", hbm_write=visited.pairs * bits.row_bytes)
     book.add("list", "kinds", sram_write=together * 4 * PACKERS, sram_read=together * 4 * PACKERS)
     book.add("store_list", "mask_tiles", hbm_write=written)
-    book.distinct(mask.name, "read", read)
+    book.distinct(mask.name, "read", distinct)
     book.distinct(bits.name, "write", visited.pairs * bits.row_bytes)
     book.distinct(tiles.name, "write", written)
 
@@ -54,6 +60,55 @@ def count_masked(book: Book, problem: Problem, tile: Tile, *, readers: int) -> N
     book.distinct("mask_bits", "read", pairs * nbytes)
 
 
-def _bytes(visited: Walk, problem: Problem, mask: Spec) -> int:
-    """Bytes of the mask that one row of each row tile has. The last tile of a row has its padding, too."""
-    return visited.keys + visited.to_the_end * (mask.row_bytes - problem.len_kv)
+def _booleans(problem: Problem, tile: Tile, visited: Walk, mask: Spec) -> int:
+    """Bytes of booleans that are read. Where rows lie padded, the last tile of a row has its padding, too."""
+    p, rows = problem, problem.row_tiles(tile)
+    padding = 0 if by_rows(p) else mask.row_bytes - p.len_kv
+
+    def of_a_row(visited: Walk) -> int:
+        return visited.keys + visited.to_the_end * padding
+
+    if not rows:
+        return 0
+    last = p.tiles_of_row(rows - 1, tile)  # which may be ragged
+    to_the_end = int(bool(last) and last.stop == p.key_tiles(tile))
+    keys = max(0, min(p.len_kv, last.stop * tile.cols) - last.start * tile.cols)
+    missing = rows * tile.rows - p.len_q
+    return tile.rows * of_a_row(visited) - missing * of_a_row(Walk(len(last), keys, keys, to_the_end))
+
+
+def _lists(problem: Problem, rows: int, visited: Walk) -> tuple[int, int]:
+    """Bytes of lists of blocks that are read, of which all are visible, and how many different ones.
+
+    Each warp reads how many there are, and of each tile the one that packs it all of them.
+    """
+    p, number = problem, problem.block_list - 1
+    reached = sum(
+        bool(p.keys_of_rows(n * p.block.rows, min((n + 1) * p.block.rows, p.len_q) - 1)) for n in range(p.row_blocks)
+    )
+    return 4 * (PACKERS * rows + number * visited.pairs), 4 * (p.row_blocks + number * reached)
+
+
+def _bits(problem: Problem, tile: Tile) -> tuple[int, int]:
+    """Bytes of bits that are read, row by row of each tile, and how many different ones. This looks at each row once.
+
+    Where in a byte a row of a tile begins repeats after 8 key tiles.
+    """
+    p, (br, bc), tiles = problem, tile, problem.key_tiles(tile)
+    walks = [p.tiles_of_row(i, tile) for i in range(p.row_tiles(tile))]
+    row = np.arange(p.len_q, dtype=np.int64)
+    first, stop = (np.array([getattr(w, end) for w in walks], np.int64)[row // br] for end in ("start", "stop"))
+    seen = first < stop
+    row, first, stop = row[seen], first[seen], stop[seen]
+    whole, begin = np.minimum(stop, tiles - 1), row * p.len_kv
+    read = 0
+    for n in range(8):
+        number = np.maximum(0, -(-(whole - n) // 8) - -(-(first - n) // 8))  # of whole tiles j with j % 8 = n
+        low, high = bytes_of_bits(begin + n * bc, bc)
+        read += int((number * (high - low)).sum())
+    ends = begin[stop == tiles] + (tiles - 1) * bc
+    low, high = bytes_of_bits(ends, p.len_kv - (tiles - 1) * bc)
+    read += int((high - low).sum())
+    low, high = bytes_of_bits(begin + first * bc, np.minimum(stop * bc, p.len_kv) - first * bc)
+    before = np.concatenate([[0], np.maximum.accumulate(high)[:-1]]) if high.size else high
+    return read, int(np.maximum(0, high - np.maximum(low, before)).sum())

@@ -44,8 +44,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Unpack
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 import numpy as np
 
@@ -76,11 +76,20 @@ LARGEST_FP8 = 448.0
 
 
 def problem_of(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, **masks: Unpack[Masks]
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    mask: Any = None,
+    block_mask: Any = None,
+    **masks: Unpack[Masks],
 ) -> Problem:
     """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    With `sinks`, `alibi_slopes` or `mask` it has them. Raises a `UsageError` that names the array or the mask at fault.
+    With `sinks`, `alibi_slopes`, `mask` or `block_mask` it has them. Raises a `UsageError` that names the array or the mask at
+    fault.
     """
     for name in masks:
         if name not in MASKS:
@@ -99,19 +108,36 @@ def problem_of(
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
         dtype=dtype, sinks=sinks is not None, alibi=alibi_slopes is not None,
-        mask=None if mask is None else form_of(mask), **masks,
+        mask=form_of(mask, block_mask), **masks,
     )  # fmt: skip
 
 
-def form_of(mask: Any) -> str:
-    """The form in which an array says which keys a query sees: one of `MASK_FORMS`. Raises `UsageError` for any other."""
-    accepted = "bool (len_q, len_kv), True where a key is visible"
+def form_of(mask: Any, block_mask: Any = None) -> str | None:
+    """The form in which an array says which keys a query sees: one of `MASK_FORMS`, or None. Raises `UsageError` for any other."""
+    if block_mask is not None:
+        accepted = "int32 (row_blocks, 1 + key_blocks), as fl.block_mask makes them"
+        if mask is not None:
+            raise UsageError("block_mask", "given", "None beside a mask")
+        if not hasattr(block_mask, "shape"):
+            raise UsageError("block_mask", type(block_mask).__name__, f"an array of {accepted}")
+        if dtype_name(block_mask) != "int32":
+            raise UsageError("block_mask.dtype", dtype_name(block_mask), accepted)
+        if len(block_mask.shape) != 2:
+            raise UsageError("block_mask.shape", tuple(block_mask.shape), accepted)
+        return "blocks"
+    if mask is None:
+        return None
+    accepted = (
+        "bool (len_q, len_kv), True where a key is visible, or uint8 with eight of them in a byte, one behind the other"
+    )
     if not hasattr(mask, "shape"):
         raise UsageError("mask", type(mask).__name__, f"an array of {accepted}")
     dtype = dtype_name(mask)
     if dtype not in ("bool", "uint8"):
         hint = "; an additive bias isn't taken" if dtype in ITEMSIZE else ""
         raise UsageError("mask.dtype", dtype, f"{accepted}{hint}")
+    if len(mask.shape) == 1 and dtype == "uint8":
+        return "bits"
     if len(mask.shape) != 2:
         raise UsageError("mask.shape", tuple(mask.shape), accepted)
     return "dense"
@@ -132,14 +158,15 @@ class Reference(NamedTuple):
 
 @spell_masks
 def naive(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, rng_state: Any = None,
-    **masks: Unpack[Masks],
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None,
+    rng_state: Any = None, **masks: Unpack[Masks],
 ) -> Reference:  # fmt: skip
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
     of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
-    is visible; `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
+    is visible, or uint8 with a bit for each pair (`Problem`); `block_mask` are lists of blocks (`fl.block_mask`);
+    `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
     aligned bottom-right. With `lengths`, the rows of a batch of 1 are sequences of these lengths, one behind the other. A row
     that sees no key gets output 0 and LSE -inf, or its sink. Raises `UsageError` for arrays that pose no problem.
 
@@ -150,7 +177,9 @@ def naive(
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state)
+    p, given = _judged(
+        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state
+    )
     check_memory("naive attention, whole rows in float64", _bytes_of_naive(p))
     of_head = {
         name: given[name].astype(np.float64).reshape(p.kv_heads, -1, 1, 1)
@@ -184,7 +213,7 @@ def naive(
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES, "mask", "lengths", "dropout")
+KNOWN = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths", "dropout")
 """What the judges reckon with."""
 
 
@@ -246,13 +275,64 @@ def hidden_pairs(problem: Problem) -> Array:
 def visible_pairs(problem: Problem, arrays: Arrays) -> Array:
     """Does query i see key j? A boolean array (len_q, len_kv), of causal mask, window and the array `mask` together."""
     visible = ~hidden_pairs(problem)
-    return visible & (arrays["mask"].reshape(visible.shape) != 0) if problem.mask else visible
+    return visible & shown_pairs(problem, arrays[mask_operand(problem)]) if problem.mask else visible
+
+
+def mask_operand(problem: Problem) -> str:
+    """The operand that a problem's mask is."""
+    return "block_mask" if problem.mask == "blocks" else "mask"
+
+
+def shown_pairs(problem: Problem, mask: Array) -> Array:
+    """Which pairs the mask of a problem shows, (len_q, len_kv), whatever its form."""
+    p = problem
+    if p.mask == "dense":
+        return mask.reshape(p.len_q, p.len_kv) != 0
+    if p.mask == "blocks":
+        lists, (rows, cols) = mask.reshape(p.row_blocks, p.block_list).astype(np.int64), p.block
+        blocks = np.zeros((p.row_blocks, p.block_list - 1), bool)
+        listed = np.arange(p.block_list - 1) < lists[:, :1]
+        blocks[np.nonzero(listed)[0], lists[:, 1:][listed]] = True
+        return np.repeat(np.repeat(blocks, rows, 0), cols, 1)[: p.len_q, : p.len_kv]
+    shown, packed = np.zeros((p.len_q, p.len_kv), bool), mask.reshape(-1).astype(np.uint8)
+    for own, bits in _each_own(p, shown):
+        own[...] = np.unpackbits(packed[bits.start : bits.stop], count=own.size, bitorder="little").reshape(own.shape)
+    return shown
+
+
+def packed_bits(problem: Problem, shown: Array) -> Array:
+    """The mask of bits that shows these pairs, (len_q, len_kv): what `shown_pairs` undoes. Other sequences' keys are left out.
+
+    >>> p = Problem(batch=1, heads=1, len_q=2, len_kv=5, head_dim=8, dtype="float16", mask="bits")
+    >>> packed_bits(p, np.eye(2, 5, dtype=bool)).tolist()  # bits 0 and 6
+    [65, 0]
+    """
+    packed = np.zeros(problem.bit_bytes, np.uint8)
+    for own, bits in _each_own(problem, shown):
+        packed[bits.start : bits.stop] = np.packbits(own, bitorder="little")
+    return packed
+
+
+def block_lists(visible: Array) -> Array:
+    """The lists of blocks for booleans (row_blocks, key_blocks): how many are visible, these, and behind them the others.
+
+    >>> block_lists(np.array([[False, True, True], [False, False, False]])).tolist()
+    [[2, 1, 2, 0], [0, 0, 1, 2]]
+    """
+    order = np.argsort(~visible, axis=1, kind="stable")
+    return np.concatenate([visible.sum(1, keepdims=True), order], axis=1).astype(np.int32)
+
+
+def _each_own(problem: Problem, pairs: Array) -> Iterator[tuple[Array, range]]:
+    """Of each sequence a view of its own queries and keys, and which bytes of a mask of bits it has."""
+    for (rows, keys), bits in zip(problem.spans, problem.bit_spans, strict=True):
+        yield pairs[rows.start : rows.stop, keys.start : keys.stop], bits
 
 
 @spell_masks
 def naive_loop(
-    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, rng_state: Any = None,
-    **masks: Unpack[Masks],
+    q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None,
+    rng_state: Any = None, **masks: Unpack[Masks],
 ) -> Reference:  # fmt: skip
     """The same as `naive`, by a loop over queries that picks out each query's keys. It shares no mask code.
 
@@ -265,7 +345,9 @@ def naive_loop(
     True
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
-    p, given = _judged(q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, rng_state=rng_state)
+    p, given = _judged(
+        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state
+    )
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -275,7 +357,7 @@ def naive_loop(
         start = keys.start if p.left is None else max(keys.start, last_seen - p.left)
         if p.sinks:
             lse[b, h, i] = given["sinks"][h]
-        seen = [j for j in range(start, stop) if not p.mask or given["mask"][i, j]]
+        seen = [j for j in range(start, stop) if not p.mask or _is_shown(p, given[mask_operand(p)], i, j)]
         if not seen:
             continue
         kv = h // p.queries_per_kv
@@ -293,7 +375,23 @@ def naive_loop(
     return Reference(out, lse)
 
 
-POSED = ("sinks", "alibi_slopes", "mask")
+def _is_shown(problem: Problem, mask: Array, i: int, j: int) -> bool:
+    """Does the array `mask` show key j to query i of the same sequence?"""
+    if problem.mask == "dense":
+        return bool(mask[i, j])
+    if problem.mask == "blocks":
+        number, *blocks = mask[i // problem.block.rows]
+        return j // problem.block.cols in blocks[:number]
+    before = 0
+    for rows, keys in problem.spans:
+        if i < rows.stop:
+            bit = (i - rows.start) * len(keys) + j - keys.start
+            return bool(mask[before + bit // 8] & 1 << bit % 8)
+        before += math.ceil(len(rows) * len(keys) / 8)
+    raise IndexError(i)
+
+
+POSED = ("sinks", "alibi_slopes", "mask", "block_mask")
 """The inputs of attention that a problem has only where the caller passes them."""
 OPTIONAL = (*POSED, "rng_state")
 """What the judges take beside q, k and v."""
@@ -319,6 +417,11 @@ class Attention(Operation):
         Operand(name="offsets_kv", axes=("offsets",), dtype="int32", when=lambda p: p.lengths is not None,
                 default=lambda p: [0, *(keys.stop for _, keys in p.spans)]),
         Operand(name="mask", axes=("len_q", "len_kv"), dtype="bool", when=lambda p: p.mask == "dense", default=True),
+        Operand(name="mask", axes=("bit_bytes",), dtype="uint8", when=lambda p: p.mask == "bits", default=255),
+        Operand(name="block_mask", axes=("row_blocks", "block_list"), dtype="int32", when=lambda p: p.mask == "blocks",
+                default=lambda p: [p.block_list - 1, *range(p.block_list - 1)]),
+        Operand(name="offsets_mask", axes=("offsets",), dtype="int64", when=lambda p: p.mask == "bits" and p.lengths is not None,
+                default=lambda p: [0, *(bits.stop for bits in p.bit_spans)]),
     )  # fmt: skip
     outputs = (
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
@@ -340,6 +443,13 @@ class Attention(Operation):
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         """As for any operation. What NumPy's optional arrays hold is looked at, too."""
+        if problem.mask == "bits" and "mask" in arrays and tuple(arrays["mask"].shape) != (n := problem.bit_bytes,):
+            words = (
+                f"{problem.len_q:,} x {problem.len_kv:,} pairs" if problem.lengths is None else "pair of each sequence"
+            )
+            raise UsageError(
+                "mask.shape", tuple(arrays["mask"].shape), f"({n},), a bit for each of {words}, in whole bytes"
+            )
         super().check(problem, arrays, tile)
         check_optional(problem, arrays)
 
@@ -371,7 +481,7 @@ class Attention(Operation):
             seen = p.visible_keys(row)
             visible[row, seen.start : seen.stop] = True
         if p.mask:
-            visible &= arrays["mask"] != 0
+            visible &= shown_pairs(p, arrays[mask_operand(p)])
         sizes = abs(p.scale) * (np.abs(queries) @ np.abs(keys).swapaxes(-1, -2))
         if p.soft_cap:
             bent = np.tanh(scores / p.soft_cap)
@@ -433,11 +543,34 @@ def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
-    for name in ("offsets_q", "offsets_kv"):
+    if isinstance(lists := arrays.get("block_mask"), np.ndarray):
+        _check_lists(cast("Array", lists))
+    for name in ("offsets_q", "offsets_kv", "offsets_mask"):
         x = arrays.get(name)
         if isinstance(x, np.ndarray) and (wrong := x != ATTENTION.operand(name).left_out(problem)).any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", int(x[at]), "what the lengths say: it may be left out")
+
+
+def _check_lists(lists: Array) -> None:
+    """Raises `UsageError` for a number of blocks that there aren't, and for one that is none or is listed twice."""
+    blocks, accepted = lists.shape[1] - 1, "a key block, {}"
+    lengths: Array = lists[:, 0]
+    for row in np.flatnonzero((lengths < 0) | (lengths > blocks)):
+        raise UsageError(f"block_mask[{row}, 0]", int(lengths[row]), f"how many key blocks are visible, 0 to {blocks}")
+    places: Any = np.arange(int(blocks))
+    listed: Any = np.less(places, lengths[:, None])
+    rows, columns = np.nonzero(listed)
+    entries: Array = lists[rows, columns + 1].astype(np.int64)
+    for at in np.flatnonzero((entries < 0) | (entries >= blocks)):
+        name = f"block_mask[{rows[at]}, {columns[at] + 1}]"
+        raise UsageError(name, int(entries[at]), accepted.format(f"0 to {blocks - 1}"))
+    places = rows * blocks + entries
+    order = np.argsort(places, kind="stable")
+    for again in np.flatnonzero(places[order][1:] == places[order][:-1]):
+        at = order[again + 1]
+        name = f"block_mask[{rows[at]}, {columns[at] + 1}]"
+        raise UsageError(name, int(entries[at]), accepted.format("which the row hasn't listed before"))
 
 
 def _of_kind(problem: Problem, kind: str, rng: np.random.Generator, *, q: Any, k: Any, v: Any) -> dict[str, Any]:
@@ -474,8 +607,14 @@ def random_optional(problem: Problem, seed: int = 0) -> dict[str, Array]:
         drawn["sinks"] = np.random.default_rng((seed, 2)).normal(3.0, 2.0, p.heads).astype(np.float32)
     if p.alibi:
         drawn["alibi_slopes"] = np.exp2(-8.0 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
-    if p.mask:
+    if p.mask == "dense":
         drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 2, (p.len_q, p.len_kv), bool)
+    elif p.mask == "bits":
+        drawn["mask"] = np.random.default_rng((seed, 3)).integers(0, 256, p.bit_bytes, np.uint8)
+    elif p.mask == "blocks":
+        drawn["block_mask"] = block_lists(
+            np.random.default_rng((seed, 3)).integers(0, 2, (p.row_blocks, p.block_list - 1), bool)
+        )
     if p.dropout:
         drawn["rng_state"] = np.random.default_rng((seed, 4)).integers(-(2**63), 2**63, 2, np.int64, endpoint=False)
     return drawn

@@ -39,7 +39,8 @@ class Operand:
     """An array that the caller passes or gets back. It has one name in tile program, formula, `.cu`, trace and errors.
 
     - `axes` are names of sizes of a `Problem` ("batch", "heads", "kv_heads", "len_q", "len_kv", "head_dim",
-      "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets") or of its pages.
+      "head_dim_v"), of its tiling ("row_tiles", "key_tiles"), of its sequences ("offsets"), of its pages or of its mask
+      ("bit_bytes", "row_blocks", "block_list").
     - `dtype` is "storage" (the problem's), "out" (the output's for that storage dtype), or a plain one such as
       "float32".
     - `when(problem)` says whether a problem has the operand.
@@ -76,6 +77,8 @@ class Operand:
 
     def part(self, x: Array, places: Mapping[str, int]) -> Array:
         """What belongs to one batch or head: `places` says which, by axis. The axes stay, with one element."""
+        if not self.lead:
+            return x
         return x[tuple(slice(places[a], places[a] + 1) if a in places else slice(None) for a in self.axes)]
 
     def cut(self, x: Array, where: Mapping[str, slice]) -> Array:
@@ -117,6 +120,7 @@ class Operation(ABC):
 
     name: str
     inputs: tuple[Operand, ...]
+    """Those of one name are forms of it, of which a problem has one."""
     outputs: tuple[Operand, ...]
     in_pages: ClassVar[bool] = False
     """Do K and V lie in pages? Then a problem has a `page_size`, and else none."""
@@ -148,11 +152,14 @@ class Operation(ABC):
         """The outputs that every algorithm writes, whether they were asked for or not."""
         return tuple(operand for operand in self.outputs if not operand.asked)
 
-    def operand(self, name: str) -> Operand:
-        """The operand with a name. Raises `UsageError` if there is none."""
-        for operand in (*self.inputs, *self.outputs):
-            if operand.name == name:
-                return operand
+    def operand(self, name: str, problem: Problem | None = None) -> Operand:
+        """The operand with a name; of several forms the one that a `problem` has, or else the first.
+
+        Raises `UsageError` if there is none.
+        """
+        forms = [operand for operand in (*self.inputs, *self.outputs) if operand.name == name]
+        if forms:
+            return next((form for form in forms if problem is not None and form.when(problem)), forms[0])
         raise unknown("operand", name, [each.name for each in (*self.inputs, *self.outputs)])
 
     @abstractmethod
@@ -243,7 +250,7 @@ class Operation(ABC):
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         """Raise `UsageError` for arrays that don't fit the problem or aren't part of it, by shape and dtype alone."""
         for name, x in arrays.items():
-            operand = self.operand(name)
+            operand = self.operand(name, problem)
             if not operand.when(problem):
                 raise UsageError(name, Said(array_in_words(x)), f"nothing: {problem} has no {name}")
             shape, dtype = operand.shape(problem, tile), operand.dtype_in(problem)

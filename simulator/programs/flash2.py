@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import inf
 
-from simulator.config import Config, features, heads_that_share_the_l2, padded, warps_for
+from simulator.config import Config, dividing, features, heads_that_share_the_l2, padded, warps_for
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -48,6 +48,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         candidates = [(rows, max(cols // 2, least), stages) for rows, cols, stages in candidates]
     elif tile is None and half and d in (64, 128) and capability >= (9, 0) and problem.lengths:  # so does a sequence
         candidates = [(rows, cols * 3 // 4, stages) for rows, cols, stages in candidates]
+    if tile is None and problem.mask == "blocks":
+        rows, cols = problem.block
+        candidates = [(dividing(m, rows), dividing(n, cols), stages) for m, n, stages in candidates]
     if capability < (8, 0):  # without cp.async there is nothing to load ahead
         candidates = [c for c in candidates if c[2] == 1]
 

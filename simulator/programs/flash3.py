@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from simulator.config import Config, features, heads_that_share_the_l2, padded
+from simulator.config import Config, dividing, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -88,23 +88,34 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The kernel's configuration: the tile by head dim and length, and the order of work."""
-    rung = configure_rung(problem, device, tile, choose_tile(problem, device))
+    default = choose_tile(problem, device)
+    if problem.mask == "blocks":
+        default = Tile(dividing(default.rows, problem.block.rows, 64), dividing(default.cols, problem.block.cols))
+    rung = configure_rung(problem, device, tile, default)
     together = heads_that_share_the_l2(problem, device)
-    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile, device))
+    work = order(problem, rung.tile)
+    if work["pairs"] and uneven(problem, rung.tile, device):
+        work = {"persistent": False, "pairs": False}
+    return replace(rung, heads_together=together, constants=features(problem), **work)
 
 
-def order(problem: Problem, tile: Tile, device: Device) -> dict[str, bool]:
+def order(problem: Problem, tile: Tile) -> dict[str, bool]:
     """The order of work: `persistent` and `pairs` of a `Config`.
 
     If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
-    tiles, or pairs would leave SMs without work for a tenth of the time, each has a block of its own instead, and the
-    longest start first. So it is in a ragged batch, whose row tiles are unequal in any case.
+    tiles, each has a block of its own instead, and the longest start first. So it is in a ragged batch, whose row tiles are
+    unequal, unless its sequences are all alike. (Wide heads leave it no registers for more than one.)
     """
-    triangular, row_tiles = _triangular(problem), problem.row_tiles(tile)
-    pairs = problem.batch * problem.heads * -(-row_tiles // 2)
-    uneven = pairs < 0.9 * device.sms * -(-pairs // device.sms)
-    persistent = problem.lengths is None and not (triangular and (uneven or row_tiles > _LONG))
+    triangular, long = _triangular(problem), problem.padded.row_tiles(tile) > _LONG
+    alike = problem.lengths is None or (len(set(problem.sequences)) == 1 and problem.head_dim <= 2 * PANEL)
+    persistent = alike and not (triangular and long)
     return {"persistent": persistent, "pairs": persistent and triangular}
+
+
+def uneven(problem: Problem, tile: Tile, device: Device) -> bool:
+    """Would pairs of row tiles leave the SMs without work for a tenth of the time? Then blocks of their own are faster."""
+    pairs = problem.batch * problem.heads * -(-problem.row_tiles(tile) // 2)
+    return pairs < 0.9 * device.sms * -(-pairs // device.sms)
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:

@@ -44,7 +44,7 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The configuration of `flash3`, with one default tile for all problems."""
     rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
-    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile, device))
+    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:

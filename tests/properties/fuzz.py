@@ -41,7 +41,8 @@ BASE: dict[str, Any] = {"batch": 1, "heads": 2, "len_q": 9, "head_dim": 16, "dty
 PROBLEMS: list[dict[str, Any]] = [
     {}, {"causal": True}, {"kv_heads": 1, "len_kv": 5}, {"len_q": 0}, {"len_kv": 0}, {"window": (3, 0)}, {"dtype": "float32"},
     {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
-    {"mask": "dense"}, {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
+    {"mask": "dense"}, {"mask": "bits"}, {"mask": "blocks", "block_size": (4, 3)},
+    {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
     {"dtype": "float8_e4m3fn", "head_dim": 64}, {"page_size": 4}, {"page_size": 3, "batch": 2, "lengths": [(9, 5), (9, 30)]},
 ]  # fmt: skip
 HUGE: list[dict[str, Any]] = [
@@ -92,6 +93,7 @@ VALUES: Mapping[str, list[Callable[[Random], Any]]] = {
     "scale": [lambda r: r.choice([0.0, -2.0, 1e-30, 3e38])],
     "soft_cap": [lambda r: r.choice([0.0, 1.0, 1e-30, 3e38, -1.0])],
     "lengths": [lambda r: r.choice([[9], [4, 5], [(4, 4), (5, 5)], [], [10], [-1, 10]])],
+    "block_size": [lambda r: r.choice([(4, 3), (128, 128), (1, 1), (0, 4), (None, 3), 5])],
     "seed": [lambda r: r.choice([0, 1, 2**32])],
     "length": [lambda r: r.choice([1, 100, 2**40])],
     "dtype": [lambda r: r.choice(["float32", "float16", "float17"])],
@@ -148,6 +150,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
         "outs": [np.ones((1, 2, 5, 8), np.float32)] * 3,
         "lses": [np.full((1, 2, 5), -float(r.randrange(3)), np.float32)] * 3,
     },
+    "block_mask": lambda r: {"kv_num_blocks": np.array([1, r.randrange(3)]), "kv_indices": np.array([[0, 1], [1, 0]])},
     "random_inputs": lambda r: {"problem": problem(r)},
     "softmax": lambda r: {"name": "softmax_online", "x": np.arange(r.randrange(1, 40), dtype=np.float32)},
     "plan": lambda r: {"algorithm": "flash2", "problem": problem(r), "backend": r.choice(["simulator", "emulator"])},
@@ -293,9 +296,9 @@ def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
                 for j in range(high - low):
                     if (causal and j > here) or (window[0] is not None and here - j > window[0]):
                         continue
-                    if (window[1] is not None and j - here > window[1]) or (
-                        given.get("mask") is not None and not given["mask"][i, low + j]
-                    ):
+                    if window[1] is not None and j - here > window[1]:
+                        continue
+                    if not (_shown(given.get("mask"), sequences, i, low + j) and _in_a_block(given, i, low + j)):
                         continue
                     s = scale * float(sum(q[b, h, i] * k[b, h * kv // heads, low + j]))
                     s = cap * math.tanh(s / cap) if cap else s
@@ -309,6 +312,28 @@ def oracle(q: Any, k: Any, v: Any, given: Mapping[str, Any]) -> Any:
                 total = sum(weights.values()) + (math.exp(sink - top) if sink > -math.inf else 0.0)
                 out[b, h, i] = sum(w * v[b, h * kv // heads, j] for j, w in weights.items()) / total
     return out
+
+
+def _shown(mask: Any, sequences: list[tuple[int, int, int, int]], i: int, j: int) -> bool:
+    """Does a mask of any form show key j to query i of the same sequence?"""
+    if mask is None or mask.ndim == 2:
+        return mask is None or bool(mask[i, j])
+    start = 0
+    for first, last, low, high in sequences:
+        if first <= i < last:
+            bit = (i - first) * (high - low) + j - low
+            return bool(mask[start + bit // 8] >> bit % 8 & 1)
+        start += ((last - first) * (high - low) + 7) // 8
+    raise AssertionError((i, j))
+
+
+def _in_a_block(given: Mapping[str, Any], i: int, j: int) -> bool:
+    """Is the pair in a block that lists of blocks have, if there are any?"""
+    if given.get("block_mask") is None:
+        return True
+    rows, cols = given.get("block_size", (128, 128))
+    number, *blocks = given["block_mask"][i // rows]
+    return j // cols in blocks[:number]
 
 
 # The command line, from its own definition

@@ -218,7 +218,8 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    assert sized - {"row_tiles", "key_tiles", "offsets", "rng_words", "table_pages"} <= set(SIZES)
+    others = {"row_tiles", "key_tiles", "offsets", "rng_words", "table_pages", "bit_bytes", "row_blocks", "block_list"}
+    assert sized - others <= set(SIZES)
 
 
 def test_type_checkers_know_the_masks():
@@ -234,6 +235,7 @@ def test_signatures_show_the_masks():
             "window": None,
             "scale": None,
             "soft_cap": None,
+            "block_size": None,
             "lengths": None,
             "dropout": None,
         }
@@ -247,13 +249,15 @@ def test_the_default_problem_leaves_out_what_it_can():
 
 def test_the_kernels_shape_holds_what_a_problem_says():
     """Every field but those that kernels are compiled for, and head_dim_v, which they need equal; windows as two bounds,
-    of lengths how many, of dropout how many of 256 weights are kept, and the length of a block table for the pool's."""
-    own = {"left", "right", "group", "sequences", "kept", "table_pages"}
+    of lengths how many and the longest, of dropout how many of 256 weights are kept, and the length of a block table for the
+    pool's."""
+    own = {"left", "right", "group", "sequences", "kept", "longest", "table_pages"}
     compiled_for = {"dtype", *(name for name, known in FIELDS.items() if known.operand)}
     assert set(abi.SHAPE.names or ()) - own == set(FIELDS) - compiled_for - {
         "head_dim_v",
         "causal",
         "window",
+        "block_size",
         "lengths",
         "dropout",
         "pages",

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from simulator import Problem
 from simulator.dtypes import Array
+from simulator.operations.attention import block_lists, packed_bits
 
 
 def blocky(problem: Problem, *, seed: int, density: float, block: int) -> Array:
@@ -27,9 +28,22 @@ def lone(problem: Problem, *, seed: int) -> Array:
     return mask
 
 
+def formed(problem: Problem, shown: Array) -> Array:
+    """The pairs that a mask shows, as an array of the problem's form."""
+    if problem.mask == "blocks":  # those of whose pairs the first is shown
+        rows, cols = problem.block
+        return block_lists(shown[::rows, ::cols])
+    return packed_bits(problem, shown) if problem.mask == "bits" else shown
+
+
 @st.composite
 def masks(draw: st.DrawFn, problem: Problem) -> Array:
-    """Any of them, and masks that hide all or nothing."""
+    """Any of them, and masks that hide all or nothing, in the problem's form."""
+    return formed(problem, draw(_shown(problem)))
+
+
+@st.composite
+def _shown(draw: st.DrawFn, problem: Problem) -> Array:
     seed = draw(st.integers(0, 99))
     kind = draw(st.sampled_from(["blocky", "blocky", "blocky", "lone", "all", "none"]))
     if kind == "blocky":

@@ -211,7 +211,7 @@ def test_rates_that_are_refused(rate: Any, accepted: str):
 def test_what_is_refused_says_why():
     p = problem(dtype="float16")
     assert fl.CATALOGUE["flash3"].refuses(p) == (
-        "dropout = 0.3: expected nothing: flash3 knows causal, window, scale, soft_cap, sinks, alibi, mask, lengths"
+        "dropout = 0.3: expected nothing: flash3 knows causal, window, scale, soft_cap, sinks, alibi, mask, block_size, lengths"
     )
     with pytest.raises(fl.UsageError, match=r"^dropout = 0\.3: expected None with lengths$"):
         problem(len_q=None, lengths=[10, 20])

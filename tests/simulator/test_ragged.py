@@ -70,7 +70,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lengths": [5, 7], "len_q": 13}, "lengths = 12 queries in all: expected 13, the len_q"),
     ({"lengths": [5, (7, 8)], "len_kv": 12}, "lengths = 13 keys in all: expected 12, the len_kv"),
     ({"lengths": [5], "batch": 2}, "batch = 2: expected 1 with lengths: the sequences lie in the rows of one batch"),
-    ({"lengths": [5], "mask": "dense"}, "mask = 'dense': expected None with lengths"),
     ({}, "len_q = None: expected an integer of at least 0, or lengths"),
 ]
 

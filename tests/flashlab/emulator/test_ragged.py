@@ -114,7 +114,7 @@ FAULTY = P.replace(lengths=[(70, 41), 0, (3, 100), (64, 64), (130, 75), (33, 7)]
 """Row tiles and key tiles that end with their sequence and ones that don't; an empty place behind the fourth."""
 SEQUENCES, FLASH3, HEADER = "include/sequences.cuh", "flash3.cu", "include/flash3.cuh"
 RULE, BYTES, UNWRITTEN = "what the rule allows|NaN", "the formula", "never written"
-CLEAR_V = "clear_rows(sram.v(v_ring.slot), own.len_kv - work.tiles.last * BC);"
+CLEAR_V = "clear_rows(sram.v(v_ring.slot), own.len_kv - last_key);"
 CLEAR_Q = "clear_rows(sram.q(), own.len_q - work.first_row);"
 FAULTS = [
     Fault(name="keys where the queries are", file=SEQUENCES, says=RULE,
@@ -142,9 +142,9 @@ FAULTS = [
     Fault(name="neighbours' values weighed with 0", file=FLASH3, algorithm="flash3", says=f"{BYTES}", old=CLEAR_V, new=""),
     Fault(name="neighbours' queries vote", file=FLASH3, algorithm="flash3", says=BYTES, old=CLEAR_Q, new=";"),
     Fault(name="a sequence's last value cleared", file=FLASH3, algorithm="flash3", says=RULE,
-          old=CLEAR_V, new=CLEAR_V.replace("* BC)", "* BC - 1)")),
+          old=CLEAR_V, new=CLEAR_V.replace("last_key)", "last_key - 1)")),
     Fault(name="a neighbour's first value not cleared", file=FLASH3, algorithm="flash3", says=BYTES,
-          old=CLEAR_V, new=CLEAR_V.replace("* BC)", "* BC + 1)")),
+          old=CLEAR_V, new=CLEAR_V.replace("last_key)", "last_key + 1)")),
     Fault(name="zeros not shown to the tensor cores", file=HEADER, algorithm="flash3", says="proxy fence forgotten",
           old="void clear_rows( … fence_async();", new=""),
     Fault(name="zeros not waited for", file=HEADER, algorithm="flash3", tile=(128, 48), says="race",

@@ -32,7 +32,7 @@ def changed_since(case: Case) -> bool:
     """
     p, row = case.problem, fl.CATALOGUE[case.algorithm]
     columns = bool(row.arch) and not row.support.eight_bit and p.head_dim % 64 != 0
-    return columns or (p.causal and case.algorithm in ("flash3", "flash3_fp8"))
+    return columns or (p.causal and case.algorithm == "flash3")
 
 
 @pytest.mark.compiler
