@@ -195,6 +195,7 @@ def check_formula(
     row, on, problem, lse = catalogue.get(program), Device.named(device), Problem.checked(problem), flag("lse", lse)
     if not callable(formula):
         raise UsageError("formula", formula, "a function (book, problem, tile, config, *, lse)")
+    row.check(problem)
     counted, closed = (
         run_on_shapes(row.program, problem, tile=tile, device=on, asked=_asked(lse)),
         _evaluate(formula, row.program, problem, tile, on, lse),
