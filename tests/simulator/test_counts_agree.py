@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -157,3 +159,18 @@ def test_softmax_of_a_vector(name: str, length: int, tile: int, dtype: str) -> N
 @pytest.mark.parametrize("name", fl.catalogue.of(SOFTMAX))
 def test_softmax_of_a_long_vector_is_counted_at_once(name: str) -> None:
     assert calls(lambda: fl.count(name, length=2**40)) < 5000
+
+
+def test_a_problem_that_a_program_does_not_take_is_refused() -> None:
+    formula = fl.CATALOGUE["flash2"].formula
+    assert formula
+    p = fl.Problem(batch=1, heads=2, head_dim=16, dtype="float16", lengths=[3, (2, 7)])
+    with pytest.raises(fl.UsageError, match="lengths = .*: expected nothing: flash3_fp8 knows"):
+        fl.check_formula("flash3_fp8", formula, p)
+
+
+@pytest.mark.parametrize("dtype", [np.zeros((3, 2)), "float12", 3], ids=str)
+def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
+    p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16")
+    with pytest.raises(fl.UsageError, match="^dtype = .*: expected one of float32"):
+        fl.count("standard", p, dtype=dtype)
