@@ -15,7 +15,12 @@
 #include "packed_mask.cuh"
 
 constexpr int PACKERS = 16, THREADS = PACKERS * 32;
-constexpr int AT_ONCE = MASK_WORDS == 1 ? 4 : MASK_WORDS == 2 ? 2 : 1;  // fragments whose chunks a lane loads together
+constexpr int AT_ONCE = MASK_WORDS == 1 ? (FL_DTYPE == 0 ? 2 : 4) : MASK_WORDS == 2 ? 2 : 1;  // fragments a lane loads together
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int RESIDENT = 1;  // blocks of an SM: as many as leave registers for that
+#else
+constexpr int RESIDENT = RAGGED ? 1 : 2;
+#endif
 constexpr bool BITS = MASK == 2, BLOCKS = MASK == 3, BY_ROW = BITS || RAGGED;
 constexpr int EIGHTS = (BC + 255) / 256;                            // row by row, of a lane for a row: 8 keys in each 256 columns
 constexpr int LOADS = BITS ? (BC / 8 + 1 + 31) / 32 : 8 * EIGHTS;   // and bytes that it loads for them,
@@ -185,7 +190,7 @@ DEVICE Visit pack_rows(const Tensor& mask, long long begin, const SequenceRows& 
   return visit_of(j, some, every);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RAGGED ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 pack_mask(const MaskArray mask, const BlockLists block_mask, unsigned* bits, int* tiles, const int* offsets_q,
           const int* offsets_kv, const long long* offsets_mask, const Shape batches) {
   // step: load_mask (which rows)
