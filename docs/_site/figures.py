@@ -27,13 +27,18 @@ LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"), ("#CC79A7", "^"),
 
 
 def of(result: Result) -> Shown | None:
-    """The figure of a result, or None if its kind has none."""
+    """The figure of a result, or None if it has none."""
     draw = FIGURES.get(result.kind)
     return None if draw is None else draw(result.data)
 
 
-def speed(data: Mapping[str, Any]) -> Shown:
-    """TFLOP/s over the length, in the first dtype measured: one panel per head dim and mask, one line per kernel."""
+def speed(data: Mapping[str, Any]) -> Shown | None:
+    """TFLOP/s over the length, in the first dtype measured: one panel per head dim and mask, one line per kernel.
+
+    Odd cells have more than their length apart: none.
+    """
+    if any(row.get("shape") for row in data["rows"]):
+        return None
     rows = [row for row in data["rows"] if row["dtype"] == data["rows"][0]["dtype"]]
     dims, masks = (sorted({row[key] for row in rows}) for key in ("head_dim", "causal"))
     kernels = list(dict.fromkeys(row["peer"] or data["algorithm"] for row in rows))
@@ -72,10 +77,12 @@ def speed(data: Mapping[str, Any]) -> Shown:
     return Shown(_svg(figure), ["head dim", "mask", "tokens", "kernel", "TFLOP/s"], table)
 
 
-def dram(data: Mapping[str, Any]) -> Shown:
+def dram(data: Mapping[str, Any]) -> Shown | None:
     """The bytes that each launch read from DRAM, over those that it can't do without, in problems over 1 MB: a dot a launch."""
     judged = [launch["dram"] for launch in data["launches"] if launch["dram"] and launch["dram"]["judged"]]
     table = sorted([found["low"], found["measured"], found["high"]] for found in judged)
+    if not table:
+        return None
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.2, 4.0), layout="constrained")
         axes = figure.subplots()
@@ -112,5 +119,5 @@ def _svg(figure: Figure) -> str:
     return content.getvalue()
 
 
-FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown]] = {"bench": speed, "ladder": speed, "counters": dram}
+FIGURES: dict[str, Callable[[Mapping[str, Any]], Shown | None]] = {"bench": speed, "ladder": speed, "counters": dram}
 """The function that draws a result, by its kind."""
