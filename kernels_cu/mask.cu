@@ -16,11 +16,7 @@
 
 constexpr int PACKERS = 16, THREADS = PACKERS * 32;
 constexpr int AT_ONCE = MASK_WORDS == 1 ? (FL_DTYPE == 0 ? 2 : 4) : MASK_WORDS == 2 ? 2 : 1;  // fragments a lane loads together
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int RESIDENT = 1;  // blocks of an SM: as many as leave registers for that
-#else
-constexpr int RESIDENT = RAGGED ? 1 : 2;
-#endif
+constexpr int RESIDENT = RAGGED || BEFORE_HOPPER ? 1 : 2;  // blocks of an SM: as many as leave registers for that
 constexpr bool BITS = MASK == 2, BLOCKS = MASK == 3, BY_ROW = BITS || RAGGED;
 constexpr int EIGHTS = (BC + 255) / 256;                            // row by row, of a lane for a row: 8 keys in each 256 columns
 constexpr int LOADS = BITS ? (BC / 8 + 1 + 31) / 32 : 8 * EIGHTS;   // and bytes that it loads for them,

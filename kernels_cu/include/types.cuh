@@ -14,6 +14,12 @@ constexpr int ELEMENT_BYTES = FL_DTYPE == 0 ? 4 : 2;
 constexpr int CHUNK_BYTES = 16;                              // the unit of every copy from HBM and of the SRAM swizzle
 constexpr int CHUNK_ELEMENTS = CHUNK_BYTES / ELEMENT_BYTES;  // 4 (float32) or 8 (16-bit)
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool BEFORE_HOPPER = true;
+#else
+constexpr bool BEFORE_HOPPER = false;
+#endif
+
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000);
 constexpr float LOWEST = __builtin_bit_cast(float, 0xff7fffff);  // the least finite float
 constexpr float LOG2E = 1.4426950408889634f;  // exp(x) = exp2(x · LOG2E)

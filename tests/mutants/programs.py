@@ -8,6 +8,7 @@ FLASH1, FLASH2, STANDARD, ONLINE = (
     f"simulator/programs/{name}.py" for name in ("flash1", "flash2", "standard", "online_softmax")
 )
 BLOCK, MACHINE = "simulator/block.py", "simulator/machine.py"
+OPERATION = "simulator/operations/operation.py"
 
 PROGRAMS = [
     Mutant(
@@ -239,7 +240,7 @@ PROGRAMS = [
     Mutant(
         mechanism="query heads dealt out to KV heads in turn",
         algorithm="flash2",
-        file=MACHINE,
+        file=OPERATION,
         check="gqa",
         blind=True,
         find="x.reshape(*lead, spec.rows, spec.cols)",
@@ -248,7 +249,7 @@ PROGRAMS = [
     Mutant(
         mechanism="batch stride forgotten",
         algorithm="flash2",
-        file=MACHINE,
+        file=OPERATION,
         check="batch",
         blind=True,
         find="x.reshape(*lead, spec.rows, spec.cols)",

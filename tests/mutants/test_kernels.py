@@ -47,7 +47,7 @@ def test_compiles(mutant: Mutant, sources: Path) -> None:
     problem = fl.Problem(batch=1, heads=1, len_q=128, head_dim=64, dtype=mutant.dtype)
     config = fl.count(mutant.algorithm, problem).config
     assert config
-    for source in {kernel.source for kernel in fl.CATALOGUE[mutant.algorithm].kernels}:
+    for source in {kernel.source for kernel in fl.CATALOGUE[mutant.algorithm].launched(problem)}:
         nvrtc.compile_kernel(source, nvrtc.defines(config, problem.dtype, 64), arch="compute_80")
 
 

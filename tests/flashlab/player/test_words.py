@@ -11,7 +11,10 @@ from simulator.trace import Trace
 from tests.flashlab.player.traces import traced
 
 TRACED = [name for name in fl.CATALOGUE if not name.startswith("softmax_")]
-PLAIN = {"mbarriers", "ones", "q_scale", "k_scale", "v_scale", "arrivals", "drawn", "number", "turns"}
+PLAIN = {
+    *("mbarriers", "ones", "q_scale", "k_scale", "v_scale", "arrivals", "drawn", "number", "turns"),
+    *("block_table", "seq_lens"),
+}
 """What is no matrix or statistic of attention, and is grey."""
 
 

@@ -35,11 +35,11 @@ def small(algorithm: str) -> fl.Trace:
 def traced(algorithm: str) -> fl.Trace:
     """Of any algorithm, from inputs of its own operation, in four by four tiles or the kernel's own."""
     row = fl.CATALOGUE[algorithm]
-    problem = taken_by(algorithm, fl.Problem(batch=1, heads=1, len_q=64, head_dim=32, dtype="float16", causal=True))
+    usual = fl.Problem(batch=1, heads=1, len_q=64, head_dim=32, dtype="float16", causal=True)
+    problem = row.operation.fitted(taken_by(algorithm, usual))
     tile = (16, 16) if row.support.tile(fl.Tile(16, 16), problem) is None else None
-    trace = fl.simulate(
-        algorithm, *row.operation.draw(problem).values(), **problem.masks, tile=tile, device="h100", trace=(0, 0)
-    ).trace
+    arrays = row.operation.draw(problem)
+    trace = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device="h100", trace=(0, 0)).trace
     assert trace is not None
     return trace
 
