@@ -98,7 +98,7 @@ class Operand:
         lead = [size_of(axis, problem, tile) for axis in self.lead]
         inner = [size_of(axis, problem, tile) for axis in self.axes if axis not in LEADING]
         rows, cols = (*inner, 1, 1)[:2]
-        heads = int(np.prod(lead, dtype=np.int64))
+        heads = math.prod(lead)
         return Spec(self.name, heads, rows, cols, self.dtype_in(problem), role, vector=len(inner) < 2)
 
 

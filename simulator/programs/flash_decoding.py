@@ -32,6 +32,8 @@ CHILDREN = 32
 
 MOST_ROW_TILES = 1 << 22
 """The most row tiles of a head. How they are split is looked at for each, and takes seconds for so many."""
+MOST_KEYS = 1 << 62
+"""Fewer than so many keys of all row tiles together: sums of them have 64 bits."""
 MOST_PAGED = 2
 """The most chunks of a run in pages. The device alone may know how long requests are, and many short runs come out even."""
 _AT_A_TIME = 4096  # row tiles that are looked at together
@@ -69,6 +71,9 @@ class Splits:
             raise UsageError(
                 "len_q", problem.len_q, f"at most {most:,} for flash_decoding, which is for few: use flash2"
             )
+        if self.row_tiles * problem.len_kv >= MOST_KEYS:
+            most = (MOST_KEYS - 1) // self.row_tiles
+            raise UsageError("len_kv", problem.len_kv, f"at most {most:,} for as many queries: sums have 64 bits")
 
     def tiles(self, i: int) -> range:
         """The key tiles that row tile i sees."""
@@ -84,8 +89,9 @@ class Splits:
             first = np.arange(begin, min(begin + _AT_A_TIME, self.row_tiles), dtype=np.int64) * rows
             inside = np.minimum(rows, self.rows - first)
             aligned, last = first // self.group + p.offset, (first + inside - 1) // self.group + p.offset
-            start = np.maximum(0, aligned - (p.len_kv + self.rows if p.left is None else p.left))
-            stop = np.minimum(p.len_kv, last + (p.len_kv + self.rows if p.right is None else p.right) + 1)
+            start = np.zeros_like(aligned) if p.left is None else np.maximum(0, aligned - p.left)
+            behind = p.len_kv - 1 - last  # keys behind the last one of the diagonal
+            stop = last + 1 + (behind if p.right is None else np.minimum(p.right, behind))
             seen = start < stop
             yield inside, np.where(seen, start // cols, 0), np.where(seen, -(-stop // cols), 0)
 

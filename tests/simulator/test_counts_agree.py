@@ -174,3 +174,12 @@ def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
     p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=16, dtype="float16")
     with pytest.raises(fl.UsageError, match="^dtype = .*: expected one of float32"):
         fl.count("standard", p, dtype=dtype)
+
+
+def test_numbers_of_blocks_beyond_64_bits() -> None:
+    p = fl.Problem(batch=2**62, heads=4, len_q=1, len_kv=1024, head_dim=64, dtype="float16")
+    assert fl.count("flash_decoding", p).by_tensor["k"].hbm_read == 2**62 * 4 * 1024 * 64 * 2
+    longest = p.replace(batch=1, heads=1, len_q=1, len_kv=2**62 - 1)
+    assert fl.count("flash_decoding", longest).by_tensor["k"].hbm_read == (2**62 - 1) * 64 * 2
+    with pytest.raises(fl.UsageError, match="^len_kv = .*: expected at most"):
+        fl.count("flash_decoding", longest.replace(len_kv=2**62))
