@@ -106,8 +106,8 @@ def _named(device: Device | DeviceName | None) -> str | None:
 
 _TYPES = {bool: "bool", float: "float?", tuple: "int[]?"}
 """In an operator's schema, by the kind of a mask's values. A pair is a list, in which -1 stands for None."""
-_MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES]
-"""All but the lengths, which offsets say."""
+_MASKS = [name for name in MASKS if FIELDS[name].kind in _TYPES and name != "block_size"]
+"""All but the lengths, which offsets say, and what no backward pass knows."""
 _OPTIONS = ", ".join((
     "Tensor? rng_state, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, str backend, str? device, bool deterministic",
     *(f"{_TYPES[FIELDS[name].kind]} {name}" for name in _MASKS),

@@ -127,6 +127,7 @@ def test_outputs_keep_the_rule(
     assert run.lse is not None and (np.abs(run.lse[seen] - truth["lse"][seen]) <= bounds["lse"][seen]).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward", "standard_backward"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(

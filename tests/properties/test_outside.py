@@ -128,6 +128,7 @@ def test_hidden_keys_and_other_sequences_in_the_simulator(algorithm: str, p: Pro
     assert not depends(simulated(algorithm), p, seed)
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", ON_A_CPU)
 @given(p=problems(), seed=st.integers(0, 99))
@@ -152,6 +153,7 @@ def littered(run: Run, p: Problem, seed: int) -> bool:
     return len(set(found)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", ON_A_CPU)
 @given(p=problems(), seed=st.integers(0, 99))

@@ -107,6 +107,7 @@ def test_a_few_rows_of_ones_own_program_say_what_all_cost(
     assert few == whole and few.by_tensor == whole.by_tensor and few.compulsory == whole.compulsory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=8)
 @given(data=st.data(), problem=long_problems, tile=small_tiles)

@@ -40,6 +40,7 @@ def attended(p: fl.Problem, arrays: Any, **options: Any) -> tuple[Any, Any]:
     return run.out, run.lse
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(problems(), st.sampled_from([None, (16, 16), (32, 32)]), st.sampled_from(["normal", "large", "rising"]))
 def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
@@ -53,6 +54,7 @@ def test_right_and_counted(p: fl.Problem, tile: Any, kind: str) -> None:
     assert (np.abs(lse[~empty] - truth["lse"][~empty]) <= bounds["lse"][~empty]).all()
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(problems(), st.data())
 def test_neither_batch_nor_order_nor_cores_change_a_bit(p: fl.Problem, data: st.DataObject) -> None:
@@ -66,6 +68,7 @@ def test_neither_batch_nor_order_nor_cores_change_a_bit(p: fl.Problem, data: st.
         assert again[0].tobytes() == out[chosen].tobytes() and again[1].tobytes() == lse[chosen].tobytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("later", [1, 64, 900])
 def test_the_grid_changes_no_bit(later: int) -> None:
     """The first keys alone are seen, in a short sequence and in a longer one, whose grid has more chunks and more levels."""

@@ -37,6 +37,7 @@ def complaints(algorithm: str, p: fl.Problem, mask: Any, tile: Any) -> list[str]
     return run.complaints() + [message] * (message is not None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case", one_of_each([(a, t) for a, tiles in TILES.items() for t in tiles], lambda case: case[0])
 )

@@ -80,6 +80,7 @@ def test_right_and_counted_and_the_bits_of_gathered_keys(p: fl.Problem, tile: An
     assert bits(found) == bits(gathered(p, arrays, tile))
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(problems(), st.data())
 def test_neither_pages_nor_other_requests_change_a_bit(p: fl.Problem, data: st.DataObject) -> None:

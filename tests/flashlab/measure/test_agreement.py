@@ -35,6 +35,7 @@ def changed_since(case: Case) -> bool:
     return columns or (p.causal and case.algorithm == "flash3")
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 @pytest.mark.parametrize("algorithm", one_of_each(reversed(ALGORITHMS), lambda name: fl.CATALOGUE[name].dtypes))
 def test_counts_are_those_that_the_gpu_had(algorithm: str) -> None:

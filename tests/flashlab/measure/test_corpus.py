@@ -47,6 +47,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_what_becomes_of_files_and_kernels(checkout: Path) -> None:
     [row] = corpus.measured([checkout], jobs=2)

@@ -124,6 +124,7 @@ def test_the_counter_matrix(algorithm: str) -> None:
     check_matrix(matrix([algorithm]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_logits_of_ten_thousand(algorithm: str) -> None:
     """LSEs of ±1e4: exponentials of hidden keys and of keys beyond the end may not become infinite times 0."""
@@ -145,6 +146,7 @@ def test_logits_of_ten_thousand(algorithm: str) -> None:
     assert max(ratios(p, given, run.outputs).values()) <= 1
 
 
+@pytest.mark.long
 def test_reductions_fill_whole_sectors() -> None:
     """From sm_90 on a lane adds four floats by one instruction, and two lanes a sector of 32 bytes; before, one float each."""
     p = fl.Problem(batch=1, heads=1, len_q=32, head_dim=32, dtype="float16")

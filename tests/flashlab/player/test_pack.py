@@ -143,6 +143,7 @@ def test_sizes() -> None:
         assert len(player.frame().encode()) <= INLINE_LIMIT == 300_000
 
 
+@pytest.mark.long
 def test_a_long_trace_is_thinned() -> None:
     player = fl.player(long())
     for page, limit in ((player.html(), LIMIT), (Parts(player.frame()).text[0][1]["srcdoc"] or "", INLINE_LIMIT)):
@@ -152,6 +153,7 @@ def test_a_long_trace_is_thinned() -> None:
     assert len(player.frame().encode()) <= INLINE_LIMIT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [123_000, 128_000])
 def test_what_no_thinning_helps_is_cut(limit: int) -> None:
     parts = [Part(long()), Part(small("flash2"))]

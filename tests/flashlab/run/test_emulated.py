@@ -31,6 +31,7 @@ def attention(*arrays: Any, **options: Any) -> Any:
     return fl.attention(*arrays, backend="emulator", **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @settings(max_examples=6)
 @given(data=st.data())

@@ -26,6 +26,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_both_passes_drop_the_same() -> None:
     """The gradient of a sum over `out` is that of the same mask: by numbers, by an array, and by the judge."""

@@ -83,6 +83,7 @@ def failures(found: dict[str, Any]) -> list[str]:
 # kernels of `.cu` files
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_the_verdict_on_a_kernel_is_the_same_as_here(source: Path) -> None:
     kernel = fl.kernel(source, "rows", **SIZES, macros={"WRONG": 0})

@@ -18,6 +18,7 @@ Attention = Callable[..., tuple[Array, Array]]
 ADAPTER = {"framework": "numpy", "lse": "e"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", one_of_each(DTYPES, lambda dtype: dtype == "float32"))
 def test_a_correct_kernel_passes_everything(dtype: str) -> None:
     report = verify(fl.Adapter(attention, **ADAPTER, bitwise=True), dtypes=[dtype])

@@ -61,6 +61,7 @@ NARROW = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NARROW)
 def test_a_narrow_kernel_runs_sixty_checks(name: str) -> None:
     report = verify(NARROW[name], examples=50)

@@ -74,6 +74,7 @@ def test_bad_expressions(text: str, message: str) -> None:
 # a right kernel
 
 
+@pytest.mark.long
 @pytest.mark.compiler
 def test_a_right_kernel_passes_sixty_checks() -> None:
     """Nothing is said of its arguments: each has a usual name. Every mask that it has a parameter for is checked."""

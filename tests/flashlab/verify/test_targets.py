@@ -27,6 +27,7 @@ ALGORITHMS = list(fl.catalogue.of())
 OURS = [(name, dtype) for name in reversed(ALGORITHMS) for dtype in fl.CATALOGUE[name].dtypes]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", one_of_each(OURS, lambda case: fl.CATALOGUE[case[0]].dtypes, "-".join))
 def test_our_algorithms_pass_on_the_simulator(case: tuple[str, str]) -> None:
     algorithm, dtype = case

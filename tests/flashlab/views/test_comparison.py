@@ -55,6 +55,7 @@ def test_rows_are_the_catalogue_in_order() -> None:
     assert [row.algorithm for row in fl.compare(CAUSAL, algorithms=("flash2", "flash1")).rows] == ["flash2", "flash1"]
 
 
+@pytest.mark.long
 def test_ten_million_tokens_are_no_more_work_than_a_million() -> None:
     """DRAM estimates included: about a second's work, and hardly any memory, at any length."""
 
