@@ -19,7 +19,6 @@ import flashlab as fl
 from docs._site import figures as site_figures
 from docs._site import pages as site_pages
 from flashlab.measure import results
-from tests.conftest import find_browser
 
 pytestmark = pytest.mark.xdist_group("site")  # which is built once
 ROOT = Path(__file__).resolve().parents[1]
@@ -231,16 +230,6 @@ def test_a_cell_with_a_player_stands_on_its_own_and_ends_in_it(tmp_path: Path):
 
 
 # -- in a browser -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=find_browser())
-        yield running
-        running.close()
 
 
 @pytest.fixture

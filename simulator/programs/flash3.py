@@ -37,7 +37,7 @@ def choose_tile(problem: Problem, device: Device) -> Tile:
         tight = d > 128 and problem.soft_cap and problem.lengths is not None
         return Tile(128, 48 if tight else 64 if d > 128 else 128)
     tall, usual = Tile(192, 112), Tile(128, 128)
-    if d <= 80:  # the taller is 8 % faster, if the last round of blocks is as full
+    if d <= 80:  # the taller is faster, unless the last round of its blocks is emptier
         return tall if rounds(problem, tall, device) * 192 < 1.08 * rounds(problem, usual, device) * 128 else usual
     return Tile(
         128, next(cols for most, cols in ((96, 160), (128, 128), (160, 96), (192, 112), (256, 64)) if d <= most)

@@ -11,7 +11,6 @@ import pytest
 
 import flashlab as fl
 from docs._site import race
-from tests.conftest import find_browser
 
 STATIC = Path(race.__file__).resolve().parents[1] / "_static"
 DATA = race.data()
@@ -38,16 +37,6 @@ def test_the_row_ends_at_the_truth_and_its_maximum_always_rises() -> None:
 
 
 # -- in a browser -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=find_browser())
-        yield running
-        running.close()
 
 
 Opened = Callable[..., Any]

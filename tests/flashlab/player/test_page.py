@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import flashlab as fl
-from tests.conftest import find_browser
 from tests.flashlab.player.test_pack import hostile
 from tests.flashlab.player.traces import LESSON, lesson, long, record, small, traced
 from tests.tiers import one_of_each
@@ -23,16 +22,6 @@ from tests.tiers import one_of_each
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 ROOT = Path(__file__).resolve().parents[3]
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=find_browser())
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
