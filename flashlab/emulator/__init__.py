@@ -5,6 +5,15 @@
 works and what it doesn't model. `flashlab.run.emulated` runs the algorithms' own kernels on it.
 """
 
+from flashlab.process import IN_A_BROWSER
+from simulator.errors import Unavailable
+
+if IN_A_BROWSER:  # before ctypes is missed
+    raise Unavailable(
+        "the emulator needs a C++ compiler, and a browser has none: take the notebook to a computer with Linux, as "
+        "flashlab's README says"
+    )
+
 from flashlab.emulator.build import BuildError, build
 from flashlab.emulator.files import Empty, FileRun, emulate_file
 from flashlab.emulator.library import Arena, Finding, Launched, Library, Line, Moved

@@ -83,6 +83,8 @@ def test_a_check_judges_in_the_notebooks_own_process(tmp_path: Path) -> None:
         (f"{head}print('x' * 200_000)\n    return m.output('out'){check}", "it printed more than 100,000 bytes"),
         (f"{head}1 / 0{check}", "ZeroDivisionError: division by zero"),
         ('fl.check("mine.cu", exercise="05.1")', "needs a C++ compiler, and a browser has none"),
+        ("try:\n    fl.emulate\nexcept RuntimeError as error:\n    said = str(error)\nsaid", "a browser has none"),
+        ("'apt' in said", "False"),
         ("import os\nos.getcwd()", str(tmp_path)),
     ]
     done = browser(cells, tmp_path)
