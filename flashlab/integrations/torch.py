@@ -45,9 +45,9 @@ def attention(
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
     `cu_seqlens_q` and `cu_seqlens_k`, contiguous int32 tensors, say where the sequences of a ragged batch begin, and where the
-    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. No gradient flows
-    through the LSE, and none twice. What has no backward pass raises `UsageError` at once if a gradient is wanted, not when
-    the loss is known.
+    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. Gradients flow
+    through the LSE, too, and none flows twice. What has no backward pass raises `UsageError` at once if a gradient is wanted, not
+    when the loss is known.
 
     >>> import torch
     >>> from flashlab.integrations.torch import attention
@@ -169,21 +169,24 @@ def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: boo
     row.check(problem)
 
 
-def _backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any) -> tuple[Any, Any, Any]:
+def _backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, *options: Any) -> tuple[Any, Any, Any]:
     masks, call, deterministic = _options(*options)
-    return attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **call, **masks)
+    return attention_backward(dout, q, k, v, out, lse, dlse=dlse, deterministic=deterministic, **call, **masks)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What the backward pass needs."""
     q, k, v, *_ = inputs
     rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.plain = inputs[9:]
-    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # most losses don't depend on the LSE, and its gradient is None then
     ctx.save_for_backward(q, k, v, *output, rng_state, cu_seqlens_q, cu_seqlens_k)
 
 
-def _differentiate(ctx: Any, dout: Any, _: Any) -> tuple[Any, ...]:
-    found = torch.ops.flashlab.attention_backward(dout, *ctx.saved_tensors, *ctx.plain)
+def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    dlse = None if dlse is None else dlse.contiguous()
+    found = torch.ops.flashlab.attention_backward(dout, q, k, v, out, lse, dlse, *rest, *ctx.plain)
     gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:3], strict=True)]
     return *gradients, *[None] * (len(ctx.needs_input_grad) - 3)
 
@@ -212,7 +215,8 @@ def _register() -> None:
     forward.register_autograd(_differentiate, setup_context=_keep)
     backward = torch.library.custom_op(
         "flashlab::attention_backward", _backward, mutates_args=(),
-        schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+        schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, {_OPTIONS}) "
+               "-> (Tensor, Tensor, Tensor)",
     )  # fmt: skip
     backward.register_fake(_backward_shapes)
     backward.register_autograd(_never_twice)

@@ -24,7 +24,8 @@ __all__ = ["attention_backward", "one_order"]
 
 @spell_masks
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+    algorithm: str | Program = "auto", tile: TileLike = None,
     backend: Backend = "gpu", device: Device | DeviceName | None = None, seed: int | None = None, offset: int = 0,
     rng_state: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
 ) -> tuple[Any, Any, Any]:  # fmt: skip
@@ -33,7 +34,8 @@ def attention_backward(
     `out` and `lse` are what `attention(q, k, v, lse=True)` returned, and the masks are those that it was given. P is
     recomputed from them, so nothing of size len_q × len_kv is kept. Arrays are as `attention` takes them: CuPy, torch or JAX
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
-    `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
+    `lse` is float32 `(batch, heads, len_q)`, contiguous. So is `dlse`, the gradient of the LSE, if the loss depends on that, too:
+    where parts of attention are merged by their LSEs, say. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
     `lengths` and `soft_cap`.
@@ -55,7 +57,7 @@ def attention_backward(
     if (lengths := options.get("lengths")) is not None:
         options["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     state = state_of(options.get("dropout"), seed, offset, rng_state)
-    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
+    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse, "rng_state": rng_state}
     given = BACKWARD.bound((), named)
     if flag("deterministic", deterministic):
         algorithm = one_order(algorithm)

@@ -4,6 +4,7 @@
 #include "elements.cuh"
 #include "warp.cuh"
 #include "params.cuh"
+#include "scores.cuh"
 
 constexpr int DELTA_THREADS = 128;
 
@@ -17,9 +18,10 @@ DEVICE Rows rows_of(const Shape& shape) {
   return {flat_head / shape.heads, flat_head % shape.heads, first, min(first + ROWS, shape.len_q)};
 }
 
-// D = rowsum(dO · O).
+// D = rowsum(dO · O), less the gradient of the LSE.
 template <int ROWS>
-DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, float* delta, const Shape& shape, const Rows& rows) {
+DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, const float* dlse, float* delta, const Shape& shape,
+                          const Rows& rows) {
   const auto [batch, head, first_row, end_row] = rows;
   constexpr int LANES = lanes_for(HEAD_DIM / CHUNK_ELEMENTS);  // that share a row
   const int lane = threadIdx.x % LANES;
@@ -40,7 +42,9 @@ DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, float* delta, c
     }
 #pragma unroll
     for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (inside && lane == 0)
-      store_global(delta + (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row, sum);
+    if (inside && lane == 0) {
+      const long long place = (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row;
+      store_global(delta + place, less_dlse(sum, dlse, place));
+    }
   }
 }

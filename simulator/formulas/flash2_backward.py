@@ -93,11 +93,14 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> No
     for x in ("dout", "out"):
         book.add("delta", x, hbm_read=t[x].nbytes)
         book.distinct(x, "read", t[x].nbytes)
+    if p.dlse:
+        book.add("delta", "dlse", hbm_read=t["dlse"].nbytes)
+        book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("delta", "delta", hbm_write=t["delta"].nbytes)
     book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
     for x in ("delta", "dq_sum"):
         book.distinct(x, "write", t[x].nbytes)
-    book.compute(other=2 * blocks * rows * p.head_dim_v)
+    book.compute(other=blocks * rows * (2 * p.head_dim_v + p.dlse))
 
 
 def count_convert(book: Book, name: str, rows: int = ROWS) -> None:

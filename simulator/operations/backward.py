@@ -3,6 +3,7 @@
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
 dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2). With dropout Z, dV = (P * Z)^T dO and
 dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too. A soft cap takes dS times its derivative, 1 - tanh^2.
+The LSE's derivative by a score is P. So where the loss depends on the LSE, its gradient is taken from D: D_i - dLSE_i.
 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
 forward's rule:
@@ -11,7 +12,7 @@ forward's rule:
     |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + d * scale * sum_i G_ij |q_i|
     |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
 
-Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
+Here G_ij = P_ij (|dP_ij| + |D_i| + |dLSE_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
 cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. With a soft cap, d has the sizes of the forward's rule,
 and G also the error of 1 - tanh^2. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
 is how far float32 scores and the natural LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU:
@@ -62,6 +63,11 @@ class Backward(Operation):
             "heads": 4, "kv_heads": 2, "lengths": [3, (71, 131), 2, (0, 9), (40, 0), (31, 12)], "causal": True,
         },
         "a soft cap, causal, GQA": {"heads": 4, "kv_heads": 2, "len_q": 70, "len_kv": 90, "soft_cap": 3.0, "causal": True},
+        "a gradient of the LSE": {"heads": 2, "len_q": 70, "dlse": True},
+        "a gradient of the LSE, causal, GQA, rows without keys": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "dlse": True,
+        },
+        "a gradient of the LSE, dropout": {"heads": 2, "len_q": 50, "dropout": 0.25, "dlse": True},
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -69,6 +75,7 @@ class Backward(Operation):
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
         Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
         Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
+        Operand(name="dlse", axes=("batch", "heads", "len_q"), dtype="float32", when=lambda p: p.dlse, default=0.0),
         *(ATTENTION.operand(name) for name in ("rng_state", "offsets_q", "offsets_kv")),
     )
     outputs = tuple(
@@ -76,18 +83,20 @@ class Backward(Operation):
     )
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        return ATTENTION.problem(arrays, **masks)
+        return ATTENTION.problem(arrays, **masks).replace(dlse="dlse" in arrays)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         super().check(problem, arrays, tile)
         check_optional(problem, arrays)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """q, k and v of a kind, as attention draws them, and normal dout. `out` and `lse` are its float64 judge's, rounded."""
+        """q, k and v of a kind, as attention draws them, normal dout and dlse. `out` and `lse` are its judge's, rounded."""
         drawn = super().draw(problem, seed, kind) | ATTENTION.draw(problem, seed, kind)
         forward = ATTENTION.judge(problem, drawn)
         drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
         drawn["lse"] = forward["lse"].astype(np.float32)
+        if problem.dlse:
+            drawn["dlse"] = np.random.default_rng((seed, 5)).standard_normal(drawn["lse"].shape, np.float32)
         return drawn
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
@@ -110,7 +119,7 @@ class Backward(Operation):
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         products = t.z * (np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2))
-        whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
+        whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True) + np.abs(t.dlse)
         off = d * t.weights + FLUSHED
         gross = abs(p.scale) * (off + bent * t.weights) * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
@@ -163,7 +172,8 @@ class _Terms:
         self.slope: Array = 1 - bent**2
         scores = np.where(hidden_pairs(p), -np.inf, scores)
         self.weights: Array = np.exp(scores - np.where(np.isneginf(lse), 0.0, lse))
-        delta = (self.dout * self.out).sum(-1, keepdims=True)
+        self.dlse: Array = np.asarray(arrays.get("dlse", np.zeros(lse.shape)), np.float64).reshape(lse.shape)
+        delta = (self.dout * self.out).sum(-1, keepdims=True) - self.dlse
         state = arrays.get("rng_state", np.zeros(2, np.int64))
         self.z = kept_weights(p, state) if p.dropout else np.ones(())
         self.kept: Array = self.weights * self.z

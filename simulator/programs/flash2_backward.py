@@ -17,7 +17,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.scores import cap_slope, soft_cap
+from simulator.programs.scores import cap_slope, less_dlse, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
@@ -64,15 +64,16 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
 
 def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor, rows: int = ROWS) -> HbmTensor:
-    """Line 4 of Algorithm 2: D = rowsum(dO * O), which is returned. Sets `dq_sum` to 0, to which atomics will add.
+    """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    A block has so many `rows`.
+    Sets `dq_sum` to 0, to which atomics will add. A block has so many `rows`.
     """
     delta = m.workspace("delta", 1, vector=True)
     for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         i = block.i
         block.step("delta")
-        block.store(delta, (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum(), i, rows)
+        d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
+        block.store(delta, less_dlse(m, block, d_i, i, rows), i, rows)
         block.step("zero_dq")
         block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
     return delta

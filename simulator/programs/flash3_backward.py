@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, heads_that_share_the_l2
+from simulator.config import Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -70,6 +70,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         consumers=consumers,
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
+        constants=features(problem),
     )
 
 

@@ -116,7 +116,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"dout": [1.0]}, "dout = 'list': expected an array of the same kind as q (ndarray)"),
     (
         {"soft_cap": 5.0, "algorithm": "flash1_backward"},
-        "soft_cap = 5.0: expected nothing: flash1_backward knows causal, window, scale, dropout",
+        "soft_cap = 5.0: expected nothing: flash1_backward knows causal, window, scale, dropout, dlse",
     ),
     ({"sinks": LSE}, "keyword = 'sinks'"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
