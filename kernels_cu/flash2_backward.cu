@@ -222,3 +222,9 @@ flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape)
       store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
     }
 }
+
+extern "C" __global__ void __launch_bounds__(32)
+flash2_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+  // step: dsinks
+  sink_gradient(sinks, lse, delta, dsinks, shape);
+}

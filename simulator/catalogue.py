@@ -172,6 +172,8 @@ class Algorithm:
         """
         if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
             return error
+        if (error := self.operation.refusal(problem)) is not None:
+            return error
         if self.operation.in_pages != (problem.page_size is not None):
             accepted = (
                 "keys per page, as K and V lie in pages" if self.operation.in_pages else "None, or paged for pages"
@@ -206,6 +208,7 @@ _PACK = Kernel(
 )
 _PACKED = ("mask_bits", "mask_tiles")
 _DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum"))
+_SINKS = Kernel("flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks"), when=lambda p: p.sinks)
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
@@ -306,8 +309,8 @@ CATALOGUE = {
             (_DELTA,
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
-             _CONVERT),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "lengths", "dropout", "dlse")),
+             _CONVERT, _SINKS),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse")),
             flash2_backward_program.ABOUT, "flash1_backward", ("dq",),
         ),
         Algorithm(
@@ -317,8 +320,8 @@ CATALOGUE = {
              Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns"),
                     waits=True),
-             _CONVERT),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "dropout", "dlse"), instead="flash2_backward"),
+             _CONVERT, _SINKS),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "dropout", "dlse"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
         Algorithm(
@@ -327,9 +330,11 @@ CATALOGUE = {
              Kernel("flash3_backward", "flash3_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv"),
                     (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a"),
-             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq"), arch="sm_90a")),
+             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq"), arch="sm_90a"),
+             Kernel("flash3_backward", "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks"), arch="sm_90a",
+                    when=lambda p: p.sinks)),
             Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
-                    masks=(*COMMON_MASKS, "dlse"), instead="flash2_backward"),
+                    masks=(*COMMON_MASKS, "sinks", "dlse"), instead="flash2_backward"),
             flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
         ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),

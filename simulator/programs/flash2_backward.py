@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from math import gcd
+from math import gcd, inf
 
 from simulator.block import Block
 from simulator.config import Config, choose, features, heads_that_share_the_l2, padded, warps_for
@@ -17,12 +17,14 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.scores import cap_slope, less_dlse, soft_cap
+from simulator.programs.scores import cap_slope, less_dlse, of_head, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 ROWS = 16
 """Rows per block of the first and the last launch: four per warp."""
+SINK_ROWS = 256
+"""Rows that a warp takes together for the gradient of a sink: eight per lane."""
 
 
 def warp_grid(problem: Problem, tile: Tile) -> tuple[int, int]:
@@ -86,6 +88,22 @@ def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Pr
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 
 
+def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, problem: Problem) -> tuple[HbmTensor, ...]:
+    """dsink = -sum_i exp(sink - LSE_i) D_i for each batch and head, if there are sinks. One warp has a head."""
+    if not problem.sinks:
+        return ()
+    dsinks = m.output("dsinks")
+    for block in m.launch(f"{name}_sinks", warps=1):
+        block.step("dsinks")
+        sink, total = of_head("sinks", m, block, 1), block.full(SINK_ROWS, 1, 0.0)
+        assert sink is not None
+        for i in range(-(-problem.len_q // SINK_ROWS)):
+            p_i = block.exp(sink - block.fetch(lse, i, SINK_ROWS, fill=inf).finite())
+            total = total + p_i * block.fetch(delta, i, SINK_ROWS)
+        block.store(dsinks, total.T.sum() * -1.0, 0, 1)
+    return (dsinks,)
+
+
 @program(configure=configure, operation=BACKWARD)
 def flash2_backward(
     m: Machine,
@@ -97,7 +115,7 @@ def flash2_backward(
     dout: HbmTensor,
     problem: Problem,
     tile: Tile,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691).
 
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
@@ -138,7 +156,7 @@ def backward(
     problem: Problem,
     tile: Tile,
     order: type[Turns] = Turns,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """`flash2_backward`, whose main launch has this name, and blocks that add to dQ in an order."""
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
@@ -189,19 +207,22 @@ def backward(
         block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
         block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash2_backward", m, dq_sum, dq, problem)
-    return dq, dk, dv
+    return dq, dk, dv, *sink_gradient("flash2_backward", m, lse, delta, problem)
 
 
 _DELTA = {
     "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
     "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
 }
+_SINKS = {
+    "dsinks": "The gradient of a head's sink, which is a key whose value is 0: the sum of −P D, with P = exp(sink − LSE)."
+}
 _CONVERT = {"convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype."}
 
 
 def about(name: str, main: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The player's words for the three launches of an algorithm whose main launch adds up dQ by atomics."""
-    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT}
+    """The player's words for the launches of an algorithm whose main launch adds up dQ by atomics."""
+    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT, f"{name}_sinks": _SINKS}
 
 
 ABOUT = about(

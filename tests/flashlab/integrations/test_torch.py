@@ -67,6 +67,25 @@ def test_gradients_of_the_lse(of_out: bool) -> None:
     assert judged(P.replace(dlse=True), tensors, out, lse, dout, dlse=0.9 * dlse) > 1
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_sinks(deterministic: bool) -> None:
+    """As autograd has them of attention spelt out, with a column for the sink that no value belongs to."""
+    mine, theirs = leaves(), leaves()
+    sinks = [torch().tensor([0.5, -1.0, 2.0, float("-inf")], requires_grad=True) for _ in range(2)]
+    out, lse = fl.attention(
+        *mine, causal=True, lse=True, sinks=sinks[0], deterministic=deterministic, backend="emulator"
+    )
+    q, k, v = (x.repeat_interleave(P.heads // x.shape[1], 1) for x in theirs)
+    hidden = torch().ones(P.len_q, P.len_kv, dtype=torch().bool).triu(P.len_kv - P.len_q + 1)
+    scores = (q @ k.mT * P.scale).masked_fill(hidden, float("-inf"))
+    scores = torch().cat([scores, sinks[1][:, None, None].expand(P.batch, -1, P.len_q, 1)], -1)
+    loss = (scores.softmax(-1)[..., :-1] @ v).square().sum() + scores.logsumexp(-1).sin().sum()
+    (out.square().sum() + lse.sin().sum()).backward()
+    loss.backward()
+    for a, b in zip([*mine, sinks[0]], [*theirs, sinks[1]], strict=True):
+        assert torch().allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+
+
 def test_parts_merged_by_their_lse() -> None:
     """What ring attention does: the gradients of attention over all keys reach both parts, through their LSEs, too."""
     p = P.replace(causal=False)
