@@ -97,6 +97,12 @@ def read(
             loops.setdefault(moment, dict(thread.loops))
         moments.setdefault(moment)
 
+    def leave_inner(thread: _Thread) -> None:
+        """A moment between barriers isn't in the loops that it goes through."""
+        known = loops.get(thread.moment, {})
+        for k in [k for k, n in known.items() if thread.loops.get(k, n) != n]:
+            del known[k]
+
     i, end = HEAD, int(room[0])
     while i < end:
         kind, number, n = (int(x) for x in room[i : i + HEAD])
@@ -117,10 +123,6 @@ def read(
             variable = variables[int(told[0])]
             if variable.of_loop:
                 thread.loops[int(told[0])] = int(told[5])
-                if not thread.begun or not steps:
-                    known = loops.get(thread.moment, {})
-                    if int(told[0]) in known and known[int(told[0])] != int(told[5]):
-                        del known[int(told[0])]  # the moment goes through this loop
                 continue
             extents = [int(x) for x in told[2:5] if x] or [1]
             if not thread.begun:
@@ -130,20 +132,29 @@ def read(
             values[thread.moment][variable.name].setdefault(who, []).append(told[5:].reshape(extents))
             scopes[thread.moment, variable.name] = _scope(variables, variable)
         elif kind == GONE:
+            if thread.begun and not steps:
+                leave_inner(thread)
             thread.loops.pop(int(told[0]), None)
         elif kind == ACCESS:
             if not thread.begun:
                 begin(thread, thread.moment, at_once=True)
+            elif not steps:
+                leave_inner(thread)
             which, offset, nbytes, store, place = (int(x) for x in told)
             name = arrays[which] if which >= 0 else variables[-1 - which].name
             accesses[thread.moment].append(Access(number, name, offset, nbytes, bool(store), place))
     named = {moment: {variables[k].name: x for k, x in found.items()} for moment, found in loops.items()}
     declared = {variable.name: variable.line for variable in reversed(variables)}
     held = {
-        moment: {name: {t: np.stack(x) for t, x in of.items()} for name, of in names.items()}
+        moment: {name: {t: _stacked(x) for t, x in of.items()} for name, of in names.items()}
         for moment, names in values.items()
     }
     return Record(list(moments), held, named, dict(accesses), final, declared, scopes, sizes, bool(room[2]))
+
+
+def _stacked(values: Sequence[Array]) -> Array:
+    """One value after the other; of several variables of one name, those of the last."""
+    return np.stack([x for x in values if x.shape == values[-1].shape])
 
 
 def _scope(variables: Sequence[Variable], variable: Variable) -> tuple[int, int]:

@@ -7,6 +7,7 @@ is no difference.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashlab import cache
-from flashlab.emulator import Empty, build, emulate_file
-from flashlab.emulator.library import Line
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
-from flashlab.lessons.kernel_record import BLOCK, HEAD, Access, Moment, Record, assigned, lines_of_step, read
-from flashlab.lessons.kernel_telling import RECORD, ROOM, telling
+from flashlab.lessons.kernel_record import BLOCK, Access, Moment, Record, lines_of_step
+from flashlab.lessons.kernel_told import Told, point, told
 from flashlab.lessons.reasons import reasons, same, worst
 from simulator.dtypes import Array
 
 MOST_BLOCKS = 64
 """How many blocks are looked at, one after the other."""
+REST = "what came before, or what other threads have, is missing"
 UNSET = 1e37
 """The emulator fills variables that nobody set with larger numbers, or with NaN."""
 
@@ -40,38 +39,6 @@ class Difference:
     words: str
 
 
-@dataclass(frozen=True)
-class Told:
-    """A kernel and what a block of it did: its `record`, its `source`, and the line of each place in its code."""
-
-    record: Record
-    source: Sequence[str]
-    line_of: Mapping[int, int]
-    given: frozenset[str]
-    """The lines that the learner was given."""
-
-    def line(self, moment: Moment, name: str) -> int:
-        """The line that gives a variable its value in a moment, or where it should."""
-        first, last = lines_of_step(self.source, moment.step)
-        declared, next_ = self.record.scopes.get((moment, name), (first, last))
-        first, last = max(first, declared), min(last, next_)
-        return assigned(self.source, name, first, last) or (
-            lines_of_step(self.source, moment.step)[0] if moment.step else 0
-        )
-
-    def anchor(self, other: Told, line: int) -> int:
-        """The line here of the last one, up to a line of the other source, that the learner was given; 0 without one."""
-        for text in reversed(other.source[:line]):
-            if text in self.given and self.source.count(text) == 1:
-                return self.source.index(text) + 1
-        return 0
-
-    def guard(self, line: int) -> int:
-        """The line of the `if` that a line is the body of, or that line."""
-        above = self.source[line - 2].split("//")[0].strip() if line > 1 else ""
-        return line - 1 if above.startswith("if ") and above.endswith(")") else line
-
-
 def compare(
     path: Path, exercise: KernelExercise, launch: Launch, moved: tuple[str, str] | None, seconds: float
 ) -> Difference | None:
@@ -82,12 +49,11 @@ def compare(
     mine, due = path.read_text(encoding="utf-8"), exercise.solution
     steps = all("// step:" in text for text in (mine, due))
     for block in range(min(int(np.prod(launch.grid)), MOST_BLOCKS)):
-        ours, theirs = (_told(text, path.parent, exercise, launch, block, steps, seconds) for text in (mine, due))
+        ours, theirs = (told(text, path.parent, exercise, launch, block, steps, seconds) for text in (mine, due))
         found = first_moved(ours, theirs, *moved) if moved else first_difference(ours, theirs, launch)
         if found:
-            return _with_its_place(
-                found, path.name, ours, _block(block, launch.grid), ours.record.capped or theirs.record.capped
-            )
+            where = f"block {point(block, launch.grid)}"
+            return _with_its_place(found, path.name, ours, where, ours.record.capped or theirs.record.capped)
     return None
 
 
@@ -95,52 +61,12 @@ def _with_its_place(found: Difference, file: str, ours: Told, block: str, capped
     line = f"{file}:{found.line}, " if found.line else ""
     code = ours.source[found.line - 1].split("//")[0].strip() if found.line else ""
     missing = "; not all that the block did could be kept" if capped else ""
-    return Difference(
-        found.line, found.step, f"{line}{found.words.replace(_WHERE, block)}{missing}{f'  |  {code}' if code else ''}"
-    )
+    words = f"{line}{found.words.replace(_WHERE, block)}{missing}"
+    return Difference(found.line, found.step, f"{words}  |  {code}" if code else words)
 
 
 _WHERE = "this block"
 """Stands for the block's number, which is known last."""
-
-
-def _block(number: int, grid: Sequence[int]) -> str:
-    x, y, z = (*grid, 1, 1)[:3]
-    place = number % x, number // x % y, number // x // y
-    return f"block {place[0]}" if y == z == 1 else f"block {place}"
-
-
-def _told(
-    text: str, beside: Path, exercise: KernelExercise, launch: Launch, block: int, steps: bool, seconds: float
-) -> Told:
-    """What a block of a source does in a launch; headers may lie in the folder `beside`."""
-    kernel = exercise.kernel
-    source, given = (
-        telling(text, kernel),
-        frozenset(line for line in exercise.skeleton.splitlines() if line.strip("{} ")),
-    )
-
-    def write(folder: Path) -> None:
-        (folder / "told.cu").write_text(source.text, encoding="utf-8")
-
-    path = cache.entry("told", cache.digest(source.text), write) / "told.cu"
-    room = np.zeros(ROOM)
-    room[:2] = HEAD, block
-    done = emulate_file(
-        path, launch.arguments, grid=launch.grid, block=launch.block, kernel=kernel, includes=[beside],
-        symbols={RECORD: room}, sanitize=False, workers=1, time_limit=seconds,
-    )  # fmt: skip
-    arrays = [name for name, value in launch.arguments.items() if isinstance(value, np.ndarray | Empty)]
-    record = read(done.symbols[RECORD], source.variables, arrays, done.arrays, steps=steps)
-    library = build(path, entries=[kernel], includes=[beside])
-    places = {x.place for accesses in record.accesses.values() for x in accesses}
-    lines = {place: _line(library.places.get(place, ()), path) for place in places}
-    return Told(record, text.splitlines(), lines, given)
-
-
-def _line(chain: Sequence[Line], path: Path) -> int:
-    """The outermost line of a file in a chain of calls."""
-    return next((line.number for line in reversed(chain) if line.file == str(path)), 0)
 
 
 # -- in step --------------------------------------------------------------------------------------------------------
@@ -160,21 +86,30 @@ def first_difference(mine: Told, due: Told, launch: Launch) -> Difference | None
 
     A variable that a step should have changed and did not may be changed in a later one. So it counts as a difference once it
     has another value where the learner does change it, or if it never does. What is late in shared memory counts as soon as
-    anything else differs, for that may come of it.
+    anything else differs, for that may come of it. A variable of another name is recognised by the value that it once has.
     """
     known: defaultdict[str, dict[int, Array]] = defaultdict(dict)
     before: dict[str, dict[int, Array]] = {}
     late: dict[str, Difference] = {}
     stored, wanted = _stores(mine.record), _stores(due.record)
+    ours, theirs = ({name for of in told.record.values.values() for name in of} for told in (mine, due))
+    names: dict[str, str] = {}
+    own_page = _on_an_empty_page(mine, ours)
+    own_way = own_page and len(mine.record.moments) != len(due.record.moments)
     for moment in due.record.moments:
-        if moment not in mine.record.moments:
+        if moment not in mine.record.moments and not own_way:
             words = f"{_place(moment, due.record)}, {_WHERE}: the solution comes here once more, and yours does not"
             return next(iter(late.values()), Difference(_loop_line(mine, due, moment), moment.step, words))
         now, expected = mine.record.values.get(moment, {}), due.record.values.get(moment, {})
         for name, values in now.items():
             known[name].update(values)
-        for name in sorted(expected, key=lambda x: due.line(moment, x) or due.record.lines[x]):
-            item = _item(known[name], expected[name])
+        compared: list[str] = [] if own_way else list(expected)
+        for name in sorted(compared, key=lambda x: due.line(moment, x) or due.record.lines[x]):
+            own = names[name] if name in names else _named(name, now, expected, ours, theirs)
+            names |= {name: own} if own else {}
+            if own_page and any(len(now.get(own, {}).get(t, ())) != len(x) for t, x in expected[name].items()):
+                continue
+            item = _item(known[own], expected[name]) if own else None
             if item is None:
                 continue
             if _equal(item):
@@ -183,11 +118,11 @@ def first_difference(mine: Told, due: Told, launch: Launch) -> Difference | None
             others = (x for x in now if x not in expected)
             if any(other and _equal(other) for other in (_item(now[x], expected[name]) for x in others)):
                 continue
-            found = _differs(
-                mine, due, moment, name, item, _scope(item, name, before, expected, launch), before.get(name)
-            )
-            if name in now:
-                return next((late[x] for x in late if BLOCK in known[x]), late.get(name, found))
+            scope = _scope(item, name, before, {**_loads(due.record, moment), **expected}, launch)
+            found = None if _whole(item.expected) else _loaded(mine, due, moment)
+            found = found or _differs(mine, due, moment, own, item, scope, before.get(name))
+            if own in now:
+                return next((late[x] for x in late if BLOCK in known[names[x]]), late.get(name, found))
             late.setdefault(name, found)
         for name, values in expected.items():
             before[name] = {**before.get(name, {}), **values}
@@ -196,10 +131,28 @@ def first_difference(mine: Told, due: Told, launch: Launch) -> Difference | None
     if late:
         return next(iter(late.values()))
     for moment in mine.record.moments:
-        if moment not in due.record.moments:
+        if moment not in due.record.moments and not own_way:
             words = f"{_place(moment, mine.record)}, {_WHERE}: yours comes here once more, and the solution does not"
             return Difference(_loop_line(mine, mine, moment), moment.step, words)
     return None
+
+
+def _on_an_empty_page(mine: Told, ours: set[str]) -> bool:
+    """Is the kernel the learner's own in all, without steps? Then names that are the solution's may mean other things."""
+    given = {word for line in mine.given for word in re.findall(r"\w+", line.split("//")[0])}
+    return not given & ours and not any(moment.step for moment in mine.record.moments)
+
+
+def _named(
+    name: str, now: Mapping[str, Mapping[int, Array]], expected: Mapping[str, Mapping[int, Array]], ours: set[str],
+    theirs: set[str],
+) -> str:  # fmt: skip
+    """The learner's name for a variable: the same, or that of the only one of their own with its value; empty if there is none."""
+    if name in ours:
+        return name
+    items = ((x, _item(now[x], expected[name])) for x in now if x not in theirs)
+    found = [x for x, item in items if item and _equal(item)]
+    return found[0] if len(found) == 1 else ""
 
 
 def _place(moment: Moment, record: Record) -> str:
@@ -222,7 +175,11 @@ def _unset(x: Array) -> Array:
 
 def _item(actual: Mapping[int, Array], expected: Mapping[int, Array]) -> _Item | None:
     """The values of the threads that both have, without those that the solution leaves unset; None if there are none."""
-    threads = [t for t in sorted(expected) if t in actual and actual[t].ndim == expected[t].ndim]
+
+    def fits(x: Array, y: Array) -> bool:
+        return x.ndim == y.ndim if BLOCK in expected else x.shape[1:] == y.shape[1:]  # a tile may be padded
+
+    threads = [t for t in sorted(expected) if t in actual and fits(actual[t], expected[t])]
     if not threads:
         return None
     # as many values as the solution's, one after the other, or else the last
@@ -247,9 +204,21 @@ def _whole(x: Array) -> bool:
 
 
 def _equal(item: _Item) -> bool:
-    """Are the values those that they should be? Whole numbers must be equal."""
+    """Are the values those that they should be? Whole numbers must be equal. In a tile they may lie in other places."""
     a, e = item.actual, item.expected
+    if BLOCK in item.threads and same(np.sort(a, None), np.sort(e, None)):
+        return True
     return np.array_equal(a, e) if _whole(e) and np.isfinite(a).all() else same(a, e)
+
+
+def _loads(record: Record, moment: Moment) -> dict[str, dict[int, Array]]:
+    """By array in HBM, what each thread loads of it in a moment, as a variable's one value."""
+    found: defaultdict[str, defaultdict[int, list[Array]]] = defaultdict(lambda: defaultdict(list))
+    for x in record.accesses.get(moment, []):
+        if not x.store and x.array in record.final:
+            array = record.final[x.array].reshape(-1)
+            found[x.array][x.thread].append(array[x.offset // array.itemsize : (x.offset + x.bytes) // array.itemsize])
+    return {name: {t: np.concatenate(x)[None] for t, x in threads.items()} for name, threads in found.items()}
 
 
 def _scope(
@@ -297,27 +266,52 @@ def _differs(
     if shared and (shape := mine.record.shape(moment, name)):
         store = _store_of(mine.record, moment, name, int(np.ravel_multi_index(index, shape)))
         thread, line = (store.thread, mine.line_of.get(store.place) or line) if store else (thread, line)
-    who = f"thread {thread} of {_WHERE}" if thread != BLOCK else _WHERE
+    who = f"{mine.thread(thread)} of {_WHERE}" if thread != BLOCK else _WHERE
     never = bool(_unset(item.actual)[row, column])
     is_ = "has no value" if never else f"is {item.actual[row, column]:.6g}"
     values = f"{element} {is_} and should be {item.expected[row, column]:.6g}"
-    if due.record.sizes[name] == 0:
+    if mine.record.sizes[name] == 0:
         values = f"{name} doesn't hold what it should"
     held = None
     if before is not None and all(x in before for x in item.threads):
         held = np.stack([before[x][-1].astype(np.float64).reshape(-1) for x in item.threads])
         held = held.reshape(item.expected.shape) if held.size == item.expected.size else None
-    with np.errstate(all="ignore"):
-        whys = reasons(name, item.actual, item.expected, scope, held, row)
-        nothing = (
-            f"{name} is 0 in all threads" if not item.actual.any() and not np.isneginf(item.expected).any() else ""
-        )
-        why = "" if _whole(item.expected) and _whole(item.actual) else nothing or next(whys, "")
+    why = ""
+    if not item.actual.any() and not np.isneginf(item.expected).any():
+        why = f"{name} is 0 in all threads"
+    elif not (_whole(item.expected) and _whole(item.actual)):
+        with np.errstate(all="ignore"):
+            why = next(reasons(name, item.actual, item.expected, scope, held, row, rest=REST), "")
     words = f"{why} ({values})" if why else values
     over = [x for x in due.record.loops.get(moment, {}) if x in mine.record.lines]
     if over and over[-1] not in mine.record.loops.get(moment, {}):  # the learner's loop has ended
         line, words = mine.record.lines[over[-1]], f"your loop over {over[-1]} has ended; {words}"
     return Difference(line, moment.step, f"{_place(moment, due.record)}, {who}: {words}")
+
+
+def _loaded(mine: Told, due: Told, until: Moment) -> Difference | None:
+    """The first moment in which the block doesn't load what the solution's does, and never will."""
+
+    def elements(told: Told, name: str, moments: Sequence[Moment]) -> dict[int, Access]:
+        size = told.record.final[name].itemsize
+        accesses = (x for m in moments for x in told.record.accesses.get(m, []) if x.array == name and not x.store)
+        return {i: x for x in accesses for i in range(x.offset // size, (x.offset + x.bytes) // size)}
+
+    moments = due.record.moments
+    for name in due.record.final:
+        if not elements(due, name, moments).keys() - elements(mine, name, mine.record.moments).keys():
+            continue
+        for moment in moments[: moments.index(until) + 1]:
+            ours, theirs = (elements(told, name, [moment]) for told in (mine, due))
+            lacking = theirs.keys() - ours.keys()
+            if not lacking or not ours:
+                continue
+            others = ours.keys() - theirs.keys()
+            more = f" and loads {_element(due, name, min(others))}" if others else ""
+            words = f"the block doesn't load {_element(due, name, min(lacking))}{more}"
+            line = mine.line_of.get(ours[min(others or ours)].place, 0)
+            return Difference(line, moment.step, f"{_place(moment, due.record)}, {_WHERE}: {words}")
+    return None
 
 
 def _store_of(record: Record, moment: Moment, name: str, element: int) -> Access | None:
@@ -363,15 +357,17 @@ def _outputs(
             a[n, : len(row)], e[n, : len(row)] = (x.record.final[name].reshape(-1)[row] for x in (mine, due))
         item = _Item(a, e, list(rows), (width,))
         if not _equal(item):
+            if found := _loaded(mine, due, moment):
+                return found
             row, column = worst(a, e)
             i = rows[item.threads[row]][column]
-            scope = _scope(item, name, before, {}, launch)
+            scope = _scope(item, name, before, _loads(due.record, moment), launch)
             with np.errstate(all="ignore"):
-                why = next(reasons(name, a, e, scope, None, row), "")
+                why = next(reasons(name, a, e, scope, None, row, rest=REST), "")
             why = why or _elsewhere(name, mine.record.final[name], due.record.final[name])
             values = f"{_element(due, name, i)} is {a[row, column]:.6g} and should be {e[row, column]:.6g}"
             access = stored[name, i][0]
-            where = f"{_place(moment, due.record)}, thread {access.thread} of {_WHERE}"
+            where = f"{_place(moment, due.record)}, {mine.thread(access.thread)} of {_WHERE}"
             words = f"{where}: {why} ({values})" if why else f"{where}: {values}"
             return Difference(mine.line_of.get(access.place, 0), moment.step, words)
     return None
@@ -393,7 +389,7 @@ def _missing(mine: Told, due: Told, moment: Moment, name: str, missing: tuple[in
             (x.place for x in due.record.accesses[moment] if x.array == name and x.thread == thread and x.store), 0
         )
         line = mine.guard(mine.line(moment, name)) or mine.anchor(due, due.line_of.get(near, 0))
-    where = f"{_place(moment, due.record)}, thread {thread} of {_WHERE}"
+    where = f"{_place(moment, due.record)}, {mine.thread(thread)} of {_WHERE}"
     words = f"{where}: the solution stores {_element(due, name, i)}, and in yours no thread does; this one {yours}"
     return Difference(line, moment.step, words)
 

@@ -25,21 +25,28 @@ def same(a: Array, b: Array) -> bool:
 
 
 def worst(actual: Array, expected: Array) -> tuple[int, int]:
-    """The first wrong row of a tile, and the column in it that is most wrong."""
+    """The first wrong row of a tile, and the column in it that is most wrong.
+
+    >>> worst(np.array([[1.0, -np.inf, 3.0]]), np.array([[1.0, -np.inf, 4.0]]))
+    (0, 2)
+    """
     rows = [r for r in range(len(expected)) if not same(actual[r : r + 1], expected[r : r + 1])]
     with np.errstate(invalid="ignore"):
         off = np.abs(actual.astype(np.float64) - expected)
-    off = np.where(np.isnan(off) & ~(np.isnan(actual) & np.isnan(expected)), np.inf, np.nan_to_num(off))
+    equal = (actual == expected) | (np.isnan(actual) & np.isnan(expected))  # also infinities, whose difference is none
+    off = np.where(equal, 0, np.where(np.isnan(off), np.inf, np.nan_to_num(off)))
     row = rows[0] if rows else int(np.argmax(off.max(-1)))
     return row, int(np.argmax(off[row]))
 
 
 def reasons(
-    name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None, row: int
-) -> Iterator[str]:
+    name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None, row: int, *,
+    rest: str = "the tiles before are forgotten",
+) -> Iterator[str]:  # fmt: skip
     """What explains that a tile of this name is not as expected, the likeliest first.
 
-    `scope` has the other tiles by name, `before` is what the tile held before, and a value is told from `row`.
+    `scope` has the other tiles by name, `before` is what the tile held before, and a value is told from `row`. `rest` says
+    what is missing where a maximum or a sum is that of one tile.
 
     >>> tile, alpha = np.array([[2.0, 4.0], [3.0, 1.0]]), np.array([[0.5], [0.25]])
     >>> next(reasons("acc", tile, tile * alpha, {"alpha": alpha}, None, 1))
@@ -67,8 +74,8 @@ def reasons(
                     np.exp(f - np.maximum(top, 0)),
                     f"is exp({x} - 0) where {x} is below 0: the maximum must not start at 0",
                 ),
-                (top, f"is the maximum of {x} alone: the tiles before are forgotten"),
-                (f.sum(-1, keepdims=True), f"is the sum of {x} alone: the tiles before are forgotten"),
+                (top, f"is the maximum of {x} alone: {rest}"),
+                (f.sum(-1, keepdims=True), f"is the sum of {x} alone: {rest}"),
             ):
                 if f.shape[1] > 1 and result.shape == a.shape and same(a, result.astype(np.float32)):
                     yield f"{name} {what}"

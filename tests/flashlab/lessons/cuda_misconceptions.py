@@ -78,7 +78,7 @@ _ROWS = [
     ("07.2", "forgets-the-fourth", "2 * v.z, 2 * v.w)", "2 * v.z, v.w)", "numbers", r"y\[3\], in row tile 0.*all of them 0.5 times", "7"),
     ("07.3", "x-for-each-row", "* mine;", "* *const_cast<const volatile float*>(x + c);", "bytes", "x read: you moved .*the budget is 2,048: too many", "9"),
     ("07.3", "rows-past-the-end", "      if (first + r < rows) sum[r]", "      sum[r]", "out of bounds", r"four_rows\.cu:\d+: out of bounds: .*past the end of a"),
-    ("07.3", "the-same-row-four-times", "a[(first + r) * cols + c]", "a[first * cols + c]", "numbers", r"y\[1\], in row tile 0"),
+    ("07.3", "the-same-row-four-times", "a[(first + r) * cols + c]", "a[first * cols + c]", "numbers", r"y\[1\], in row tile 0", "9"),
     ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "numbers", r"y\[7\], in row tile 1.*never written", "3"),
     ("07.3", "blocks-share-rows", "first = 4 * blockIdx.x", "first = 2 * blockIdx.x", "numbers", r"y\[10\], in row tile 2.*never written", "3"),
     ("10.1", "a-float-at-a-time", "const float4 a = q_row[d], b = k_tile[c][d];", "const volatile float* one = reinterpret_cast<const volatile float*>(&k_tile[c][d]); const float4 a = q_row[d], b = make_float4(one[0], one[1], one[2], one[3]);", "passes", r"k_tile read in SRAM: 24,576 of 37,632 passes over the banks; the budget is 31,680 in all"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -24,13 +25,15 @@ from flashlab.lessons.kernel_record import (
     SHARED,
     STEP,
     VALUE,
+    Access,
     Moment,
     assigned,
     lines_of_step,
     read,
 )
 from flashlab.lessons.kernel_telling import Variable, telling
-from flashlab.lessons.kernel_tutor import Told, first_difference, first_moved
+from flashlab.lessons.kernel_told import Told
+from flashlab.lessons.kernel_tutor import first_difference, first_moved
 from simulator.dtypes import Array
 from tests.flashlab.lessons.cuda_misconceptions import MISCONCEPTIONS
 from tests.flashlab.lessons.misconceptions import Misconception
@@ -149,7 +152,7 @@ def run(values: Sequence[tuple[float, float]], out: float | None = None, tiles: 
             entries += [step(thread, "store"), entry(ACCESS, thread, 0, 4 * thread, 4, 1, 7), entry(GONE, thread, J)]
     last = values[-1] if values else (0, 0)
     final = {"out": np.array(last if out is None else (out, last[1]), np.float32)}
-    return Told(read(room(*entries), VARIABLES, ["out"], final, steps=True), SOURCE, {7: 10}, frozenset())
+    return Told(read(room(*entries), VARIABLES, ["out"], final, steps=True), SOURCE, {7: 10}, frozenset(), (2,))
 
 
 RIGHT = [(2.0, 3.0), (4.0, 6.5)]
@@ -201,6 +204,32 @@ def test_what_is_wrong_in_shared_memory_counts_before_what_comes_of_it():
     due = run(RIGHT, tiles=(1, 8))
     found = first_difference(stale, due, NO_ARGUMENTS)
     assert found and "tile[0]" in found.words
+
+
+def test_a_tile_in_another_order_is_no_difference():
+    mine, due = run(RIGHT, tiles=(2, 3)), run(RIGHT, tiles=(2, 3))
+    for of in mine.record.values.values():
+        if "tile" in of:
+            of["tile"] = {t: x[:, ::-1] for t, x in of["tile"].items()}
+    assert first_difference(mine, due, NO_ARGUMENTS) is None
+
+
+def test_what_is_loaded_from_elsewhere_is_named():
+    mine, due = run([(2, 3), (4, 7)]), run(RIGHT)
+    for told, offset in ((mine, 0), (due, 4)):
+        told.record.accesses[Moment("scale", 2)] = [Access(1, "out", offset, 4, store=False, place=7)]
+    found = first_difference(mine, due, NO_ARGUMENTS)
+    assert found and "j = 1" in found.words and "doesn't load out[1] and loads out[0]" in found.words
+
+
+def test_a_variable_of_another_name_is_known_by_its_value():
+    mine, due = run([(2, 3), (4, 7)]), run(RIGHT)
+    for values in mine.record.values.values():
+        if "x" in values:
+            values["own"] = values.pop("x")
+    mine = replace(mine, record=replace(mine.record, sizes={"own": 4, "tile": 4}))
+    found = first_difference(mine, due, NO_ARGUMENTS)
+    assert found and found.step == "scale" and "own is 7 and should be 6.5" in found.words
 
 
 def test_an_output_is_told_by_the_line_that_stores_it():
