@@ -139,7 +139,13 @@ def _rounded(x: Array, dtype: str) -> Array:
 
 
 class QuantizedCache(NamedTuple):
-    """K and V of 8 bits with their scales (None: 1), as `fl.attention` takes them."""
+    """K and V of 8 bits with their scales (None: 1), as `fl.attention` and its like take them by name.
+
+    >>> import flashlab as fl
+    >>> q, k, v = fl.random_inputs(fl.Problem(batch=1, heads=2, len_q=1, len_kv=64, head_dim=32, dtype="float16"))
+    >>> fl.simulate("flash_decoding", q, **fl.quantize_cache(k, v)._asdict()).out.shape
+    (1, 2, 1, 32)
+    """
 
     k: Array
     v: Array
