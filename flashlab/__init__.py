@@ -38,6 +38,7 @@ from simulator import (
     Machine,
     Problem,
     Program,
+    QuantizedCache,
     Reference,
     Registers,
     Run,
@@ -56,6 +57,7 @@ from simulator import (
     naive,
     naive_loop,
     program,
+    quantize_cache,
     random_inputs,
     shape_run,
     simulate,
@@ -152,10 +154,10 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
-    "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
-    "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline",
-    "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "block_mask", "catalogue", "check",
-    "check_formula", "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "merge", "naive", "naive_loop",
-    "plan", "player", "predict", "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep",
-    "timeline", "verify",
+    "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem",
+    "Program", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile",
+    "Sweep", "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
+    "block_mask", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file", "kernel",
+    "load_inputs", "merge", "naive", "naive_loop", "plan", "player", "predict", "program", "progress", "quantize_cache",
+    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

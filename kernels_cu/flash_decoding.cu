@@ -14,10 +14,13 @@
 // units: whichever warp comes last to a node of the tree (tree.cuh). A fence waits for all that its SM reads, the whole queue while it
 // streams, so before the end there is none. Which warp merges changes no bit, and nor do the length of runs, the batch and the grid.
 //
+// K and V may have 8 bits, with scales: see cache.cuh.
+//
 //   SRAM        Q  (STAGES + 1) x (BR x D) | m, l  WARPS x BR | m  BR | K, V  STAGES x (BC x D) | O  WARPS x (BR x D)
 //   registers   O (BR x D) and S (BR x BC / WARPS) in float32 per warp
 //
 // Expected: HBM reads K and V once; the bandwidth of DRAM binds, above a few µs for the launch, the first copy and the merge.
+#include "cache.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
@@ -31,7 +34,7 @@ constexpr int JOINING = 1, FREE = 2, FILLED = 3;  // named barriers
 static_assert(BR % 16 == 0 && WARP_KEYS % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 
 using QTile = Tile<BR, HEAD_DIM>;
-using WarpTile = Tile<WARP_KEYS, HEAD_DIM>;
+using WarpTile = CacheTile<WARP_KEYS, HEAD_DIM>;
 constexpr int Q_SLOTS = STAGES + 1;  // a warp may be STAGES units ahead of another that still reads its queries
 constexpr int RING_BYTES = STAGES * WARPS * WarpTile::BYTES;  // of K, and of V
 
@@ -55,6 +58,11 @@ struct Sram {
   DEVICE unsigned m_of(int warp, int row) const { return o().base + WARPS * Outputs::BYTES + (warp * BR + row) * 4; }
   DEVICE unsigned l_of(int warp, int row) const { return m_of(WARPS + warp, row); }
   DEVICE unsigned m(int row) const { return l_of(WARPS, row); }
+  // The scales of this warp's keys, and of its values; the scales of the channels of K that queries are multiplied with.
+  static constexpr int SCALE_BYTES = STAGES * BC * 4, OF_K = K_SCALE == TOKEN ? SCALE_BYTES : 0, OF_V = V_SCALE == TOKEN ? SCALE_BYTES : 0;
+  DEVICE unsigned k_scale(int stage) const { return m(BR) + (stage * BC + warp_id() * WARP_KEYS) * 4; }
+  DEVICE unsigned v_scale(int stage) const { return k_scale(stage) + OF_K; }
+  DEVICE unsigned channels(int slot) const { return m(BR) + OF_V + slot * HEAD_DIM * 4; }
 
   DEVICE void name() const {
     name_sram("q", base, Q_SLOTS * QTile::BYTES);
@@ -64,6 +72,9 @@ struct Sram {
     name_sram("m_warps", m_of(0, 0), WARPS * BR * 4);
     name_sram("l_warps", l_of(0, 0), WARPS * BR * 4);
     name_sram("m", m(0), BR * 4);
+    if (K_SCALE == TOKEN) name_sram("k_scale", m(BR), OF_K);
+    if (V_SCALE == TOKEN) name_sram("v_scale", m(BR) + OF_K, OF_V);
+    if (K_SCALE == CHANNEL) name_sram("k_scale", channels(0), Q_SLOTS * HEAD_DIM * 4);
   }
 };
 
@@ -109,6 +120,10 @@ DEVICE Loader loader(const char* head, const Tensor& x, int row_bytes) { return 
 struct Rows {
   int page, place;
   DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.load(tile, page, place, keys); }
+  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
+    const long long row = static_cast<long long>(page) * shape.kv_heads + unit.kv_head;
+    copy_scales<WARP_KEYS>(to, scales + row * shape.page_size + place - lane_id(), keys);
+  }
 };
 
 // The pages of the next tiles' keys. They are asked for AHEAD tiles before the copies need them.
@@ -154,6 +169,10 @@ DEVICE Loader loader(const char* rows, const Tensor& x, int row_bytes) { return 
 struct Rows {
   int own;
   DEVICE void load(const Loader& from, WarpTile tile, int keys) const { from.at(own).load(tile, keys); }
+  DEVICE void load_scales(const float* scales, const Shape& shape, const Unit& unit, unsigned to, int keys) const {
+    const long long row = static_cast<long long>(unit.batch) * shape.kv_heads + unit.kv_head;
+    copy_scales<WARP_KEYS>(to, scales + row * shape.len_kv + own * WARP_KEYS, keys);
+  }
 };
 
 struct Lookup {
@@ -163,7 +182,7 @@ struct Lookup {
 #endif
 
 // What the warps that compute copy, for each warp its own keys.
-struct Copies {
+struct Copies : CacheScales {
   const Tensor &q, &k, &v;
   const Shape& shape;
   const Units& units;
@@ -173,15 +192,16 @@ struct Copies {
   int q_slot = 0;
   Loader k_loader, v_loader;
 
-  DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const int* table, const Shape& shape, const Units& units, const Sram& sram)
-      : q(q), k(k), v(v), shape(shape), units(units), sram(sram), walk(units), lookup(table, units),
-        k_loader(loader(nullptr, k, row_bytes(shape))), v_loader(loader(nullptr, v, row_bytes(shape))) {}
+  DEVICE Copies(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table, const Shape& shape,
+                const Units& units, const Sram& sram)
+      : CacheScales(scales), q(q), k(k), v(v), shape(shape), units(units), sram(sram), walk(units), lookup(table, units),
+        k_loader(loader(nullptr, k, cache_row_bytes(shape))), v_loader(loader(nullptr, v, cache_row_bytes(shape))) {}
 
   // The next tile into a stage, and with the first one of a unit its queries. It is a group of copies, even if there is none.
   DEVICE void load(int stage) {
     walk.next(
         [&](const Place& place) {
-          k_loader = loader(first_of(k), k, row_bytes(shape)), v_loader = loader(first_of(v), v, row_bytes(shape));
+          k_loader = loader(first_of(k), k, cache_row_bytes(shape)), v_loader = loader(first_of(v), v, cache_row_bytes(shape));
           load_tile(stage);
           load_queries(place);
         },
@@ -197,9 +217,11 @@ struct Copies {
     const Rows rows = lookup.next(own);
     // step: load_k (prefetch)
     rows.load(k_loader, sram.k(stage), keys);
+    if constexpr (K_SCALE == TOKEN) rows.load_scales(of_k, shape, walk.unit, sram.k_scale(stage), keys);
 
     // step: load_v (prefetch)
     rows.load(v_loader, sram.v(stage), keys);
+    if constexpr (V_SCALE == TOKEN) rows.load_scales(of_v, shape, walk.unit, sram.v_scale(stage), keys);
     ++walk.j;
   }
 
@@ -213,19 +235,27 @@ struct Copies {
       const char* from = row_address(q, walk.unit.batch, walk.unit.kv_head * units.group + packed % units.group, packed / units.group);
       copy_async(sram.q(q_slot).at(row, piece), from + piece * CHUNK_BYTES, bytes);
     }
+    if constexpr (K_SCALE == CHANNEL) {
+#pragma unroll 1
+      for (int i = threadIdx.x; i < round_up(HEAD_DIM, 32); i += THREADS) {
+        lanes_meet();
+        const float* from = of_k + walk.unit.kv_head * shape.head_dim + i;
+        if (i < HEAD_DIM) copy_async_word(sram.channels(q_slot) + 4 * i, from, i < shape.head_dim);
+      }
+    }
     q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
   }
 };
 
 // The warps that compute: each has all rows of a unit, and its own keys.
-DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int* table, const Shape& shapes, const Units& units,
-                    const Sram& sram) {
-  Copies copies(q, k, v, table, shapes, units, sram);
+DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const int* table, const Shape& shapes,
+                    const Units& units, const Sram& sram) {
+  Copies copies(q, k, v, scales, table, shapes, units, sram);
 #pragma unroll 1
   for (int stage = 0; stage < STAGES; ++stage) copies.load(stage);
 
   const Scores scores(shapes);
-  const auto [c, sign] = scores;
+  const auto [c_of_all, sign] = scores;
   int stage = 0, q_slot = 0;
   for (Unit unit = units.first(); units.has(unit); units.move_on(unit)) {
     const Place place(units, unit);
@@ -234,10 +264,13 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
 
     // step: load_q
     const QTile q_tile = sram.q(q_slot);
+    const unsigned channels = sram.channels(q_slot);
 #if Q_IN_REGISTERS
-    FragmentA q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
+    QueryFragment q_fragments[HEAD_DIM / K_STEP][ROW_FRAGMENTS];
 #endif
+    float c = c_of_all, v_scale = 1;
     if (place.has_keys()) {
+      c = times_scale<K_SCALE>(c_of_all, scales.of_k, unit.kv_head), v_scale = scale_of<V_SCALE>(scales.of_v, unit.kv_head);
       q_slot = q_slot == Q_SLOTS - 1 ? 0 : q_slot + 1;
       copy_wait<STAGES - 1>();
       named_barrier_sync(JOINING, THREADS);  // each warp has copied a part of the queries
@@ -245,7 +278,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
 #pragma unroll
       for (int d = 0; d < HEAD_DIM / K_STEP; ++d)
 #pragma unroll
-        for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_a(q_tile, 16 * i, d * K_STEP);
+        for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[d][i] = load_query(q_tile, 16 * i, d * K_STEP, channels);
 #endif
     }
 
@@ -253,6 +286,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
       const Keys tiles = place.tiles_of(chunk);
       float o[ROW_FRAGMENTS][O_FRAGMENTS][4] = {};
       float m[ROW_FRAGMENTS][2], l[ROW_FRAGMENTS][2];  // as in flash2.cu
+      float base = V_SCALE == TOKEN ? 0x1p-126f : v_scale;  // what O is to be multiplied with
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) m[i][0] = m[i][1] = LOWEST, l[i][0] = l[i][1] = 0;
 
@@ -268,9 +302,9 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
         for (int d = 0; d < HEAD_DIM / K_STEP; ++d) {
           if (FL_DTYPE == 0) warp_barrier();  // or the compiler reads ahead until registers spill
 #if !Q_IN_REGISTERS
-          FragmentA q_fragments[ROW_FRAGMENTS];
+          QueryFragment q_fragments[ROW_FRAGMENTS];
 #pragma unroll
-          for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[i] = load_a(q_tile, 16 * i, d * K_STEP);
+          for (int i = 0; i < ROW_FRAGMENTS; ++i) q_fragments[i] = load_query(q_tile, 16 * i, d * K_STEP, channels);
 #endif
 #pragma unroll
           for (int n = 0; n < S_FRAGMENTS; n += 2) {
@@ -284,6 +318,8 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
 #endif
           }
         }
+
+        if constexpr (K_SCALE == TOKEN) scale_columns(s, sram.k_scale(stage));
 
         // step: mask
         if (j < full.first || j > full.last) {
@@ -338,6 +374,7 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
         const WarpTile values = sram.v(stage);
 
         // step: output
+        if constexpr (V_SCALE == TOKEN) weigh_columns(s, o, base, sram.v_scale(stage));
 #pragma unroll
         for (int key = 0; key < WARP_KEYS; key += K_STEP) {
           FragmentA a[ROW_FRAGMENTS];
@@ -393,10 +430,16 @@ DEVICE void compute(const Tensor& q, const Tensor& k, const Tensor& v, const int
             store_shared(sram.l_of(warp_id(), row), l[i][half] * factor[i][half]);
             if (warp_id() == 0) store_shared(sram.m(row), m[i][half]);
           }
+          const float weight = factor[i][half] * base;
+#if CACHE
+#pragma unroll
+          for (int n = 0; n < O_FRAGMENTS; n += 2)
+            store_shared(sram.o().at(warp_id(), row, 8 * n + 4 * t), four_outputs(o[i][n], o[i][n + 1], half, weight));
+#else
 #pragma unroll
           for (int n = 0; n < O_FRAGMENTS; ++n)
-            store_shared(sram.o().at(warp_id(), row, 8 * n + 2 * t),
-                         make_float2(o[i][n][2 * half] * factor[i][half], o[i][n][2 * half + 1] * factor[i][half]));
+            store_shared(sram.o().at(warp_id(), row, 8 * n + 2 * t), make_float2(o[i][n][2 * half] * weight, o[i][n][2 * half + 1] * weight));
+#endif
         }
       named_barrier_arrive(FILLED, 2 * THREADS);
     }
@@ -576,13 +619,14 @@ DEVICE void for_each_unit(Results results, Work work) {
   }
 }
 
-DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, float* lse, const int* table, float* partial,
-                   float* partial_m, float* partial_l, unsigned* arrivals, const Shape& shape, const Units& units) {
+DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const CacheScales& scales, const Tensor& out, float* lse,
+                   const int* table, float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape& shape,
+                   const Units& units) {
   const Sram sram;
   sram.name();
   const Results results{out, lse, partial, partial_m, partial_l, shape, units, arrivals, Room(units.most_runs(), shape.len_kv)};
   if (warp_id() < WARPS)
-    compute(q, k, v, table, shape, units, sram);
+    compute(q, k, v, scales, table, shape, units, sram);
   else
     for_each_unit(results, [&](const Results& here, const Place& place) { here.merge_run(place, sram, warp_id() - WARPS); });
 
@@ -590,16 +634,24 @@ DEVICE void decode(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   for_each_unit(results, [](const Results& here, const Place& place) { here.climb(place); });
 }
 
+#if CACHE
+#define SCALES_OF_CACHE const float *k_scale, const float *v_scale,
+#define GIVEN_SCALES {k_scale, v_scale}
+#else
+#define SCALES_OF_CACHE
+#define GIVEN_SCALES {}
+#endif
+
 #if PAGED
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
+paged(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE const int* block_table, const int* seq_lens,
       float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, out, lse, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
+  decode(q, k, v, GIVEN_SCALES, out, lse, block_table, partial, partial_m, partial_l, arrivals, shape, Units(shape, seq_lens));
 }
 #else
 extern "C" __global__ void __launch_bounds__(2 * THREADS, 1)
-flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, float* partial, float* partial_m,
-               float* partial_l, unsigned* arrivals, const Shape shape) {
-  decode(q, k, v, out, lse, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
+flash_decoding(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* lse, SCALES_OF_CACHE float* partial,
+               float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+  decode(q, k, v, GIVEN_SCALES, out, lse, nullptr, partial, partial_m, partial_l, arrivals, shape, Units(shape));
 }
 #endif

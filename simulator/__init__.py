@@ -10,6 +10,7 @@ from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.machine import Machine
 from simulator.operations.attention import Reference, naive, naive_loop, random_inputs
+from simulator.operations.caches import QuantizedCache, quantize_cache
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
@@ -20,7 +21,7 @@ from simulator.trace import Trace
 
 __all__ = [
     "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
-    "Program", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile", "Timeline", "Trace",
-    "Unavailable", "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs",
-    "shape_run", "simulate", "softmax", "timeline",
+    "Program", "QuantizedCache", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile",
+    "Timeline", "Trace", "Unavailable", "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop",
+    "program", "quantize_cache", "random_inputs", "shape_run", "simulate", "softmax", "timeline",
 ]  # fmt: skip

@@ -102,7 +102,9 @@ class Block:
             data = np.pad(data, ((0, 0),) * 5 + ((0, cols - data.shape[-1]),))
         if dtype is not None and data is not None:
             data = round_to(data, dtype)
-        tile = SramTile(tensor.name, rows, cols, dtype or tensor.dtype, data, panel=panel or 16)
+        tile = SramTile(
+            tensor.name, rows, cols, dtype or tensor.dtype, data, vector=tensor.spec.vector, panel=panel or 16
+        )
         if not whole:
             tile.multiplied_shape = padded(rows), padded(cols)
         self._reserve(tile, stages)
@@ -236,12 +238,14 @@ class Block:
         split: tuple[Split, Split],
         acc: Registers | None = None,
         scale: float = 1.0,
+        passes: int = 1,
     ) -> Registers:
         """`scale * a @ b (+ acc)` in float32. `split` says how the warps share the bytes of a and of b.
 
         `"rows"` or `"cols"`: the warps split the operand, so it is read once. `"none"`: every warp reads all of it. If the
         warps form a grid, a number says how many of them read each byte. Operands in registers move nothing. FLOPs count
-        the tile padded to the fragment, and a multiply-add as 2. Raises
+        the tile padded to the fragment, and a multiply-add as 2. An operand whose values have more bits than the tensor cores
+        take is multiplied in parts: `passes` is how many products that are. Raises
         `UsageError` for shapes that don't fit.
         """
         if padded(a.cols) != padded(b.rows):
@@ -251,7 +255,7 @@ class Block:
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.multiplied_bytes * self._uses(way) * self.lockstep)
         (rows, depth), (depth_too, columns) = _multiplied_shape(a), _multiplied_shape(b)
-        self._m.book.compute(matmul=2 * rows * columns * max(depth, depth_too) * self.lockstep)
+        self._m.book.compute(matmul=2 * rows * columns * max(depth, depth_too) * passes * self.lockstep)
         if scale != 1.0:
             self.count_flops(a.rows * b.cols)
         if a.values is None or b.values is None:

@@ -25,7 +25,7 @@ from simulator.formulas import standard_backward as standard_backward_formula
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
-from simulator.problem import COMMON_MASKS, FEATURES, FP8, SCORES, Problem, Tile
+from simulator.problem import COMMON_MASKS, FEATURES, FP8, OF_CACHES, SCORES, Problem, Tile
 from simulator.program import Program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash1_backward as flash1_backward_program
@@ -198,6 +198,8 @@ class Algorithm:
 _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
+_REQUESTS = ("block_table", "seq_lens")
+_PARTIAL = ("partial", "partial_m", "partial_l", "arrivals")
 _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel(
@@ -277,16 +279,18 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "partial", "partial_m", "partial_l", "arrivals"),
-                    persistent=True),),
-            Support(tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
+            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, *_PARTIAL), persistent=True, when=lambda p: not p.quantized),
+             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "k_scale", "v_scale", *_PARTIAL), persistent=True,
+                    when=lambda p: p.quantized)),
+            Support(masks=(*COMMON_MASKS, *OF_CACHES), tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
             "paged", paged, paged_formula.paged, None,
-            (Kernel("flash_decoding", "paged",
-                    (*_FORWARD, "block_table", "seq_lens", "partial", "partial_m", "partial_l", "arrivals"), persistent=True),),
-            Support(masks=(*COMMON_MASKS, "lengths"), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
+            (Kernel("flash_decoding", "paged", (*_FORWARD, *_REQUESTS, *_PARTIAL), persistent=True, when=lambda p: not p.quantized),
+             Kernel("flash_decoding", "paged", (*_FORWARD, "k_scale", "v_scale", *_REQUESTS, *_PARTIAL), persistent=True,
+                    when=lambda p: p.quantized)),
+            Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
                     instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
         ),

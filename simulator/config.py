@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.devices import Device
 from simulator.errors import SramOverflow
-from simulator.problem import MASK_FORMS, Problem, Tile, round_up
+from simulator.problem import CACHES, MASK_FORMS, SCALES, Problem, Tile, round_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,10 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
         "DLSE": p.dlse,
+    }
+    has |= {"CACHE": p.quantized and 1 + CACHES.index(p.kv_dtype)}
+    has |= {
+        name.upper(): form and 1 + SCALES.index(form) for name in ("k_scale", "v_scale") if (form := getattr(p, name))
     }
     blocks = {"BLOCK_ROWS": p.block.rows, "BLOCK_COLS": p.block.cols} if p.mask == "blocks" else {}
     return tuple((name, int(asked)) for name, asked in {**has, **blocks}.items() if asked)

@@ -18,7 +18,7 @@ from simulator.names import DType
 
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 """Bytes of an element of each storage dtype."""
-WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "uint8": 1, "bool": 1}
+WIDTH = {**ITEMSIZE, "int32": 4, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 """Bytes of an element of whatever an operand may hold: indices, lengths and masks are no storage dtypes."""
 FP8: Final = "float8_e4m3fn"
 """Of 8 bits: 4 of exponent, 3 of mantissa, up to 448, no infinities. Only `flash3_fp8` computes in it; its output is bfloat16."""
@@ -28,6 +28,10 @@ DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 MOST_REQUESTS = 1 << 20
 """The most requests of a batch in pages. Each is looked at by itself."""
+CACHES = (FP8, "int8")
+"""What K and V may be quantised to while Q keeps its 16 bits. A value is the element times its scale."""
+SCALES = ("tensor", "head", "token", "channel")
+"""What a scale of K may be for: all of it, a KV head, a key of a head, a column of a head. V has none for a column."""
 MASK_FORMS = ("dense", "bits", "blocks")
 """The forms in which an array may say which keys a query sees: a boolean for each pair, a bit, or lists of blocks of pairs."""
 
@@ -122,6 +126,9 @@ class Problem:
     has them one behind the other, query by query, eight to a byte, the lowest first; each sequence of a ragged batch begins
     with a byte of its own. One of "blocks" is an array `block_mask`: for each row of blocks of `block_size` pairs (queries, keys)
     how many of them are visible, and which ones.
+
+    K and V may be quantised: of a `kv_dtype` of 8 bits, with operands `k_scale` and `v_scale` that they are multiplied with.
+    Fields of these names say what each scale is for: "tensor", "head", "token" or (of K) "channel". Without, a scale is 1.
 
     With `dlse` a backward pass gets a gradient of the LSE, too.
 
@@ -223,6 +230,18 @@ class Problem:
     dropout: float | None = described(
         "Share of the weights that is dropped, in steps of 1/256; 0 or none for none", default=None, none=0.0
     )
+    kv_dtype: Follows[str] = described(
+        f"Dtype of K and V: the storage dtype, or {' or '.join(CACHES)} for K and V quantised",
+        among=(*ITEMSIZE, "int8"),
+        default=Follows(lambda p: p.dtype, "the storage dtype"),
+        operand="k",
+    )
+    k_scale: str | None = described(
+        f"What each scale of K is for: {', '.join(SCALES)}", default=None, among=SCALES, operand="k_scale"
+    )
+    v_scale: str | None = described(
+        f"What each scale of V is for: {', '.join(SCALES[:-1])}", default=None, among=SCALES[:-1], operand="v_scale"
+    )
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
@@ -235,6 +254,11 @@ class Problem:
                 self.dropout,
                 "0 or None for none, or a number from 0.002 to 0.998, so that 1 to 255 of 256 are kept",
             )
+        if self.kv_dtype not in (self.dtype, *CACHES) or (self.quantized and self.dtype not in DTYPES[1:]):
+            raise UsageError("kv_dtype", self.kv_dtype, f"{self.dtype}, or of 16-bit queries {' or '.join(CACHES)}")
+        for name in ("k_scale", "v_scale"):
+            if getattr(self, name) is not None and not self.quantized:
+                raise UsageError(name, getattr(self, name), f"None for K and V of {self.kv_dtype}")
         if None in self.block_size:
             raise UsageError("block_size", self.block_size, "a pair (queries, keys), each an integer of at least 1")
         if self.mask != "blocks" and self.block_size != FIELDS["block_size"].left_out(self):
@@ -322,8 +346,9 @@ class Problem:
         return type(self)(**{**self.given, **changes})  # pyright: ignore[reportArgumentType]
 
     def _key(self) -> tuple[Any, ...]:
-        plain = [getattr(self, name) for name in FIELDS if name not in ("causal", "window")]
-        return (*plain, self.left, self.right)
+        plain = [getattr(self, name) for name in FIELDS if name not in ("causal", "window", "k_scale", "v_scale")]
+        only = {"head": "tensor"} if self.kv_heads == 1 else {}  # a scale for the only head is one for all
+        return (*plain, self.left, self.right, *(only.get(form or "", form) for form in (self.k_scale, self.v_scale)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Problem) and self._key() == other._key()
@@ -464,6 +489,25 @@ class Problem:
         return 1 + self.key_tiles(self.block)
 
     @property
+    def quantized(self) -> bool:
+        """Are K and V of 8 bits, and Q of 16?
+
+        >>> Problem(batch=1, heads=8, len_q=1, len_kv=64, head_dim=64, dtype="float16", kv_dtype="int8").quantized
+        True
+        """
+        return self.kv_dtype != self.dtype
+
+    @property
+    def kv_itemsize(self) -> int:
+        """Bytes of an element of K and V."""
+        return WIDTH[self.kv_dtype]
+
+    @property
+    def whole(self) -> int:
+        """The axis of a scale for all of an array: one."""
+        return 1
+
+    @property
     def rng_words(self) -> int:
         """The numbers of `rng_state`: the seed and the offset."""
         return 2
@@ -559,6 +603,8 @@ MASKS = tuple(name for name in FEATURES if not FIELDS[name].operand)
 """Those that a caller says by keywords. The others are said by passing an array."""
 COMMON_MASKS = ("causal", "window", "scale")
 """The features that every algorithm knows."""
+OF_CACHES = ("kv_dtype", "k_scale", "v_scale")
+"""The features of K and V that are quantised."""
 SCORES = ("soft_cap", "sinks", "alibi")
 """The features that change the scores. Those who know a mask needn't know them."""
 

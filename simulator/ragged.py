@@ -114,7 +114,7 @@ def _for_all(spec: Spec, problem: Problem, operation: Operation, tile: Tile) -> 
     """An array of all requests, from that of the longest."""
     if spec.role == "workspace":
         return replace(spec, heads=problem.batch * spec.heads)
-    return operation.operand(spec.name).spec(problem, tile, spec.role)
+    return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
 
 
 def _launch(
@@ -125,7 +125,13 @@ def _launch(
     if total.across:
         return _across(total, p)
     if not p.ragged:
-        return _dealt(replace(total, sram_peak=max(launch.sram_peak for launch in each)), p, parts[0].device, config)
+        common = {x.name for x in operation.taken(p) if {"batch", "pages"}.isdisjoint(x.axes)}
+        distinct = {
+            (name, way): max(launch.distinct.get((name, way), 0) for launch in each) if name in common else n
+            for (name, way), n in total.distinct.items()
+        }
+        peak = max(launch.sram_peak for launch in each)
+        return _dealt(replace(total, sram_peak=peak, distinct=distinct), p, parts[0].device, config)
     axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
     boxes, distinct = Counter[Box](), dict(total.distinct)
     for launch, (rows, keys) in zip(each, p.spans, strict=True):

@@ -45,8 +45,9 @@ class WatchedBlock(Block):
         split: tuple[Split, Split],
         acc: Registers | None = None,
         scale: float = 1.0,
+        passes: int = 1,
     ) -> Registers:
-        product = super().matmul(a, b, split=split, acc=acc, scale=scale)
+        product = super().matmul(a, b, split=split, acc=acc, scale=scale, passes=passes)
         where = f'in step "{self._step}", line {sys._getframe(1).f_lineno}'  # pyright: ignore[reportPrivateUsage]
         remarks, dtype = cast(WatchedMachine, self._m).remarks, self._m.problem.dtype
         if tuple(split) == ("none", "none") and self.warps > 1:

@@ -77,6 +77,14 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         f"requests page {n} {word}": {**requests, "page_size": n, "causal": causal}
         for n, (word, causal) in product((1, 16, 100), {"full": False, "causal": True}.items())
     }
+    caches: dict[str, dict[str, Any]] = {
+        f"{dtype} {of_k} {of_v}": {"kv_dtype": dtype, "k_scale": of_k, "v_scale": of_v}
+        for dtype, of_k, of_v in (
+            ("int8", "token", "token"),
+            ("float8_e4m3fn", "head", "head"),
+            ("int8", "channel", "tensor"),
+        )
+    }
     masks: dict[str, dict[str, Any]] = {
         "mask full": {**shapes["aligned"], "mask": "dense"},
         "mask causal": {**shapes["gqa"], "mask": "dense", "causal": True},
@@ -86,7 +94,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "bits sequences causal": {**sequences["sequences causal"], "mask": "bits"},
     }
 
-    def labelled(algorithm: str) -> dict[str, dict[str, Any]]:
+    def labelled(algorithm: str, dtype: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
         paged = row.operation.in_pages
         own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
@@ -98,12 +106,16 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         known = set(row.support.masks)
         masked |= scored if set(SCORES) <= known else {}
         masked |= pages if paged else sequences if "lengths" in known else {}
+        if "kv_dtype" in known and dtype != "float32":
+            few_of = pages["requests page 16 causal"] if paged else few["a-query"]
+            masked |= {label: {**few_of, **quantized} for label, quantized in caches.items()}
         return masked | (masks if "mask" in known else {})
 
     return [
         _case(algorithm, label, dtype=dtype, **problem)
         for algorithm in algorithms
-        for dtype, (label, problem) in product(CATALOGUE[algorithm].dtypes, labelled(algorithm).items())
+        for dtype in CATALOGUE[algorithm].dtypes
+        for label, problem in labelled(algorithm, dtype).items()
     ]
 
 

@@ -98,7 +98,7 @@ def inputs(algorithm: str, problem: Problem, seed: int = 0) -> dict[str, Any]:
         return np.resize(few, shape)
 
     operation = get(algorithm).operation
-    if operation.in_pages:  # a block table isn't any numbers
+    if operation.in_pages or problem.quantized:  # neither a block table nor a scale is any numbers
         drawn = operation.draw(problem, seed)
     else:
         drawn = {x.name: array(x) for x in operation.required} | random_optional(problem, seed)

@@ -32,7 +32,8 @@ def attention(
     q: Any, k: Any, v: Any, *, algorithm: str | Program = "flash2", lse: bool = False, out: Any = None,
     tile: TileLike = None, backend: Backend = "gpu", device: Device | DeviceName | None = None, scales: Scales | None = None,
     sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None, seed: int | None = None,
-    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, **masks: Unpack[Masks],
+    offset: int = 0, rng_state: Any = None, block_table: Any = None, seq_lens: Any = None, k_scale: Any = None,
+    v_scale: Any = None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
     """Attention by one of the kernels: arrays of CuPy, torch or JAX in GPU memory in, the same kind out.
 
@@ -62,6 +63,12 @@ def attention(
     goes in as `pool.swapaxes(1, 2)`, and isn't copied. `seq_lens`, int32 `(batch,)`, says how many keys each request has; the
     kernel reads it, so a captured graph follows it. Left out, they are those of `lengths`, or the table is full. The algorithm is
     `paged`. On a GPU nobody looks at the numbers of pages: one that isn't there is read all the same.
+
+    k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
+    `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, finite
+    and at least 0: `(1,)`, `(kv_heads,)`, `(batch, kv_heads, len_kv)` with a scale for each key, of K also
+    `(kv_heads, head_dim)`. In pages a key's scale lies like the key, `(pages, kv_heads, page_size)`. The algorithm is
+    `flash_decoding`, or `paged`.
 
     `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2` and `standard`
     do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads. `attention_backward` is
@@ -100,13 +107,14 @@ def attention(
         state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
         default = isinstance(algorithm, str) and algorithm in ("flash2", "auto")
         return paged.attention(
-            {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens},
+            {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "k_scale": k_scale, "v_scale": v_scale},
             algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
         )  # fmt: skip
     if any(host.wants_gradient(x) for x in (q, k, v, sinks)):
         from flashlab.integrations import torch
 
-        for name, x in (("out", out), ("scales", scales), ("block_mask", block_mask)):
+        refused = {"out": out, "scales": scales, "block_mask": block_mask, "k_scale": k_scale, "v_scale": v_scale}
+        for name, x in refused.items():
             if x is not None:
                 raise host.refused(name, type(x).__name__, "None where q, k or v requires grad")
         return torch.attention(
@@ -114,13 +122,15 @@ def attention(
             alibi_slopes=alibi_slopes, mask=mask, seed=seed, offset=offset, rng_state=rng_state, **masks,
         )  # fmt: skip
     state = state_of(masks.get("dropout"), seed, offset, rng_state)
+    if isinstance(algorithm, str) and algorithm in ("flash2", "auto") and _quantized(q, k):
+        algorithm = "flash_decoding"
     if backend == "emulator":
         from flashlab.run.emulated import attention as emulated
 
         return emulated(
             q, k, v, algorithm=plans.elsewhere(algorithm, ATTENTION), lse=lse, out=out, tile=tile, device=device,
             scales=scales, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask,
-            rng_state=rng_state if state is None else state, **masks,
+            rng_state=rng_state if state is None else state, k_scale=k_scale, v_scale=v_scale, **masks,
         )  # fmt: skip
     if device is not None:
         raise UsageError("device", device, "None: backend 'gpu' runs where the arrays lie")
@@ -133,6 +143,8 @@ def attention(
         "mask": mask,
         "block_mask": block_mask,
         "rng_state": rng_state,
+        "k_scale": k_scale,
+        "v_scale": v_scale,
         "out": out,
     }
     given = {name: x for name, x in named.items() if x is not None or name in _INPUTS}
@@ -170,6 +182,11 @@ def attention(
             call.plan.launch_padded(_operands(framework.views(places)), allocate=framework.allocate)
         out = framework.hand_back(out, q)
         return out if logs is None else (out, framework.hand_back(logs, q))
+
+
+def _quantized(q: Any, k: Any) -> bool:
+    """Has k 8 bits, and q more? What is no array is refused later."""
+    return getattr(getattr(k, "dtype", None), "itemsize", 0) == 1 < getattr(getattr(q, "dtype", None), "itemsize", 0)
 
 
 _Shape = tuple[str, tuple[int, ...], str]

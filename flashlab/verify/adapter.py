@@ -22,20 +22,20 @@ from simulator.errors import Said, among, unknown
 from simulator.fields import flag
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION
-from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCORES
+from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, OF_CACHES, SCORES
 
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
 
 _INPUTS = {operand.name: operand for operand in reversed(ATTENTION.inputs)}
-KNOWN = tuple(name for name in FEATURES if FIELDS[name].operand in ("", *_INPUTS))
-"""The features of the forward pass."""
-KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in KNOWN} | {
+TOLD = tuple(name for name in FEATURES if FIELDS[name].operand in ("", *_INPUTS) and name not in OF_CACHES)
+"""The features that a function may be told of. None is told of quantised K and V."""
+KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in TOLD} | {
     "lse": ("lse", "return_lse", "compute_log_sumexp")
 }
 """The names under which a callable may take each feature and the LSE. A problem with a feature that it has no name for is
 not run."""
-PER_HEAD = {name: _INPUTS[known.operand] for name, known in FIELDS.items() if known.operand in _INPUTS}
+PER_HEAD = {name: _INPUTS[FIELDS[name].operand] for name in TOLD if FIELDS[name].operand}
 """The operands by which a call says a feature: an array with a number per head, or a mask."""
 SAID_TO_ALL = ("causal", "scale")
 """What a function without a signature is told. What else it takes, `Adapter.names` says."""
@@ -209,24 +209,24 @@ class CallableTarget(Target):
     def _domain(self) -> Domain:
         """The adapter's domain, less the features that the function can't be told or that have no meaning here."""
         domain = self.adapter.domain
-        masks = [name for name in KNOWN if self.keyword(name) and (domain.masks is None or name in domain.masks)]
+        masks = [name for name in TOLD if self.keyword(name) and (domain.masks is None or name in domain.masks)]
         if self.align == "top-left":
             masks = [name for name in masks if name not in PLACED]
         if domain.causal and "causal" not in masks:
             masks.append("causal")  # it is never told, since it knows nothing else
-        return replace(domain, masks=None if set(masks) == set(KNOWN) else tuple(masks))
+        return replace(domain, masks=None if set(masks) == set(TOLD) else tuple(masks))
 
     def keyword(self, name: str) -> str | None:
         """What the function calls it, or None."""
         if name in self.adapter.names:
             return self.adapter.names[name]
-        return next((own for own in KEYWORDS[name] if own in self.keywords), None)
+        return next((own for own in KEYWORDS.get(name, ()) if own in self.keywords), None)
 
     def refuses(self, problem: Problem) -> str | None:
         p = problem
         for name in p.applied:
             if not self.keyword(name) and not (name == "causal" and self.domain.causal):
-                return f"the function takes no {FIELDS[name].operand or name}"
+                return f"the function takes no {'quantized K and V' if name in OF_CACHES else FIELDS[name].operand or name}"
             if name in PLACED and self.align == "top-left":
                 return f"{name} has no top-left convention here"
         if p.mask not in (None, "dense"):

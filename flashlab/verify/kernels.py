@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from flashlab.files import path_of
-from flashlab.verify.adapter import PER_HEAD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
+from flashlab.verify.adapter import PER_HEAD, TOLD, Adapter, CallableTarget, Failure, Layout, Refused, TileShape, named
 from flashlab.verify.domain import Domain
 from flashlab.verify.expressions import array, calculated
 from simulator import Problem, UsageError
 from simulator.dtypes import Array, as_numpy
 from simulator.operations.attention import ATTENTION
-from simulator.problem import FEATURES, FIELDS, Masks, spell_masks
+from simulator.problem import FIELDS, Masks, spell_masks
 
 if TYPE_CHECKING:
     from flashlab.emulator import FileRun
@@ -292,7 +292,7 @@ class KernelTarget(CallableTarget):
 
     def keyword(self, name: str) -> str | None:
         said = self.adapter.domain.masks
-        return name if (name in FEATURES and ((said is not None and name in said) or self.kernel.takes(name))) else None
+        return name if (name in TOLD and ((said is not None and name in said) or self.kernel.takes(name))) else None
 
     def call(
         self,

@@ -27,9 +27,11 @@ def repaged(p: Problem, given: Arrays, order: Sequence[int], size: int, seed: in
         batch=len(order), lengths=[(p.len_q, p.seq_lens[b]) for b in order], page_size=size, pages=None, len_kv=p.len_kv
     )
     moved, owned = PAGED.draw(other.replace(pages=other.pages + 2), seed), PAGED.gathered(p, given)
+    scales = [name for name in ("k_scale", "v_scale") if getattr(p, name) == "token"]
+    moved |= {name: given[name] for name in ("k_scale", "v_scale") if name in given and name not in scales}
     for line, b in enumerate(order):
         moved["q"][line] = given["q"][b]
-        for name in "kv":
+        for name in ("k", "v", *scales):
             rows = owned[b][1][name][0]
             for i, first in enumerate(range(0, rows.shape[1], size)):
                 part = rows[:, first : first + size]

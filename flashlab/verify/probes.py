@@ -23,6 +23,7 @@ from flashlab.verify.bench import (
     no_such_problem,
     visible,
 )  # fmt: skip
+from flashlab.verify.caches import caches
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
 from flashlab.verify.dropout import dropout
 from flashlab.verify.masks import masks
@@ -459,6 +460,7 @@ CHECKS: dict[str, Check] = {
     "extremes": extremes,
     "masks": masks,
     "dropout": dropout,
+    "caches": caches,
     "head_order": head_order,
     "determinism": determinism,
     "long_sums": long_sums,

@@ -55,6 +55,7 @@ class SimulatorTarget(Target):
             self.dtypes = self.row.dtypes
         own = self.row is not CATALOGUE.get(self.name)  # nobody said what a program of one's own knows
         self.ignored = {feature for feature in UNCOMMON if own and not self._minds(feature)}
+        self.ignored |= {"kv_dtype"} if own else set()  # to multiply with no scale is no sign that it knows them
         known = [name for name in _scores(self.row) if name not in self.ignored]
         self.scores = tuple(itertools.chain(*(itertools.combinations(known, n) for n in range(len(known) + 1))))
 
@@ -76,7 +77,7 @@ class SimulatorTarget(Target):
     def refuses(self, problem: Problem) -> str | None:
         for name in problem.applied:
             if name in self.ignored:
-                return f"the program gives the same result without {name}"
+                return f"the program doesn't seem to know {name}"
         return self.row.refuses(problem)
 
     def call(

@@ -19,6 +19,8 @@ void emu_copy_wait(unsigned pending);
 
 // Tensor cores. c (16 x 8, float32) += a (16 x 16) · b (16 x 8) in the layout of mma.sync m16n8k16.
 void emu_ldmatrix(unsigned* r, unsigned address, int transposed);
+// `count` (1, 2 or 4) matrices of 8 x 8 b16; lane 8 i + r names row r of matrix i.
+void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed);
 void emu_mma_f16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1);
 

@@ -5,8 +5,7 @@
 
 extern "C" {
 
-// `count` (1, 2 or 4) matrices of 8 x 8 b16; lane 8 i + r names row r of matrix i.
-void emu_ptx_ldmatrix(unsigned* r, unsigned address, int count, int transposed);
+// As emu_ptx_ldmatrix, the other way.
 void emu_ptx_stmatrix(unsigned address, const unsigned* r, int count, int transposed);
 unsigned emu_ptx_movmatrix(unsigned r);
 

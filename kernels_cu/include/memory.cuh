@@ -195,6 +195,24 @@ DEVICE void copy_async(unsigned to, const void* from, int bytes) {
   store_shared(to, chunk);
 }
 
+// Copies a word of 4 bytes in the background, or zeros where it isn't `inside`.
+DEVICE void copy_async_word(unsigned to, const void* from, bool inside) {
+#if __CUDA_ARCH__ >= 800
+  if (inside) {
+#ifdef EMULATOR
+    emu_copy_async(to, from, 4, 4);
+#else
+#ifdef COUNTED
+    asm("xor.b32 %0, %0, %1;" : "+r"(to) : "r"(gridDim.y - 1));  // as in copy_async
+#endif
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+#endif
+    return;
+  }
+#endif
+  store_shared(to, inside ? load_global<unsigned>(from) : 0u);
+}
+
 // Closes a group of copies: all that this thread issued since the last close.
 DEVICE void copy_commit() {
 #ifdef EMULATOR

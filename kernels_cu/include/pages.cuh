@@ -83,7 +83,7 @@ struct Units {
 template <class TileT>
 struct PageLoader {
   static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
-  static_assert(ROWS <= 32 && ROWS * CHUNKS % 32 == 0, "a lane for each row");
+  static_assert(ROWS <= 32, "a lane for each row");
 
   const char* head;  // of page 0
   long long page, row;  // from one to the next, in bytes
@@ -101,10 +101,11 @@ struct PageLoader {
   template <bool WHOLE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
 #pragma unroll(WHOLE ? 8 : 1)
-    for (int i = lane_id(); i < ROWS * CHUNKS; i += 32) {
+    for (int i = lane_id(); i < round_up(ROWS * CHUNKS, 32); i += 32) {
       const int r = i / CHUNKS, chunk = i % CHUNKS;
       const char* from = head + shuffle(own, r) + chunk * CHUNK_BYTES;
       if (!WHOLE) lanes_meet();
+      if (i >= ROWS * CHUNKS) continue;
       const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
       copy_async(tile.at(r, chunk), from, WHOLE ? CHUNK_BYTES : inside);
     }

@@ -15,7 +15,7 @@ struct Tile {
   static constexpr int ROW_BYTES = COLUMNS * ELEMENT_BYTES, BYTES = ROWS * ROW_BYTES;
   static constexpr int BITS = CHUNKS % 8 == 0 ? 3 : CHUNKS % 4 == 0 ? 2 : CHUNKS % 2 == 0 ? 1 : 0;
   static constexpr unsigned GROUP = 1 << BITS;  // chunks that change places with each other
-  static_assert(COLUMNS % 16 == 0, "a tile's rows are cut into fragments of 16 columns");
+  static_assert(COLUMNS % CHUNK_ELEMENTS == 0, "a tile's rows are cut into chunks");
 
   unsigned base;  // shared address, a multiple of 128
 
@@ -84,8 +84,9 @@ struct TileLoader {
       }
     } else {
 #pragma unroll 1  // a loop, for ncu misreads copies under a predicate, too
-      for (int i = thread(); i < ROWS * CHUNKS; i += THREADS) {
+      for (int i = thread(); i < round_up(ROWS * CHUNKS, 32); i += THREADS) {
         if (!WHOLE) lanes_meet();
+        if (i >= ROWS * CHUNKS) continue;
         const int row = i / CHUNKS, chunk = i % CHUNKS;
         const int bytes = WHOLE ? CHUNK_BYTES : inside(row, chunk, rows);
         copy_async(tile.at(row, chunk), from + row * stride + chunk * CHUNK_BYTES, bytes);

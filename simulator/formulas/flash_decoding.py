@@ -8,6 +8,7 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.problem import Problem, Tile
 from simulator.programs.flash_decoding import CHILDREN, TILES_PER_CHUNK, Splits, sram_bytes
+from simulator.programs.quantized import query_parts
 
 
 def flash_decoding(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -25,7 +26,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     p, es, t, s, w = problem, problem.itemsize, book.tensors, Splits(problem, tile, run), config.warps
     heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
-    q_tile, k_tile, v_tile = rows * d * es, cols * d * es, cols * dv * es
+    q_tile, k_tile, v_tile = rows * d * es, cols * d * p.kv_itemsize, cols * dv * p.kv_itemsize
     pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
     partial = Spec(
         "partial", heads, s.rows, p.head_dim_v, "float32", "workspace", axes=(("parts", sum(s.room)),), flat=True
@@ -43,7 +44,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     peak = sram_bytes(p, tile, w, config.stages)
     book.launch(launch, s.row_tiles * s.runs * heads, 2 * w, config.heads_together, peak)
 
-    units = blocks = pairs_merged = 0
+    units = blocks = pairs_merged = all_keys = 0
     seen = list[tuple[int, int]]()
     for inside, begin, stop in s.spans():
         if (stop > begin).any():
@@ -57,6 +58,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
         book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
         keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
+        all_keys += keys
         for step, name in (("load_k", "k"), ("load_v", "v")):
             book.add(step, name, hbm_read=keys * t[name].row_bytes)
         first, last = first // run, last // run
@@ -82,14 +84,13 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
         book.add("load_q", "q", sram_read=units * w * q_tile)
     else:
         book.add("scores", "q", sram_read=pairs * w * q_tile)
+    first = min((begin for begin, _ in seen), default=0) * tile.cols
+    distinct = heads * (min(max((stop for _, stop in seen), default=0) * tile.cols, p.len_kv) - first)
     for name, load, use, size in (("k", "load_k", "scores", k_tile), ("v", "load_v", "output", v_tile)):
         book.add(load, name, sram_write=pairs * size)
         book.add(use, name, sram_read=pairs * size)
-        if seen:
-            distinct = (
-                min(max(stop for _, stop in seen) * tile.cols, p.len_kv) - min(begin for begin, _ in seen) * tile.cols
-            )
-            book.distinct(name, "read", heads * distinct * t[name].row_bytes)
+        book.distinct(name, "read", distinct * t[name].row_bytes)
+    _count_scales(book, p, config, units, pairs, all_keys, distinct)
     written_and_read = (
         ("m_warps", w, w * w, rows),
         ("l_warps", w, w, rows),
@@ -106,10 +107,46 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     square, column, output, finished = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v, heads * s.row_tiles
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
-        matmul=pairs * 2 * rows * cols * (d + dv),
+        matmul=pairs * 2 * rows * cols * (query_parts(p) * d + dv),
         other=pairs * (passes * square + 4 * column + output)
-        + blocks * (output + 2 * column)
+        + blocks * (output + (2 + (p.v_scale is not None)) * column)
         + pairs_merged * (3 * output + 6 * column)
         + finished * (output + 2 * column * lse),
         exp=pairs * (square + column) + (blocks + 2 * pairs_merged) * column,
     )
+
+
+def _count_scales(
+    book: Book, problem: Problem, config: Config, units: int, tiles: int, keys: int, distinct: int
+) -> None:
+    """The scales of quantised K and V: for so many units that see a key, tiles and keys, of which `distinct` are distinct.
+
+    One for all or for a head is 4 bytes per warp and unit. One per channel is 4d bytes per unit, one per token 4 bytes per key.
+    """
+    p, tile, w = problem, config.tile, config.warps
+    d, cols, square, column = padded(p.head_dim), padded(tile.cols), tile.rows * tile.cols, tile.rows
+    other = 0
+    for name, form, load, use in (
+        ("k_scale", p.k_scale, "load_k", "scores"),
+        ("v_scale", p.v_scale, "load_v", "output"),
+    ):
+        if form in ("tensor", "head"):
+            book.add("load_q", name, hbm_read=4 * w * units)
+            book.distinct(name, "read", 4 * (p.kv_heads if form == "head" else 1) * (units > 0))
+        elif form == "channel":
+            each = tiles if not config.q_in_registers else units
+            book.add("load_q", name, hbm_read=4 * p.head_dim * units, sram_write=4 * d * units)
+            book.add("load_q" if config.q_in_registers else use, name, sram_read=4 * d * w * each)
+            book.distinct(name, "read", 4 * p.head_dim * p.kv_heads * (units > 0))
+            other += each * column * p.head_dim
+        elif form == "token":
+            book.add(load, name, hbm_read=4 * keys, sram_write=4 * cols * tiles)
+            book.add(use, name, sram_read=4 * cols * tiles)
+            book.distinct(name, "read", 4 * distinct)
+    if p.k_scale in ("tensor", "head"):
+        other += units + tiles * square * (p.scale == 1.0)
+    if p.k_scale == "token":
+        other += tiles * square
+    if p.v_scale == "token":
+        other += tiles * (square + 2 * tile.cols + 2 + column * p.head_dim_v)
+    book.compute(other=other)

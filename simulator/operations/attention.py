@@ -52,9 +52,22 @@ import numpy as np
 from simulator.dtypes import Array, as_numpy, numpy_dtype
 from simulator.errors import UsageError, dtype_name, unknown
 from simulator.memory import check_memory
-from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.operations.caches import AXES, check_scales, dequantized, dtypes_of, quantized, scale_fields, scales_of
+from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.philox import is_kept, kept_weights
-from simulator.problem import COMMON_MASKS, DTYPES, FP8, ITEMSIZE, MASKS, SCORES, Masks, Problem, Tile, spell_masks
+from simulator.problem import (
+    COMMON_MASKS,
+    DTYPES,
+    FP8,
+    ITEMSIZE,
+    MASKS,
+    OF_CACHES,
+    SCORES,
+    Masks,
+    Problem,
+    Tile,
+    spell_masks,
+)
 
 UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
@@ -84,12 +97,14 @@ def problem_of(
     alibi_slopes: Any = None,
     mask: Any = None,
     block_mask: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     **masks: Unpack[Masks],
 ) -> Problem:
     """The problem that arrays `(batch, heads, length, head_dim)` pose, from their `.shape` and `.dtype` alone.
 
-    With `sinks`, `alibi_slopes`, `mask` or `block_mask` it has them. Raises a `UsageError` that names the array or the mask at
-    fault.
+    With `sinks`, `alibi_slopes`, `mask`, `block_mask`, `k_scale` or `v_scale` it has them. Raises a `UsageError` that names the
+    array or the mask at fault.
     """
     for name in masks:
         if name not in MASKS:
@@ -99,7 +114,7 @@ def problem_of(
         if len(getattr(x, "shape", ())) != 4:
             shown = tuple(x.shape) if hasattr(x, "shape") else type(x).__name__
             raise UsageError(f"{name}.shape", shown, "(batch, heads, length, head_dim)")
-    dtype = storage_dtypes(named, "qkv", f"one of {', '.join(DTYPES)}, or {FP8} for flash3_fp8")
+    dtype, kv_dtype = dtypes_of(named, f"one of {', '.join(DTYPES)}, or {FP8} for flash3_fp8")
     (batch, heads, len_q, dim), (kb, kv_heads, len_kv, kd), (vb, vh, vl, dim_v) = (tuple(x.shape) for x in (q, k, v))
     if (kb, kd) != (batch, dim):
         raise UsageError("k.shape", tuple(k.shape), f"batch {batch} and head_dim {dim}, as q has")
@@ -108,7 +123,7 @@ def problem_of(
     return Problem(
         batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=len_kv, head_dim=dim, head_dim_v=dim_v,
         dtype=dtype, sinks=sinks is not None, alibi=alibi_slopes is not None,
-        mask=form_of(mask, block_mask), **masks,
+        mask=form_of(mask, block_mask), **scale_fields(dtype, kv_dtype, {"k_scale": k_scale, "v_scale": v_scale}), **masks,
     )  # fmt: skip
 
 
@@ -159,14 +174,15 @@ class Reference(NamedTuple):
 @spell_masks
 def naive(
     q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None,
-    rng_state: Any = None, **masks: Unpack[Masks],
+    rng_state: Any = None, k_scale: Any = None, v_scale: Any = None, **masks: Unpack[Masks],
 ) -> Reference:  # fmt: skip
     """softmax(scale Q K^T + mask) V in float64, dense. This is the judge of every number here.
 
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, …)` are arrays of NumPy, CuPy, torch or JAX,
     of any storage dtype; `sinks` and `alibi_slopes` are `(heads,)`, float32; `mask` is `(len_q, len_kv)`, True where a key
     is visible, or uint8 with a bit for each pair (`Problem`); `block_mask` are lists of blocks (`fl.block_mask`);
-    `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). The results are NumPy's. Masks are
+    `rng_state` is the seed and the offset of dropout, int64 (left out: 0, 0). k and v of float8_e4m3fn or int8, beside q of 16
+    bits, are multiplied with `k_scale` and `v_scale` (`fl.quantize_cache`). The results are NumPy's. Masks are
     aligned bottom-right. With `lengths`, the rows of a batch of 1 are sequences of these lengths, one behind the other. A row
     that sees no key gets output 0 and LSE -inf, or its sink. Raises `UsageError` for arrays that pose no problem.
 
@@ -178,8 +194,9 @@ def naive(
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p, given = _judged(
-        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state
-    )
+        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
     check_memory("naive attention, whole rows in float64", _bytes_of_naive(p))
     of_head = {
         name: given[name].astype(np.float64).reshape(p.kv_heads, -1, 1, 1)
@@ -187,7 +204,7 @@ def naive(
         if name in given
     }
     grouped = np.asarray(q, np.float64).reshape(p.batch, p.kv_heads, p.queries_per_kv, p.len_q, p.head_dim)
-    keys, values = np.asarray(k, np.float64)[:, :, None], np.asarray(v, np.float64)[:, :, None]
+    keys, values = (dequantized(p, {**given, "k": k, "v": v}, name)[:, :, None] for name in "kv")
     with np.errstate(invalid="ignore"):
         s = p.scale * (grouped @ keys.swapaxes(-1, -2))
         if p.soft_cap:
@@ -213,7 +230,7 @@ def naive(
     return Reference(out.reshape(*shape, p.head_dim_v), lse.reshape(shape))
 
 
-KNOWN = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths", "dropout")
+KNOWN = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths", "dropout", *OF_CACHES)
 """What the judges reckon with."""
 
 
@@ -332,7 +349,7 @@ def _each_own(problem: Problem, pairs: Array) -> Iterator[tuple[Array, range]]:
 @spell_masks
 def naive_loop(
     q: Any, k: Any, v: Any, *, sinks: Any = None, alibi_slopes: Any = None, mask: Any = None, block_mask: Any = None,
-    rng_state: Any = None, **masks: Unpack[Masks],
+    rng_state: Any = None, k_scale: Any = None, v_scale: Any = None, **masks: Unpack[Masks],
 ) -> Reference:  # fmt: skip
     """The same as `naive`, by a loop over queries that picks out each query's keys. It shares no mask code.
 
@@ -346,8 +363,9 @@ def naive_loop(
     """
     q, k, v = (as_numpy(name, x) for name, x in zip("qkv", (q, k, v), strict=True))
     p, given = _judged(
-        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state
-    )
+        q, k, v, masks, sinks=sinks, alibi_slopes=alibi_slopes, mask=mask, block_mask=block_mask, rng_state=rng_state,
+        k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
     out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
     lse = np.full((p.batch, p.heads, p.len_q), -np.inf)
     for b, h, i in np.ndindex(lse.shape):
@@ -361,7 +379,11 @@ def naive_loop(
         if not seen:
             continue
         kv = h // p.queries_per_kv
-        logits = p.scale * (k[b, kv, seen].astype(np.float64) @ q[b, h, i].astype(np.float64))
+        keys_seen, values_seen = (
+            np.array([x[b, kv, j].astype(np.float64) * _scale_of_key(form, given.get(name), b, kv, j) for j in seen])
+            for x, form, name in ((k, p.k_scale, "k_scale"), (v, p.v_scale, "v_scale"))
+        )
+        logits = p.scale * (keys_seen @ q[b, h, i].astype(np.float64))
         if p.soft_cap:
             logits = [p.soft_cap * math.tanh(logit / p.soft_cap) for logit in logits]
         if p.alibi:
@@ -371,8 +393,15 @@ def naive_loop(
         weights = np.exp(np.asarray(logits) - lse[b, h, i])
         if p.dropout:
             weights *= [is_kept(p, given["rng_state"], b * p.heads + h, i, j) * 256 / p.kept for j in seen]
-        out[b, h, i] = weights @ v[b, kv, seen].astype(np.float64)
+        out[b, h, i] = weights @ values_seen
     return Reference(out, lse)
+
+
+def _scale_of_key(form: str | None, scale: Array | None, b: int, h: int, j: int) -> Any:
+    """What key j of a batch and KV head is multiplied with, or its value: a number, or one for each channel."""
+    if form is None or scale is None:
+        return 1.0
+    return scale[{"tensor": (0,), "head": (h,), "channel": (h,), "token": (b, h, j)}[form]].astype(np.float64)
 
 
 def _is_shown(problem: Problem, mask: Array, i: int, j: int) -> bool:
@@ -391,7 +420,7 @@ def _is_shown(problem: Problem, mask: Array, i: int, j: int) -> bool:
     raise IndexError(i)
 
 
-POSED = ("sinks", "alibi_slopes", "mask", "block_mask")
+POSED = ("sinks", "alibi_slopes", "mask", "block_mask", "k_scale", "v_scale")
 """The inputs of attention that a problem has only where the caller passes them."""
 OPTIONAL = (*POSED, "rng_state")
 """What the judges take beside q, k and v."""
@@ -403,12 +432,14 @@ class Attention(Operation):
     name = "attention"
     inputs = (
         Operand(name="q", axes=("batch", "heads", "len_q", "head_dim")),
-        Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim")),
-        Operand(name="v", axes=("batch", "kv_heads", "len_kv", "head_dim_v")),
+        Operand(name="k", axes=("batch", "kv_heads", "len_kv", "head_dim"), dtype="kv"),
+        Operand(name="v", axes=("batch", "kv_heads", "len_kv", "head_dim_v"), dtype="kv"),
         *(
             Operand(name=f"{name}_scale", axes=("batch", heads, tiles), dtype="float32", when=lambda p: p.dtype == FP8, default=1.0)
             for name, heads, tiles in (("q", "heads", "row_tiles"), ("k", "kv_heads", "key_tiles"), ("v", "kv_heads", "key_tiles"))
         ),
+        *scales_of("k", AXES["token"]),
+        *scales_of("v", AXES["token"]),
         Operand(name="sinks", axes=("heads",), dtype="float32", when=lambda p: p.sinks, default=-math.inf),
         Operand(name="alibi_slopes", axes=("heads",), dtype="float32", when=lambda p: p.alibi, default=0.0),
         Operand(name="rng_state", axes=("rng_words",), dtype="int64", when=lambda p: p.dropout is not None, default=0),
@@ -457,9 +488,16 @@ class Attention(Operation):
         return not problem.len_q
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        normal = super().draw(problem.replace(dtype="float32"), seed, kind)
+        normal = super().draw(problem.replace(dtype="float32", kv_dtype=None, k_scale=None, v_scale=None), seed, kind)
         drawn = _of_kind(problem, kind, np.random.default_rng((seed, 1)), **normal)
-        return {name: to_storage(x, problem.dtype) for name, x in drawn.items()} | random_optional(problem, seed)
+        optional = random_optional(problem, seed)
+        if problem.quantized:
+            for name in "kv":
+                drawn[name], scale = quantized(drawn[name], problem.kv_dtype, getattr(problem, f"{name}_scale"))
+                optional |= {} if scale is None else {f"{name}_scale": scale}
+        else:
+            drawn |= {name: to_storage(drawn[name], problem.dtype) for name in "kv"}
+        return {**drawn, "q": to_storage(drawn["q"], problem.dtype)} | optional
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
         given = {name: arrays[name] for name in ("q", "k", "v", *OPTIONAL) if name in arrays}
@@ -471,10 +509,10 @@ class Attention(Operation):
         That of `out` is for the 2-norm of each row's error, that of `lse` for each element's.
         """
         p = problem
-        q, k, v = (arrays[name] for name in "qkv")
+        q, keys, values = arrays["q"], dequantized(p, arrays, "k"), dequantized(p, arrays, "v")
         grouped = (p.batch, p.kv_heads, p.queries_per_kv)
         queries = q.astype(np.float64).reshape(*grouped, p.len_q, p.head_dim)
-        keys, values = (x[:, :, None, : p.len_kv].astype(np.float64) for x in (k, v))
+        keys, values = (x[:, :, None, : p.len_kv] for x in (keys, values))
         scores = p.scale * (queries @ keys.swapaxes(-1, -2))
         visible = np.zeros((p.len_q, p.len_kv), bool)
         for row in range(p.len_q):
@@ -543,6 +581,8 @@ def check_optional(problem: Problem, arrays: Mapping[str, Any]) -> None:
         if wrong.any():
             at = int(np.argmax(wrong))
             raise UsageError(f"{name}[{at}]", float(numbers[at]), accepted)
+    if problem.quantized:
+        check_scales(arrays)
     if isinstance(lists := arrays.get("block_mask"), np.ndarray):
         _check_lists(cast("Array", lists))
     for name in ("offsets_q", "offsets_kv", "offsets_mask"):

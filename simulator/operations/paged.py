@@ -18,7 +18,8 @@ from simulator.counts import Spec
 from simulator.dtypes import Array, numpy_dtype
 from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION
-from simulator.operations.operation import Arrays, Operand, Operation, storage_dtypes
+from simulator.operations.caches import check_scales, dtypes_of, quantized, scale_fields, scales_of
+from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.problem import DTYPES, Problem, Tile
 
 STRAY = 2**31 - 1
@@ -34,6 +35,24 @@ class Pool(Operand):
 
     def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
         return super().by_head(x.swapaxes(0, 1), lead, spec)
+
+
+class PoolOfScales(Operand):
+    """The scales of keys or values in pages. They lie like K and V, without a head dim."""
+
+    def spec(self, problem: Problem, tile: Tile | None, role: str) -> Spec:
+        pages, heads, size = self.shape(problem, tile)
+        return Spec(self.name, heads, pages * size, 1, "float32", role, vector=True)
+
+    def by_head(self, x: Array, lead: tuple[int, ...], spec: Spec) -> Array:
+        return super().by_head(x.swapaxes(0, 1), lead, spec)
+
+
+def _scale(**known: Any) -> Operand:
+    return (PoolOfScales if "pages" in known["axes"] else Operand)(**known)
+
+
+_TOKENS = ("pages", "kv_heads", "page_size")
 
 
 class PagedAttention(Operation):
@@ -61,10 +80,12 @@ class PagedAttention(Operation):
     }  # fmt: skip
     inputs = (
         ATTENTION.operand("q"),
-        Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim")),
-        Pool(name="v", axes=("pages", "kv_heads", "page_size", "head_dim_v")),
+        Pool(name="k", axes=("pages", "kv_heads", "page_size", "head_dim"), dtype="kv"),
+        Pool(name="v", axes=("pages", "kv_heads", "page_size", "head_dim_v"), dtype="kv"),
         Operand(name="block_table", axes=("batch", "table_pages"), dtype="int32"),
         Operand(name="seq_lens", axes=("batch",), dtype="int32", default=lambda p: p.seq_lens),
+        *scales_of("k", _TOKENS, _scale),
+        *scales_of("v", _TOKENS, _scale),
     )
     outputs = ATTENTION.outputs
 
@@ -75,7 +96,8 @@ class PagedAttention(Operation):
             wanted = axes.get(name, "(pages, kv_heads, page_size, head_dim)")
             if len(getattr(x, "shape", ())) != wanted.count(",") + 1:
                 raise UsageError(f"{name}.shape", tuple(x.shape) if hasattr(x, "shape") else type(x).__name__, wanted)
-        dtype = storage_dtypes(named, "qkv", f"one of {', '.join(DTYPES)}")
+        dtype, kv_dtype = dtypes_of(named, f"one of {', '.join(DTYPES)}")
+        scales = scale_fields(dtype, kv_dtype, {name: arrays.get(name) for name in ("k_scale", "v_scale")})
         (batch, heads, len_q, dim), (pages, kv_heads, size, _), (*_, dim_v) = (
             tuple(named[name].shape) for name in "qkv"
         )
@@ -83,7 +105,7 @@ class PagedAttention(Operation):
             raise UsageError("k.shape", tuple(named["k"].shape), "pages of at least one key")
         problem = Problem(
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
-            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, **masks,
+            head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, **scales, **masks,
         )  # fmt: skip
         super().check(problem, {name: x for name, x in arrays.items() if x is not None})
         return problem
@@ -120,6 +142,22 @@ class PagedAttention(Operation):
                 if wrong.size:
                     accepted = f"a page of the pool, from 0 to {p.pages - 1:,}"
                     raise UsageError(f"block_table[{b}, {wrong[0]}]", int(own[wrong[0]]), accepted)
+            if p.quantized:
+                owned = self._owned(p, entries, lengths)[:, None]
+                scales = {
+                    name: arrays[name] for name in ("k_scale", "v_scale") if isinstance(arrays.get(name), np.ndarray)
+                }
+                check_scales({name: np.where(owned, x, 1) if x.ndim == 3 else x for name, x in scales.items()})
+
+    @staticmethod
+    def _owned(problem: Problem, table: Array, lengths: list[int]) -> Array:
+        """Which keys of the pool some request has, (pages, page_size)."""
+        size = problem.page_size or 1
+        owned = np.zeros((problem.pages, size), bool)
+        for line, n in zip(table, lengths, strict=True):
+            keys = np.arange(n)
+            owned[line[keys // size], keys % size] = True
+        return owned
 
     def fitted(self, problem: Problem) -> Problem:
         return problem if problem.page_size else problem.replace(page_size=16)
@@ -132,19 +170,26 @@ class PagedAttention(Operation):
         p, drawn = problem, dict[str, Array]()
         if p.pages < p.pages_of_lengths:
             raise UsageError("pages", p.pages, f"at least {p.pages_of_lengths:,} for random inputs, which share none")
-        each = [ATTENTION.draw(one.gathered, seed + i, kind) for i, one in enumerate(p.sequences)]
+        plain = p.replace(dtype="float32", kv_dtype=None, k_scale=None, v_scale=None) if p.quantized else p
+        each = [ATTENTION.draw(one.gathered, seed + i, kind) for i, one in enumerate(plain.sequences)]
         free = np.random.default_rng((seed, 5)).permutation(p.pages).tolist()
         table = drawn["block_table"] = np.full((p.batch, p.table_pages), STRAY, np.int32)
-        drawn["q"] = np.concatenate([one["q"] for one in each])
+        drawn["q"] = np.concatenate([one["q"] for one in each]).astype(numpy_dtype(p.dtype))
         for name in "kv":
-            drawn[name] = np.full(self.operand(name).shape(p), np.nan, numpy_dtype(p.dtype))
+            drawn[name] = np.full(self.operand(name).shape(p), np.nan, numpy_dtype(plain.dtype))
         for b, one in enumerate(each):
             for i, first in enumerate(range(0, p.seq_lens[b], p.page_size or 1)):
                 page = table[b, i] = free.pop()
                 for name in "kv":
                     keys = one[name][0, :, first : first + (p.page_size or 1)]
                     drawn[name][page, :, : keys.shape[1]] = keys
-        return {x.name: drawn[x.name] for x in self.required} | {"seq_lens": np.array(p.seq_lens, np.int32)}
+        scales = dict[str, Array]()
+        for name in "kv" if p.quantized else "":
+            owned = ~np.isnan(drawn[name][..., 0])
+            drawn[name], scale = quantized(drawn[name], p.kv_dtype, getattr(p, f"{name}_scale"), owned)
+            if scale is not None:
+                scales[f"{name}_scale"] = np.where(owned, scale, np.float32(np.nan)) if scale.ndim == 3 else scale
+        return {x.name: drawn[x.name] for x in self.required} | scales | {"seq_lens": np.array(p.seq_lens, np.int32)}
 
     def gathered(self, problem: Problem, arrays: Arrays) -> list[tuple[Problem, dict[str, Array]]]:
         """Each request as plain attention: its problem, and its q, k and v."""
@@ -153,6 +198,15 @@ class PagedAttention(Operation):
             pages = arrays["block_table"][b, : one.table_pages]
             rows = {name: arrays[name][pages].swapaxes(0, 1) for name in "kv"}  # (kv_heads, pages, page_size, …)
             flat = {name: x.reshape(1, x.shape[0], -1, x.shape[-1])[:, :, : one.len_kv] for name, x in rows.items()}
+            for name in ("k_scale", "v_scale"):
+                if name in arrays:
+                    scale = arrays[name]
+                    own = (
+                        scale[pages].swapaxes(0, 1).reshape(1, one.kv_heads, -1)[..., : one.len_kv]
+                        if scale.ndim == 3
+                        else scale
+                    )
+                    flat[name] = own
             found.append((one.gathered, {"q": arrays["q"][b : b + 1], **flat}))
         return found
 

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.block import Block
-from simulator.config import Config, padded, warps_for
+from simulator.config import Config, features, padded, warps_for
 from simulator.devices import Device
 from simulator.dtypes import Array
 from simulator.errors import SramOverflow, UsageError
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile
 from simulator.program import program
+from simulator.programs.quantized import CacheScales, query_parts
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -197,8 +198,10 @@ def sram_bytes(problem: Problem, tile: Tile, warps: int, stages: int) -> int:
     unit, for those that merge."""
     d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
     rows, cols = padded(tile.rows), padded(tile.cols)
-    queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.itemsize
-    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4
+    queries, ring = (stages + 1) * rows * d * problem.itemsize, stages * cols * (d + dv) * problem.kv_itemsize
+    scales = stages * cols * [problem.k_scale, problem.v_scale].count("token")
+    scales += (stages + 1) * d * (problem.k_scale == "channel")
+    return queries + ring + warps * rows * dv * 4 + (2 * warps + 1) * rows * 4 + scales * 4
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
@@ -225,10 +228,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
                 tile=chosen,
                 warps=warps,
                 stages=stages,
-                q_in_registers=half and padded(chosen.rows) * d <= 16 * 128,
+                q_in_registers=half and padded(chosen.rows) * d * max(2, query_parts(problem)) <= 2 * 16 * 128,
                 blocks_per_sm=1,
                 persistent=True,
-                constants=(("RUN", run_for(problem, chosen, warps, device)),),
+                constants=(("RUN", run_for(problem, chosen, warps, device)), *features(problem)),
             )
     raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
 
@@ -273,7 +276,7 @@ def decode(
     split the keys, so each has a softmax of its own, and they join at the end. Other warps write what they have together. The
     one that comes last to a counter merges what the others have left in HBM, and counts up itself, until the root is done.
     """
-    c, d, w = m.config, v.cols, m.config.warps
+    c, d, w, scales = m.config, v.cols, m.config.warps, CacheScales(m, k.table)
     s = Splits(problem, tile, dict(c.constants)["RUN"])
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
@@ -297,21 +300,26 @@ def decode(
         for x in (k, v):
             block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=c.stages)
         q_i: SramTile | Registers = block.alloc(q.name, tile.rows, q.cols, q.dtype, copies=c.stages + 1)
+        scales.reserve(block)
+        scales.begin(block)
         if block.walk:
             block.step("load_q")
             q_i = block.load(q, i, tile.rows, stages=c.stages + 1)
             if c.q_in_registers:
                 q_i = block.to_registers(q_i, "none")
+            scales.fetch(block)
+            q_i = scales.queries(block, q_i, now=True)
         for chunk in chunks:
             m_i = block.full(tile.rows, 1, -inf)
             l_i = block.full(tile.rows, 1, 0.0)
-            acc = block.full(tile.rows, d, 0.0)
+            acc, base = block.full(tile.rows, d, 0.0), scales.first_base(block)
             for j in s.tiles_of(row_tile, chunk):
                 block.step("load_k")
                 block.look_up(k, j, tile.cols)  # where K lies in pages
                 k_j = block.load(k, j, tile.cols, stages=c.stages)
+                scales.load(block, "k", j)
                 block.step("scores")
-                x = block.matmul(q_i, k_j.T, split=("none", "rows"), scale=problem.scale)
+                x = scales.scores(block, q_i, k_j)
                 block.step("mask")
                 x = block.mask(x, i, j, group=s.group)
                 block.step("softmax")
@@ -324,13 +332,15 @@ def decode(
                 m_i = m_new
                 block.step("load_v")
                 v_j = block.load(v, j, tile.cols, stages=c.stages)
+                scales.load(block, "v", j)
                 block.step("output")
+                p, acc, base = scales.weigh(block, p, acc, base)
                 acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "rows"), acc=acc)
             block.step("join")
             block.put(m_warps, m_i, copies=w)
             m_i = block.get(m_warps, "none")  # of all warps; each weighs with it what it has
             factor = block.exp(m_i - m_i.finite())
-            for buffer, x in ((l_warps, l_i * factor), (o_warps, acc * factor)):
+            for buffer, x in ((l_warps, l_i * factor), (o_warps, acc * scales.joined(factor, base))):
                 block.put(buffer, x, copies=w)
             block.put(top, m_i)
             m_i, l_i, acc = (block.get(buffer) for buffer in (top, l_warps, o_warps))

@@ -89,6 +89,13 @@ SCORED = [
     )
     if case[4] != "sm_75" or case[2] == "float16"  # a T4 has no bfloat16, and in float32 all three spill 8 bytes there
 ]
+QUANTIZED = [
+    (name, kv_dtype, scales, dtype, head_dim)
+    for name in ("flash_decoding", "paged")
+    for dtype, head_dim in itertools.product(("float16", "bfloat16"), (128, 64))
+    for kv_dtype in ("int8", "float8_e4m3fn")
+    for scales in (("token", "token"), ("head", "head"), ("channel", "token"))
+]
 FLASH3_3, INCLUDE = kernels_cu.source("flash3_3"), kernels_cu.include_dir()
 SMALL = defines(Config(tile=Tile(16, 16), warps=1), "float16", 16)
 
@@ -130,6 +137,16 @@ def test_what_changes_the_scores_spills_nothing_either(case: tuple[str, tuple[st
     name, features, dtype, head_dim, arch = case
     asked = {feature: {"soft_cap": 30.0}.get(feature, True) for feature in features}
     assert complaints(compiled_by_default(name, dtype, head_dim, arch, **asked)) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    one_of_each(QUANTIZED, lambda case: case[0], lambda case: "-".join(map(str, (*case[:2], *case[2], *case[3:])))),
+)
+def test_quantized_caches_spill_nothing(case: tuple[str, str, tuple[str, str], str, int]) -> None:
+    name, kv_dtype, (of_k, of_v), dtype, head_dim = case
+    asked = {"kv_dtype": kv_dtype, "k_scale": of_k, "v_scale": of_v}
+    assert complaints(compiled_by_default(name, dtype, head_dim, "sm_90", **asked)) == []
 
 
 DROPPED = [

@@ -8,7 +8,10 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/flash_decoding.cu"
-MASK, MEMORY, TREE, PAGES = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages"))
+MASK, MEMORY, TREE, PAGES, CACHE = (
+    f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache")
+)
+_QUANTIZED: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 300, "head_dim": 32}
 
 CASES: dict[str, dict[str, Any]] = {
     "one chunk": {"heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 50},
@@ -28,6 +31,13 @@ CASES: dict[str, dict[str, Any]] = {
     "requests": {"batch": 40, "heads": 2, "lengths": [(1, 37 * n % 140) for n in range(40)], "head_dim": 16, "page_size": 5},
     "many requests": {
         "batch": 40, "heads": 4, "lengths": [(1, 37 * n % 300) for n in range(40)], "head_dim": 16, "page_size": 16, "len_kv": 400,
+    },
+    "int8": {**_QUANTIZED, "kv_dtype": "int8", "k_scale": "token", "v_scale": "token"},
+    "e4m3": {**_QUANTIZED, "kv_dtype": "float8_e4m3fn", "k_scale": "head", "v_scale": "head"},
+    "channels": {**_QUANTIZED, "kv_dtype": "int8", "k_scale": "channel", "v_scale": "tensor", "dtype": "bfloat16"},
+    "quantized pages": {
+        "batch": 2, "heads": 4, "kv_heads": 2, "lengths": [(2, 300), (2, 290)], "page_size": 7, "pages": 90, "head_dim": 32,
+        "kv_dtype": "int8", "k_scale": "token", "v_scale": "token",
     },
 }  # fmt: skip
 """With tiles of 32 keys, chunks have 128."""
@@ -82,7 +92,7 @@ KERNELS = [
     mutant("a unit's last chunk waits for one that isn't its own", "has_right = (node + 1) << level <= place.chunks.last",
            "has_right = true", "misuse", "causal runs", step="merge_run"),
     mutant("the LSE to the base 2", "(x.m + log2_approx(x.l)) * LN2", "(x.m + log2_approx(x.l))", "rule", step="store_lse"),
-    mutant("warps' outputs relative to their own maxima", "o[i][n][2 * half] * factor[i][half]", "o[i][n][2 * half]", "rule",
+    mutant("warps' outputs relative to their own maxima", "weight = factor[i][half] * base;", "weight = base;", "rule",
            step="join"),
     mutant("warps' sums relative to their own maxima", "l[i][half] * factor[i][half]", "l[i][half]", "rule", step="join"),
     mutant("the sums of one warp", "x.l += load_shared<float>(sram.l_of(w, row))", "x.l = load_shared<float>(sram.l_of(w, row))",
@@ -134,5 +144,43 @@ KERNELS = [
           "unit.runs = ::most_runs(batch, group)", "misuse", "many requests", file=PAGES),
     paged("units between those of the blocks", "unit.number += gridDim.x;", "unit.number += gridDim.x + 1;", "misuse",
           "many requests", file=PAGES),
+    mutant("int8's sign forgotten", "(x ^ 0x00800080u)", "x", "rule", "int8", file=CACHE),
+    mutant("int8 too large by one", "0xe480e480u", "0xe47fe47fu", "rule", "int8", file=CACHE),
+    mutant("e4m3 too small by a power of two", "0x5c005c00u", "0x58005800u", "rule", "e4m3", file=CACHE),
+    mutant("e4m3's sign lost", "(x & 0x80008000u) | (x >> (FL_DTYPE == 2 ? 4 : 1) & MAGNITUDES)",
+           "x >> (FL_DTYPE == 2 ? 4 : 1) & MAGNITUDES", "rule", "e4m3", file=CACHE),
+    mutant("columns of V exchanged", "even_elements(w[0]), even_elements(w[1]), odd_elements(w[0]), odd_elements(w[1])",
+           "odd_elements(w[0]), odd_elements(w[1]), even_elements(w[0]), even_elements(w[1])", "rule", "int8", file=CACHE),
+    mutant("Q in the order of 16 bits", "__byte_perm(four.x, four.y, 0x5410)", "four.x", "rule", "int8", file=CACHE),
+    mutant("scales of other keys", "row * shape.len_kv + own * WARP_KEYS", "row * shape.len_kv + (own ^ 1) * WARP_KEYS", "rule",
+           "int8"),
+    mutant("scales of another head's keys", "static_cast<long long>(unit.batch) * shape.kv_heads + unit.kv_head",
+           "static_cast<long long>(unit.batch) * shape.kv_heads", "rule", "int8"),
+    mutant("scales of K for V", "weigh_columns(s, o, base, sram.v_scale(stage))", "weigh_columns(s, o, base, sram.k_scale(stage))",
+           "rule", "int8", step="output"),
+    mutant("V's scales before the maximum", "if constexpr (K_SCALE == TOKEN) scale_columns(s, sram.k_scale(stage));",
+           "scale_columns(s, sram.k_scale(stage)), scale_columns(s, sram.v_scale(stage));", "rule", "int8", step="scores"),
+    mutant("columns' scales exchanged", "*= e % 2 ? scale.y : scale.x", "*= e % 2 ? scale.x : scale.y", "rule", "int8", file=CACHE),
+    mutant("O relative to a smaller scale", "o[i][n][e] *= shrink", "o[i][n][e] *= 1", "rule", "int8", file=CACHE),
+    mutant("O that stays relative to V's scales", "weight = factor[i][half] * base;", "weight = factor[i][half];", "rule", "int8",
+           step="join"),
+    mutant("scales of all stages in one place", "(stage * BC + warp_id() * WARP_KEYS) * 4; } DEVICE unsigned v_scale",
+           "warp_id() * WARP_KEYS * 4; } DEVICE unsigned v_scale", "misuse", "int8"),
+    mutant("scales beyond the end", "from + key, key < inside)", "from + key, key < KEYS)", "bytes", "int8", file=CACHE),
+    mutant("the first head's scale", "(OF == HEAD ? kv_head : 0)", "0", "rule", "e4m3", file=CACHE),
+    mutant("K's scale of a head for V", "scale_of<V_SCALE>(scales.of_v,", "scale_of<V_SCALE>(scales.of_k,", "rule", "e4m3"),
+    mutant("K's scale of a head left out", "return c * (scale > 0 ? scale : 0x1p-60f);", "return c;", "rule", "e4m3", file=CACHE),
+    mutant("the first head's channels", "of_k + walk.unit.kv_head * shape.head_dim + i", "of_k + i", "rule", "channels"),
+    mutant("channels' scales dropped", "rest.x *= r < 2 ? scale.x : scale.y, rest.y *= r < 2 ? scale.z : scale.w;", "", "rule",
+           "channels", file=CACHE),
+    mutant("the second channel's scale for the third", "rest.y *= r < 2 ? scale.z", "rest.y *= r < 2 ? scale.y", "rule",
+           "channels", file=CACHE),
+    mutant("queries rounded once", "FL_DTYPE == 2 ? 3 : 2", "1", "bytes", "channels", file=CACHE),
+    mutant("a part of the queries twice", "rest.x -= held.x,", "rest.x -= 0,", "rule", "channels", file=CACHE),
+    paged("scales of the first head's keys", "static_cast<long long>(page) * shape.kv_heads + unit.kv_head",
+          "static_cast<long long>(page) * shape.kv_heads", "rule", "quantized pages"),
+    paged("scales from where the page begins", "+ place - lane_id()", "- lane_id()", "rule", "quantized pages"),
+    paged("scales of the page before", "row * shape.page_size + place", "(row - 1) * shape.page_size + place",
+          "misuse", "quantized pages"),
     mutant("the scale's sign forgotten", "scores.flip(s[i]);", "", "rule", "a negative scale", step="mask"),
 ]  # fmt: skip

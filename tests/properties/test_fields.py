@@ -24,10 +24,11 @@ import flashlab as fl
 import kernels_cu
 from flashlab.cli import options
 from flashlab.run import abi
-from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, SIZES, Masks
+from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, SIZES, Masks
 
 FORWARD = ", ".join(name for name in FEATURES if name != "dlse")
 """What the forward pass knows, in words."""
+OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES))
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -115,15 +116,15 @@ def test_a_new_field_is_an_option_of_every_command_that_takes_a_problem(copy: Pa
     assert json.loads(said["trace"][1])["problem"]["ceiling"] == 30.0
     assert json.loads(said["compare"][1])["problem"]["ceiling"] is None
     # what an algorithm, or the judge, doesn't reckon with it doesn't pretend to
-    knows = f"ceiling = 30.0: expected nothing: {{}} knows {FORWARD}"
-    assert said["refused"] == [2, "", f"flashlab: {knows.format('flash2')}\n"]
-    assert said["simulate"] == [2, "", f"flashlab: {knows.format('naive attention')}\n"]
+    knows = "ceiling = 30.0: expected nothing: {} knows {}"
+    assert said["refused"] == [2, "", f"flashlab: {knows.format('flash2', OF_FLASH2)}\n"]
+    assert said["simulate"] == [2, "", f"flashlab: {knows.format('naive attention', FORWARD)}\n"]
     assert said["no number"][0] == 2 and "--ceiling" in said["no number"][2]
     assert said["not finite"] == [2, "", "flashlab: ceiling = inf: expected a finite number, or None\n"]
     table = json.loads(said["swept"][1])
     assert table["axes"] == ["algorithm", "ceiling"]
     assert [row["ceiling"] for row in table["rows"]] == [None, 30.0, 50.0] * 2
-    refused = [knows.format("flash2").replace("30", n) for n in ("30", "50")]
+    refused = [knows.format("flash2", OF_FLASH2).replace("30", n) for n in ("30", "50")]
     assert [row["reason"] for row in table["rows"]] == [None, *refused, None, None, None]
 
 
@@ -202,7 +203,7 @@ def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
         == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, sinks, lengths, dropout, dlse"
     )
     assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {FORWARD}"
-    assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {FORWARD}"
+    assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {OF_FLASH2}"
     assert misspelt.startswith("keyword = 'ceilling': expected one of ") and "did you mean ceiling" in misspelt
     assert compared is not None and "ceiling = 3.0" in compared
 
@@ -212,7 +213,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "dlse"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "kv_dtype", "k_scale", "v_scale", "dlse"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis
@@ -220,7 +221,17 @@ def test_metadata_are_whole():
         for x in (*row.operation.inputs, *row.operation.outputs)
         for axis in x.axes
     }
-    others = {"row_tiles", "key_tiles", "offsets", "rng_words", "table_pages", "bit_bytes", "row_blocks", "block_list"}
+    others = {
+        "row_tiles",
+        "key_tiles",
+        "offsets",
+        "rng_words",
+        "table_pages",
+        "bit_bytes",
+        "row_blocks",
+        "block_list",
+        "whole",
+    }
     assert sized - others <= set(SIZES)
 
 

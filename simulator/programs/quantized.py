@@ -1,0 +1,99 @@
+"""The scales of quantised K and V in a tile program for few queries (see `simulator.operations.caches`).
+
+One for all of K or for a head scales the scores, and one of V what the warps join. A key's own scales a column of S, or of P. A
+column's of K scales a column of Q. So the products are those of the elements, which 16 bits hold exactly.
+"""
+
+from __future__ import annotations
+
+from simulator.block import Block
+from simulator.machine import Machine
+from simulator.problem import Problem
+from simulator.registers import Registers
+from simulator.tensors import HbmTensor, SramTile
+
+LEAST = 2.0**-126
+"""What V's scales are relative to before the first is known: the least normal float32."""
+
+
+def query_parts(problem: Problem) -> int:
+    """In how many parts a query is multiplied with K. Times a column's scale it has float32's bits: its dtype holds them in
+    parts that add up, all bits of bfloat16's three and all but the least of float16's two."""
+    if problem.k_scale != "channel":
+        return 1
+    return 3 if problem.dtype == "bfloat16" else 2
+
+
+class CacheScales:
+    """The scales of one launch: `of` are a name's handle, or None where there is none to read."""
+
+    def __init__(self, m: Machine, table: HbmTensor | None = None) -> None:
+        self.problem, self.stages, self.in_registers = m.problem, m.config.stages, m.config.q_in_registers
+        self.warps, self.tile, self.parts = m.config.warps, m.tile, query_parts(m.problem)
+        self.forms = {"k": m.problem.k_scale, "v": m.problem.v_scale}
+        self.of = {name: m.optional(f"{name}_scale") for name, form in self.forms.items() if form}
+        if table is not None:
+            self.of |= {name: m.paged(x, table) for name, x in self.of.items() if self.forms[name] == "token"}
+
+    def reserve(self, block: Block) -> None:
+        """SRAM for what lies beside keys, values and queries on their way."""
+        for name, x in self.of.items():
+            if self.forms[name] == "token":
+                block.alloc(x.name, self.tile.cols, copies=self.stages)
+            elif self.forms[name] == "channel":
+                block.alloc(x.name, x.rows, copies=self.stages + 1)
+
+    def begin(self, block: Block) -> None:
+        """A unit begins, and none of its scales is there yet."""
+        self.held = dict[str, SramTile]()
+        self.scale: Registers | float = self.problem.scale
+        self.base = block.full(1, 1, 1.0)  # of V, if none follows
+
+    def fetch(self, block: Block) -> None:
+        """HBM to each warp: one scale for all of K and of V, or for this head. A channel's go to SRAM."""
+        if self.forms["k"] in ("tensor", "head"):
+            self.scale = block.fetch(self.of["k"], 0, 1, warps=self.warps) * self.problem.scale
+        elif self.forms["k"] == "channel":
+            self.channels = block.load(self.of["k"], 0, self.of["k"].rows, stages=self.stages + 1)
+        if self.forms["v"] in ("tensor", "head"):
+            self.base = block.fetch(self.of["v"], 0, 1, warps=self.warps)
+
+    def queries(self, block: Block, q: SramTile | Registers, *, now: bool) -> SramTile | Registers:
+        """Q with a column times its scale of K: once where the warps keep Q, else for each product."""
+        if self.forms["k"] != "channel" or now != self.in_registers:
+            return q
+        held = q if isinstance(q, Registers) else block.to_registers(q, "none")
+        return held * block.to_registers(self.channels, "none").T
+
+    def scores(self, block: Block, q: SramTile | Registers, k: SramTile) -> Registers:
+        """The product of queries and keys, times their scales."""
+        q, plain = self.queries(block, q, now=False), self.scale if isinstance(self.scale, float) else 1.0
+        x = block.matmul(q, k.T, split=("none", "rows"), scale=plain, passes=self.parts)
+        if isinstance(self.scale, Registers):
+            x = x * self.scale
+        return x * block.to_registers(self.held["k"], "rows").T if self.forms["k"] == "token" else x
+
+    def load(self, block: Block, name: str, j: int) -> None:
+        """HBM to SRAM: the scales of a tile of keys or values."""
+        if self.forms[name] == "token":
+            tile = block.load(self.of[name], j, self.tile.cols, stages=self.stages)
+            self.held[name] = tile
+
+    def first_base(self, block: Block) -> Registers:
+        """What a chunk's outputs are relative to before its first tile."""
+        return block.full(1, 1, LEAST) if self.forms["v"] == "token" else self.base
+
+    def joined(self, factor: Registers, base: Registers) -> Registers:
+        """What a chunk's outputs are multiplied with where warps join: from here on they are relative to no scale of V."""
+        return factor if self.forms["v"] is None else factor * base
+
+    def weigh(
+        self, block: Block, p: Registers, acc: Registers, base: Registers
+    ) -> tuple[Registers, Registers, Registers]:
+        """P with a column times its value's scale, relative to the largest so far. So float16 holds it, however small scales
+        are. What was summed up is made relative to the same."""
+        if self.forms["v"] != "token":
+            return p, acc, base
+        scales = block.to_registers(self.held["v"], "rows").T
+        top = block.maximum(base, scales.max())
+        return p * (scales / top), acc * (base / top), top
