@@ -53,6 +53,7 @@ from simulator import (
     catalogue,
     check_formula,
     count,
+    latent_problem,
     naive,
     naive_loop,
     program,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
+    from flashlab.run.latent import mla
     from flashlab.run.merge import merge
     from flashlab.run.plan import plan
     from flashlab.views.comparison import Comparison, compare
@@ -95,6 +97,7 @@ _LAZY = {
     "Comparison": "flashlab.views.comparison",
     "load_inputs": "flashlab.run.inputs",
     "merge": "flashlab.run.merge",
+    "mla": "flashlab.run.latent",
     "predict": "flashlab.lessons",
     "progress": "flashlab.lessons",
     "sample": "flashlab.run.inputs",
@@ -155,7 +158,7 @@ __all__ = [
     "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep", "Tile", "Timeline",
     "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward", "block_mask", "catalogue", "check",
-    "check_formula", "compare", "count", "emulate", "emulate_file", "kernel", "load_inputs", "merge", "naive", "naive_loop",
-    "plan", "player", "predict", "program", "progress", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep",
-    "timeline", "verify",
+    "check_formula", "compare", "count", "emulate", "emulate_file", "kernel", "latent_problem", "load_inputs", "merge", "mla",
+    "naive", "naive_loop", "plan", "player", "predict", "program", "progress", "random_inputs", "sample", "shape_run",
+    "simulate", "softmax", "sweep", "timeline", "verify",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from simulator.devices import DEVICES, Device
 from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.machine import Machine
 from simulator.operations.attention import Reference, naive, naive_loop, random_inputs
+from simulator.operations.latent import latent_problem
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
@@ -21,6 +22,6 @@ from simulator.trace import Trace
 __all__ = [
     "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
     "Program", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile", "Timeline", "Trace",
-    "Unavailable", "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop", "program", "random_inputs",
-    "shape_run", "simulate", "softmax", "timeline",
+    "Unavailable", "UsageError", "catalogue", "check_formula", "count", "latent_problem", "naive", "naive_loop", "program",
+    "random_inputs", "shape_run", "simulate", "softmax", "timeline",
 ]  # fmt: skip
