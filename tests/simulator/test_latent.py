@@ -76,7 +76,7 @@ def test_program_judge_and_formula_agree(name: str, data: st.DataObject) -> None
     row: Any = fl.CATALOGUE[name]
     p, tile = data.draw(problems(in_pages=row.operation.in_pages)), data.draw(TILES)
     arrays = row.operation.draw(p, 1)
-    masks = {"causal": p.causal, "window": p.window, "scale": p.scale}
+    masks: Any = {"causal": p.causal, "window": p.window, "scale": p.scale}
     run = fl.simulate(name, **arrays, **masks, tile=tile, device="h200", lse=True)
     assert within(row.operation, run.outputs, p, arrays)
     assert run.counts == fl.count(name, run.counts.problem, tile=tile, device="h200", lse=True)
@@ -127,8 +127,9 @@ SMALL = fl.latent_problem(heads=2, len_kv=9, dtype="float16")
     ],
 )  # fmt: skip
 def test_wrong_arrays_get_one_line(changes: dict[str, Any], line: str) -> None:
+    arrays: Any = {**LATENT.draw(SMALL), **changes}
     with pytest.raises(fl.UsageError, match=re.escape(line)):
-        fl.simulate("mla", **{**LATENT.draw(SMALL), **changes})
+        fl.simulate("mla", **arrays)
 
 
 @pytest.mark.parametrize(
