@@ -54,6 +54,7 @@ from simulator import (
     catalogue,
     check_formula,
     count,
+    latent_problem,
     naive,
     naive_loop,
     program,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from flashlab.run.call import attention
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
+    from flashlab.run.latent import mla
     from flashlab.run.merge import merge
     from flashlab.run.plan import plan
     from flashlab.views.comparison import Comparison, compare
@@ -97,6 +99,7 @@ _LAZY = {
     "Comparison": "flashlab.views.comparison",
     "load_inputs": "flashlab.run.inputs",
     "merge": "flashlab.run.merge",
+    "mla": "flashlab.run.latent",
     "predict": "flashlab.lessons",
     "progress": "flashlab.lessons",
     "sample": "flashlab.run.inputs",
@@ -154,10 +157,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Adapter", "Algorithm", "Block", "Book", "CATALOGUE", "Comparison", "Config", "Counts", "DEVICES", "Device", "Domain",
-    "Emulation", "EmulationError", "Empty", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem",
-    "Program", "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile",
-    "Sweep", "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
+    "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
+    "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
+    "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
     "block_mask", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file", "kernel",
-    "load_inputs", "merge", "naive", "naive_loop", "plan", "player", "predict", "program", "progress", "quantize_cache",
-    "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline", "verify",
+    "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
+    "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
+    "verify",
 ]  # fmt: skip

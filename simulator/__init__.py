@@ -11,6 +11,7 @@ from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.machine import Machine
 from simulator.operations.attention import Reference, naive, naive_loop, random_inputs
 from simulator.operations.caches import QuantizedCache, quantize_cache
+from simulator.operations.latent import latent_problem
 from simulator.problem import Problem, Tile
 from simulator.program import Program, program
 from simulator.registers import Registers
@@ -20,8 +21,8 @@ from simulator.time.prediction import Timeline, timeline
 from simulator.trace import Trace
 
 __all__ = [
-    "CATALOGUE", "DEVICES", "Algorithm", "Block", "Book", "Config", "Counts", "Device", "HbmTensor", "Machine", "Problem",
+    "Algorithm", "Block", "Book", "CATALOGUE", "Config", "Counts", "DEVICES", "Device", "HbmTensor", "Machine", "Problem",
     "Program", "QuantizedCache", "Reference", "Registers", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Tile",
-    "Timeline", "Trace", "Unavailable", "UsageError", "catalogue", "check_formula", "count", "naive", "naive_loop",
-    "program", "quantize_cache", "random_inputs", "shape_run", "simulate", "softmax", "timeline",
+    "Timeline", "Trace", "Unavailable", "UsageError", "catalogue", "check_formula", "count", "latent_problem", "naive",
+    "naive_loop", "program", "quantize_cache", "random_inputs", "shape_run", "simulate", "softmax", "timeline",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
+from simulator.formulas import mla as mla_formula
+from simulator.formulas import mla_paged as mla_paged_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import paged as paged_formula
 from simulator.formulas import softmax as softmax_formula
@@ -36,6 +38,8 @@ from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import flash_decoding as flash_decoding_program
+from simulator.programs import mla as mla_program
+from simulator.programs import mla_paged as mla_paged_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import paged as paged_program
 from simulator.programs import softmax as softmax_program
@@ -54,6 +58,8 @@ from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.flash_decoding import flash_decoding
+from simulator.programs.mla import mla
+from simulator.programs.mla_paged import mla_paged
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.paged import paged
 from simulator.programs.softmax import softmax_merge, softmax_naive, softmax_online, softmax_safe
@@ -172,13 +178,8 @@ class Algorithm:
         """
         if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
             return error
-        if (error := self.operation.refusal(problem)) is not None:
+        if (error := self.operation.refusal(problem, self.name)) is not None:
             return error
-        if self.operation.in_pages != (problem.page_size is not None):
-            accepted = (
-                "keys per page, as K and V lie in pages" if self.operation.in_pages else "None, or paged for pages"
-            )
-            return UsageError("page_size", problem.page_size, f"{accepted}, for {self.name}")
         if not self.kernels:  # a program without kernels takes any problem
             without = "one with a kernel (fl.simulate runs tile programs)"
             return None if device is None else UsageError("algorithm", self.name, without)
@@ -199,7 +200,7 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _REQUESTS = ("block_table", "seq_lens")
-_PARTIAL = ("partial", "partial_m", "partial_l", "arrivals")
+_TREE = ("partial", "partial_m", "partial_l", "arrivals")
 _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel(
@@ -221,6 +222,10 @@ _HOPPER = Support(
     tile=warpgroups,
     tiles=(None, Tile(64, 64), Tile(128, 48), Tile(128, 128), Tile(192, 64)),
 )
+_LATENT = Support(
+    dtypes=("float16", "bfloat16"), least=(8, 0), head_dims=range(576, 577), head_dim_v=512, tile=mla_program.accepts,
+    tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
+)  # fmt: skip
 _TRITON = Support(
     least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
@@ -279,20 +284,30 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash_decoding", flash_decoding, flash_decoding_formula.flash_decoding, None,
-            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, *_PARTIAL), persistent=True, when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "k_scale", "v_scale", *_PARTIAL), persistent=True,
+            (Kernel("flash_decoding", "flash_decoding", (*_FORWARD, *_TREE), persistent=True, when=lambda p: not p.quantized),
+             Kernel("flash_decoding", "flash_decoding", (*_FORWARD, "k_scale", "v_scale", *_TREE), persistent=True,
                     when=lambda p: p.quantized)),
             Support(masks=(*COMMON_MASKS, *OF_CACHES), tile=few_rows, tiles=(None, Tile(16, 16), Tile(32, 32))),
             about=flash_decoding_program.ABOUT, follows="flash2",
         ),
         Algorithm(
             "paged", paged, paged_formula.paged, None,
-            (Kernel("flash_decoding", "paged", (*_FORWARD, *_REQUESTS, *_PARTIAL), persistent=True, when=lambda p: not p.quantized),
-             Kernel("flash_decoding", "paged", (*_FORWARD, "k_scale", "v_scale", *_REQUESTS, *_PARTIAL), persistent=True,
+            (Kernel("flash_decoding", "paged", (*_FORWARD, *_REQUESTS, *_TREE), persistent=True, when=lambda p: not p.quantized),
+             Kernel("flash_decoding", "paged", (*_FORWARD, "k_scale", "v_scale", *_REQUESTS, *_TREE), persistent=True,
                     when=lambda p: p.quantized)),
             Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
                     instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
+        ),
+        Algorithm(
+            "mla", mla, mla_formula.mla, None,
+            (Kernel("mla", "mla", ("q", "latent", "out", "lse", *_TREE), persistent=True),),
+            _LATENT, about=mla_program.ABOUT, follows="flash_decoding",
+        ),
+        Algorithm(
+            "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
+            (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "block_table", "seq_lens", *_TREE), persistent=True),),
+            replace(_LATENT, masks=(*COMMON_MASKS, "lengths"), instead="mla"), about=mla_paged_program.ABOUT, follows="mla",
         ),
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,

@@ -76,6 +76,8 @@ class Support:
     least: tuple[int, int] = (7, 5)
     only: tuple[int, int] | None = None
     head_dims: range = range(1, 257)
+    head_dim_v: int | None = None
+    """The head dim of V, where it isn't that of Q and K."""
     tile: Callable[[Tile, Problem], str | None] = fragments
     tiles: tuple[Tile | None, ...] = (None,)
     instead: str = "flash2"
@@ -103,7 +105,7 @@ class Support:
     def _of_kernels(self, name: str, problem: Problem, device: Device) -> UsageError | Unavailable | None:
         p, title = problem, device.title or device.name
         capability = "{}.{}".format(*device.compute_capability)
-        if p.head_dim_v != p.head_dim:
+        if p.head_dim_v != (self.head_dim_v or p.head_dim):
             return UsageError(
                 "head_dim of v", p.head_dim_v, f"{p.head_dim}, as q and k have: the kernels know only one"
             )

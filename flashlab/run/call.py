@@ -16,6 +16,7 @@ from simulator.devices import Device
 from simulator.errors import UsageError, among
 from simulator.names import Backend, DeviceName
 from simulator.operations.attention import ATTENTION, OPTIONAL
+from simulator.operations.paged import PAGED
 from simulator.problem import FIELDS, Masks, output_dtype, spell_masks
 from simulator.program import Program
 from simulator.simulate import Scales, TileLike
@@ -107,6 +108,7 @@ def attention(
         state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
         default = isinstance(algorithm, str) and algorithm in ("flash2", "auto")
         return paged.attention(
+            PAGED,
             {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "k_scale": k_scale, "v_scale": v_scale},
             algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention over K and V in pages: arrays of any framework in, the same kind out."""
+"""Attention over K and V in pages, or by other operands than attention's: arrays of any framework in, the same kind out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashlab.run.plan import Plan
 from simulator.devices import Device
 from simulator.errors import UsageError, unknown
 from simulator.names import Backend, DeviceName
-from simulator.operations.paged import PAGED
+from simulator.operations.operation import Operation
 from simulator.problem import FIELDS, Masks
 from simulator.program import Program
 from simulator.simulate import TileLike
@@ -21,15 +21,15 @@ __all__ = ["attention"]
 
 
 def attention(
-    given: dict[str, Any], *, algorithm: str | Program, lse: bool, tile: TileLike, backend: Backend,
+    operation: Operation, given: dict[str, Any], *, algorithm: str | Program, lse: bool, tile: TileLike, backend: Backend,
     device: Device | DeviceName | None, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
-    """`flashlab.attention` with a `block_table`: `given` are q, the pools, the table and perhaps the lengths, by name."""
-    found = PAGED.bound((), given)
+    """An operation whose outputs are `out` and the LSE. `given` are its operands by name: q, pools, a table, perhaps lengths."""
+    found = operation.bound((), given)
     for name, x in found.items():
         host.check_no_grad(name, x)
-    if plans.catalogue.get(algorithm).operation is not PAGED:
-        raise unknown("algorithm", algorithm, list(plans.catalogue.of(PAGED)))
+    if plans.catalogue.get(algorithm).operation is not operation:
+        raise unknown("algorithm", algorithm, list(plans.catalogue.of(operation)))
     if (lengths := masks.get("lengths")) is not None:
         masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     if backend == "emulator":
@@ -68,6 +68,7 @@ def _plan(
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
-    problem = PAGED.problem(inputs, **masks)
-    PAGED.check(problem, inputs)
+    operation = plans.catalogue.get(algorithm).operation
+    problem = operation.problem(inputs, **masks)
+    operation.check(problem, inputs)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)

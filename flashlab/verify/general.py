@@ -27,7 +27,6 @@ from simulator.errors import SramOverflow, Unavailable, UsageError
 from simulator.names import AnyBackend, DeviceName
 from simulator.operations.backward import BACKWARD
 from simulator.operations.operation import Operation
-from simulator.operations.paged import PAGED
 from simulator.simulate import run_on_data
 
 
@@ -157,7 +156,7 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 
 def checks_of(operation: Operation) -> Mapping[str, Check]:
     """The checks of an operation: those of any, and its own probes."""
-    own: Mapping[str, Check] = {BACKWARD.name: gradients.CHECKS, PAGED.name: pages.CHECKS}.get(operation.name, {})
+    own: Mapping[str, Check] = gradients.CHECKS if operation is BACKWARD else pages.CHECKS if operation.in_pages else {}
     return {**CHECKS, **own}
 
 

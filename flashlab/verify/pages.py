@@ -6,14 +6,14 @@ A probe takes a subject (`general.Subject`), a problem and a seed, and raises `F
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from flashlab.verify.adapter import Failure
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.operations.paged import PAGED
+from simulator.operations.paged import PAGED, PagedAttention
 
 if TYPE_CHECKING:
     from flashlab.verify.general import Subject
@@ -21,17 +21,20 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, Array]
 
 
-def repaged(p: Problem, given: Arrays, order: Sequence[int], size: int, seed: int) -> tuple[Problem, dict[str, Array]]:
+def repaged(
+    p: Problem, given: Arrays, order: Sequence[int], size: int, seed: int, operation: PagedAttention = PAGED
+) -> tuple[Problem, dict[str, Array]]:
     """Some of the requests in another order, in pages of another size that lie elsewhere."""
     other = p.replace(
         batch=len(order), lengths=[(p.len_q, p.seq_lens[b]) for b in order], page_size=size, pages=None, len_kv=p.len_kv
     )
-    moved, owned = PAGED.draw(other.replace(pages=other.pages + 2), seed), PAGED.gathered(p, given)
+    moved = operation.draw(other.replace(pages=other.pages + 2), seed)
+    owned = operation.gathered(p, given)
     scales = [name for name in ("k_scale", "v_scale") if getattr(p, name) == "token"]
     moved |= {name: given[name] for name in ("k_scale", "v_scale") if name in given and name not in scales}
     for line, b in enumerate(order):
         moved["q"][line] = given["q"][b]
-        for name in ("k", "v", *scales):
+        for name in (*operation.pools, *scales):
             rows = owned[b][1][name][0]
             for i, first in enumerate(range(0, rows.shape[1], size)):
                 part = rows[:, first : first + size]
@@ -40,8 +43,9 @@ def repaged(p: Problem, given: Arrays, order: Sequence[int], size: int, seed: in
 
 
 def _same_bits(subject: Subject, p: Problem, seed: int, order: Sequence[int], size: int, what: str) -> None:
-    given = PAGED.draw(p, seed)
-    found, other = subject.run(p, given), subject.run(*repaged(p, given, order, size, seed + 1))
+    operation = cast("PagedAttention", subject.row.operation)
+    given = operation.draw(p, seed)
+    found, other = subject.run(p, given), subject.run(*repaged(p, given, order, size, seed + 1, operation))
     for name, x in found.items():
         if x[list(order)].tobytes() != other[name].tobytes():
             raise Failure(f"{name} changes with {what}")

@@ -10,11 +10,18 @@
 #include "mask.cuh"
 #include "warp.cuh"
 
+#ifndef TILES_PER_CHUNK
+#define TILES_PER_CHUNK 4
+#endif
+#ifndef VALUE_DIM
+#define VALUE_DIM HEAD_DIM  // columns of the output
+#endif
+
 constexpr int CHILDREN = 32;  // a lane each
-constexpr int TILES_PER_CHUNK = 4, CHUNK_KEYS = TILES_PER_CHUNK * BC;
+constexpr int CHUNK_KEYS = TILES_PER_CHUNK * BC;
 constexpr DEVICE int log2_of(int n) { return n > 1 ? 1 + log2_of(n / 2) : 0; }
 constexpr int LEVELS_OF_RUN = log2_of(RUN);
-constexpr int TURNS = (HEAD_DIM + 127) / 128;  // a warp's lanes have four columns of a row each, and again of the next 128
+constexpr int TURNS = (VALUE_DIM + 127) / 128;  // a warp's lanes have four columns of a row each, and again of the next 128
 
 // A partial result of one row: this lane's columns of the output, the maximum and the sum that they are relative to. Base 2.
 // One that isn't there has no output, a maximum of LOWEST and a sum of 0: it changes no bit of another.

@@ -6,8 +6,9 @@ import numpy as np
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.dtypes import Array
 from simulator.problem import Problem, Tile
-from simulator.programs.flash_decoding import CHILDREN, TILES_PER_CHUNK, Splits, sram_bytes
+from simulator.programs.flash_decoding import CHILDREN, Splits, sram_bytes
 from simulator.programs.quantized import query_parts
 
 
@@ -28,17 +29,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     d, dv = padded(p.head_dim), padded(p.head_dim_v)
     q_tile, k_tile, v_tile = rows * d * es, cols * d * p.kv_itemsize, cols * dv * p.kv_itemsize
     pairs = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
-    partial = Spec(
-        "partial", heads, s.rows, p.head_dim_v, "float32", "workspace", axes=(("parts", sum(s.room)),), flat=True
-    )
-    if s.room:
-        book.tensor(partial)
-        parts, nodes = (("parts", sum(s.room)),), (("nodes", s.counters),)
-        for name in ("partial_m", "partial_l"):
-            book.tensor(Spec(name, heads, s.rows, 1, "float32", "workspace", vector=True, axes=parts))
-        book.tensor(
-            Spec("arrivals", heads, s.row_tiles * 2 * w, 1, "int32", "workspace", vector=True, axes=nodes, zeros=True)
-        )
+    partial = tree_spec(book, s, heads, 2 * w)
     if lse:
         book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
     peak = sram_bytes(p, tile, w, config.stages)
@@ -49,7 +40,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
     for inside, begin, stop in s.spans():
         if (stop > begin).any():
             seen.append((int(begin[stop > begin].min()), int(stop.max())))
-        first, last = begin // TILES_PER_CHUNK, np.maximum(stop - 1, 0) // TILES_PER_CHUNK
+        first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
         working = last - first + 1
         blocks += heads * int(working.sum())
         runs = last // run - first // run + 1
@@ -63,21 +54,7 @@ def count_decoding(book: Book, launch: str, problem: Problem, tile: Tile, config
             book.add(step, name, hbm_read=keys * t[name].row_bytes)
         first, last = first // run, last // run
         pairs_merged += heads * int((working - runs).sum())
-        while (first < last).any():
-            split = first < last
-            inside, children = inside[split], (last - first + 1)[split]
-            first, last = first[split] // CHILDREN, last[split] // CHILDREN
-            arrived, parents = heads * int(children.sum()), heads * int((last - first + 1).sum())
-            for name, nbytes in (("partial", partial.row_bytes), ("partial_m", 4), ("partial_l", 4)):
-                moved = heads * int((children * inside).sum()) * nbytes
-                book.add("store_partial", name, hbm_write=moved)
-                book.add("merge", name, hbm_read=moved)
-                for way in ("read", "write"):
-                    book.distinct(name, way, moved)
-            book.add("arrive", "arrivals", hbm_atomic=8 * w * arrived)
-            for way in ("read", "write"):
-                book.distinct("arrivals", way, 8 * w * parents)
-            pairs_merged += arrived - parents
+        pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, 2 * w)
 
     book.add("load_q", "q", sram_write=units * q_tile)
     if config.q_in_registers:
@@ -150,3 +127,39 @@ def _count_scales(
     if p.v_scale == "token":
         other += tiles * (square + 2 * tile.cols + 2 + column * p.head_dim_v)
     book.compute(other=other)
+
+
+def tree_spec(book: Book, s: Splits, heads: int, warps: int) -> Spec:
+    """Enters what the tree has in HBM, with counters for so many warps, and returns what partial outputs are."""
+    p, parts = s.problem, (("parts", sum(s.room)),)
+    partial = Spec("partial", heads, s.rows, p.head_dim_v, "float32", "workspace", axes=parts, flat=True)
+    if s.room:
+        book.tensor(partial)
+        for name in ("partial_m", "partial_l"):
+            book.tensor(Spec(name, heads, s.rows, 1, "float32", "workspace", vector=True, axes=parts))
+        nodes = (("nodes", s.counters),)
+        book.tensor(
+            Spec("arrivals", heads, s.row_tiles * warps, 1, "int32", "workspace", vector=True, axes=nodes, zeros=True)
+        )
+    return partial
+
+
+def count_tree(book: Book, first: Array, last: Array, inside: Array, heads: int, row_bytes: int, warps: int) -> int:
+    """The way up the tree from row tiles' first and last runs, with so many rows inside: how many pairs are merged there."""
+    merged = 0
+    while (first < last).any():
+        split = first < last
+        inside, children = inside[split], (last - first + 1)[split]
+        first, last = first[split] // CHILDREN, last[split] // CHILDREN
+        arrived, parents = heads * int(children.sum()), heads * int((last - first + 1).sum())
+        for name, nbytes in (("partial", row_bytes), ("partial_m", 4), ("partial_l", 4)):
+            moved = heads * int((children * inside).sum()) * nbytes
+            book.add("store_partial", name, hbm_write=moved)
+            book.add("merge", name, hbm_read=moved)
+            for way in ("read", "write"):
+                book.distinct(name, way, moved)
+        book.add("arrive", "arrivals", hbm_atomic=4 * warps * arrived)
+        for way in ("read", "write"):
+            book.distinct("arrivals", way, 4 * warps * parents)
+        merged += arrived - parents
+    return merged

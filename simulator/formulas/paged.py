@@ -18,12 +18,17 @@ def paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool
     """Per request and KV head: what flash_decoding moves, and 4 bytes of the block table for each page that a warp's keys of a
     tile touch. With pages of one key those are 4 bytes a key."""
     count_decoding(book, "paged", problem, tile, config, lse=lse)
-    p, size, cols = problem, problem.page_size or 1, tile.cols
+    count_look_ups(book, "load_k", Splits(problem, tile, dict(config.constants)["RUN"]), config)
+
+
+def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:
+    """What the warps read of the block table: an entry for each page that a warp's keys of a tile touch."""
+    p, size, cols = s.problem, s.problem.page_size or 1, s.tile.cols
     heads, n, first, last = p.batch * p.kv_heads, p.len_kv, p.len_kv, 0
-    for _, begin, stop in Splits(p, tile, dict(config.constants)["RUN"]).spans():
+    for _, begin, stop in s.spans():
         ends = np.minimum(stop * cols, n)
         looked = _entries(ends, size, cols, config.readers) - _entries(begin * cols, size, cols, config.readers)
-        book.add("load_k", "block_table", hbm_read=4 * heads * int(looked.sum()))
+        book.add(step, "block_table", hbm_read=4 * heads * int(looked.sum()))
         if (seen := begin < stop).any():
             first, last = min(first, int(begin[seen].min()) * cols), max(last, int(ends.max()))
     if first < last:

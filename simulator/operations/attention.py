@@ -10,7 +10,8 @@ for float16, 2^-8 for bfloat16, and 2e-6 for float32, whose sums round as well. 
     |e| <= 1.5 u * sqrt(|o|^2 + sum_j p_j^2 |v_j|^2)  +  d * sqrt(sum_j p_j^2 |v_j - o|^2)
     |LSE - ref| <= max(2e-5, d)
 
-with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees. A soft cap multiplies this size of
+with d = 2e-6 * max(1, max_j scale * sum_i |q_i k_ij|) over the keys that the row sees, times head_dim / 256 where heads are wider
+than 256. A soft cap multiplies this size of
 a score by its derivative, 1 - tanh^2, and adds the capped score. ALiBi adds its bias. A sink counts as a key whose score it
 is and whose value is 0; one of -inf, which is none, doesn't count.
 
@@ -73,6 +74,8 @@ UNIT = {"float32": 2e-6, "float16": 2.0**-11, "bfloat16": 2.0**-8, FP8: 2.0**-4}
 """u of each storage dtype."""
 SCORE = dict.fromkeys(DTYPES, 2e-6) | {FP8: 2.0**-11}
 """The error of a score, relative to the sum of its products' absolute values."""
+LONG_SUM = 256
+"""Scores of longer sums may err by more, in proportion."""
 CUT = 2.5 * 2.0**-13
 """The further error of an 8-bit score, relative to the largest product and the square root of their number. Products
 are cut at 2^-13 of the largest, with random signs. 2.5 is about 4 standard deviations, each 0.58 of a cut."""
@@ -544,7 +547,7 @@ class Attention(Operation):
             top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
             around = around + np.exp(sinks - base[..., 0]) ** 2 * own
         smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
-        score = SCORE[p.dtype]
+        score = SCORE[p.dtype] * max(1.0, p.head_dim / LONG_SUM)
         tolerance = (
             ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread)
             + score * np.maximum(1.0, top) * np.sqrt(around)

@@ -93,11 +93,11 @@ class Backward(Operation):
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         return ATTENTION.problem(arrays, **masks).replace(dlse="dlse" in arrays)
 
-    def refusal(self, problem: Problem) -> UsageError | None:
+    def refusal(self, problem: Problem, by: str) -> UsageError | None:
         """Sinks have a gradient, into which all sequences of a ragged batch would sum."""
         if problem.sinks and problem.lengths is not None:
             return UsageError("sinks", "given", "None with lengths: the backward pass doesn't know both together")
-        return None
+        return super().refusal(problem, by)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         super().check(problem, arrays, tile)

@@ -192,10 +192,12 @@ class Operation(ABC):
         """A plain problem as this operation has it: where K and V lie in pages, with pages."""
         return problem
 
-    def refusal(self, problem: Problem) -> UsageError | None:
-        """The error for features that it doesn't know together, or None."""
-        del problem
-        return None
+    def refusal(self, problem: Problem, by: str) -> UsageError | None:
+        """The error for a problem that is none of this operation's, or None. `by` is the algorithm's name."""
+        if self.in_pages == (problem.page_size is not None):
+            return None
+        accepted = "keys per page, as K and V lie in pages" if self.in_pages else "None, or paged for pages"
+        return UsageError("page_size", problem.page_size, f"{accepted}, for {by}")
 
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""

@@ -60,6 +60,10 @@ class PagedAttention(Operation):
 
     name = "paged attention"
     in_pages = True
+    plain: ClassVar[Operation] = ATTENTION
+    """What each request is once its pages are gathered."""
+    pools: ClassVar[tuple[str, ...]] = ("k", "v")
+    """The operands that lie in pages."""
     kinds: ClassVar[Mapping[str, str]] = ATTENTION.kinds
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "one request": {"heads": 2, "len_q": 1, "len_kv": 200, "page_size": 16},
@@ -107,8 +111,12 @@ class PagedAttention(Operation):
             batch=batch, heads=heads, kv_heads=kv_heads, len_q=len_q, len_kv=named["block_table"].shape[1] * size, head_dim=dim,
             head_dim_v=dim_v, dtype=dtype, page_size=size, pages=pages, **scales, **masks,
         )  # fmt: skip
-        super().check(problem, {name: x for name, x in arrays.items() if x is not None})
+        self.check_shapes(problem, arrays)
         return problem
+
+    def check_shapes(self, problem: Problem, arrays: Mapping[str, Any]) -> None:
+        """Raise `UsageError` for arrays that don't fit the problem, without a look at values."""
+        super().check(problem, {name: x for name, x in arrays.items() if x is not None})
 
     def settled(self, problem: Problem, arrays: Mapping[str, Any]) -> Problem:
         lens = arrays.get("seq_lens")
@@ -171,16 +179,16 @@ class PagedAttention(Operation):
         if p.pages < p.pages_of_lengths:
             raise UsageError("pages", p.pages, f"at least {p.pages_of_lengths:,} for random inputs, which share none")
         plain = p.replace(dtype="float32", kv_dtype=None, k_scale=None, v_scale=None) if p.quantized else p
-        each = [ATTENTION.draw(one.gathered, seed + i, kind) for i, one in enumerate(plain.sequences)]
+        each = [self.plain.draw(one.gathered, seed + i, kind) for i, one in enumerate(plain.sequences)]
         free = np.random.default_rng((seed, 5)).permutation(p.pages).tolist()
         table = drawn["block_table"] = np.full((p.batch, p.table_pages), STRAY, np.int32)
         drawn["q"] = np.concatenate([one["q"] for one in each]).astype(numpy_dtype(p.dtype))
-        for name in "kv":
+        for name in self.pools:
             drawn[name] = np.full(self.operand(name).shape(p), np.nan, numpy_dtype(plain.dtype))
         for b, one in enumerate(each):
             for i, first in enumerate(range(0, p.seq_lens[b], p.page_size or 1)):
                 page = table[b, i] = free.pop()
-                for name in "kv":
+                for name in self.pools:
                     keys = one[name][0, :, first : first + (p.page_size or 1)]
                     drawn[name][page, :, : keys.shape[1]] = keys
         scales = dict[str, Array]()
@@ -196,7 +204,7 @@ class PagedAttention(Operation):
         found: list[tuple[Problem, dict[str, Array]]] = []
         for b, one in enumerate(self.settled(problem, arrays).sequences):
             pages = arrays["block_table"][b, : one.table_pages]
-            rows = {name: arrays[name][pages].swapaxes(0, 1) for name in "kv"}  # (kv_heads, pages, page_size, …)
+            rows = {name: arrays[name][pages].swapaxes(0, 1) for name in self.pools}  # (kv_heads, pages, page_size, …)
             flat = {name: x.reshape(1, x.shape[0], -1, x.shape[-1])[:, :, : one.len_kv] for name, x in rows.items()}
             for name in ("k_scale", "v_scale"):
                 if name in arrays:
@@ -211,18 +219,18 @@ class PagedAttention(Operation):
         return found
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
-        each = [ATTENTION.judge(p, own) for p, own in self.gathered(problem, arrays)]
+        each = [self.plain.judge(p, own) for p, own in self.gathered(problem, arrays)]
         return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         each = [
-            ATTENTION.bounds(p, own, {name: x[b : b + 1] for name, x in truth.items()})
+            self.plain.bounds(p, own, {name: x[b : b + 1] for name, x in truth.items()})
             for b, (p, own) in enumerate(self.gathered(problem, arrays))
         ]
         return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
 
     def flops(self, problem: Problem) -> int:
-        return sum(ATTENTION.flops(one.gathered) for one in problem.sequences)
+        return sum(self.plain.flops(one.gathered) for one in problem.sequences)
 
 
 PAGED = PagedAttention()

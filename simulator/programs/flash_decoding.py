@@ -55,7 +55,8 @@ class Node(NamedTuple):
 
 
 class Splits:
-    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie.
+    """How a problem is split: which chunks each row tile sees, and where the nodes of the tree over them lie. A chunk has
+    `chunk` tiles.
 
     >>> p = Problem(batch=1, heads=4, kv_heads=1, len_q=1, len_kv=1000, head_dim=64, dtype="float16", window=(500, 0))
     >>> s = Splits(p, Tile(16, 64), run=2)
@@ -63,8 +64,8 @@ class Splits:
     (range(1, 4), range(2, 4), range(7, 8))
     """
 
-    def __init__(self, problem: Problem, tile: Tile, run: int) -> None:
-        self.problem, self.tile, self.group, self.run = problem, tile, problem.queries_per_kv, run
+    def __init__(self, problem: Problem, tile: Tile, run: int, chunk: int = TILES_PER_CHUNK) -> None:
+        self.problem, self.tile, self.group, self.run, self.chunk = problem, tile, problem.queries_per_kv, run, chunk
         self.rows = problem.len_q * self.group
         self.row_tiles = -(-self.rows // tile.rows)
         if self.row_tiles > MOST_ROW_TILES:
@@ -99,7 +100,7 @@ class Splits:
     def chunks(self, i: int) -> range:
         """The chunks of which row tile i sees a key."""
         tiles = self.tiles(i)
-        return range(tiles.start // TILES_PER_CHUNK, -(-tiles.stop // TILES_PER_CHUNK)) if tiles else range(0)
+        return range(tiles.start // self.chunk, -(-tiles.stop // self.chunk)) if tiles else range(0)
 
     def chunks_of(self, i: int, j: int) -> range:
         """The chunks of row tile i in the j-th of the runs that it sees. Rows without keys have one chunk, without keys."""
@@ -110,8 +111,8 @@ class Splits:
 
     def tiles_of(self, i: int, chunk: int) -> range:
         """The key tiles of a chunk that row tile i sees."""
-        tiles, first = self.tiles(i), chunk * TILES_PER_CHUNK
-        start, stop = max(tiles.start, first), min(tiles.stop, first + TILES_PER_CHUNK)
+        tiles, first = self.tiles(i), chunk * self.chunk
+        start, stop = max(tiles.start, first), min(tiles.stop, first + self.chunk)
         return range(start, stop) if start < stop else range(0)
 
     def walk(self, i: int, j: int) -> range:
@@ -128,7 +129,7 @@ class Splits:
 
         A stretch of n keys touches (n + c - 2) // c + 1 chunks of c keys at most.
         """
-        p, c = self.problem, TILES_PER_CHUNK * self.tile.cols
+        p, c = self.problem, self.chunk * self.tile.cols
         chunks = max(1, -(-p.len_kv // c))
         if p.left is None or p.right is None:
             return chunks
@@ -138,14 +139,14 @@ class Splits:
     @property
     def runs(self) -> int:
         """The most runs of chunks that a row tile may see."""
-        chunks = max(1, -(-self.problem.len_kv // (TILES_PER_CHUNK * self.tile.cols)))
+        chunks = max(1, -(-self.problem.len_kv // (self.chunk * self.tile.cols)))
         return min((self.most - 2 + self.run) // self.run + 1, -(-chunks // self.run))
 
     @cached_property
     def room(self) -> list[int]:
         """How many places the nodes of each level have, from the runs on. The level that has one node for sure has none."""
         room, n = list[int](), self.runs
-        runs = -(-self.problem.len_kv // (TILES_PER_CHUNK * self.tile.cols * self.run)) if n > 1 else 1
+        runs = -(-self.problem.len_kv // (self.chunk * self.tile.cols * self.run)) if n > 1 else 1
         while runs > 1:
             room.append(n)
             n, runs = (n - 2) // CHILDREN + 2, -(-runs // CHILDREN)
@@ -258,6 +259,56 @@ def merged(block: Block, parts: dict[int, Part]) -> Part:
     return whole
 
 
+class Tree(NamedTuple):
+    """Where partial results lie in HBM, and the counters of the nodes, of which each of `warps` warps has its own."""
+
+    parts: tuple[HbmTensor, HbmTensor, HbmTensor]
+    arrivals: HbmTensor
+    warps: int
+
+    @classmethod
+    def of(cls, m: Machine, s: Splits, q: HbmTensor, warps: int) -> Tree:
+        """The workspaces for packed queries. A single run needs none of them."""
+        if not s.room:
+            return cls((q, q, q), q, warps)
+        parts, nodes = {"parts": sum(s.room)}, {"nodes": s.counters}
+        return cls(
+            (
+                m.workspace("partial", s.problem.head_dim_v, rows=q.rows, of=q, axes=parts, flat=True),
+                m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True),
+                m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True),
+            ),
+            m.workspace("arrivals", 1, "int32", rows=s.row_tiles * warps, of=q, axes=nodes, vector=True, zeros=True),
+            warps,
+        )
+
+
+def climb(
+    m: Machine, block: Block, s: Splits, tree: Tree, part: Part, chunk: int, outputs: tuple[HbmTensor, ...]
+) -> None:
+    """What the run that ends with a chunk has, on its way up the tree: to HBM, or to the outputs if nobody else has a part."""
+    rows, row_tile = s.tile.rows, int(np.min(block.i))
+    for node in s.upward(row_tile, chunk):
+        block.step("store_partial")
+        for tensor, x in zip(tree.parts, part, strict=True):
+            block.store(tensor.at(parts=node.place), x, block.i, rows)
+        block.step("arrive")
+        block.arrive(tree.arrivals.at(nodes=node.counter), block.i, tree.warps)
+        if not node.last:
+            return
+        block.step("merge")
+        part = merged(block, {
+            child: tuple(block.fetch(x.at(parts=at), block.i, rows) for x in tree.parts)
+            for child, at in node.siblings.items()
+        })  # fmt: skip  # pyright: ignore[reportArgumentType]
+    o, m_i, l_i = part
+    block.step("store_o")
+    block.store(m.packed(outputs[0]), o / l_i.nonzero(), block.i, rows)
+    if m.lse:
+        block.step("store_lse")
+        block.store(m.packed(outputs[1]), m_i + block.log(l_i), block.i, rows)
+
+
 @program(configure=configure)
 def flash_decoding(
     m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, problem: Problem, tile: Tile
@@ -280,16 +331,7 @@ def decode(
     s = Splits(problem, tile, dict(c.constants)["RUN"])
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q = m.packed(q)
-    partial = partial_m = partial_l = arrivals = q  # a single run needs none of them
-    if s.room:
-        parts = {"parts": sum(s.room)}
-        partial = m.workspace("partial", d, rows=q.rows, of=q, axes=parts, flat=True)
-        partial_m = m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True)
-        partial_l = m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True)
-        nodes = {"nodes": s.counters}
-        arrivals = m.workspace(
-            "arrivals", 1, "int32", rows=s.row_tiles * 2 * w, of=q, axes=nodes, vector=True, zeros=True
-        )
+    tree = Tree.of(m, s, q, 2 * w)
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=2 * w, readers=w):
         i, row_tile = block.i, int(np.min(block.i))  # one of those in lockstep, which see the same chunks
         chunks, found = s.chunks_of(row_tile, block.j), dict[int, Part]()
@@ -346,26 +388,7 @@ def decode(
             m_i, l_i, acc = (block.get(buffer) for buffer in (top, l_warps, o_warps))
             found[chunk] = acc, m_i, l_i
         block.step("merge_run")
-        o, m_i, l_i = merged(block, found)
-        for node in s.upward(row_tile, chunks[-1]):
-            block.step("store_partial")
-            for tensor, x in ((partial, o), (partial_m, m_i), (partial_l, l_i)):
-                block.store(tensor.at(parts=node.place), x, i, tile.rows)
-            block.step("arrive")
-            block.arrive(arrivals.at(nodes=node.counter), i, 2 * w)
-            if not node.last:
-                break
-            block.step("merge")
-            o, m_i, l_i = merged(block, {
-                child: tuple(block.fetch(x.at(parts=at), i, tile.rows) for x in (partial, partial_m, partial_l))
-                for child, at in node.siblings.items()
-            })  # fmt: skip  # pyright: ignore[reportArgumentType]
-        else:
-            block.step("store_o")
-            block.store(m.packed(outputs[0]), o / l_i.nonzero(), i, tile.rows)
-            if m.lse:
-                block.step("store_lse")
-                block.store(m.packed(outputs[1]), m_i + block.log(l_i), i, tile.rows)
+        climb(m, block, s, tree, merged(block, found), chunks[-1], outputs)
     return outputs
 
 

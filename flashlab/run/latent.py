@@ -1,0 +1,55 @@
+"""Latent attention (MLA): arrays of any framework in, the same kind out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashlab.run import paged
+from simulator.devices import Device
+from simulator.errors import UsageError, among
+from simulator.names import Backend, DeviceName
+from simulator.operations.latent import LATENT, PAGED_LATENT
+from simulator.simulate import TileLike
+
+__all__ = ["mla"]
+
+
+def mla(
+    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, lse: bool = False, causal: bool = False,
+    window: Any = None, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
+    device: Device | DeviceName | None = None,
+) -> Any:  # fmt: skip
+    """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
+    out.
+
+    q `(batch, heads, len_q, 576)` are queries that have absorbed the heads' key matrices. latent `(batch, 1, len_kv, 576)` has one
+    row per token for all heads: the row is the key, and its first 512 numbers are the value. Both are float16 or bfloat16. Returns
+    `out` `(batch, heads, len_q, 512)`, which the heads' value matrices are still to be applied to; with `lse=True` `(out, lse)`.
+
+    `scale=None` is 1/sqrt(192), that of a head before absorption (128 numbers, and 64 of RoPE). `causal` is aligned bottom-right:
+    with it, several new tokens are `len_q` queries.
+
+    With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
+    `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as
+    `pool.swapaxes(1, 2)`, and isn't copied.
+
+    `backend="emulator"` runs the kernel on the CPU as built for `device`, and takes NumPy arrays, too. Raises `UsageError` for bad
+    input, `Unavailable` without a GPU or CuPy.
+
+    >>> import numpy as np, flashlab as fl
+    >>> p = fl.latent_problem(heads=16, len_kv=100, dtype="float16")
+    >>> arrays = fl.CATALOGUE["mla"].operation.draw(p)
+    >>> arrays["q"].shape, arrays["latent"].shape
+    ((1, 16, 1, 576), (1, 1, 100, 576))
+    >>> fl.mla(**arrays, backend="emulator").shape                                     # doctest: +SKIP
+    (1, 16, 1, 512)
+    """
+    among("backend", backend, ["gpu", "emulator"])
+    in_pages = block_table is not None
+    if seq_lens is not None and not in_pages:
+        raise UsageError("seq_lens", type(seq_lens).__name__, "None without a block_table")
+    given = {"q": q, "latent": latent, **({"block_table": block_table, "seq_lens": seq_lens} if in_pages else {})}
+    return paged.attention(
+        PAGED_LATENT if in_pages else LATENT, given, algorithm="mla_paged" if in_pages else "mla", lse=lse, tile=tile,
+        backend=backend, device=device, causal=causal, window=window, scale=scale,
+    )  # fmt: skip

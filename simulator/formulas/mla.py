@@ -1,0 +1,78 @@
+"""The counts of absorbed latent attention in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.flash_decoding import count_tree, tree_spec
+from simulator.problem import Problem, Tile
+from simulator.programs.mla import row_warps, splits, sram_bytes
+
+
+def mla(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """See `count_latent`."""
+    count_latent(book, "mla", problem, tile, config, lse=lse)
+
+
+def count_latent(book: Book, launch: str, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """Per request of n keys, with H rows of heads and queries: it reads 1152 n bytes of latent rows for each tile of up to 64 rows,
+    and 1152 H of Q for each chunk of 512 keys.
+
+    Each chunk writes H (512 + 2) float32 of a partial result, which is read once, and counts up by 4 bytes a warp. Nodes above the
+    chunks do the same, 1/32 as many at each level. A single chunk does neither.
+    """
+    p, es, t, s, w = problem, problem.itemsize, book.tensors, splits(problem, tile), config.warps
+    heads, rows, cols = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols)
+    d, dv = padded(p.head_dim), padded(p.head_dim_v)
+    by_rows = row_warps(tile)
+    by_keys = max(1, w // by_rows)
+    tiles = heads * sum(int((stop - first).sum()) for _, first, stop in s.spans())
+    partial = tree_spec(book, s, heads, w)
+    if lse:
+        book.tensor(Spec("lse", p.batch * p.heads, p.len_q, 1, "float32", "output", vector=True))
+    book.launch(launch, s.row_tiles * s.runs * heads, w, config.heads_together, sram_bytes(p, tile, w))
+
+    units = working = pairs_merged = 0
+    seen = list[tuple[int, int]]()
+    for inside, begin, stop in s.spans():
+        if (stop > begin).any():
+            seen.append((int(begin[stop > begin].min()), int(stop.max())))
+        first, last = begin // s.chunk, np.maximum(stop - 1, 0) // s.chunk
+        chunks = last - first + 1
+        working += heads * int(chunks.sum())
+        queried = np.where(stop > begin, chunks, 0)  # rows that see no key need no queries
+        units += heads * int(queried.sum())
+        book.add("load_q", "q", hbm_read=heads * int((queried * inside).sum()) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * int(inside[stop > begin].sum()) * t["q"].row_bytes)
+        keys = heads * int((np.minimum(stop * tile.cols, p.len_kv) - begin * tile.cols).sum())
+        book.add("load_latent", "latent", hbm_read=keys * t["latent"].row_bytes)
+        pairs_merged += count_tree(book, first, last, inside, heads, partial.row_bytes, w)
+
+    if seen:
+        begin, end = min(first for first, _ in seen) * tile.cols, max(stop for _, stop in seen) * tile.cols
+        book.distinct("latent", "read", heads * (min(end, p.len_kv) - begin) * t["latent"].row_bytes)
+    book.add("load_q", "q", sram_write=units * rows * d * es)
+    book.add("scores", "q", sram_read=tiles * by_keys * rows * d * es)
+    book.add("load_latent", "latent", sram_write=tiles * cols * d * es)
+    book.add("scores", "latent", sram_read=tiles * by_rows * cols * d * es)
+    book.add("output", "latent", sram_read=tiles * cols * dv * es)
+    book.add("softmax", "p", sram_write=tiles * rows * cols * es)
+    book.add("output", "p", sram_read=tiles * w * rows * cols * es)
+    of_warps = by_keys * rows * 4
+    book.add("softmax", "m_warps", sram_write=tiles * of_warps, sram_read=tiles * w * of_warps)
+    book.add("join", "l_warps", sram_write=working * of_warps, sram_read=working * w * of_warps)
+    for step, name in [("store_o", "out"), *([("store_lse", "lse")] if lse else [])]:
+        book.add(step, name, hbm_write=t[name].nbytes)
+        book.distinct(name, "write", t[name].nbytes)
+
+    square, column, output, finished = tile.rows * tile.cols, tile.rows, tile.rows * p.head_dim_v, heads * s.row_tiles
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    book.compute(
+        matmul=tiles * 2 * rows * cols * (d + dv),
+        other=tiles * (passes * square + 4 * column + output)
+        + pairs_merged * (3 * output + 6 * column)
+        + finished * (output + 2 * column * lse),
+        exp=tiles * (square + column) + 2 * pairs_merged * column,
+    )
