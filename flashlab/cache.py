@@ -30,7 +30,7 @@ except ImportError:
 
 __all__ = ["Held", "clean", "digest", "entry", "folder", "held"]
 
-_KINDS = ("compiled", "emulator", "runtime", "survey")
+_KINDS = ("compiled", "emulator", "runtime", "survey", "told")
 _DIGESTS = "digests.json"  # of an entry's files: what tells a damaged entry from a sound one
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = "unfinished-"

@@ -2,7 +2,7 @@
 // head): K and V outside, Q inside. dQ lies in HBM and is read and written at every j; masked tiles are walked too.
 //
 // q, out, dout, dq: (batch, heads, len_q, head_dim); k, v, dk, dv: (batch, kv_heads, len_kv, head_dim), in the storage dtype;
-// dq_sum: workspace like dq, but float32; lse: (batch, heads, len_q) float32. Rows of all tensors are padded to 16 bytes.
+// dq_sum: workspace like dq, but float32; lse, dlse: (batch, heads, len_q) float32. Rows of all tensors are padded to 16 bytes.
 // Tiles: Br = BR queries x Bc = BC keys. How the warps share the work: backward.cuh.
 #include "backward.cuh"
 
@@ -11,7 +11,7 @@ constexpr int SUM_LANES = lanes_for(HEAD_DIM / 4), CHUNKS = HEAD_DIM / CHUNK_ELE
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out, const float* lse, const Tensor dout,
-                const Tensor dq_sum, const Tensor dq, const Tensor dk, const Tensor dv,
+                const float* dlse, const Tensor dq_sum, const Tensor dq, const Tensor dk, const Tensor dv,
                 const long long* rng_state, const Shape shape) {
   const int batch = blockIdx.x / shape.kv_heads, kv_head = blockIdx.x % shape.kv_heads, group = shape.heads / shape.kv_heads;
   const int row_tiles = ceil_div(shape.len_q, BR), key_tiles = max(1, ceil_div(shape.len_kv, BC));
@@ -85,7 +85,10 @@ flash1_backward(const Tensor q, const Tensor k, const Tensor v, const Tensor out
         }
 #pragma unroll
         for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-        if (row < BR && threadIdx.x % LANES == 0) store_shared(d_of_rows + 4 * row, kept_part(sum, shape.kept));
+        if (row < BR && threadIdx.x % LANES == 0) {
+          if (row < rows) sum = less_dlse(sum, dlse, statistics + row);
+          store_shared(d_of_rows + 4 * row, kept_part(sum, shape.kept));
+        }
       }
       barrier();
 

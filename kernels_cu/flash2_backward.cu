@@ -2,10 +2,10 @@
 // ragged batches and a soft cap.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    in the storage dtype
-//   lse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
+//   lse, dlse, delta (batch, heads, len_q)    dq_sum (batch, heads, len_q, head_dim)    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes
 //
-// Three launches. The first computes D = rowsum(dO · O) and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
+// Three launches. The first computes D = rowsum(dO · O) - dLSE and sets dq_sum to 0. The last one rounds dq_sum to dQ. In the main launch
 // a thread block owns BC keys of a KV head, and walks the query tiles that see them, of all query heads that share the KV head.
 // So dK and dV never leave its registers, and GQA needs neither a workspace nor a sum over heads. It computes S transposed, with
 // keys as rows. dQ is spread over the blocks, which add to it in HBM (red: nothing comes back, so nobody waits).
@@ -25,11 +25,11 @@ constexpr int ROWS = 16;  // of a block of the first launch, and of the last
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash2_backward_delta(const Tensor out, const Tensor dout, float* delta, const Tensor dq_sum, const Shape shape) {
+flash2_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, const Tensor dq_sum, const Shape shape) {
   const Rows rows = rows_of<ROWS>(shape);
 
   // step: delta
-  delta_of_rows<ROWS>(out, dout, delta, shape, rows);
+  delta_of_rows<ROWS>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
   constexpr int LANES = lanes_for(HEAD_DIM / 4);
@@ -221,4 +221,10 @@ flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape)
       const float4 scaled = make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
       store_elements(row_address(dq, batch, head, row) + column * ELEMENT_BYTES, scaled);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+flash2_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+  // step: dsinks
+  sink_gradient(sinks, lse, delta, dsinks, shape);
 }

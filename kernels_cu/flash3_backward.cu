@@ -1,7 +1,7 @@
 // FlashAttention-2's backward pass on Hopper: TMA, WGMMA, a producer and its consumers.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
-//   lse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
+//   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile)
 //
 // The launches are those of flash2_backward, and so is the work of a thread block: BC keys of a KV head, against the query tiles
@@ -22,11 +22,11 @@
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_delta(const Tensor out, const Tensor dout, float* delta, float* dq_sum, const Shape shape) {
+flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const Shape shape) {
   const Rows rows = rows_of<BR>(shape);
 
   // step: delta
-  delta_of_rows<BR>(out, dout, delta, shape, rows);
+  delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
   const SumTile sums(dq_sum, shape, rows.batch, rows.head, rows.first);
@@ -233,4 +233,10 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
       store_row(row_address(dq, rows.batch, rows.head, row), sum, half, shape.scale, bytes);
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+  // step: dsinks
+  sink_gradient(sinks, lse, delta, dsinks, shape);
 }

@@ -3,7 +3,7 @@
 // dK = scale · dSᵀ Q.
 //
 // q, out, dout, dq: (batch, heads, len_q, head_dim); k, v, dk, dv: (batch, kv_heads, len_kv, head_dim), in the storage dtype;
-// p and dp float32, ds in the storage dtype: (batch, heads, len_q, len_kv); lse: (batch, heads, len_q) float32.
+// p and dp float32, ds in the storage dtype: (batch, heads, len_q, len_kv); lse, dlse: (batch, heads, len_q) float32.
 // Rows of all tensors are padded to 16 bytes. Tiles: BR queries x BC keys.
 #include "elements.cuh"
 #include "mma.cuh"
@@ -249,7 +249,7 @@ standard_backward_dp(const Tensor dout, const Tensor v, const Tensor dp, const S
 
 // One warp owns a row.
 extern "C" __global__ void __launch_bounds__(DS_ROWS * 32)
-standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const Tensor dp, const Tensor ds,
+standard_backward_ds(const Tensor out, const Tensor dout, const float* dlse, const Tensor p, const Tensor dp, const Tensor ds,
                      const long long* rng_state, const Shape shape) {
   const int row_tiles = ceil_div(shape.len_q, DS_ROWS);
   const int flat_head = blockIdx.x / row_tiles, row = blockIdx.x % row_tiles * DS_ROWS + warp_id();
@@ -269,7 +269,8 @@ standard_backward_ds(const Tensor out, const Tensor dout, const Tensor p, const 
       delta += dot(load_global<uint4>(row_address(dout, batch, head, row) + own * ELEMENT_BYTES),
                    load_global<uint4>(row_address(out, batch, head, row) + own * ELEMENT_BYTES), shape.head_dim - own);
   }
-  delta = kept_part(warp_sum(delta), shape.kept);
+  delta = less_dlse(warp_sum(delta), dlse, static_cast<long long>(flat_head) * shape.len_q + row);
+  delta = kept_part(delta, shape.kept);
 
   // step: store_ds
   for (int key = lane_id() * LANE_COLUMNS; key < round_up(shape.len_kv, CHUNK_ELEMENTS); key += WARP_COLUMNS) {

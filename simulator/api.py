@@ -234,7 +234,7 @@ def _evaluate(
 
     def evaluate(one: Problem) -> Counts:
         book = Book(program.name, one, config.tile, device, config)
-        for operands, role in ((program.operation.taken(one), "input"), (program.operation.written, "output")):
+        for operands, role in ((program.operation.taken(one), "input"), (program.operation.written(one), "output")):
             for operand in operands:
                 book.tensor(operand.spec(one, config.tile, role))
         formula(book, one, config.tile, config, lse=lse)

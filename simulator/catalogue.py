@@ -172,6 +172,8 @@ class Algorithm:
         """
         if (error := problem.unknown_mask(self.support.masks, self.name)) is not None:
             return error
+        if (error := self.operation.refusal(problem)) is not None:
+            return error
         if self.operation.in_pages != (problem.page_size is not None):
             accepted = (
                 "keys per page, as K and V lie in pages" if self.operation.in_pages else "None, or paged for pages"
@@ -205,7 +207,8 @@ _PACK = Kernel(
     when=lambda p: p.mask is not None,
 )
 _PACKED = ("mask_bits", "mask_tiles")
-_DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "delta", "dq_sum"))
+_DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum"))
+_SINKS = Kernel("flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks"), when=lambda p: p.sinks)
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
@@ -234,7 +237,7 @@ CATALOGUE = {
         Algorithm(
             "standard", standard, standard_formula.standard, standard_schedule.launches,
             (_SCORES, Kernel("standard", "standard_softmax", ("s", "p", "lse", "rng_state")), _OUTPUT),
-            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_program.ABOUT,
+            Support(masks=(*COMMON_MASKS, "dropout", "dlse")), about=standard_program.ABOUT,
         ),
         Algorithm(
             "online_softmax", online_softmax, online_softmax_formula.online_softmax, online_softmax_schedule.launches,
@@ -291,22 +294,23 @@ CATALOGUE = {
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,
             tuple(Kernel("standard_backward", f"standard_backward_{entry}", arguments) for entry, arguments in (
                 ("p", ("q", "k", "lse", "p")), ("dv", ("p", "dout", "dv", "rng_state")), ("dp", ("dout", "v", "dp")),
-                ("ds", ("out", "dout", "p", "dp", "ds", "rng_state")), ("dq", ("ds", "k", "dq")), ("dk", ("ds", "q", "dk")))),
-            Support(masks=(*COMMON_MASKS, "dropout")), about=standard_backward_program.ABOUT,
+                ("ds", ("out", "dout", "dlse", "p", "dp", "ds", "rng_state")), ("dq", ("ds", "k", "dq")),
+                ("dk", ("ds", "q", "dk")))),
+            Support(masks=(*COMMON_MASKS, "dropout", "dlse")), about=standard_backward_program.ABOUT,
         ),
         Algorithm(
             "flash1_backward", flash1_backward, flash1_backward_formula.flash1_backward, None,
             (Kernel("flash1_backward", "flash1_backward",
-                    ("q", "k", "v", "out", "lse", "dout", "dq_sum", "dq", "dk", "dv", "rng_state")),),
-            Support(masks=(*COMMON_MASKS, "dropout")), about=flash1_backward_program.ABOUT, follows="standard_backward",
+                    ("q", "k", "v", "out", "lse", "dout", "dlse", "dq_sum", "dq", "dk", "dv", "rng_state")),),
+            Support(masks=(*COMMON_MASKS, "dropout", "dlse")), about=flash1_backward_program.ABOUT, follows="standard_backward",
         ),
         Algorithm(
             "flash2_backward", flash2_backward, flash2_backward_formula.flash2_backward, None,
             (_DELTA,
              Kernel("flash2_backward", "flash2_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state")),
-             _CONVERT),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "lengths", "dropout")),
+             _CONVERT, _SINKS),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse")),
             flash2_backward_program.ABOUT, "flash1_backward", ("dq",),
         ),
         Algorithm(
@@ -316,19 +320,21 @@ CATALOGUE = {
              Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns"),
                     waits=True),
-             _CONVERT),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "dropout"), instead="flash2_backward"),
+             _CONVERT, _SINKS),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "dropout", "dlse"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
-            (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "delta", "dq_sum"), arch="sm_90a"),
+            (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum"), arch="sm_90a"),
              Kernel("flash3_backward", "flash3_backward",
                     ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv"),
                     (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a"),
-             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq"), arch="sm_90a")),
+             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq"), arch="sm_90a"),
+             Kernel("flash3_backward", "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks"), arch="sm_90a",
+                    when=lambda p: p.sinks)),
             Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
-                    instead="flash2_backward"),
+                    masks=(*COMMON_MASKS, "sinks", "dlse"), instead="flash2_backward"),
             flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
         ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),

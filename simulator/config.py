@@ -75,6 +75,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "RAGGED": p.ragged,
         "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
+        "DLSE": p.dlse,
     }
     blocks = {"BLOCK_ROWS": p.block.rows, "BLOCK_COLS": p.block.cols} if p.mask == "blocks" else {}
     return tuple((name, int(asked)) for name, asked in {**has, **blocks}.items() if asked)

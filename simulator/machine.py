@@ -79,7 +79,7 @@ class Machine:
         for operand in operation.taken(problem):  # they are in HBM, even if no block reads them
             self.book.tensor(operand.spec(problem, config.tile, "input"))
         self.inputs = tuple(self._input(operand) for operand in operation.required)
-        self.outputs = {operand.name: self._output(operand) for operand in operation.written}
+        self.outputs = {operand.name: self._output(operand) for operand in operation.written(problem)}
 
     # -- for tile programs --------------------------------------------------------------------------------------
 

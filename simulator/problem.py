@@ -123,6 +123,8 @@ class Problem:
     with a byte of its own. One of "blocks" is an array `block_mask`: for each row of blocks of `block_size` pairs (queries, keys)
     how many of them are visible, and which ones.
 
+    With `dlse` a backward pass gets a gradient of the LSE, too.
+
     `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
     keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
     operand, `rng_state`.
@@ -217,6 +219,7 @@ class Problem:
         axis="pages",
         default=Follows(lambda p: p.pages_of_lengths, "as many as the lengths need"),
     )
+    dlse: bool = described("A gradient of the LSE comes beside the output's", default=False, operand="dlse")
     dropout: float | None = described(
         "Share of the weights that is dropped, in steps of 1/256; 0 or none for none", default=None, none=0.0
     )

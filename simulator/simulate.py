@@ -170,7 +170,7 @@ def run_on_data(
         machine = Machine(
             program.name, operation, part.problem, config, device, asked=asked, data=part.arrays, stop=stop
         )
-        return machine, _returned(program, program(machine, *machine.inputs, part.problem, config.tile))
+        return machine, _returned(program, part.problem, program(machine, *machine.inputs, part.problem, config.tile))
 
     parts = _sequences(operation, arrays, problem) if problem.apart else _parts(operation, arrays, problem)
     with _one_blas_thread():
@@ -198,7 +198,7 @@ def _bytes_held(
     """Bytes that a run holds beside the caller's arrays: float32 copies of these, and the outputs. A program's workspaces
     come on top, and are looked at one by one."""
     copies = sum(4 * x.size for x in arrays.values() if x.dtype != np.float32)
-    outputs = [x for x in operation.outputs if x.name in asked or not x.asked]
+    outputs = [x for x in operation.outputs if x.when(problem) and (x.name in asked or not x.asked)]
     return copies + sum(x.spec(problem, tile, "output").nbytes for x in outputs)
 
 
@@ -318,7 +318,7 @@ def _on_shapes(
 ) -> Counts:
     """The same for a plain problem, or for one sequence."""
     machine = Machine(program.name, program.operation, one, config, device, asked=asked, data=None, infer=infer)
-    _returned(program, program(machine, *machine.inputs, one, config.tile))
+    _returned(program, one, program(machine, *machine.inputs, one, config.tile))
     return machine.close()
 
 
@@ -377,14 +377,14 @@ def _record(
     )
 
 
-def _returned(program: Program, result: Any) -> list[str]:
+def _returned(program: Program, problem: Problem, result: Any) -> list[str]:
     """The names of the outputs that a program returned.
 
     Raises `UsageError` if one that its operation always writes is missing, and for anything that isn't an output.
     """
     handles: list[Any] = [x for x in (result if type(result) is tuple else (result,)) if x is not None]  # pyright: ignore
     names = [x.name if isinstance(x, HbmTensor) else "" for x in handles]
-    outputs, always = program.operation.outputs, [operand.name for operand in program.operation.written]
+    outputs, always = program.operation.outputs, [operand.name for operand in program.operation.written(problem)]
     if not set(always) <= set(names) <= {operand.name for operand in outputs}:
         wanted = ", ".join(f'm.output("{name}")' for name in always)
         besides = " and ".join(f'm.output("{operand.name}")' for operand in outputs if operand.asked)

@@ -208,7 +208,11 @@ def simulate(
         error, said = _error_of(operation, found, data)
     if out is not None:
         _save(out, found)
-    numbers = {x.name: _numbers(found.outputs[x.name]) if x.name in found.outputs else None for x in operation.outputs}
+    numbers = {
+        x.name: _numbers(found.outputs[x.name]) if x.name in found.outputs else None
+        for x in operation.outputs
+        if x.when(found.counts.problem)
+    }
     if json:
         output.document({**numbers, "error": error, "counts": found.counts.to_dict()})
         return
@@ -220,7 +224,7 @@ def simulate(
     ]
     tables.table(f"{found.counts.algorithm} on {'random data' if input is None else input}", columns, rows, left=3)
     tables.line(said)
-    for x in operation.written:
+    for x in operation.written(found.counts.problem):
         if lost := int((found.outputs[x.name] != found.outputs[x.name]).sum()):  # NaN, in any dtype
             tables.line(
                 f"{lost:,} elements of {x.name} are NaN: never stored, or 0 / 0? `flashlab verify` finds a small case"
@@ -249,7 +253,7 @@ def _error_of(operation: Operation, run: Run, arrays: Mapping[str, Any]) -> tupl
         return None, f"error: not computed, naive {operation.name} would take too much memory or time"
     truth = operation.judge(p, arrays)
     errors: dict[str, Error] = {
-        x.name: error_of(run.outputs[x.name], None, Reference(truth[x.name], np.empty(0))) for x in operation.written
+        x.name: error_of(run.outputs[x.name], None, Reference(truth[x.name], np.empty(0))) for x in operation.written(p)
     }
     said = "; ".join(f"{name} {_words(error)}" for name, error in errors.items())
     return {

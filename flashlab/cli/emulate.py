@@ -184,7 +184,7 @@ def _run_algorithm(
     with progress.busy("emulating"):
         done = fl.emulate(algorithm, **arrays, **options_of_run)
     truth = operation.judge(p, arrays)
-    differences = [np.abs(done.outputs[x.name].astype(np.float64) - truth[x.name]) for x in operation.written]
+    differences = [np.abs(done.outputs[x.name].astype(np.float64) - truth[x.name]) for x in operation.written(p)]
     error = max(float(x.max(initial=0)) for x in differences)
     stopped = any(launched.stopped for launched in done.launches)  # then there are no numbers to judge
     wrong = None if stopped else _wrong(algorithm, p, arrays, done)

@@ -40,14 +40,14 @@ def attention(
     mask: Any = None, seed: int | None = None, offset: int = 0, rng_state: Any = None, cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
 ) -> Any:  # fmt: skip
-    """`fl.attention` for torch tensors, through which gradients flow back to q, k and v. `out` lies in memory as q does.
+    """`fl.attention` for torch tensors, through which gradients flow back to q, k, v and `sinks`. `out` lies in memory as q does.
 
     It may stand in a function that `torch.compile` compiles, too. `backend=None` runs where the tensors lie: those on a CPU go to
     the emulator. `algorithm` and `tile` are the forward pass's; the backward pass is the fastest that takes the problem.
     `cu_seqlens_q` and `cu_seqlens_k`, contiguous int32 tensors, say where the sequences of a ragged batch begin, and where the
-    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. No gradient flows
-    through the LSE, and none twice. What has no backward pass raises `UsageError` at once if a gradient is wanted, not when
-    the loss is known.
+    last one ends; `lengths` says the same in numbers. With `deterministic`, dq has the same bits in each run. Gradients flow
+    through the LSE, too, and none flows twice. What has no backward pass raises `UsageError` at once if a gradient is wanted, not
+    when the loss is known.
 
     >>> import torch
     >>> from flashlab.integrations.torch import attention
@@ -74,7 +74,8 @@ def attention(
             torch.tensor([0, *each]).cumsum(0, dtype=torch.int32) for each in zip(*lengths, strict=True)
         )
     out, logs = torch.ops.flashlab.attention(
-        q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)), gradients_wanted(q, k, v),
+        q, k, v, sinks, alibi_slopes, mask, algorithm, None if tile is None else list(Tile.parse(tile)),
+        gradients_wanted(q, k, v, sinks),
         rng_state, cu_seqlens_q, cu_seqlens_k, backend or ("gpu" if q.is_cuda else "emulator"), _named(device),
         flag("deterministic", deterministic),
         *(_plain(said.get(name, FIELDS[name].default)) for name in _MASKS),
@@ -91,7 +92,7 @@ def check_tensors(**named: Any) -> None:
 
 def gradients_wanted(*tensors: Any) -> bool:
     """Is a gradient to flow through any of them?"""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _named(device: Device | DeviceName | None) -> str | None:
@@ -163,29 +164,36 @@ def _check_gradients(problem: Problem, given: dict[str, Any], deterministic: boo
     row = catalogue.get(one_order("auto") if deterministic else elsewhere("auto", BACKWARD))
     for name, x in given.items():
         known = any(FIELDS[feature].operand == name for feature in row.support.masks)
-        if x.requires_grad or not known:
+        if (x.requires_grad and name != "sinks") or not known:
             accepted = f"one without a gradient: {row.name} has none" if known else f"None: {row.name} doesn't know it"
             raise refused(name, "torch tensor, and gradients are wanted", accepted)
     row.check(problem)
 
 
-def _backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any) -> tuple[Any, Any, Any]:
+def _backward(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *options: Any
+) -> tuple[Any, Any, Any, Any]:
     masks, call, deterministic = _options(*options)
-    return attention_backward(dout, q, k, v, out, lse, deterministic=deterministic, **call, **masks)
+    more: Any = call | {"dlse": dlse, "sinks": sinks, "deterministic": deterministic}
+    dq, dk, dv, *dsinks = attention_backward(dout, q, k, v, out, lse, **more, **masks)
+    return dq, dk, dv, dsinks[0] if dsinks else q.new_empty(0)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
     """What the backward pass needs."""
-    q, k, v, *_ = inputs
+    q, k, v, sinks, *_ = inputs
     rng_state, cu_seqlens_q, cu_seqlens_k, *ctx.plain = inputs[9:]
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, *output, rng_state, cu_seqlens_q, cu_seqlens_k)
+    ctx.set_materialize_grads(False)  # most losses don't depend on the LSE, and its gradient is None then
+    ctx.save_for_backward(q, k, v, *output, sinks, rng_state, cu_seqlens_q, cu_seqlens_k)
 
 
-def _differentiate(ctx: Any, dout: Any, _: Any) -> tuple[Any, ...]:
-    found = torch.ops.flashlab.attention_backward(dout, *ctx.saved_tensors, *ctx.plain)
-    gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:3], strict=True)]
-    return *gradients, *[None] * (len(ctx.needs_input_grad) - 3)
+def _differentiate(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    dlse = None if dlse is None else dlse.contiguous()
+    found = torch.ops.flashlab.attention_backward(dout, q, k, v, out, lse, dlse, *rest, *ctx.plain)
+    gradients = [x if needed else None for x, needed in zip(found, ctx.needs_input_grad[:4], strict=True)]
+    return *gradients, *[None] * (len(ctx.needs_input_grad) - 4)
 
 
 def _never_twice(ctx: Any, *gradients: Any) -> None:
@@ -198,8 +206,11 @@ def _forward_shapes(q: Any, *_: Any) -> tuple[Any, Any]:
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _backward_shapes(_: Any, q: Any, k: Any, v: Any, *__: Any) -> tuple[Any, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+def _backward_shapes(
+    _: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, sinks: Any, *__: Any
+) -> tuple[Any, ...]:
+    del out, lse, dlse
+    return *(x.new_empty(x.shape) for x in (q, k, v)), q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
 
 
 def _register() -> None:
@@ -212,7 +223,8 @@ def _register() -> None:
     forward.register_autograd(_differentiate, setup_context=_keep)
     backward = torch.library.custom_op(
         "flashlab::attention_backward", _backward, mutates_args=(),
-        schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+        schema=f"(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, Tensor? sinks, "
+               f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
     )  # fmt: skip
     backward.register_fake(_backward_shapes)
     backward.register_autograd(_never_twice)

@@ -45,7 +45,8 @@ def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     cuts; it is no sandbox for strangers' code, which runs with your rights.
 
     A `.cu` file is run on the emulator, which counts its bytes and finds its misuse of the machine, and, where there is a
-    GPU, there too: its numbers are then the GPU's.
+    GPU, there too: its numbers are then the GPU's. What has wrong numbers or bytes runs in step with the solution, and the
+    verdict's `tutor` names the first difference.
 
     >>> import os; os.environ["FLASHLAB_HOME"] = os.getcwd()
     >>> import flashlab as fl

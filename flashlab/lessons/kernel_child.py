@@ -1,7 +1,7 @@
 """The child process of a check of a CUDA file: `python -m flashlab.lessons.kernel_child FOLDER SECONDS`.
 
 It finds a job in the folder, runs the learner's kernel on each launch (on the emulator, and on the GPU if there is one),
-and writes down what came out; the parent judges.
+and writes down what came out; the parent judges. Or it runs one launch in step with the solution, for the tutor.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ def main(folder: Path, seconds: float) -> None:
     _limit(gpu)
     job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
     path, kernel = Path(job["path"]), cast(str, job["kernel"])
+    if "tutor" in job:
+        _write(folder / "tutor.json", in_step(path, seconds, **job["tutor"]))
+        return _write(folder / "done.json", {})
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         try:
             emulator = _builds(path, kernel, gpu)
@@ -70,6 +73,14 @@ def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]
         "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved],
         "arrays": {name: done.arrays[name] for name in launch.truth},
     }
+
+
+def in_step(path: Path, seconds: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:
+    """Where a file first differs from the solution of an exercise, as plain data; empty if nothing is found."""
+    from flashlab.lessons import catalogue, kernel_tutor  # for a check that fails
+
+    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, seconds / 4)
+    return asdict(found) if found else {}
 
 
 def _builds(path: Path, kernel: str, gpu: Any) -> bool:

@@ -24,6 +24,10 @@ from flashlab.process import run_child
 from simulator.dtypes import Array
 
 CHILD = "flashlab.lessons.kernel_child"
+TUTORED = ("numbers", "bytes")
+"""The kinds of verdicts that the first difference from the solution explains."""
+UNCHECKED = "bytes and misuse unchecked: that needs a C++ compiler"
+"""Said of numbers that no emulator has watched."""
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -44,7 +48,7 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
             verdict = _of_files(exercise, text, launches, folder)
         except UNREADABLE:
             verdict = Verdict(exercise.name, "exit", TAMPERED)
-    return replace(verdict, printed=outcome.printed)
+    return replace(_tutored(verdict, path, exercise, launches, seconds), printed=outcome.printed)
 
 
 def _of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], folder: Path) -> Verdict:
@@ -61,6 +65,32 @@ def _of_files(exercise: KernelExercise, text: str, launches: Sequence[Launch], f
         return Verdict(exercise.name, "exit", TAMPERED)
     verdict = judge(exercise, text, launches, results)
     return Verdict(exercise.name, why["kind"], why["message"]) if verdict.passed and why else verdict
+
+
+def _tutored(
+    verdict: Verdict, path: Path, exercise: KernelExercise, launches: Sequence[Launch], seconds: float
+) -> Verdict:
+    """The verdict with the first difference from the solution, on the launch at fault. Without a compiler there is none."""
+    if verdict.kind not in TUTORED or UNCHECKED in verdict.sram:
+        return verdict
+    launch = next(launch for launch in launches if launch.said == verdict.problem)
+    with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        tutor = {"exercise": exercise.name, "launch": launch, "moved": moved_of(verdict)}
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor}
+        (folder / "job.pickle").write_bytes(pickle.dumps(job))
+        run_child(folder, seconds, CHILD)
+        try:
+            found = json.loads((folder / "tutor.json").read_text(encoding="utf-8"))
+            return replace(verdict, tutor=str(found["words"]), step=str(found["step"]))
+        except UNREADABLE:  # the tutor has nothing to say
+            return verdict
+
+
+def moved_of(verdict: Verdict) -> tuple[str, str] | None:
+    """The array of which a kernel moves other bytes than it should, and the way; None if the numbers are wrong."""
+    off = next((line for line in verdict.budget if not line.equal), None)
+    return (off.tensor, off.way) if off and verdict.kind == "bytes" else None
 
 
 def fresh() -> Random:
@@ -147,7 +177,7 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     lines = () if moved is None else _lines(moved, launch.budget)
     where = "numbers from the GPU" if result["where"] == "gpu" else "run on the emulator"
     if moved is None:
-        where += "; bytes and misuse unchecked: that needs a C++ compiler"
+        where += f"; {UNCHECKED}"
     passed = Verdict(exercise.name, "passed", "", lines, launch.said, sram=where, afterwards=exercise.afterwards)
     for name, truth in launch.truth.items():
         if message := _wrong(name, truth, result["arrays"][name], launch, result["unwritten"].get(name, 0)):

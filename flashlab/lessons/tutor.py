@@ -9,23 +9,20 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import NamedTuple
 
-import numpy as np
-
 from flashlab.lessons import watch
 from flashlab.lessons.catalogue import EXERCISES, solution
 from flashlab.lessons.exercise import MARK, Case
+from flashlab.lessons.reasons import reasons, same, worst
 from simulator import Block, Device, Program, Trace
 from simulator.dtypes import Array
 from simulator.trace import Event, Recorder
 
 WAYS = {"hbm.read": "reads {} from HBM", "sram.read": "reads {} from SRAM", "sram.write": "writes {} to SRAM"}
-CLOSE = 1e-3
-"""How far values of the same step may be apart, relative to the largest: no order of sums comes near."""
 LOOPS = ("i", "j", "c", "step")
 """The variables of loops that a step is told by."""
 
@@ -150,10 +147,10 @@ def first_difference(mine: Steps, due: Steps, ways: Sequence[str] = ("hbm.read",
             expected, actual = b.values[name], a.values.get(name, known.get(name))
             if actual is None or actual.shape != expected.shape:
                 continue
-            if _same(actual, expected):
+            if same(actual, expected):
                 late.pop(name, None)
                 continue
-            if any(_same(x, expected) for other, x in a.values.items() if other not in b.values):
+            if any(same(x, expected) for other, x in a.values.items() if other not in b.values):
                 continue
             scope = {**before, **{x: y for x, y in b.values.items() if x != name}}
             words = at + _said(name, actual, expected, scope, before.get(name))
@@ -241,129 +238,29 @@ def _assigned(event: Event, sources: Mapping[str, tuple[int, str]]) -> Callable[
 def _stores(mine: Sequence[Stored], due: Sequence[Stored], event: Event, before: Mapping[str, Array]) -> str:
     """What was stored elsewhere, not at all, or with other values."""
     for expected in due:
-        same = [x for x in mine if x.place == expected.place]
+        there = [x for x in mine if x.place == expected.place]
         where = f"{_span(expected.rows, expected.cols)} of {expected.tensor}"
-        if not same:
+        if not there:
             others = [_span(x.rows, x.cols) for x in mine if x.tensor == expected.tensor and x.place not in
                       {y.place for y in due}]  # fmt: skip
             return f": the solution stores {where}; yours " + (f"stores {others[0]}" if others else "does not")
-        if not any(_same(x.values, expected.values) for x in same):
+        if not any(same(x.values, expected.values) for x in there):
             scope = {name: x[: expected.values.shape[0]] for name, x in {**before, **event.values}.items()}
-            return _said(f"what is stored to {expected.tensor}", same[0].values, expected.values, scope, None)
+            return _said(f"what is stored to {expected.tensor}", there[0].values, expected.values, scope, None)
     places = Counter(x.place for x in mine) - Counter(x.place for x in due)
     for tensor, rows, cols in places:
         return f": yours stores {_span(rows, cols)} of {tensor} once more than the solution"
     return ""
 
 
-# -- why ------------------------------------------------------------------------------------------------------------
-
-
-def _same(a: Array, b: Array) -> bool:
-    if a.shape != b.shape:
-        return False
-    finite = np.isfinite(b)
-    if not np.array_equal(finite, np.isfinite(a)):
-        return False
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return False
-    largest = np.abs(b[finite]).max(initial=0.0)
-    return bool((np.abs(a[finite] - b[finite]) <= CLOSE * largest).all())
-
-
 def _said(name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None) -> str:
     """The first wrong row, and what was done otherwise if a small thing explains it."""
     if actual.shape != expected.shape:
         return f": {name} is {actual.shape}, and should be {expected.shape}"
-    rows = [r for r in range(len(expected)) if not _same(actual[r : r + 1], expected[r : r + 1])]
-    with np.errstate(invalid="ignore"):
-        off = np.abs(actual.astype(np.float64) - expected)
-    off = np.where(np.isnan(off) & ~(np.isnan(actual) & np.isnan(expected)), np.inf, np.nan_to_num(off))
-    row = rows[0] if rows else int(np.argmax(off.max(-1)))
-    col = int(np.argmax(off[row]))
+    row, col = worst(actual, expected)
     element = f"in column {col} it" if expected.shape[1] > 1 else "it"
     values = f"is {actual[row, col]:.5g} and should be {expected[row, col]:.5g}"
-    why = next(_reasons(name, actual, expected, scope, before, row), "")
+    why = next(reasons(name, actual, expected, scope, before, row), "")
     if why:
         return f", row {row}: {why} ({element} {values})"
     return f", row {row}: {name} {values}" + (f" (in column {col})" if expected.shape[1] > 1 else "")
-
-
-def _reasons(
-    name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None, row: int
-) -> Iterator[str]:
-    """What explains the difference, the likeliest first."""
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(all="ignore"):
-        if e.shape[1] == 1 and np.isneginf(e).all() and np.ptp(a) == 0:
-            yield f"{name} starts at {a[0, 0]:g} and not at -inf"
-        if (
-            np.isneginf(e).any()
-            and np.isfinite(a[np.isneginf(e)]).all()
-            and _same(a[np.isfinite(e)], e[np.isfinite(e)])
-        ):
-            yield f"{name} has values where the mask hides the key, and -inf belongs there"
-        if e[row].max() < 0 and _same(a, np.maximum(e, 0)):
-            yield f"{name} is never below 0, as if the maximum had started at 0 and not at -inf"
-        if np.isnan(a).any() and not np.isnan(e).any():
-            yield f"{name} is no number (NaN): -inf less -inf, or a division by 0"
-            return
-        for x, values in scope.items():
-            f = values.astype(np.float64)
-            if x == name or len(f) != len(e):
-                continue
-            top = f.max(-1, keepdims=True)
-            for result, what in (
-                (np.exp(f), f"is exp({x}) itself: no maximum was subtracted"),
-                (
-                    np.exp(f - np.maximum(top, 0)),
-                    f"is exp({x} - 0) where {x} is below 0: the maximum must not start at 0",
-                ),
-                (top, f"is the maximum of {x} alone: the tiles before are forgotten"),
-                (f.sum(-1, keepdims=True), f"is the sum of {x} alone: the tiles before are forgotten"),
-            ):
-                if f.shape[1] > 1 and result.shape == a.shape and _same(a, result.astype(np.float32)):
-                    yield f"{name} {what}"
-        factors = dict(_factors(name, scope, e))
-        for x, f in factors.items():
-            value = f" = {f[row, 0]:.3g}" if f.shape[1] == 1 else ""
-            for result, what in (
-                (a * f, f"was not multiplied by {x}{value}"),
-                (a / f, f"was not divided by {x}{value}"),
-                (a + f, f"lacks {x}{value}, which was not added"),
-                (a - f, f"still has {x}{value}, which was not subtracted"),
-            ):
-                if _same(result, e):
-                    yield f"{name} {what}"
-            for result, what in ((e * f, "multiplied"), (e / f, "divided")):
-                if _same(a, result):
-                    yield f"{name} was {what} by {x}{value}, which it should not be"
-        if before is not None and before.shape == e.shape and np.isfinite(before).all():
-            if _same(e - a, before.astype(np.float64)):
-                yield f"what {name} had before is lost"
-            for x, f in factors.items():
-                value = f" = {f[row, 0]:.3g}" if f.shape[1] == 1 else ""
-                if _same(a - e, before * (1 - f)):
-                    yield f"what {name} had before was not multiplied by {x}{value}"
-                if _same(e - a, before * f):
-                    yield f"what {name} had before, times {x}{value}, is lost"
-            if _same(a, before):
-                yield f"{name} was left as it was"
-        ratio = a / e
-        if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) < CLOSE * abs(np.median(ratio)):
-            yield f"{name} is {np.median(ratio):.4g} times what it should be, throughout"
-        if e.shape[0] == e.shape[1] > 1 and _same(a, e.T):
-            yield f"{name} is transposed"
-
-
-def _factors(name: str, scope: Mapping[str, Array], like: Array) -> Iterator[tuple[str, Array]]:
-    """What may have been forgotten, by name: the other tiles of the step, and the sums and maxima of their rows."""
-    for x, values in scope.items():
-        f = values.astype(np.float64)
-        if x == name or len(f) != len(like) or not np.isfinite(f).all():
-            continue
-        if f.shape in (like.shape, (len(like), 1)):
-            yield x, f
-        if f.shape[1] > 1:
-            yield f"{x}.sum()", f.sum(-1, keepdims=True)
-            yield f"{x}.max()", f.max(-1, keepdims=True)

@@ -84,7 +84,7 @@ class Verdict:
 
     `kind` is one of `HEADLINES`, `message` says what is wrong and where, `budget` has the bytes tensor by tensor.
     `place` is the first wrong tile, `trace` that of its head. `tutor` says where the program first differs from the
-    solution, whose trace is `due`: in the step named `step`, which is number `at` of the trace.
+    solution, whose trace is `due`: in the step named `step`, which is number `at` of the trace. A kernel has no trace.
 
     >>> Verdict("00.1", "crash", "ZeroDivisionError: division by zero, in line 3")
     00.1  Crash: ZeroDivisionError: division by zero, in line 3

@@ -22,6 +22,8 @@ EXP_FACTOR = (0.9, 1.25)
 EXP_PER_THREAD = 64
 """Within which the unit for special functions must agree with `exp`. It also does reciprocals, logarithms and the integer
 divisions by which a block finds its work: three instructions each, and up to 20 of them a thread, whatever `exp` is."""
+EXP_OF_A_CAP = 3
+"""A soft cap's tanh adds an exponential and a reciprocal to a score's own exponential, where scores aren't small."""
 
 DRAM_SLACK = 64 * 1024
 """Stray reads: the launch's parameters, code, page tables (bytes)."""
@@ -104,7 +106,8 @@ class LaunchReport:
             d = self.dram
             found.append(f"DRAM read: measured {d.measured:,}, outside {d.low:,} to {d.high:,} (± 64 KB)")
         if self.exp is not None:
-            low, high = EXP_FACTOR[0] * self.exp[0], EXP_FACTOR[1] * self.exp[0] + EXP_PER_THREAD * self.threads
+            most = self.exp[0] * (EXP_OF_A_CAP if self.case.problem.soft_cap else 1)
+            low, high = EXP_FACTOR[0] * self.exp[0], EXP_FACTOR[1] * most + EXP_PER_THREAD * self.threads
             if not low <= self.exp[1] <= high:
                 found.append(f"exp: measured {self.exp[1]:,}, outside {low:,.0f} to {high:,.0f}")
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Unpack
 
@@ -24,16 +25,19 @@ __all__ = ["attention_backward", "one_order"]
 
 @spell_masks
 def attention_backward(
-    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, algorithm: str | Program = "auto", tile: TileLike = None,
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None, sinks: Any = None,
+    algorithm: str | Program = "auto", tile: TileLike = None,
     backend: Backend = "gpu", device: Device | DeviceName | None = None, seed: int | None = None, offset: int = 0,
     rng_state: Any = None, deterministic: bool = False, **masks: Unpack[Masks],
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """The gradients `(dq, dk, dv)` of attention, for `dout`, the gradient of its output.
+) -> tuple[Any, ...]:  # fmt: skip
+    """The gradients `(dq, dk, dv)` of attention, or with `sinks` `(dq, dk, dv, dsinks)`, for `dout`, the gradient of its output.
 
     `out` and `lse` are what `attention(q, k, v, lse=True)` returned, and the masks are those that it was given. P is
     recomputed from them, so nothing of size len_q × len_kv is kept. Arrays are as `attention` takes them: CuPy, torch or JAX
     in GPU memory, strided or not, and with `backend="emulator"` also NumPy. `dout` and `out` have the shape and dtype of q,
-    `lse` is float32 `(batch, heads, len_q)`, contiguous. The gradients have the dtype of q; dk and dv are summed over the
+    `lse` is float32 `(batch, heads, len_q)`, contiguous. So is `dlse`, the gradient of the LSE, if the loss depends on that, too:
+    where parts of attention are merged by their LSEs, say. `sinks` are those of the forward pass, float32 `(heads,)`, and so is
+    their gradient. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
     `lengths` and `soft_cap`.
@@ -55,7 +59,8 @@ def attention_backward(
     if (lengths := options.get("lengths")) is not None:
         options["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
     state = state_of(options.get("dropout"), seed, offset, rng_state)
-    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "rng_state": rng_state}
+    named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse, "sinks": sinks,
+              "rng_state": rng_state}  # fmt: skip
     given = BACKWARD.bound((), named)
     if flag("deterministic", deterministic):
         algorithm = one_order(algorithm)
@@ -75,7 +80,13 @@ def attention_backward(
     with framework.stream(views["q"].device):
         plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, **options)
         found = plan.run(given if state is None else {**given, "rng_state": state})
-    return found["dq"], found["dk"], found["dv"]
+    return _returned(found, lambda x: x)
+
+
+def _returned(found: Mapping[str, Any], like: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The gradients in order. Those of sinks are summed over the batches, of which the kernel has each by itself."""
+    gradients = tuple(like(found[name]) for name in ("dq", "dk", "dv"))
+    return (*gradients, like(found["dsinks"]).sum(0)) if "dsinks" in found else gradients
 
 
 def one_order(algorithm: str | Program) -> str | Program:
@@ -113,7 +124,7 @@ def _plan(
 
 def _emulated(
     given: dict[str, Any], algorithm: str | Program, tile: TileLike, device: Device | DeviceName | None, masks: Masks
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, ...]:
     from flashlab.run.emulated import emulate
 
     q = given["q"]
@@ -122,4 +133,4 @@ def _emulated(
             raise UsageError(name, type(x).__name__, f"an array of the same kind as q ({type(q).__name__})")
         host.check_no_grad(name, x)
     found = emulate(algorithm, **given, tile=tile, device=device, **masks).checked().outputs
-    return host.like(q, found["dq"]), host.like(q, found["dk"]), host.like(q, found["dv"])
+    return _returned(found, functools.partial(host.like, q))

@@ -72,8 +72,8 @@ def attention(
     written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.
     `algorithm="auto"` is the fastest that takes the problem there.
 
-    Gradients flow through `out` back to torch tensors q, k and v that require them. What `attention_backward` doesn't take is
-    refused then. `flashlab.integrations.torch` is for functions that `torch.compile` compiles.
+    Gradients flow through `out` and the LSE back to torch tensors q, k, v and sinks that require them. What `attention_backward`
+    doesn't take is refused then. `flashlab.integrations.torch` is for functions that `torch.compile` compiles.
 
     Raises `UsageError` for bad input, `Unavailable` without a GPU or CuPy.
 
@@ -103,7 +103,7 @@ def attention(
             {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens},
             algorithm="paged" if default else algorithm, lse=lse, tile=tile, backend=backend, device=device, **masks,
         )  # fmt: skip
-    if host.wants_gradient(q) or host.wants_gradient(k) or host.wants_gradient(v):
+    if any(host.wants_gradient(x) for x in (q, k, v, sinks)):
         from flashlab.integrations import torch
 
         for name, x in (("out", out), ("scales", scales), ("block_mask", block_mask)):

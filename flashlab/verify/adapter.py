@@ -27,12 +27,15 @@ from simulator.problem import COMMON_MASKS, DTYPES, FEATURES, FIELDS, MASKS, SCO
 Layout = Literal["bhsd", "bshd"]
 LseBase = Literal["e", "2"]
 
-KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in FEATURES} | {
+_INPUTS = {operand.name: operand for operand in reversed(ATTENTION.inputs)}
+KNOWN = tuple(name for name in FEATURES if FIELDS[name].operand in ("", *_INPUTS))
+"""The features of the forward pass."""
+KEYWORDS = {name: (FIELDS[name].operand or name, *FIELDS[name].aliases) for name in KNOWN} | {
     "lse": ("lse", "return_lse", "compute_log_sumexp")
 }
 """The names under which a callable may take each feature and the LSE. A problem with a feature that it has no name for is
 not run."""
-PER_HEAD = {name: ATTENTION.operand(known.operand) for name, known in FIELDS.items() if known.operand}
+PER_HEAD = {name: _INPUTS[known.operand] for name, known in FIELDS.items() if known.operand in _INPUTS}
 """The operands by which a call says a feature: an array with a number per head, or a mask."""
 SAID_TO_ALL = ("causal", "scale")
 """What a function without a signature is told. What else it takes, `Adapter.names` says."""
@@ -206,12 +209,12 @@ class CallableTarget(Target):
     def _domain(self) -> Domain:
         """The adapter's domain, less the features that the function can't be told or that have no meaning here."""
         domain = self.adapter.domain
-        masks = [name for name in FEATURES if self.keyword(name) and (domain.masks is None or name in domain.masks)]
+        masks = [name for name in KNOWN if self.keyword(name) and (domain.masks is None or name in domain.masks)]
         if self.align == "top-left":
             masks = [name for name in masks if name not in PLACED]
         if domain.causal and "causal" not in masks:
             masks.append("causal")  # it is never told, since it knows nothing else
-        return replace(domain, masks=None if set(masks) == set(FEATURES) else tuple(masks))
+        return replace(domain, masks=None if set(masks) == set(KNOWN) else tuple(masks))
 
     def keyword(self, name: str) -> str | None:
         """What the function calls it, or None."""

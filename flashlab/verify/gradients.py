@@ -6,8 +6,8 @@ allowed. Where it compares two runs, each may be off by the rule's bound. Gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,12 +26,14 @@ Arrays = Mapping[str, Array]
 
 
 def _given(p: Problem, q: Array, k: Array, v: Array, dout: Array) -> dict[str, Array]:
-    """The operands for these q, k, v and dout: `out` and `lse` are the float64 judge's, rounded."""
+    """The operands for these q, k, v and dout: `out` and `lse` are the float64 judge's, rounded. A gradient of the LSE is 0."""
     storage = numpy_dtype(p.dtype)
     given = {name: x.astype(storage) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout))}
     given |= random_optional(p)
     forward = ATTENTION.judge(p, given)
-    return given | {"out": forward["out"].astype(storage), "lse": forward["lse"].astype(np.float32)}
+    lse = forward["lse"].astype(np.float32)
+    given |= {"dlse": np.zeros_like(lse)} if p.dlse else {}
+    return given | {"out": forward["out"].astype(storage), "lse": lse}
 
 
 def _bounds(p: Problem, given: Arrays) -> Arrays:
@@ -57,17 +59,17 @@ def _same_bits(subject: Subject, names: Iterable[str], x: Arrays, y: Arrays, sai
 
 
 def adjoint(subject: Subject, p: Problem, seed: int) -> float:
-    """<dO, J X> = <gradient, X> for a direction X. J X is a difference of the forward in float64, which shares no line with
-    the gradients' judge."""
+    """<dO, J X> = <gradient, X> for a direction X, J of the output and of an LSE with a gradient. J X is a difference of the
+    forward in float64, which shares no line with the gradients' judge."""
     given = BACKWARD.draw(p, seed)
     found, allowed = subject.run(p, given), _bounds(p, given)
     exact, z = {name: given[name].astype(np.float64) for name in "qkv"}, _kept(p, given)
-    weight = _weights(p, exact)
+    weight = _weights(p, given)
     # `out` was rounded, so D is off by up to u / 2 of its terms' sum
     off = (
         UNIT[p.dtype] / 2 * (np.abs(given["dout"].astype(np.float64)) * np.abs(given["out"].astype(np.float64))).sum(-1)
     )
-    shared = weight.reshape(p.batch, p.heads, p.len_q, p.len_kv) * off[..., None] * abs(p.scale)
+    shared = weight.keys.reshape(p.batch, p.heads, p.len_q, p.len_kv) * off[..., None] * abs(p.scale)
     size = {name: np.linalg.norm(np.repeat(exact[name], p.queries_per_kv, 1), axis=-1) for name in "kv"}
     extra = {
         "q": (shared @ size["k"][..., None])[..., 0],
@@ -76,11 +78,15 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
         .sum(2),
         "v": 0.0,
     }
+    if p.sinks:
+        exact["sinks"], extra["sinks"] = given["sinks"].astype(np.float64), (weight.sink[..., 0] * off).sum(-1)
     worst, random, h = 0.0, np.random.default_rng((seed, 7)), 1e-5
-    for name in "qkv" * 3:  # one direction may happen to be at right angles to an error
+    for name in [*exact] * 3:  # one direction may happen to be at right angles to an error
         x = cast("Array", random.standard_normal(exact[name].shape))
         ahead, behind = (_forward(p, z, exact | {name: exact[name] + s * h * x}) for s in (1, -1))
-        slope = float((given["dout"].astype(np.float64) * (ahead - behind)).sum()) / (2 * h)
+        slope = sum(float((given[f"d{of}"] * (ahead[of] - behind[of])).sum()) for of in ahead if f"d{of}" in given) / (
+            2 * h
+        )
         mine = float((found[f"d{name}"].astype(np.float64) * x).sum())
         # the products of the rows' errors with X have random signs: five standard deviations of their sum
         limit = 5 * float(np.linalg.norm(allowed[f"d{name}"] + extra[name])) + 1e-6 * abs(slope)
@@ -91,15 +97,27 @@ def adjoint(subject: Subject, p: Problem, seed: int) -> float:
     return worst
 
 
-def _weights(p: Problem, x: Arrays) -> Array:
-    """P in float64, (batch, heads, len_q, len_kv)."""
+class _Weights(NamedTuple):
+    """P of keys, (batch, heads, len_q, len_kv), and of the sink, with 1 in place of len_kv. The LSE is 0 for rows without any."""
+
+    keys: Array
+    sink: Array
+    lse: Array
+
+
+def _weights(p: Problem, x: Arrays) -> _Weights:
+    """The weights in float64."""
+    x = {name: each.astype(np.float64) for name, each in x.items()}
+    sinks = x.get("sinks", np.full(p.heads, -np.inf))[:, None, None]
     scores = p.scale * (x["q"] @ np.repeat(x["k"], p.queries_per_kv, 1).swapaxes(-1, -2))
     scores = p.soft_cap * np.tanh(scores / p.soft_cap) if p.soft_cap else scores
     scores = np.where(hidden_pairs(p), -np.inf, scores)
-    top = cast("Array", scores.max(-1, keepdims=True, initial=-np.inf))
-    weights = np.exp(scores - np.where(np.isneginf(top), 0.0, top))
-    total = weights.sum(-1, keepdims=True)
-    return weights / np.where(total == 0, 1.0, total)
+    top = np.maximum(cast("Array", scores.max(-1, keepdims=True, initial=-np.inf)), sinks)
+    top = np.where(np.isneginf(top), 0.0, top)
+    keys, sink = np.exp(scores - top), np.exp(sinks - top)
+    total = keys.sum(-1, keepdims=True) + sink
+    some = np.where(total == 0, 1.0, total)
+    return _Weights(keys / some, sink / some, np.where(total == 0, 0.0, np.log(some) + top)[..., 0])
 
 
 def _kept(p: Problem, given: Arrays) -> Array:
@@ -108,9 +126,10 @@ def _kept(p: Problem, given: Arrays) -> Array:
     return kept_weights(p, given["rng_state"]).reshape(shape) if p.dropout else np.ones(shape)
 
 
-def _forward(p: Problem, z: Array, x: Arrays) -> Array:
-    """Attention of arrays of float64, which no storage dtype rounds."""
-    return (_weights(p, x) * z) @ np.repeat(x["v"], p.queries_per_kv, 1)
+def _forward(p: Problem, z: Array, x: Arrays) -> dict[str, Array]:
+    """Attention of arrays of float64, which no storage dtype rounds: `out` and `lse`."""
+    weights, _, lse = _weights(p, x)
+    return {"out": (weights * z) @ np.repeat(x["v"], p.queries_per_kv, 1), "lse": lse}
 
 
 def key_sets(subject: Subject, p: Problem, seed: int) -> None:
@@ -204,15 +223,18 @@ def head_order(subject: Subject, p: Problem, seed: int) -> None:
     kv_order, batch_order = np.arange(p.kv_heads)[::-1], np.arange(p.batch)[::-1]
     order = (kv_order[:, None] * p.queries_per_kv + np.arange(p.queries_per_kv)).ravel()
 
-    def moved(x: Arrays) -> dict[str, Array]:
-        of_keys = ("k", "v", "dk", "dv")
-        return {n: np.ascontiguousarray(a[batch_order][:, kv_order if n in of_keys else order]) for n, a in x.items()}
+    def moved(x: Arrays) -> Iterator[tuple[str, Array]]:
+        orders = {"batch": batch_order, "heads": order, "kv_heads": kv_order}
+        for name, a in x.items():
+            for axis, along in enumerate(BACKWARD.operand(name).axes):
+                a = a.take(orders[along], axis) if along in orders else a
+            yield name, np.ascontiguousarray(a)
 
     _same_bits(
         subject,
-        ("dq", "dk", "dv"),
-        moved(subject.run(p, given)),
-        subject.run(p, moved(given)),
+        [operand.name for operand in BACKWARD.written(p)],
+        dict(moved(subject.run(p, given))),
+        subject.run(p, dict(moved(given))),
         "changes with the heads' order",
     )
 

@@ -239,7 +239,7 @@ def _gradients(
         "lse": forward.lse.astype(np.float32),
         "dout": dout.astype(storage),
     }
-    truth = {operand.name: np.empty(operand.shape(problem)) for operand in BACKWARD.outputs}
+    truth = {operand.name: np.empty(operand.shape(problem)) for operand in BACKWARD.written(problem)}
     group = problem.queries_per_kv
     alone = problem.replace(batch=1, heads=group, kv_heads=1)
     for b, h in np.ndindex(problem.batch, problem.kv_heads):  # one after the other: the judge holds all scores

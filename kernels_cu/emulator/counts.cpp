@@ -192,6 +192,7 @@ void Ledger::account(const WarpInstruction& x) {
 
 void WarpLog::add(Lane& lane, Op op, Space space, std::uint64_t address, unsigned bytes, const char* tensor, Place place,
                   std::uint64_t partner) {
+  tell_access(lane, op, space, address, bytes, place);
   // a line may load in some lanes only, and store in all: y[i] = i < n ? x[i] : 0
   const bool loads = op == Op::ld || op == Op::ldgsts || op == Op::ldsm;
   const unsigned site = 4 * site_of(place) + 2 * (space == Space::sram) + loads;

@@ -121,6 +121,7 @@ void Block::run(std::uint64_t index) {
     lane->heard = {};
     lane->reads = {};
     lane->copies.clear();
+    lane->told = nullptr;
     lane->counters = &counters;
     ++lane->interval;
     wake(*lane);
@@ -391,6 +392,8 @@ void Block::check_barrier(int id) {
     for (Lane* lane : barrier.waiting) clocks.acquire(lane->number, seen);
   }
   auto waiting = std::move(barrier.waiting);
+  if (!barrier.threads) tell_shared(*this);
+  for (Lane* lane : waiting) tell_barrier(*lane);
   barrier = {};
   for (Lane* lane : waiting) wake(*lane);
   for (Warp& warp : warps) {  // a barrier that a whole warp passes brings its lanes together, as a collective does

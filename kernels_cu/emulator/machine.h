@@ -20,6 +20,7 @@
 #include "memory.h"
 #include "report.h"
 #include "thread.h"
+#include "told.h"
 
 namespace emulator {
 
@@ -64,6 +65,7 @@ struct Lane : Thread {
   std::vector<std::uint64_t> occurrences;  // by site: interval << 32 | how often the site came in it
   std::vector<Copy> copies;                // by copy_async, not yet waited for, oldest first
   unsigned group = 0;                      // the group of the next copies
+  Telling* told = nullptr;                 // its record, if it is told of
   std::uint32_t polls = 0;                 // how often it passed a place where it may be in a loop
 
   struct Read { const void* address = nullptr; Place place{}; };

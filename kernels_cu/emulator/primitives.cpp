@@ -174,7 +174,10 @@ uint3 emu_grid_dim() { return current->grid_dim; }
 void emu_argument(void* to, int index, unsigned long bytes) {
   std::memcpy(to, current_lane().block->launch.given.arguments[index], bytes);
 }
-void emu_step(const char* name) { current->step = name; }
+void emu_step(const char* name) {
+  tell_step(current_lane(), name);
+  current->step = name;
+}
 void emu_count_flops(unsigned n) { current->counters->flops += n; }
 void emu_count_exp() { ++current->counters->exp; }
 

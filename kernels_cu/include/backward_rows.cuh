@@ -1,9 +1,11 @@
 // The first launch of a backward pass whose main launch adds dQ up by atomics: a thread block has so many ROWS of queries.
+// And its last one, if there are sinks.
 #pragma once
 
 #include "elements.cuh"
 #include "warp.cuh"
 #include "params.cuh"
+#include "scores.cuh"
 
 constexpr int DELTA_THREADS = 128;
 
@@ -17,9 +19,10 @@ DEVICE Rows rows_of(const Shape& shape) {
   return {flat_head / shape.heads, flat_head % shape.heads, first, min(first + ROWS, shape.len_q)};
 }
 
-// D = rowsum(dO · O).
+// D = rowsum(dO · O), less the gradient of the LSE.
 template <int ROWS>
-DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, float* delta, const Shape& shape, const Rows& rows) {
+DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, const float* dlse, float* delta, const Shape& shape,
+                          const Rows& rows) {
   const auto [batch, head, first_row, end_row] = rows;
   constexpr int LANES = lanes_for(HEAD_DIM / CHUNK_ELEMENTS);  // that share a row
   const int lane = threadIdx.x % LANES;
@@ -40,7 +43,30 @@ DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, float* delta, c
     }
 #pragma unroll
     for (int mask = LANES / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    if (inside && lane == 0)
-      store_global(delta + (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row, sum);
+    if (inside && lane == 0) {
+      const long long place = (static_cast<long long>(batch) * shape.heads + head) * shape.len_q + row;
+      store_global(delta + place, less_dlse(sum, dlse, place));
+    }
   }
+}
+
+// dsink = -sum of exp(sink - LSE) D over the rows of a head: a sink is a key whose value is 0. One warp has a head.
+DEVICE void sink_gradient(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape& shape) {
+  constexpr int EACH = 8;  // loads of a lane that are on their way together
+  const float sink = of_head<SINKS>(sinks, blockIdx.x % shape.heads, -INF);
+  const long long first = static_cast<long long>(blockIdx.x) * shape.len_q;
+  float sum = 0;
+  for (int row = lane_id(); row < shape.len_q; row += 32 * EACH) {
+    float logs[EACH], deltas[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const bool inside = row + 32 * e < shape.len_q;
+      logs[e] = inside ? load_global<float>(lse + first + row + 32 * e) : INF;
+      deltas[e] = inside ? load_global<float>(delta + first + row + 32 * e) : 0;
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) sum += exp2_approx((sink - (logs[e] == -INF ? 0 : logs[e])) * LOG2E) * deltas[e];
+  }
+  sum = warp_sum(sum);
+  if (lane_id() == 0) store_global(dsinks + blockIdx.x, -sum);
 }

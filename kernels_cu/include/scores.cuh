@@ -1,5 +1,5 @@
 // What becomes of a product q k before the softmax: it is scaled, may be bounded by a soft cap, and ALiBi may add a bias.
-// And what a sink adds to a row's sum. SOFT_CAP, ALIBI, SINKS: 1 where the problem has them, else 0.
+// And what a sink adds to a row's sum, and a gradient of the LSE to D. SOFT_CAP, ALIBI, SINKS, DLSE: 1 where the problem has them.
 #pragma once
 
 #include "mask.cuh"
@@ -14,6 +14,9 @@
 #endif
 #ifndef SINKS
 #define SINKS 0
+#endif
+#ifndef DLSE
+#define DLSE 0
 #endif
 
 // The number of a head, and `without` where the problem has none.
@@ -108,4 +111,10 @@ DEVICE float join_sink(float& m, float& sum, float sink) {
   sum = sum * alpha + exp2_approx(sink * LOG2E - top);
   m = top;
   return alpha;
+}
+
+// D - dLSE of a row, whose number counts those of all heads: the LSE's derivative by a score is P, too.
+DEVICE float less_dlse(float delta, const float* dlse, long long row) {
+  if constexpr (DLSE) return delta - load_global<float>(dlse + row);
+  return delta;
 }

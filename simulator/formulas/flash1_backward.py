@@ -46,6 +46,9 @@ def flash1_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     book.add("load_q", "lse", hbm_read=along * outer * t["lse"].nbytes)
     for name in ("dout", "out"):
         book.add("delta", name, sram_read=pairs * br * dv * es)
+    if p.dlse:
+        book.add("delta", "dlse", hbm_read=outer * t["dlse"].nbytes)
+        book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("delta", "d", sram_write=pairs * br * 4)
     book.add("dp", "d", sram_read=pairs * along * br * 4)
     for step, name in (("exp", "p"), ("ds", "ds")):
@@ -68,6 +71,6 @@ def flash1_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     book.compute(
         matmul=pairs * 2 * br * bc * (3 * d + 2 * dv),
         other=pairs
-        * ((3 + (p.scale != 1.0)) * square + tile.rows * (2 * (p.head_dim_v + p.head_dim) + bool(p.dropout))),
+        * ((3 + (p.scale != 1.0)) * square + tile.rows * (2 * (p.head_dim_v + p.head_dim) + bool(p.dropout) + p.dlse)),
         exp=pairs * square,
     )

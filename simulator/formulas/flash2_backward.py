@@ -9,7 +9,7 @@ from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile
-from simulator.programs.flash2_backward import ROWS, sram_bytes, warp_grid
+from simulator.programs.flash2_backward import ROWS, SINK_ROWS, sram_bytes, warp_grid
 
 
 def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -23,6 +23,7 @@ def flash2_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     count_before(book, problem)
     count_main(book, "flash2_backward", problem, tile, config)
     count_convert(book, "flash2_backward")
+    count_sinks(book, "flash2_backward", problem)
 
 
 def count_before(book: Book, problem: Problem) -> None:
@@ -93,11 +94,14 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> No
     for x in ("dout", "out"):
         book.add("delta", x, hbm_read=t[x].nbytes)
         book.distinct(x, "read", t[x].nbytes)
+    if p.dlse:
+        book.add("delta", "dlse", hbm_read=t["dlse"].nbytes)
+        book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("delta", "delta", hbm_write=t["delta"].nbytes)
     book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
     for x in ("delta", "dq_sum"):
         book.distinct(x, "write", t[x].nbytes)
-    book.compute(other=2 * blocks * rows * p.head_dim_v)
+    book.compute(other=blocks * rows * (2 * p.head_dim_v + p.dlse))
 
 
 def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
@@ -112,3 +116,20 @@ def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
         book.distinct("dq_sum", "read", t["dq_sum"].nbytes)
         book.distinct("dq", "write", t["dq"].nbytes)
         book.compute(other=blocks * rows * t["dq_sum"].cols)
+
+
+def count_sinks(book: Book, name: str, problem: Problem) -> None:
+    """The gradients of the sinks: a block per batch and head reads the LSE and D of its rows."""
+    p, t = problem, book.tensors
+    if not p.sinks:
+        return
+    heads, tiles = p.batch * p.heads, -(-p.len_q // SINK_ROWS)
+    book.launch(f"{name}_sinks", heads, 1, book.config.heads_together if book.config else 1)
+    book.add("dsinks", "sinks", hbm_read=4 * heads)
+    book.distinct("sinks", "read", t["sinks"].nbytes)
+    for x in ("lse", "delta"):
+        book.add("dsinks", x, hbm_read=t[x].nbytes)
+        book.distinct(x, "read", t[x].nbytes)
+    book.add("dsinks", "dsinks", hbm_write=t["dsinks"].nbytes)
+    book.distinct("dsinks", "write", t["dsinks"].nbytes)
+    book.compute(other=heads * (3 * tiles + 1) * SINK_ROWS + heads, exp=heads * tiles * SINK_ROWS)

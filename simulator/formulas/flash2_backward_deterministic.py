@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.config import Config
 from simulator.counts import Book, Spec
-from simulator.formulas.flash2_backward import count_before, count_convert, count_main
+from simulator.formulas.flash2_backward import count_before, count_convert, count_main, count_sinks
 from simulator.problem import Problem, Tile
 
 
@@ -35,3 +35,4 @@ def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
         book.distinct("number", way, 4 * blocks)
         book.distinct("turns", way, 4 * heads * -(-seen.distinct_keys // tile.rows))
     count_convert(book, "flash2_backward")
+    count_sinks(book, "flash2_backward", p)

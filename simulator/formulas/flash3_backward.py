@@ -6,7 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
-from simulator.formulas.flash2_backward import count_convert, count_delta
+from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
@@ -70,3 +70,4 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         exp=pairs * square,
     )
     count_convert(book, "flash3_backward", tile.rows)
+    count_sinks(book, "flash3_backward", p)

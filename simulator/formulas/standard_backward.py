@@ -93,10 +93,13 @@ def _ds(book: Book, p: Problem, config: Config) -> None:
     for step, name in (("delta", "dout"), ("delta", "out"), ("store_ds", "p"), ("store_ds", "dp")):
         book.add(step, name, hbm_read=t[name].nbytes)
         book.distinct(name, "read", t[name].nbytes)
+    if p.dlse:
+        book.add("delta", "dlse", hbm_read=t["dlse"].nbytes)
+        book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("store_ds", "ds", hbm_write=t["ds"].nbytes)
     book.distinct("ds", "write", t["ds"].nbytes)
     count_state(book, p, "store_ds", blocks=blocks, warps=ROWS)
-    book.compute(other=blocks * ROWS * (2 * (p.head_dim_v + p.len_kv) + bool(p.dropout)))
+    book.compute(other=blocks * ROWS * (2 * (p.head_dim_v + p.len_kv) + bool(p.dropout) + p.dlse))
 
 
 def _dq(book: Book, p: Problem, tile: Tile, config: Config) -> None:

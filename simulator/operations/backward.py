@@ -3,15 +3,18 @@
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
 dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2). With dropout Z, dV = (P * Z)^T dO and
 dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too. A soft cap takes dS times its derivative, 1 - tanh^2.
+A sink is a key whose value is 0, and whose P is exp(sink - LSE): dsink = -sum_i P_i D_i, over the rows of a batch and head.
+The LSE's derivative by a score is P. So where the loss depends on the LSE, its gradient is taken from D: D_i - dLSE_i.
 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
 forward's rule:
 
     |e(dV_j)| <= 1.2 u * sqrt(|dV_j|^2 + sum_i P_ij^2 |dO_i|^2)                 + d * sum_i P_ij |dO_i|
     |e(dK_j)| <= 1.2 u * sqrt(|dK_j|^2 + scale^2 sum_i dS_ij^2 |q_i|^2)         + d * scale * sum_i G_ij |q_i|
+    |e(dsink)| <= sum_i d_i P_i (|D_i| + |dLSE_i|), where d_i = 2e-6 * max(1, |sink|, |LSE_i|)
     |e(dQ_i)| <= 1.2 u * sqrt(|dQ_i|^2 + scale^2 sum_j dS_ij^2 |k_j|^2)         + d * scale * sum_j G_ij |k_j|
 
-Here G_ij = P_ij (|dP_ij| + |D_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
+Here G_ij = P_ij (|dP_ij| + |D_i| + |dLSE_i|), where dP and D are sums of absolute values. dS is the difference of the two: if they
 cancel, their errors stay. With dropout, dV's line has P_ij Z_ij for P_ij. With a soft cap, d has the sizes of the forward's rule,
 and G also the error of 1 - tanh^2. d = 2e-6 * max(1, max_j scale * sum_c |q_ic k_jc|)
 is how far float32 scores and the natural LSE may be off, as in the forward's rule. The factor 1.2 was calibrated on the CPU:
@@ -28,6 +31,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
+from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional, hidden_pairs
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.philox import kept_weights
@@ -62,6 +66,15 @@ class Backward(Operation):
             "heads": 4, "kv_heads": 2, "lengths": [3, (71, 131), 2, (0, 9), (40, 0), (31, 12)], "causal": True,
         },
         "a soft cap, causal, GQA": {"heads": 4, "kv_heads": 2, "len_q": 70, "len_kv": 90, "soft_cap": 3.0, "causal": True},
+        "a gradient of the LSE": {"heads": 2, "len_q": 70, "dlse": True},
+        "a gradient of the LSE, causal, GQA, rows without keys": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "dlse": True,
+        },
+        "a gradient of the LSE, dropout": {"heads": 2, "len_q": 50, "dropout": 0.25, "dlse": True},
+        "sinks, causal, GQA, batch 2, rows without keys": {
+            "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "sinks": True,
+        },
+        "sinks, a gradient of the LSE": {"heads": 3, "len_q": 300, "len_kv": 40, "sinks": True, "dlse": True},
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -69,25 +82,35 @@ class Backward(Operation):
         Operand(name="out", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
         Operand(name="lse", axes=("batch", "heads", "len_q"), dtype="float32"),
         Operand(name="dout", axes=("batch", "heads", "len_q", "head_dim_v"), dtype="out"),
-        *(ATTENTION.operand(name) for name in ("rng_state", "offsets_q", "offsets_kv")),
+        Operand(name="dlse", axes=("batch", "heads", "len_q"), dtype="float32", when=lambda p: p.dlse, default=0.0),
+        *(ATTENTION.operand(name) for name in ("sinks", "rng_state", "offsets_q", "offsets_kv")),
     )
-    outputs = tuple(
-        Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required
+    outputs = (
+        *(Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required),
+        Operand(name="dsinks", axes=("batch", "heads"), dtype="float32", when=lambda p: p.sinks),
     )
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        return ATTENTION.problem(arrays, **masks)
+        return ATTENTION.problem(arrays, **masks).replace(dlse="dlse" in arrays)
+
+    def refusal(self, problem: Problem) -> UsageError | None:
+        """Sinks have a gradient, into which all sequences of a ragged batch would sum."""
+        if problem.sinks and problem.lengths is not None:
+            return UsageError("sinks", "given", "None with lengths: the backward pass doesn't know both together")
+        return None
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         super().check(problem, arrays, tile)
         check_optional(problem, arrays)
 
     def draw(self, problem: Problem, seed: int = 0, kind: str = "normal") -> dict[str, Array]:
-        """q, k and v of a kind, as attention draws them, and normal dout. `out` and `lse` are its float64 judge's, rounded."""
+        """q, k and v of a kind, as attention draws them, normal dout and dlse. `out` and `lse` are its judge's, rounded."""
         drawn = super().draw(problem, seed, kind) | ATTENTION.draw(problem, seed, kind)
         forward = ATTENTION.judge(problem, drawn)
         drawn["out"] = forward["out"].astype(numpy_dtype(problem.out_dtype))
         drawn["lse"] = forward["lse"].astype(np.float32)
+        if problem.dlse:
+            drawn["dlse"] = np.random.default_rng((seed, 5)).standard_normal(drawn["lse"].shape, np.float32)
         return drawn
 
     def judge(self, problem: Problem, arrays: Arrays) -> dict[str, Array]:
@@ -96,7 +119,8 @@ class Backward(Operation):
         dq = t.p.scale * (t.ds @ t.k)
         dk = t.p.scale * (t.ds.swapaxes(-1, -2) @ t.q).sum(2)
         dv = (t.kept.swapaxes(-1, -2) @ t.dout).sum(2)
-        return {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
+        found = {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
+        return found | ({"dsinks": -(t.sunk * t.delta).sum(-1)} if problem.sinks else {})
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         """The bounds of the module's rule, for each row of dq, dk and dv."""
@@ -110,7 +134,7 @@ class Backward(Operation):
         top = np.where(t.weights > 0, sizes, 0.0).max(-1, initial=0.0)
         d = (SCORE[p.dtype] * np.maximum(1.0, top))[..., None]
         products = t.z * (np.abs(t.dout) @ np.abs(t.v).swapaxes(-1, -2))
-        whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True)
+        whole = products + (np.abs(t.dout) * np.abs(t.out)).sum(-1, keepdims=True) + np.abs(t.dlse)
         off = d * t.weights + FLUSHED
         gross = abs(p.scale) * (off + bent * t.weights) * whole
         step = {"float16": 2.0**-25}.get(p.dtype, FLUSHED)
@@ -132,7 +156,13 @@ class Backward(Operation):
             return (terms.swapaxes(-1, -2) @ others)[..., 0].sum(2)
 
         queries = p.batch, p.heads, p.len_q
-        return {
+        of_sinks: dict[str, Array] = {}
+        if p.sinks:
+            sizes_of = (np.abs(t.dout) * np.abs(t.out)).sum(-1) + np.abs(t.dlse[..., 0])
+            logits = np.maximum(np.abs(t.sinks), np.abs(np.where(np.isneginf(t.lse), 0.0, t.lse)))
+            terms = SCORE[p.dtype] * np.maximum(1.0, np.where(t.sunk > 0, logits, 0.0)) * (t.sunk + FLUSHED)
+            of_sinks = {"dsinks": (terms * sizes_of.reshape(queries)).sum(-1)}
+        return of_sinks | {
             "dq": bound(
                 "dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + kept_step) @ norm["k"]).reshape(queries)
             ),
@@ -163,7 +193,13 @@ class _Terms:
         self.slope: Array = 1 - bent**2
         scores = np.where(hidden_pairs(p), -np.inf, scores)
         self.weights: Array = np.exp(scores - np.where(np.isneginf(lse), 0.0, lse))
-        delta = (self.dout * self.out).sum(-1, keepdims=True)
+        self.dlse: Array = np.asarray(arrays.get("dlse", np.zeros(lse.shape)), np.float64).reshape(lse.shape)
+        delta = (self.dout * self.out).sum(-1, keepdims=True) - self.dlse
+        queries = p.batch, p.heads, p.len_q
+        self.delta: Array = delta.reshape(queries)
+        self.lse: Array = lse.reshape(queries)
+        self.sinks: Array = np.asarray(arrays.get("sinks", np.full(p.heads, -np.inf)), np.float64)[:, None]
+        self.sunk: Array = np.exp(self.sinks - np.where(np.isneginf(self.lse), 0.0, self.lse))
         state = arrays.get("rng_state", np.zeros(2, np.int64))
         self.z = kept_weights(p, state) if p.dropout else np.ones(())
         self.kept: Array = self.weights * self.z

@@ -147,10 +147,9 @@ class Operation(ABC):
         """The inputs of a problem: the required ones, and those that it has and callers may leave out."""
         return [operand for operand in self.inputs if operand.when(problem)]
 
-    @property
-    def written(self) -> tuple[Operand, ...]:
-        """The outputs that every algorithm writes, whether they were asked for or not."""
-        return tuple(operand for operand in self.outputs if not operand.asked)
+    def written(self, problem: Problem) -> tuple[Operand, ...]:
+        """The outputs that every algorithm writes for a problem, whether they were asked for or not."""
+        return tuple(operand for operand in self.outputs if operand.when(problem) and not operand.asked)
 
     def operand(self, name: str, problem: Problem | None = None) -> Operand:
         """The operand with a name; of several forms the one that a `problem` has, or else the first.
@@ -192,6 +191,11 @@ class Operation(ABC):
     def fitted(self, problem: Problem) -> Problem:
         """A plain problem as this operation has it: where K and V lie in pages, with pages."""
         return problem
+
+    def refusal(self, problem: Problem) -> UsageError | None:
+        """The error for features that it doesn't know together, or None."""
+        del problem
+        return None
 
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""

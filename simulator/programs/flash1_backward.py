@@ -12,6 +12,7 @@ from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.flash2_backward import warp_grid
+from simulator.programs.scores import less_dlse
 from simulator.tensors import HbmTensor
 
 
@@ -77,7 +78,8 @@ def flash1_backward(
                     block.step("load_do")
                     do_i, o_i = block.load(dout.head(g), i, tile.rows), block.load(out.head(g), i, tile.rows)
                     block.step("delta")
-                    block.put(d_shared, kept_sum((block.to_registers(do_i) * block.to_registers(o_i)).sum(), problem))
+                    d_i = (block.to_registers(do_i) * block.to_registers(o_i)).sum()
+                    block.put(d_shared, kept_sum(less_dlse(m, block, d_i, i, tile.rows, g), problem))
                     block.step("scores")
                     s = block.matmul(k_j, q_i.T, split=shared, scale=problem.scale)
                     block.step("mask")

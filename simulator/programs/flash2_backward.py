@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from math import gcd
+from math import gcd, inf
 
 from simulator.block import Block
 from simulator.config import Config, choose, features, heads_that_share_the_l2, padded, warps_for
@@ -17,12 +17,14 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, Walk
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.scores import cap_slope, soft_cap
+from simulator.programs.scores import cap_slope, less_dlse, of_head, soft_cap
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor
 
 ROWS = 16
 """Rows per block of the first and the last launch: four per warp."""
+SINK_ROWS = 256
+"""Rows that a warp takes together for the gradient of a sink: eight per lane."""
 
 
 def warp_grid(problem: Problem, tile: Tile) -> tuple[int, int]:
@@ -64,15 +66,16 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
 
 def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor, rows: int = ROWS) -> HbmTensor:
-    """Line 4 of Algorithm 2: D = rowsum(dO * O), which is returned. Sets `dq_sum` to 0, to which atomics will add.
+    """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    A block has so many `rows`.
+    Sets `dq_sum` to 0, to which atomics will add. A block has so many `rows`.
     """
     delta = m.workspace("delta", 1, vector=True)
     for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         i = block.i
         block.step("delta")
-        block.store(delta, (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum(), i, rows)
+        d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
+        block.store(delta, less_dlse(m, block, d_i, i, rows), i, rows)
         block.step("zero_dq")
         block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
     return delta
@@ -83,6 +86,22 @@ def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Pr
     for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
+
+
+def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, problem: Problem) -> tuple[HbmTensor, ...]:
+    """dsink = -sum_i exp(sink - LSE_i) D_i for each batch and head, if there are sinks. One warp has a head."""
+    if not problem.sinks:
+        return ()
+    dsinks = m.output("dsinks")
+    for block in m.launch(f"{name}_sinks", warps=1):
+        block.step("dsinks")
+        sink, total = of_head("sinks", m, block, 1), block.full(SINK_ROWS, 1, 0.0)
+        assert sink is not None
+        for i in range(-(-problem.len_q // SINK_ROWS)):
+            p_i = block.exp(sink - block.fetch(lse, i, SINK_ROWS, fill=inf).finite())
+            total = total + p_i * block.fetch(delta, i, SINK_ROWS)
+        block.store(dsinks, total.T.sum() * -1.0, 0, 1)
+    return (dsinks,)
 
 
 @program(configure=configure, operation=BACKWARD)
@@ -96,7 +115,7 @@ def flash2_backward(
     dout: HbmTensor,
     problem: Problem,
     tile: Tile,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691).
 
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
@@ -137,7 +156,7 @@ def backward(
     problem: Problem,
     tile: Tile,
     order: type[Turns] = Turns,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """`flash2_backward`, whose main launch has this name, and blocks that add to dQ in an order."""
     c = m.config
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
@@ -188,19 +207,22 @@ def backward(
         block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
         block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash2_backward", m, dq_sum, dq, problem)
-    return dq, dk, dv
+    return dq, dk, dv, *sink_gradient("flash2_backward", m, lse, delta, problem)
 
 
 _DELTA = {
     "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
     "zero_dq": "Set the float32 sum of dQ to 0 in HBM: atomics will add to it.",
 }
+_SINKS = {
+    "dsinks": "The gradient of a head's sink, which is a key whose value is 0: the sum of −P D, with P = exp(sink − LSE)."
+}
 _CONVERT = {"convert_dq": "dQ is the finished sum, times the scale, rounded to the storage dtype."}
 
 
 def about(name: str, main: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The player's words for the three launches of an algorithm whose main launch adds up dQ by atomics."""
-    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT}
+    """The player's words for the launches of an algorithm whose main launch adds up dQ by atomics."""
+    return {f"{name}_delta": _DELTA, name: main, f"{name}_convert": _CONVERT, f"{name}_sinks": _SINKS}
 
 
 ABOUT = about(

@@ -51,7 +51,7 @@ def flash2_backward_deterministic(
     dout: HbmTensor,
     problem: Problem,
     tile: Tile,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """`flash2_backward`, in which blocks wait for their turns to add to dQ. All shapes are the same.
 
     A counter per query tile says how many key tiles have added to its dQ. Another one per KV head gives out the key tiles.

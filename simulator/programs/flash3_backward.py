@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, heads_that_share_the_l2
+from simulator.config import Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
-from simulator.programs.flash2_backward import about, convert, prepare
+from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL
 from simulator.tensors import HbmTensor
 
@@ -70,6 +70,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         consumers=consumers,
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
+        constants=features(problem),
     )
 
 
@@ -84,7 +85,7 @@ def flash3_backward(
     dout: HbmTensor,
     problem: Problem,
     tile: Tile,
-) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+) -> tuple[HbmTensor, ...]:
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691), with the engines of Hopper (arXiv 2407.08608).
 
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
@@ -144,7 +145,7 @@ def flash3_backward(
         block.store(dk, dk_j * problem.scale, j, tile.cols)
         block.store(dv, dv_j, j, tile.cols)
     convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
-    return dq, dk, dv
+    return dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
 
 
 ABOUT = about(

@@ -1,8 +1,8 @@
-"""What a kernel does to scores beside scaling and masking them: soft cap, ALiBi, sinks."""
+"""What a kernel does to scores beside scaling and masking them: soft cap, ALiBi, sinks. And what gradients do to D."""
 
 from __future__ import annotations
 
-from simulator.block import Block
+from simulator.block import Block, Rows
 from simulator.machine import Machine
 from simulator.problem import Problem
 from simulator.registers import Registers
@@ -27,6 +27,14 @@ def cap_slope(s: Registers, problem: Problem) -> Registers | None:
         return None
     tanh = s * (1 / cap)
     return (tanh * tanh) * -1.0 + 1.0
+
+
+def less_dlse(m: Machine, block: Block, delta: Registers, i: Rows, rows: int, head: int | None = None) -> Registers:
+    """D - dLSE for so many `rows` of tile i, of the `head`-th head of the group: the LSE's derivative by a score is P, too."""
+    if not m.problem.dlse:
+        return delta
+    dlse = m.optional("dlse")
+    return delta - block.fetch(dlse if head is None else dlse.head(head), i, rows)
 
 
 def alibi(block: Block, s: Registers, slope: Registers | None, j: int) -> Registers:

@@ -12,6 +12,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.dropout import drop_loaded, dropped, kept_sum, of_kept, read_state
+from simulator.programs.scores import less_dlse
 from simulator.programs.standard import COLS, ROWS
 from simulator.tensors import HbmTensor
 
@@ -104,7 +105,8 @@ def standard_backward(
     for block in m.launch("standard_backward_ds", rows=-(-problem.len_q // ROWS), warps=ROWS):
         i, chunks = block.i, range(-(-problem.len_kv // COLS))
         block.step("delta")
-        d_i = kept_sum((block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum(), problem)
+        d_i = (block.fetch(dout, i, ROWS) * block.fetch(out, i, ROWS)).sum()
+        d_i = kept_sum(less_dlse(m, block, d_i, i, ROWS), problem)
         block.step("store_ds")
         read_state(m, block, ROWS)
         for c in chunks:

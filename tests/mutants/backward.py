@@ -14,6 +14,8 @@ ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/inc
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
+SCORES, LSE = "kernels_cu/include/scores.cuh", "a gradient of the LSE"
+SINKS = "sinks, causal, GQA, batch 2, rows without keys"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 PHILOX = "kernels_cu/include/philox.cuh"
@@ -44,6 +46,38 @@ class KernelMutant:
 
 
 KERNELS = [
+    KernelMutant(
+        mechanism="the gradient of the LSE added to D", file=SCORES, old="return delta - load_global<float>(dlse + row)",
+        new="return delta + load_global<float>(dlse + row)", check="adjoint", case=LSE,
+    ),
+    KernelMutant(
+        mechanism="the gradient of the LSE of another head", file=ROWS, old="less_dlse(sum, dlse, place)",
+        new="less_dlse(sum, dlse, row)", check="rule", case=LSE,
+    ),
+    KernelMutant(
+        mechanism="the gradient of the LSE left out", file=FLASH1, old="sum = less_dlse(sum, dlse, statistics + row);", new="",
+        check="rule", case=LSE, algorithm="flash1_backward",
+    ),
+    KernelMutant(
+        mechanism="the sign of a sink's gradient", file=ROWS, old="store_global(dsinks + blockIdx.x, -sum)",
+        new="store_global(dsinks + blockIdx.x, sum)", check="adjoint", case=SINKS,
+    ),
+    KernelMutant(
+        mechanism="the sink of another head", file=ROWS, old="(sinks, blockIdx.x % shape.heads, -INF)",
+        new="(sinks, blockIdx.x / shape.heads, -INF)", check="head_order", case=SINKS,
+    ),
+    KernelMutant(
+        mechanism="the last rows left out of a sink's gradient", file=ROWS, old="lane_id(); row < shape.len_q; row += 32 * EACH",
+        new="lane_id(); row < shape.len_q / 256 * 256; row += 32 * EACH", check="rule", case="sinks, a gradient of the LSE",
+    ),
+    KernelMutant(
+        mechanism="a sink's exponential to base 2", file=ROWS, old="(logs[e] == -INF ? 0 : logs[e])) * LOG2E)",
+        new="(logs[e] == -INF ? 0 : logs[e])))", check="rule", case=SINKS, algorithm="flash2_backward_deterministic",
+    ),
+    KernelMutant(
+        mechanism="the gradient of the LSE scaled as D", file=STANDARD, old="delta = less_dlse(warp_sum(delta), dlse,",
+        new="delta = warp_sum(delta) + shape.scale * less_dlse(0, dlse,", check="rule", case=LSE, algorithm="standard_backward",
+    ),
     KernelMutant(
         mechanism="D left out", file=TILES, old="void begin_below … = -d[e % 2]", new="= 0", check="equal_keys",
     ),

@@ -75,7 +75,8 @@ def mutated(random: Random, x: np.ndarray[Any, Any]) -> Any:
         lambda: np.full_like(x, np.nan), lambda: np.full_like(x, 1e4), lambda: x.astype(">f4"), lambda: x.astype(object),
         lambda: np.broadcast_to(x[..., :1], x.shape), lambda: np.concatenate([x, x], axis=-1), lambda: memoryview(b"abc"),
     ]  # fmt: skip
-    return random.choice(ways)()
+    with np.errstate(invalid="ignore"):  # NaN has no place among integers
+        return random.choice(ways)()
 
 
 VALUES: Mapping[str, list[Callable[[Random], Any]]] = {

@@ -161,7 +161,7 @@ def test_an_algorithm_never_computes_without(name: str, algorithm: str, said: An
 @pytest.mark.parametrize(("said", "field", "named"), UNKNOWN, ids=[named for *_, named in UNKNOWN])
 def test_this_backward_pass_knows_none_of_them(said: Any, field: Any, named: str) -> None:
     with pytest.raises(
-        fl.UsageError, match=f"^{named}: expected nothing: flash1_backward knows causal, window, scale, dropout$"
+        fl.UsageError, match=f"^{named}: expected nothing: flash1_backward knows causal, window, scale, dropout, dlse$"
     ):
         fl.count("flash1_backward", P.replace(**field))
     lse = np.zeros(Q.shape[:3], np.float32)

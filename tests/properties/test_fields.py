@@ -26,6 +26,8 @@ from flashlab.cli import options
 from flashlab.run import abi
 from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, SIZES, Masks
 
+FORWARD = ", ".join(name for name in FEATURES if name != "dlse")
+"""What the forward pass knows, in words."""
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -113,7 +115,7 @@ def test_a_new_field_is_an_option_of_every_command_that_takes_a_problem(copy: Pa
     assert json.loads(said["trace"][1])["problem"]["ceiling"] == 30.0
     assert json.loads(said["compare"][1])["problem"]["ceiling"] is None
     # what an algorithm, or the judge, doesn't reckon with it doesn't pretend to
-    knows = f"ceiling = 30.0: expected nothing: {{}} knows {', '.join(FEATURES)}"
+    knows = f"ceiling = 30.0: expected nothing: {{}} knows {FORWARD}"
     assert said["refused"] == [2, "", f"flashlab: {knows.format('flash2')}\n"]
     assert said["simulate"] == [2, "", f"flashlab: {knows.format('naive attention')}\n"]
     assert said["no number"][0] == 2 and "--ceiling" in said["no number"][2]
@@ -197,10 +199,10 @@ def test_a_new_field_goes_wherever_a_problem_goes(copy: Path):
     backward, naive, loop, emulated, misspelt, compared = said["refusals"]
     assert (
         backward
-        == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, lengths, dropout"
+        == "ceiling = 30.0: expected nothing: flash2_backward knows causal, window, scale, soft_cap, sinks, lengths, dropout, dlse"
     )
-    assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {', '.join(FEATURES)}"
-    assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {', '.join(FEATURES)}"
+    assert naive == loop == f"ceiling = 3.0: expected nothing: naive attention knows {FORWARD}"
+    assert emulated == f"ceiling = 3.0: expected nothing: flash2 knows {FORWARD}"
     assert misspelt.startswith("keyword = 'ceilling': expected one of ") and "did you mean ceiling" in misspelt
     assert compared is not None and "ceiling = 3.0" in compared
 
@@ -210,7 +212,7 @@ def test_metadata_are_whole():
     for name, known in FIELDS.items():
         assert known.help and known.label and not known.help.endswith("."), name
     assert set(SIZES) | {"dtype"} | set(FEATURES) == set(FIELDS)
-    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask"}
+    assert set(FEATURES) - set(MASKS) == {"sinks", "alibi", "mask", "dlse"}
     assert set(COMMON_MASKS) <= set(MASKS)
     sized = {
         axis

@@ -35,27 +35,33 @@ def ratios(p: Problem, arrays: dict[str, Any], outputs: Any) -> dict[str, float]
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=40)
-@given(problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])), tile=tiles, seed=st.integers(0, 3))
-def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
-    arrays = BACKWARD.draw(problem, seed)
-    run = fl.simulate(algorithm, *arrays.values(), **problem.masks, tile=tile, device=ROOMY)
+@given(
+    problem=problems(longest=90, dims=st.sampled_from([8, 16, 40, 64])),
+    dlse=st.booleans(),
+    tile=tiles,
+    seed=st.integers(0, 3),
+)
+def test_gradients_keep_to_the_rule(algorithm: str, problem: Problem, dlse: bool, tile: Tile, seed: int) -> None:
+    problem = problem.replace(dlse=dlse)
+    arrays: dict[str, Any] = BACKWARD.draw(problem, seed)
+    run = fl.simulate(algorithm, **arrays, **problem.masks, tile=tile, device=ROOMY)
     assert max(ratios(problem, arrays, run.outputs).values()) <= 1
     assert run.counts == fl.count(algorithm, problem, tile=tile, device=ROOMY)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=60)
-@given(problem=problems(longest=80), tile=tiles)
-def test_formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:
-    formula_equals_shape_run(algorithm, problem, tile)
+@given(problem=problems(longest=80), dlse=st.booleans(), tile=tiles)
+def test_formula_equals_shape_run(algorithm: str, problem: Problem, dlse: bool, tile: Tile) -> None:
+    formula_equals_shape_run(algorithm, problem.replace(dlse=dlse), tile)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=300)
-@given(problem=problems(longest=200), tile=tiles)
-def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem, tile: Tile) -> None:
-    formula_equals_shape_run(algorithm, problem, tile)
+@given(problem=problems(longest=200), dlse=st.booleans(), tile=tiles)
+def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem, dlse: bool, tile: Tile) -> None:
+    formula_equals_shape_run(algorithm, problem.replace(dlse=dlse), tile)
 
 
 RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support.masks]
@@ -109,11 +115,14 @@ def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> No
 @given(
     problem=problems(longest=12, dims=st.sampled_from([4, 8])),
     soft_cap=st.sampled_from([None, 0.7, 3.0]),
+    dlse=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, soft_cap: float | None, seed: int) -> None:
-    """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>."""
-    p = problem.replace(dtype="float32", soft_cap=soft_cap)
+def test_the_judge_is_the_derivative_of_the_forward(
+    problem: Problem, soft_cap: float | None, dlse: bool, seed: int
+) -> None:
+    """Against the forward's float64 judge alone: <dout, f(x + h dx) - f(x - h dx)> / 2h = <grad, dx>, with the LSE's part."""
+    p = problem.replace(dtype="float32", soft_cap=soft_cap, dlse=dlse)
     drawn = BACKWARD.draw(p, seed)
     forward = ATTENTION.judge(p, drawn)
     arrays: dict[str, Any] = {name: x.astype(np.float64) for name, x in drawn.items()}
@@ -122,21 +131,24 @@ def test_the_judge_is_the_derivative_of_the_forward(problem: Problem, soft_cap: 
     for name in "qkv":
         direction = random.standard_normal(arrays[name].shape)
         moved = [_float64_forward(p, arrays | {name: arrays[name] + sign * h * direction}) for sign in (1, -1)]
-        slope = float((arrays["dout"] * (moved[0] - moved[1])).sum()) / (2 * h)
+        slope = sum(
+            float((arrays.get(f"d{of}", 0.0) * (moved[0][of] - moved[1][of])).sum()) for of in ("out", "lse")
+        ) / (2 * h)
         assert slope == pytest.approx(float((gradients[f"d{name}"] * direction).sum()), rel=1e-5, abs=1e-6)
 
 
-def _float64_forward(p: Problem, arrays: dict[str, Any]) -> Any:
-    """Attention on float64 operands, query by query: it shares no line with the judge."""
-    out = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v))
+def _float64_forward(p: Problem, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Attention on float64 operands, query by query: it shares no line with the judge. A row without keys has an LSE of 0."""
+    out, lse = np.zeros((p.batch, p.heads, p.len_q, p.head_dim_v)), np.zeros((p.batch, p.heads, p.len_q))
     for b, h, i in np.ndindex(p.batch, p.heads, p.len_q):
         keys, kv = p.visible_keys(i), h // p.queries_per_kv
         if keys:
             logits = p.scale * arrays["k"][b, kv, keys.start : keys.stop] @ arrays["q"][b, h, i]
             logits = p.soft_cap * np.tanh(logits / p.soft_cap) if p.soft_cap else logits
             weights = np.exp(logits - logits.max())
+            lse[b, h, i] = logits.max() + np.log(weights.sum())
             out[b, h, i] = weights / weights.sum() @ arrays["v"][b, kv, keys.start : keys.stop]
-    return out
+    return {"out": out, "lse": lse}
 
 
 MUTANTS: dict[str, Callable[[Problem, dict[str, Any], dict[str, Any]], None]] = {
@@ -144,6 +156,7 @@ MUTANTS: dict[str, Callable[[Problem, dict[str, Any], dict[str, Any]], None]] = 
     "scale off by 1 %": lambda p, a, o: o.update(dq=o["dq"] * 1.01),
     "a key dropped": lambda p, a, o: o["dv"].__setitem__((0, 0, 3), 0),
     "the LSE off by 1 %": lambda p, a, o: a.update(lse=a["lse"] * 1.01),
+    "the gradient of the LSE left out": lambda p, a, o: a.pop("dlse"),
     "dK of one query head of the group": lambda p, a, o: o.update(dk=o["dk"] / p.queries_per_kv),
 }
 
@@ -151,13 +164,14 @@ MUTANTS: dict[str, Callable[[Problem, dict[str, Any], dict[str, Any]], None]] = 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_rule_sees_what_is_wrong(mutant: str) -> None:
     """Seeded bugs in inputs or outputs: the rule, which judges by the inputs as they should be, refuses each."""
-    p = Problem(batch=1, heads=4, kv_heads=2, len_q=60, head_dim=32, dtype="float16", causal=True)
+    p = Problem(batch=1, heads=4, kv_heads=2, len_q=60, head_dim=32, dtype="float16", causal=True, dlse=True)
     right = BACKWARD.draw(p, 0)
     assert max(ratios(p, right, BACKWARD.judge(p, right)).values()) == 0
+    given: dict[str, Any]
     given, outputs = dict(right), dict(BACKWARD.judge(p, right))
     MUTANTS[mutant](p, given, outputs)
-    if given.keys() == right.keys() and any(given[name] is not right[name] for name in right):
-        outputs = dict(fl.simulate("flash2_backward", *given.values(), causal=True).outputs)
+    if given.keys() != right.keys() or any(given[name] is not right[name] for name in right):
+        outputs = dict(fl.simulate("flash2_backward", **given, causal=True).outputs)
     assert max(ratios(p, right, outputs).values()) > 1
 
 

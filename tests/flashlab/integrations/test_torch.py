@@ -54,7 +54,52 @@ def test_gradients_keep_to_the_rule(dtype: str) -> None:
     dout = torch().randn(*out.shape, generator=torch().manual_seed(1)).to(out.dtype)
     out.backward(dout)
     assert judged(p, tensors, out, lse, dout) <= 1
-    assert not lse.requires_grad
+
+
+@pytest.mark.parametrize("of_out", [True, False], ids=["and of out", "alone"])
+def test_gradients_of_the_lse(of_out: bool) -> None:
+    tensors, random = leaves(), torch().manual_seed(1)
+    out, lse = fl.attention(*tensors, **P.masks, lse=True, backend="emulator")
+    dout, dlse = (torch().randn(*x.shape, generator=random) for x in (out, lse))
+    torch().autograd.backward([out, lse] if of_out else [lse], [dout, dlse] if of_out else [dlse])
+    dout = dout if of_out else torch().zeros_like(out)
+    assert judged(P.replace(dlse=True), tensors, out, lse, dout, dlse=dlse) <= 1
+    assert judged(P.replace(dlse=True), tensors, out, lse, dout, dlse=0.9 * dlse) > 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_sinks(deterministic: bool) -> None:
+    """As autograd has them of attention spelt out, with a column for the sink that no value belongs to."""
+    mine, theirs = leaves(), leaves()
+    sinks = [torch().tensor([0.5, -1.0, 2.0, float("-inf")], requires_grad=True) for _ in range(2)]
+    out, lse = fl.attention(
+        *mine, causal=True, lse=True, sinks=sinks[0], deterministic=deterministic, backend="emulator"
+    )
+    q, k, v = (x.repeat_interleave(P.heads // x.shape[1], 1) for x in theirs)
+    hidden = torch().ones(P.len_q, P.len_kv, dtype=torch().bool).triu(P.len_kv - P.len_q + 1)
+    scores = (q @ k.mT * P.scale).masked_fill(hidden, float("-inf"))
+    scores = torch().cat([scores, sinks[1][:, None, None].expand(P.batch, -1, P.len_q, 1)], -1)
+    loss = (scores.softmax(-1)[..., :-1] @ v).square().sum() + scores.logsumexp(-1).sin().sum()
+    (out.square().sum() + lse.sin().sum()).backward()
+    loss.backward()
+    for a, b in zip([*mine, sinks[0]], [*theirs, sinks[1]], strict=True):
+        assert torch().allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_parts_merged_by_their_lse() -> None:
+    """What ring attention does: the gradients of attention over all keys reach both parts, through their LSEs, too."""
+    p = P.replace(causal=False)
+    whole, split = leaves(p), leaves(p)
+    fl.attention(*whole, backend="emulator").square().sum().backward()
+    q, k, v = split
+    parts = [
+        fl.attention(q, k[:, :, own], v[:, :, own], lse=True, backend="emulator")
+        for own in (slice(11), slice(11, None))
+    ]
+    total = torch().logaddexp(parts[0][1], parts[1][1])
+    sum((lse - total).exp()[..., None] * out for out, lse in parts).square().sum().backward()
+    for a, b in zip(whole, split, strict=True):
+        assert torch().allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_a_wrong_gradient_breaks_the_rule() -> None:

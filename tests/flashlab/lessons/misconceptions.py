@@ -18,6 +18,8 @@ class Misconception(NamedTuple):
     becomes: str
     kind: str
     says: str
+    at: str = ""
+    """Of a kernel: the step that the mistake is in, or the line of the changed file."""
 
 
 def steps_of(marked: str, was: str) -> set[str]:

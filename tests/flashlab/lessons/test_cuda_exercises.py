@@ -120,6 +120,7 @@ def test_arguments_are_the_kernel_s_parameters(name: str):
 )
 def test_a_misconception_fails_and_is_told(wrong: Misconception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernels, "fresh", lambda: Random(0))
+    monkeypatch.setattr(kernels, "TUTORED", ())  # test_kernel_tutor.py has the tutor
     marked = KERNEL_EXERCISES[wrong.exercise].marked
     assert wrong.was in marked
     path = written(tmp_path, wrong.exercise, marked.replace(wrong.was, wrong.becomes))
