@@ -70,3 +70,10 @@ def test_speeds_are_those_of_the_newest_file(capsys: pytest.CaptureFixture[str])
         rows = [r for r in newest.data["rows"] if (r["head_dim"], r["length"], r["causal"]) == (128, tokens, True)]
         assert dict(shown.rows) == {r["peer"] or "flash3": r["tflops"] for r in rows}
         assert [name for name, _ in shown.rows] == [*hopper.RUNGS, "cudnn"]
+
+
+def test_tensor_cores_are_hardly_ever_idle_where_the_lesson_says_so():
+    """At head dims 128 and 256, in long sequences; the exponential units are idle half of the time there."""
+    rows = [row for row in hopper.measured("profile")["rows"] if row["kernel"] == "flash3" and not row["causal"]]
+    long = [row["busy"] for row in rows if row["head_dim"] >= 128 and row["length"] >= 4096]
+    assert len(long) == 4 and all(busy["tensor"] > 0.85 and busy["exp"] < 0.5 for busy in long)

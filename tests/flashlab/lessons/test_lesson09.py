@@ -77,6 +77,24 @@ def test_a_sum_of_ones_stops_where_the_lesson_says():
     assert functions("leading", "```")["added"](np.ones(65536), np.ones(65536), 65536) == STOPS
 
 
+def test_the_example_with_3_bits_in_the_place_of_13():
+    """9 and two products make 11 instead of 11.75; at 18 they are cut to nothing. The same function, with fewer bits."""
+    text = (ROOT / "notebooks" / "source" / "09_eight_bits.md").read_text(encoding="utf-8")
+    cell = re.search(r"\n(def leading\(.*?)\n```", text, re.DOTALL)
+    assert cell and cell[1].count("2**13") == 2
+    names: dict[str, Any] = {"np": np}
+    exec(cell[1].replace("2**13", "2**3"), names)
+    products = np.array([1.5, 1.25]), np.ones(2)
+    assert names["instruction"](9.0, *products) == 11 and 9 + 1.5 + 1.25 == 11.75
+    assert names["instruction"](18.0, *products) == 18
+
+
+def test_what_lies_beyond_448_is_nan_here_and_448_by_the_kernels_conversion():
+    assert np.isnan(np.array([500.0]).astype(ml_dtypes.float8_e4m3fn).astype(float)).all()
+    primitives = (ROOT / "kernels_cu" / "include" / "wgmma.cuh").read_text(encoding="utf-8")
+    assert set(re.findall(r"cvt\.rn\S*e4m3x2\.f32", primitives)) == {"cvt.rn.satfinite.e4m3x2.f32"}
+
+
 @given(st.lists(st.floats(-440, 440, width=32), min_size=1, max_size=20))
 def test_only_numbers_near_the_middle_of_two_may_be_rounded_either_way(numbers: list[float]):
     x = np.array(numbers)
