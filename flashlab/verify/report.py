@@ -24,10 +24,13 @@ COLUMNS = ("passed", "failed", "not run", "worst, x the rule")
 
 _MASKS, _SOME_KNOW = (
     {FIELDS[name].words: f" {FIELDS[name].words}" for name in names}
-    for names in (COMMON_MASKS, [name for name in FEATURES if name not in (*COMMON_MASKS, "block_size")])
+    for names in (
+        COMMON_MASKS,
+        [name for name in FEATURES if name not in (*COMMON_MASKS, "block_size", "k_scale", "v_scale")],
+    )
 )
 """How a row's problem shows a feature that every kernel knows, or another one, by the feature's words. The size of a mask's blocks
-is none of its own."""
+is none of its own, nor are the scales of quantised K and V."""
 
 Status = Literal["passed", "failed", "not run"]
 

@@ -287,6 +287,8 @@ KNOW_WINDOWS = {
     "simulator/operations/operation.py": "verifies one",
     "simulator/operations/backward.py": "verifies one",
     "simulator/operations/paged.py": "verifies one",
+    "simulator/operations/latent.py": "takes one for a problem of its own",
+    "flashlab/run/latent.py": "takes one",
     "flashlab/verify/rule.py": "turns a top-left mask into one",
     "flashlab/verify/adapter.py": "refuses one with a top-left mask",
     "flashlab/verify/cases.py": "draws some",
