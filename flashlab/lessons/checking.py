@@ -194,7 +194,8 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     budget = exercise.budget(case.problem, case.tile)
     lines = _lines(result["tensors"], budget.tensors) + _sram_lines(result["sram"], budget.sram)
     limit, peak = Device.named(case.device).sram_per_block, result["sram_peak"]
-    sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most"
+    held = result["registers"]
+    sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most; registers: {-(-held // 1024)} of {REGISTERS // 1024} KB of an SM"
     passed = Verdict(
         exercise.name, "passed", "", lines, _said(case), sram=sram, afterwards=exercise.afterwards, printed=printed
     )
@@ -223,9 +224,9 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
         return replace(passed, kind="arithmetic", message=message, afterwards="")
     for kind, message in result["remarks"].items():
         return replace(passed, kind=kind, message=message, afterwards="")
-    if (held := result["registers"]) > REGISTERS:
+    if held > REGISTERS:
         message = (
-            f"registers: a block holds {held / 1024:,.0f} KB of values that it still needs, of {REGISTERS // 1024} KB that "
+            f"registers: a block holds {-(-held // 1024):,} KB of values that it still needs, of {REGISTERS // 1024} KB that "
             f"an SM has (on {_said(case)}): a long row does not fit, so take it tile by tile, and keep no tile"
         )
         return replace(passed, kind="registers", message=message, afterwards="")
