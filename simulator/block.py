@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from simulator import misuse
 from simulator.config import padded
 from simulator.counts import Box
 from simulator.dtypes import Array, round_to
@@ -92,6 +93,7 @@ class Block:
         block writes zeros over the rows outside: where a sequence ends, TMA brings rows of the next one. With `dtype`,
         values of another dtype are rounded to it on their way. Raises `SramOverflow` over the device's limit per block.
         """
+        misuse.tensor("block.load(tensor, i, rows)", tensor)
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, 0.0)
         inside = read // tensor.spec.row_bytes
@@ -121,10 +123,11 @@ class Block:
 
         Each of `warps` warps requests all of the tile.
         """
+        misuse.tensor("block.fetch(tensor, i, rows)", tensor)
         cols = cols or tensor.cols
         read, data = self._read(tensor, i, rows, j, cols, fill)
         self._count(tensor.name, hbm_read=warps * read)
-        return Registers(self, rows, min(cols, tensor.cols - j * cols), data)
+        return self.registers(rows, min(cols, tensor.cols - j * cols), data)
 
     def look_up(self, tensor: HbmTensor, j: int, rows: int) -> None:
         """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
@@ -152,6 +155,8 @@ class Block:
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         """Registers to HBM: tile (i, j), rounded to the tensor's dtype. Nothing outside the problem is written."""
+        misuse.tensor("block.store(tensor, registers, i, rows)", tensor)
+        misuse.operand("block.store's second operand", x, Registers, "registers")
         first, last, nbytes = self._extent(tensor, i, rows, j, cols or tensor.cols, "write")
         self._count(tensor.name, hbm_write=nbytes)
         if self._m.data and last > first:
@@ -215,19 +220,19 @@ class Block:
         """SRAM to registers: what was last `put`. The warps split it as in `matmul`."""
         nbytes, rows, cols = self._filled[buffer.name]
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
-        return Registers(self, rows, cols, buffer.values)
+        return self.registers(rows, cols, buffer.values)
 
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
         self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
-        return Registers(self, tile.rows, tile.cols, tile.values)
+        return self.registers(tile.rows, tile.cols, tile.values)
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 
     def full(self, rows: int, cols: int, value: float) -> Registers:
         """A register tile that is full of one value."""
-        return Registers(
-            self, rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None
+        return self.registers(
+            rows, cols, np.full((1, 1, 1, 1, rows, cols), value, np.float32) if self._m.data else None
         )
 
     def matmul(
@@ -235,7 +240,7 @@ class Block:
         a: SramTile | Registers,
         b: SramTile,
         *,
-        split: tuple[Split, Split],
+        split: tuple[Split, Split] = (),  # pyright: ignore[reportArgumentType]  # the error for a missing one names all choices
         acc: Registers | None = None,
         scale: float = 1.0,
         passes: int = 1,
@@ -248,9 +253,7 @@ class Block:
         take is multiplied in parts: `passes` is how many products that are. Raises
         `UsageError` for shapes that don't fit.
         """
-        if padded(a.cols) != padded(b.rows):
-            shapes = f"({a.rows}, {a.cols}) @ ({b.rows}, {b.cols})"
-            raise UsageError("matmul", shapes, "as many columns on the left as rows on the right (is a .T missing?)")
+        misuse.product(a, b, split)
         for operand, way in zip((a, b), split, strict=True):
             if isinstance(operand, SramTile):
                 self._count(operand.name, sram_read=operand.multiplied_bytes * self._uses(way) * self.lockstep)
@@ -259,16 +262,16 @@ class Block:
         if scale != 1.0:
             self.count_flops(a.rows * b.cols)
         if a.values is None or b.values is None:
-            return Registers(self, a.rows, b.cols, None)
+            return self.registers(a.rows, b.cols, None)
         product = _product(a.values if scale == 1.0 else a.scaled(scale), b.values)
         if acc is not None:
             product += acc.array
-        return Registers(self, a.rows, b.cols, product)
+        return self.registers(a.rows, b.cols, product)
 
     def exp(self, x: Registers) -> Registers:
         """e to the power of x, element by element. It counts exponentials, not FLOPs."""
         self._m.book.compute(exp=x.size * self.lockstep)
-        return Registers(self, x.rows, x.cols, None if x.values is None else np.exp(x.values))
+        return self.registers(x.rows, x.cols, None if x.values is None else np.exp(x.values))
 
     def tanh(self, x: Registers) -> Registers:
         """The hyperbolic tangent, element by element."""
@@ -287,11 +290,13 @@ class Block:
         """f of the operands, element by element. It counts one FLOP per element of the (broadcast) result."""
         tiles = [x for x in operands if isinstance(x, Registers)]
         rows, cols = max(x.rows for x in tiles), max(x.cols for x in tiles)
-        result = Registers(self, rows, cols, None)
-        self.count_flops(result.size)
-        if self._m.data:
-            result.values = f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
-        return result
+        misuse.broadcast(f, tiles, rows, cols)
+        self.count_flops(rows * cols)
+        if not self._m.data:
+            return self.registers(rows, cols, None)
+        return self.registers(
+            rows, cols, f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
+        )
 
     def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
         """Tile (i, j) of S, with -inf outside the mask and beyond the last key.
@@ -317,13 +322,13 @@ class Block:
         """
         nbytes = x.rows * round_up(cols, 64) // 8
         if x.values is None:
-            return Registers(self, 1, nbytes, None)
+            return self.registers(1, nbytes, None)
         hidden = self._hidden(*self._places((x.rows, cols), i, j, 1))
         visible = np.zeros((*x.values.shape[:-1], round_up(cols, 64)), bool)
         visible[..., : x.cols] = x.values != 0
         visible[..., :cols] &= ~hidden
         packed = np.packbits(visible, axis=-1, bitorder="little")
-        return Registers(self, 1, nbytes, packed.reshape(*packed.shape[:-2], 1, nbytes).astype(np.float32))
+        return self.registers(1, nbytes, packed.reshape(*packed.shape[:-2], 1, nbytes).astype(np.float32))
 
     def hide(self, s: Registers, bits: Registers) -> Registers:
         """A tile of S, with -inf where the `bits` that `pack` made of that tile are 0."""
@@ -354,7 +359,7 @@ class Block:
         shape = len(rows), p.rows, len(keys), p.cols
         kept = drawn.reshape(*heads.shape, *shape).swapaxes(-2, -3) < problem.kept
         kept = kept.reshape(*heads.shape, len(rows) * len(keys), p.rows, p.cols)  # one of the two is 1
-        return Registers(self, p.rows, p.cols, np.where(kept, p.values, np.float32(0)))
+        return self.registers(p.rows, p.cols, np.where(kept, p.values, np.float32(0)))
 
     def distances(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
         """For each score of tile (i, j) how far its key is from the one that its query is aligned with.
@@ -362,9 +367,9 @@ class Block:
         That is `abs(i + len_kv - len_q - j)`, for ALiBi. `group` is as in `mask`. Like all indices, it counts no FLOPs.
         """
         if s.values is None:
-            return Registers(self, s.rows, s.cols, None)
+            return self.registers(s.rows, s.cols, None)
         rows, keys = self._places((s.rows, s.cols), i, j, group)
-        return Registers(self, s.rows, s.cols, np.abs(rows - keys).astype(np.float32))
+        return self.registers(s.rows, s.cols, np.abs(rows - keys).astype(np.float32))
 
     def _places(self, tile: tuple[int, int], i: Rows, j: Rows, group: int) -> tuple[Array, Array]:
         """The keys that the rows of tile (i, j) are aligned with, and the keys of its columns, to be broadcast."""
@@ -387,9 +392,13 @@ class Block:
     def _without(self, s: Registers, hidden: Array) -> Registers:
         masked = s.array.copy(order="K")
         np.copyto(masked, -np.inf, where=hidden)
-        return Registers(self, s.rows, s.cols, masked)
+        return self.registers(s.rows, s.cols, masked)
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def registers(self, rows: int, cols: int, data: Array | None) -> Registers:
+        """A new tile of registers."""
+        return Registers(self, rows, cols, data)
 
     def count_flops(self, n: int) -> None:
         """Count n FLOPs of this block that are not part of a matrix product."""

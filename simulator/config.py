@@ -46,6 +46,9 @@ class Config:
     walks: int = 0
     constants: tuple[tuple[str, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        Tile.parse(self.tile)  # 64.0 rows would fail somewhere inside
+
     @property
     def readers(self) -> int:
         """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""

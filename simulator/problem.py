@@ -64,7 +64,7 @@ class Tile(NamedTuple):
     @classmethod
     def parse(cls, tile: Tile | tuple[int, int] | str) -> Tile:
         """A tile from `Tile`, a pair, or text as in "64x64"."""
-        accepted = "rows x cols of at least 1 each, as in (64, 64) or '64x64'"
+        accepted = "rows x cols, whole numbers of at least 1 each, as in (64, 64) or '64x64'"
         try:
             pair = tile.lower().split("x") if isinstance(tile, str) else tile
             rows, cols = (int(n) if isinstance(n, str) else index(n) for n in pair)

@@ -20,6 +20,19 @@ _CALLS = {"exp": "block.exp(x)", "log": "block.log(x)", "tanh": "block.tanh(x)",
 """The block's own calls, by the name of NumPy's function."""
 
 
+_METHODS = {
+    "mean": "write x.sum() / x.cols, for each row",
+    "min": "write -(-x).max(), for each row",
+    "shape": "write x.rows and x.cols",
+    "name": "a call that takes a tensor has it first, as in block.store(out, x, block.i, tile.rows)",
+    "dot": "write block.matmul(a, b, split=('rows', 'none'))",
+    "exp": "write block.exp(x)",
+    "log": "write block.log(x)",
+    "transpose": "write x.T",
+}
+"""What to write in place of methods that NumPy's arrays have."""
+
+
 class Registers:
     """A tile of `rows` x `cols` float32 values in the registers of a block. With `cols = 1` it has one value per row.
 
@@ -94,6 +107,18 @@ class Registers:
             f"x ** {exponent!r}", Said("a power of registers"), "x * x, or block.elementwise(np.power, x, n)"
         )
 
+    def _compared(self, other: object) -> NoReturn:
+        raise UsageError("a > b", Said("a comparison of registers"), "block.maximum(a, b), or -block.maximum(-a, -b)")
+
+    __lt__ = __le__ = __gt__ = __ge__ = _compared
+
+    def __abs__(self) -> NoReturn:
+        raise UsageError("abs(x)", Said("a function of registers"), "block.elementwise(np.abs, x)")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        known = "x.T, x.columns, x.finite, x.max, x.nonzero, x.round, x.sum, and what the block does with them: block.exp(x)"
+        raise AttributeError(f"x.{name}: registers have no {name}; {_METHODS.get(name, f'they have {known}')}")
+
     def __matmul__(self, other: object) -> NoReturn:
         raise no_operator_multiplies()
 
@@ -121,12 +146,12 @@ class Registers:
     def T(self) -> Registers:
         """The transpose: rows become columns. It moves nothing. For values of other lanes, use `put` and `get`."""
         data = None if self.values is None else self.values.swapaxes(-1, -2)
-        return Registers(self._block, self.cols, self.rows, data)
+        return self._block.registers(self.cols, self.rows, data)
 
     def columns(self, start: int, width: int) -> Registers:
         """`width` columns from `start` on. It moves nothing."""
         data = None if self.values is None else self.values[..., start : start + width]
-        return Registers(self._block, self.rows, width, data)
+        return self._block.registers(self.rows, width, data)
 
     def max(self) -> Registers:
         """The maximum of each row."""
@@ -139,20 +164,20 @@ class Registers:
     def _reduce(self, f: np.ufunc) -> Registers:
         self._block.count_flops(self.size)
         data = None if self.values is None else f.reduce(self.values, axis=-1, keepdims=True)
-        return Registers(self._block, self.rows, 1, data)
+        return self._block.registers(self.rows, 1, data)
 
     def finite(self) -> Registers:
         """The tile with 0 in place of -inf, so that the maximum of an empty row can be subtracted."""
         data = None if self.values is None else np.where(np.isneginf(self.values), np.float32(0), self.values)
-        return Registers(self._block, self.rows, self.cols, data)
+        return self._block.registers(self.rows, self.cols, data)
 
     def nonzero(self) -> Registers:
         """The tile with 1 in place of 0, so that one can divide by the sum of an empty row."""
         data = None if self.values is None else np.where(self.values == 0, np.float32(1), self.values)
-        return Registers(self._block, self.rows, self.cols, data)
+        return self._block.registers(self.rows, self.cols, data)
 
     def round(self, dtype: str) -> Registers:
         """The tile rounded to a storage dtype, as an operand of the tensor cores is."""
-        return Registers(
-            self._block, self.rows, self.cols, None if self.values is None else round_to(self.values, dtype)
+        return self._block.registers(
+            self.rows, self.cols, None if self.values is None else round_to(self.values, dtype)
         )

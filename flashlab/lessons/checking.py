@@ -25,9 +25,11 @@ import numpy as np
 from flashlab.lessons import record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
+from flashlab.lessons.rules import Did
 from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Place, Verdict
+from flashlab.lessons.watch import REGISTERS
 from flashlab.process import IN_A_BROWSER, run_child
-from simulator import CATALOGUE, Device, Program, Trace
+from simulator import CATALOGUE, Device, Program, Tile, Trace
 from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
 
@@ -122,10 +124,13 @@ def _squeezed(text: str) -> str:
 # -- the child ----------------------------------------------------------------------------------------------------
 
 
-def _job(program: Program, exercise: Exercise, cases: list[Case], head: tuple[int, int] | None = None) -> bytes:
+def _job(
+    program: Program, exercise: Exercise, cases: list[Case], head: tuple[int, int] | None = None, *, values: bool = True
+) -> bytes:
     """Everything that the child needs; the program goes by value, with the text that its lines are in.
 
-    With a `head` it runs that one (batch, head) of the case in step with the solution, and else all cases.
+    With a `head` it runs that one (batch, head) of the case in step with the solution, and else all cases. It then compares
+    `values`, or only what is moved.
     """
     file = program.body.__code__.co_filename
     job: dict[str, Any] = {
@@ -135,6 +140,7 @@ def _job(program: Program, exercise: Exercise, cases: list[Case], head: tuple[in
         "cases": cases,
         "exercise": exercise.name,
         "head": head,
+        "values": values,
         "path": [os.path.abspath(entry) for entry in sys.path],
     }
     return pickle.dumps(job)
@@ -189,7 +195,8 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
     budget = exercise.budget(case.problem, case.tile)
     lines = _lines(result["tensors"], budget.tensors) + _sram_lines(result["sram"], budget.sram)
     limit, peak = Device.named(case.device).sram_per_block, result["sram_peak"]
-    sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most"
+    held = result["registers"]
+    sram = f"SRAM: {peak:,} of {limit:,} bytes of a block at most; registers: {-(-held // 1024)} of {REGISTERS // 1024} KB of an SM"
     passed = Verdict(
         exercise.name, "passed", "", lines, _said(case), sram=sram, afterwards=exercise.afterwards, printed=printed
     )
@@ -201,19 +208,33 @@ def _judged_case(exercise: Exercise, case: Case, folder: Path, n: int, printed: 
         return replace(passed, kind="numbers", message=message, afterwards="", place=place)
     if truth.lse is not None and (found := _wrong_lse(case, truth, folder / f"lse{n}.npy")):
         return replace(passed, kind="numbers", message=found[1], afterwards="", place=found[0])
+    lines = tuple(replace(line, right=True) for line in lines)
+    passed = replace(passed, budget=lines)
     if off := [line for line in lines if not line.equal]:
         first = off[0]
         where = "" if first.level == "HBM" else " (SRAM)"
-        message = (
-            f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
-        )
+        said = first.verdict
         if (first.way, first.level) == ("read", "HBM") and first.moved < result["sizes"].get(first.tensor, 0):
-            message += ", and yet the numbers are right: it used data that it never loaded"
+            said = "too few, and yet the numbers are right: it used data that it never loaded"
+        message = f"{first.tensor} {first.way}{where}: {first.moved:,} bytes, the budget is {first.budget:,}: {said}"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
+    if case.own_tile and result["tile"] != str(case.tile):
+        message = f"tile {result['tile']} on {_said(case)}: {_which(result['tile'], case)} is not the right one"
+        return replace(passed, kind="asked", message=message, afterwards="")
     if message := _computed_elsewhere(result, budget):
         return replace(passed, kind="arithmetic", message=message, afterwards="")
     for kind, message in result["remarks"].items():
         return replace(passed, kind=kind, message=message, afterwards="")
+    if held > REGISTERS:
+        message = (
+            f"registers: a block holds {-(-held // 1024):,} KB of values that it still needs, of {REGISTERS // 1024} KB that "
+            f"an SM has (on {_said(case)}): a long row does not fit, so take it tile by tile, and keep no tile"
+        )
+        return replace(passed, kind="registers", message=message, afterwards="")
+    did = [Did(*x) for x in result["did"]]
+    for rule in exercise.rules:
+        if message := rule(did):
+            return replace(passed, kind="asked", message=message, afterwards="")
     return passed
 
 
@@ -232,6 +253,11 @@ def _sram_lines(moved: Mapping[str, list[int]], budget: Mapping[str, tuple[int, 
         for name, due in budget.items()
         for w, way in enumerate(("read", "written"))
     )
+
+
+def _which(tile: str, case: Case) -> str:
+    """The first side of a tile that the learner chose otherwise."""
+    return "Br" if Tile.parse(tile).rows != case.tile.rows else "Bc"
 
 
 def _computed_elsewhere(result: Mapping[str, int], budget: Budget) -> str:
@@ -263,7 +289,8 @@ def _first_wrong_tile(
     ratio = ""
     with np.errstate(divide="ignore", invalid="ignore"):
         quotients = tile[due != 0] / due[due != 0]
-    if quotients.size > 1 and np.isfinite(quotients).all() and np.ptp(quotients) < 0.02 * abs(np.median(quotients)):
+    steady = quotients.size > 1 and np.isfinite(tile).all() and np.ptp(quotients) < 0.02 * abs(np.median(quotients))
+    if steady and abs(np.median(quotients) - 1) > 0.02:
         ratio = f"; the whole tile is {np.median(quotients):.4g} times what it should be"
     element = f"[{i * rows + r}, {j * cols + c}]"
     return Place(
@@ -300,7 +327,9 @@ def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case)
         return verdict
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "job.pickle").write_bytes(_job(program, exercise, [case], verdict.place[:2]))
+        (folder / "job.pickle").write_bytes(
+            _job(program, exercise, [case], verdict.place[:2], values=verdict.kind != "bytes")
+        )
         run_child(folder, SECONDS, CHILD)
         if not (folder / "tutor.json").exists():
             return verdict

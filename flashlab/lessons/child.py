@@ -56,7 +56,7 @@ def work(folder: Path) -> None:
                         np.save(folder / f"{name}{n}.npy", cast(Array, result.pop(name)))
                 _write(folder / f"case{n}.json", result)
             if job["head"] is not None:
-                _write(folder / "tutor.json", in_step(program, job["exercise"], job["cases"][0], job["head"]))
+                _write(folder / "tutor.json", in_step(program, job))
     except BaseException as error:  # whatever a learner's program raises is a verdict, not an accident of ours
         _write(folder / "error.json", explain(error, job["file"]))
     _write(folder / "done.json", {})
@@ -84,14 +84,17 @@ def run(program: Program, case: Case) -> dict[str, Any]:
         "sram": {name: [t.sram_read, t.sram_write] for name, t in counts.by_tensor.items()},
         "tensors": {name: [t.hbm_read, t.hbm_write + t.hbm_atomic] for name, t in counts.by_tensor.items()},
         "sram_peak": counts.sram.peak,
+        "registers": machine.held.peak,
+        "did": machine.did,
+        "tile": str(config.tile),
         "matmul": counts.flops.matmul,
         "exp": counts.exp,
     }
 
 
-def in_step(program: Program, exercise: str, case: Case, head: tuple[int, int]) -> dict[str, Any]:
+def in_step(program: Program, job: dict[str, Any]) -> dict[str, Any]:
     """Where a program first differs from the solution on one (batch, head), and the traces of both, as plain data."""
-    difference, trace, due = compare(program, exercise, case, head)
+    difference, trace, due = compare(program, job["exercise"], job["cases"][0], job["head"], values=job["values"])
     found = None if difference is None else asdict(difference)
     return {"difference": found, "trace": trace.to_dict(), "due": due.to_dict()}
 

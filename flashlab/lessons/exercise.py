@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 
+from flashlab.lessons.rules import Rule
 from simulator import Counts, Problem, Tile, random_inputs
 from simulator.dtypes import Array
 
@@ -120,6 +121,8 @@ class Exercise:
     slips: Mapping[str, str] = field(default_factory=dict[str, str])
     """What it usually means when a tensor's bytes are off: by tensor."""
     out_tile: Callable[[Case], tuple[int, int]] | None = None
+    rules: tuple[Rule, ...] = ()
+    """What the task asks of the order of things, where neither numbers nor bytes tell."""
 
     @property
     def lesson(self) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth, elementwise
 from flashlab.lessons.prediction import Prediction
+from flashlab.lessons.rules import rows_and_none
 from simulator import Problem, Tile
 from simulator.config import padded
 from simulator.dtypes import Array
@@ -180,6 +181,7 @@ EXERCISES = (
             "out": "A block stores its tile of out once, after the walk.",
         },
         out_tile=lambda case: (case.tile.rows, case.tile.cols),
+        rules=(rows_and_none,),
         afterwards="Next: double both sides of the tile, and the bytes halve. What stops you is the size of SRAM, and "
         "of the registers (lesson 04).",
     ),
@@ -215,8 +217,13 @@ PREDICTIONS = (
                 "half of it: elements for bytes, or one of the two operands forgotten": _ARRAY,
                 "float32 instead of float16": 4 * _ARRAY,
                 "reads and writes together": 3 * _ARRAY,
+                "1,000s for 1,024s: 4096 · 1024 is more than 4 million": 2 * 2 * 4_000_000,
             },
-            "hbm_write": {"elements, not bytes": ROWS * WIDTH, "float32 instead of float16": 2 * _ARRAY},
+            "hbm_write": {
+                "1,000s for 1,024s: 4096 · 1024 is more than 4 million": 2 * 4_000_000,
+                "elements, not bytes": ROWS * WIDTH,
+                "float32 instead of float16": 2 * _ARRAY,
+            },
         },
         because="Two arrays in, one out, 2 bytes an element. No kernel can do with less: these bytes are compulsory.",
     ),

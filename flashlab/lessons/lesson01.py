@@ -196,6 +196,8 @@ PREDICTIONS = (
         slips=lambda: {
             "hbm_peak": {
                 "S alone, in elements": LENGTH**2,
+                "S alone: P, Q, K, V and out forgotten": LENGTH**2 * 4,
+                "S and P alone, which is right to 2 %: Q, K, V and out are there, too": LENGTH**2 * 6,
                 "Q, K, V and out only; S and P forgotten": 4 * LENGTH * DIM * 2,
                 "P forgotten, or S taken as float16 (it is float32)": LENGTH**2 * 4 + 4 * LENGTH * DIM * 2,
                 "S and P both as float32": LENGTH**2 * 8 + 4 * LENGTH * DIM * 2,
@@ -227,6 +229,10 @@ PREDICTIONS = (
                 "double: K alone without V, or elements for bytes": 2 * longest_strip(),
                 "192 KB: that is L1 and SRAM together": (192 * 1024 - 64 * DIM * 2) // (2 * DIM * 2),
                 "float32 instead of float16": longest_strip() / 2,
+                "Q's tile forgotten: it takes 8,192 bytes": DEVICES["a100-40"].sram_per_block
+                // (2 * DIM * 2)
+                // 16
+                * 16,
             }
         },
         because="163 KB are 166,912 bytes; Q's tile takes 8,192 of them, and each key 128 bytes of K and 128 of V.",

@@ -10,6 +10,7 @@ import numpy as np
 from flashlab.lessons.exercise import Budget, Case, Exercise, Level, Truth, elementwise
 from flashlab.lessons.lesson00 import UNIT, tiles
 from flashlab.lessons.prediction import Prediction
+from flashlab.lessons.rules import divides_at_the_end
 from simulator import Problem, Tile, count
 from simulator.config import padded
 from simulator.dtypes import Array
@@ -20,23 +21,30 @@ SPREAD = 60.0
 """Scores so large that exp overflows, in float16 and float32, unless the maximum is subtracted."""
 SHIFTS: tuple[Level, ...] = ((0, 0), (-600, -600), (600, -600), (0, 0))
 """What is added to the scores of the cases: far below 0, and from far above it to far below."""
+LONG, TOO_LONG = Tile(64, 64), (1060, 1300)
+"""A tile, and how many scores its rows have where they would fill more than an SM's 256 KB of registers."""
 
 
 def _rows_cases(draw: Random) -> list[Case]:
-    """Rows of q; the maxima come late in some, early in others."""
+    """Rows of q; the maxima come late in some, early in others. The last ones are too long for a block's registers."""
     first = Problem(batch=1, heads=1, len_q=64, len_kv=0, head_dim=512, head_dim_v=512, dtype="float32")
     others: list[Problem] = []
     for _ in range(3):
         length = draw.randint(130, 400)
         others.append(first.replace(heads=2, len_q=draw.randint(17, 90), head_dim=length, head_dim_v=length))
+    length = draw.randint(*TOO_LONG)
+    long = first.replace(len_q=LONG.rows, head_dim=length, head_dim_v=length)
     return [
-        Case(p, Tile(16, 128) if p is first else tiles(draw), draw.getrandbits(32), SPREAD, shift)
-        for p, shift in zip((first, *others), SHIFTS, strict=True)
+        *(
+            Case(p, Tile(16, 128) if p is first else tiles(draw), draw.getrandbits(32), SPREAD, shift)
+            for p, shift in zip((first, *others), SHIFTS, strict=True)
+        ),
+        Case(long, LONG, draw.getrandbits(32), SPREAD),
     ]
 
 
 def _mean_cases(draw: Random) -> list[Case]:
-    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv."""
+    """Scores q `(rows, keys)` and values v `(keys, dim)`: head_dim = len_kv. The last rows are too long for registers."""
 
     def shape(rows: int, keys: int, dim: int, dtype: DType) -> Problem:
         return Problem(batch=1, heads=2, len_q=rows, len_kv=keys, head_dim=keys, head_dim_v=dim, dtype=dtype)
@@ -46,9 +54,13 @@ def _mean_cases(draw: Random) -> list[Case]:
         shape(draw.randint(17, 90), draw.randint(70, 300), draw.choice((24, 40, 64)), dtype)
         for dtype in ("float32", "float16", "float16")
     ]
+    long = shape(LONG.rows, draw.randint(*TOO_LONG), 24, "float32").replace(heads=1)
     return [
-        Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), 3.0, shift)
-        for p, shift in zip((first, *others), SHIFTS, strict=True)
+        *(
+            Case(p, Tile(64, 64) if p is first else tiles(draw), draw.getrandbits(32), 3.0, shift)
+            for p, shift in zip((first, *others), SHIFTS, strict=True)
+        ),
+        Case(long, LONG, draw.getrandbits(32), 3.0),
     ]
 
 
@@ -145,6 +157,7 @@ EXERCISES = (
             '`block.matmul(e.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)`; divide by total at the end, once.',
         ),
         slips={"q": "One pass: each score is loaded once.", "v": "Each block walks over all of v once."},
+        rules=(divides_at_the_end,),
         afterwards="Next: you have written (m, ℓ, O). Lesson 03 puts Q Kᵀ in front of it.",
     ),
 )

@@ -8,7 +8,9 @@ from random import Random
 from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
 from flashlab.lessons.lesson00 import tiles
 from flashlab.lessons.lesson01 import LEVELS, attention_cases
+from flashlab.lessons.lesson02 import LONG, TOO_LONG
 from flashlab.lessons.prediction import Prediction
+from flashlab.lessons.rules import divides_at_the_end
 from simulator import DEVICES, Problem, Tile, count
 from simulator.config import padded
 
@@ -18,6 +20,12 @@ WARPS = 4
 def _full_cases(draw: Random) -> list[Case]:
     """No mask: every tile is visited."""
     return [replace(c, problem=c.problem.replace(causal=False)) for c in attention_cases(draw)]
+
+
+def _long_cases(draw: Random) -> list[Case]:
+    """The same, and keys of which a strip of S is too long for a block's registers."""
+    long = Problem(batch=1, heads=1, len_q=LONG.rows, len_kv=draw.randint(*TOO_LONG), head_dim=24, dtype="float16")
+    return [*_full_cases(draw), Case(long, LONG, draw.getrandbits(32))]
 
 
 def _causal_cases(draw: Random) -> list[Case]:
@@ -63,7 +71,8 @@ EXERCISES = (
         title="FlashAttention-2",
         task="Queries outside, keys inside: one block for each tile of queries. m, ℓ and O live in registers, O is divided once at "
         "the end, and the LSE, m + log ℓ, is stored beside it. (No causal mask here: 04.2 has one.)",
-        cases=_full_cases,
+        cases=_long_cases,
+        rules=(divides_at_the_end,),
         truth=attention_truth_with_lse,
         budget=_budget,
         hints=(

@@ -251,7 +251,11 @@ PREDICTIONS = (
         truth=lambda: {"blocks": 8, "idle_threads": 24},
         slips=lambda: {
             "blocks": {"rounded down: the last 104 elements would be nobody's": 7, "threads, not blocks": 1024},
-            "idle_threads": {"those of the last block that have work": 104, "a whole block": 128},
+            "idle_threads": {
+                "those of the last block that have work": 104,
+                "a whole block": 128,
+                "none: but 8 blocks have more threads than there are elements": 0,
+            },
         },
         because="⌈1000 / 128⌉ = 8 blocks are 1,024 threads; 24 of the last block find no element.",
     ),
@@ -259,7 +263,7 @@ PREDICTIONS = (
         name="05.2",
         truth=lambda: {"shuffles": 5, "rounds": 7},
         slips=lambda: {
-            "shuffles": {"one for each lane": 32, "half the lanes": 16},
+            "shuffles": {"one for each lane": 32, "one for each other lane": 31, "half the lanes": 16},
             "rounds": {
                 "one for each part": 128,
                 "one for each warp": 4,

@@ -10,6 +10,7 @@ from random import Random
 from flashlab.lessons.exercise import Budget, Case, Exercise, attention_truth_with_lse, counted
 from flashlab.lessons.lesson01 import LEVELS
 from flashlab.lessons.prediction import Prediction
+from flashlab.lessons.rules import v_lags_k
 from simulator import DEVICES, Device, Problem, Tile, count
 from simulator.problem import round_up
 
@@ -27,12 +28,12 @@ def ring_tile(problem: Problem, device: Device) -> Tile:
 
 
 def _rung_cases(draw: Random) -> list[Case]:
-    """Full and causal, ragged in both directions; fewer keys than queries leave rows without any."""
+    """Full and causal, ragged in both directions; far fewer keys than queries leave a whole row tile without any."""
     first = Problem(batch=1, heads=2, len_q=256, head_dim=64, dtype="float16")
     n = draw.randint(130, 300)
     others = [
         first.replace(len_q=n, len_kv=n + draw.randint(1, 90), head_dim=draw.choice((40, 72)), causal=True),
-        first.replace(len_q=n, len_kv=n - draw.randint(1, 90), head_dim=draw.choice((24, 104)), causal=True),
+        first.replace(len_q=n + 128, len_kv=n - draw.randint(64, 90), head_dim=draw.choice((24, 104)), causal=True),
         first.replace(len_q=draw.randint(65, 190), kv_heads=1, head_dim=draw.choice((72, 104))),
     ]
     return [
@@ -143,6 +144,7 @@ EXERCISES = (
             "k": "K_j is loaded once for each tile that is visited.",
             "v": "V is loaded once for each tile that is visited: in the round after K's, and once more after the loop.",
         },
+        rules=(v_lags_k,),
         afterwards="Next: compare with flash3_3.cu, which does this in the same order.",
     ),
 )
@@ -248,11 +250,13 @@ PREDICTIONS = (
         slips=lambda: {
             "shortest_first": {
                 "shared out evenly: but the longest comes last, alone": ROW_TILES * (ROW_TILES + 1) / 2 / SMS,
+                "three pieces of average length, 25 each: but the longest comes last, alone": 75,
                 "the longest alone": ROW_TILES,
                 "all on one SM": ROW_TILES * (ROW_TILES + 1) / 2,
             },
             "longest_first": {
                 "shared out evenly: near, but 48 pieces don't divide so well": ROW_TILES * (ROW_TILES + 1) / 2 / SMS,
+                "three pieces of average length, 25 each: near, but 48 pieces don't divide so well": 75,
                 "the longest alone": ROW_TILES,
                 "all on one SM": ROW_TILES * (ROW_TILES + 1) / 2,
                 "no better than in order": finish(range(1, ROW_TILES + 1), SMS),

@@ -10,6 +10,7 @@ import numpy as np
 from flashlab.lessons.exercise import Budget, Case, Exercise, Level, Truth
 from flashlab.lessons.lesson01 import scores_budget, scores_cases
 from flashlab.lessons.prediction import Prediction
+from flashlab.lessons.rules import own_sums
 from simulator import Problem, Tile
 from simulator.config import padded
 from simulator.dtypes import Array
@@ -186,6 +187,7 @@ EXERCISES = (
             "q": "Each tile of scores is fetched once: the maximum is found on the way.",
             "v": "Each block fetches each tile of v once.",
         },
+        rules=(own_sums,),
         afterwards="Next: compare with the steps `softmax` and `output` of flash3_fp8.cu, where T is your `products`.",
     ),
 )

@@ -148,6 +148,7 @@ PREDICTIONS = (
             "passes": {
                 "K alone, or one pass for each load: but there is V, and each half of a warp takes a pass": 384
                 * (2 * 16 + 1),
+                "the reads of K alone: but there is V, and both are written": 384 * 2 * 16,
                 "one float at a time": 2 * 384 * (2 * 32 + 1),
             },
         },

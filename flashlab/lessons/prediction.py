@@ -137,8 +137,19 @@ def _checked(answers: Mapping[str, Any], truth: Mapping[str, float]) -> dict[str
 
 def _slip(value: float, slips: Mapping[str, float]) -> str | None:
     """The known wrong number nearest to an answer, if it is near."""
-    near = [(abs(math.log(value) - math.log(wrong)), name) for name, wrong in slips.items() if value > 0 and wrong > 0]
+    near = [(apart(value, wrong), name) for name, wrong in slips.items()]
     return min(near)[1] if near and min(near)[0] <= math.log(1 + CLOSE) else None
+
+
+def apart(a: float, b: float) -> float:
+    """How far two numbers are apart, as the logarithm of their ratio; 0 is near to itself alone.
+
+    >>> apart(0, 0), apart(0, 1), round(apart(1, 1.02), 4)
+    (0.0, inf, 0.0198)
+    """
+    if a == b:
+        return 0.0
+    return abs(math.log(a) - math.log(b)) if min(a, b) > 0 else math.inf
 
 
 def _plain(n: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from simulator.dtypes import Array
+from simulator.dtypes import Array, round_to
 
 CLOSE = 1e-3
 """How far values of the same step may be apart, relative to the largest: no order of sums comes near."""
@@ -41,12 +41,12 @@ def worst(actual: Array, expected: Array) -> tuple[int, int]:
 
 def reasons(
     name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None, row: int, *,
-    rest: str = "the tiles before are forgotten",
+    rest: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """What explains that a tile of this name is not as expected, the likeliest first.
 
     `scope` has the other tiles by name, `before` is what the tile held before, and a value is told from `row`. `rest` says
-    what is missing where a maximum or a sum is that of one tile.
+    what is missing where a maximum or a sum is that of one tile; empty, nothing is.
 
     >>> tile, alpha = np.array([[2.0, 4.0], [3.0, 1.0]]), np.array([[0.5], [0.25]])
     >>> next(reasons("acc", tile, tile * alpha, {"alpha": alpha}, None, 1))
@@ -61,8 +61,20 @@ def reasons(
         if e[row].max() < 0 and same(a, np.maximum(e, 0)):
             yield f"{name} is never below 0, as if the maximum had started at 0 and not at -inf"
         if np.isnan(a).any() and not np.isnan(e).any():
-            yield f"{name} is no number (NaN): -inf less -inf, or a division by 0"
+            if np.abs(e).max() == 448 and np.array_equal(round_to(expected, "float8_e4m3fn"), expected):
+                yield f"{name} is no number (NaN): a number beyond 448, e4m3's largest, was rounded to e4m3"
+            why = "-inf less -inf, a division by 0, or 0 times infinity (is an exponent's sign right?)"
+            yield f"{name} is no number (NaN): {why}"
             return
+        for x, values in scope.items():
+            if len(values) != len(a):
+                continue
+            if values.shape[1] > 1 == e.shape[1]:
+                top, size = (f.max(-1, keepdims=True) for f in (values.astype(np.float64), np.abs(values)))
+                if (top != size).any() and same(a * size, e * top):
+                    yield f"{name} comes from the maximum of {x}, and should come from that of its absolute values"
+            if not values[row].any() and not a[row].any() and e[row].any():
+                yield f"row {row} of {x} is all zeros, and so is {name}: .nonzero() has 1 in place of 0"
         for x, values in scope.items():
             f = values.astype(np.float64)
             if x == name or len(f) != len(e):
@@ -77,8 +89,11 @@ def reasons(
                 (top, f"is the maximum of {x} alone: {rest}"),
                 (f.sum(-1, keepdims=True), f"is the sum of {x} alone: {rest}"),
             ):
+                if not rest and what.startswith("is the"):
+                    continue
                 if f.shape[1] > 1 and result.shape == a.shape and same(a, result.astype(np.float32)):
                     yield f"{name} {what}"
+        logarithm = name.endswith(" lse")  # a factor means nothing there
         factors = dict(_factors(name, scope, e))
         for x, f in factors.items():
             value = f" = {f[row, 0]:.3g}" if f.shape[1] == 1 else ""
@@ -88,10 +103,10 @@ def reasons(
                 (a + f, f"lacks {x}{value}, which was not added"),
                 (a - f, f"still has {x}{value}, which was not subtracted"),
             ):
-                if same(result, e):
+                if same(result, e) and not (logarithm and "ed by" in what):
                     yield f"{name} {what}"
             for result, what in ((e * f, "multiplied"), (e / f, "divided")):
-                if same(a, result):
+                if same(a, result) and not logarithm:
                     yield f"{name} was {what} by {x}{value}, which it should not be"
         if before is not None and before.shape == e.shape and np.isfinite(before).all():
             if same(e - a, before.astype(np.float64)):
@@ -105,7 +120,8 @@ def reasons(
             if same(a, before):
                 yield f"{name} was left as it was"
         ratio = a / e
-        if ratio.size > 1 and np.isfinite(ratio).all() and np.ptp(ratio) < CLOSE * abs(np.median(ratio)):
+        steady = np.isfinite(ratio).all() and np.ptp(ratio) < CLOSE * abs(np.median(ratio))
+        if ratio.size > 1 and steady and not logarithm:
             yield f"{name} is {np.median(ratio):.4g} times what it should be, throughout"
         if e.shape[0] == e.shape[1] > 1 and same(a, e.T):
             yield f"{name} is transposed"

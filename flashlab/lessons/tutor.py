@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashlab.lessons import watch
 from flashlab.lessons.catalogue import EXERCISES, solution
@@ -23,6 +24,8 @@ from simulator.dtypes import Array
 from simulator.trace import Event, Recorder
 
 WAYS = {"hbm.read": "reads {} from HBM", "sram.read": "reads {} from SRAM", "sram.write": "writes {} to SRAM"}
+Moved = tuple[Any, ...]
+"""A tile of a tensor, or a way and a tensor."""
 LOOPS = ("i", "j", "c", "step")
 """The variables of loops that a step is told by."""
 
@@ -34,6 +37,7 @@ class Stored(NamedTuple):
     rows: tuple[int, int]
     cols: tuple[int, int]
     values: Array
+    line: int
 
     @property
     def place(self) -> tuple[str, tuple[int, int], tuple[int, int]]:
@@ -61,7 +65,7 @@ class Steps(Recorder):
         moved = self.events[-1].transfers[-1]
         (first, last), (start, stop) = moved.rows or (0, 0), moved.cols or (0, 0)
         inside = values[: last - first, : stop - start].copy()
-        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside))
+        self.stored[-1].append(Stored(tensor, (first, last), (start, stop), inside, moved.line))
 
     def _begin(self, name: str, frame: FrameType) -> None:
         super()._begin(name, frame)
@@ -81,13 +85,16 @@ class Difference:
 
 
 def compare(
-    program: Program, exercise: str, case: Case, head: tuple[int, int]
+    program: Program, exercise: str, case: Case, head: tuple[int, int], *, values: bool = True
 ) -> tuple[Difference | None, Trace, Trace]:
-    """The first difference between a program and the solution on one (batch, head), and the traces of both."""
+    """The first difference between a program and the solution on one (batch, head), and the traces of both.
+
+    Without `values` only what they move is compared.
+    """
     mine, trace = _run(program, case, head)
     due, expected = _run(solution(exercise), case, head)
     sram = bool(EXERCISES[exercise].budget(case.problem, case.tile).sram)
-    found = first_difference(mine, due, list(WAYS)[: 3 if sram else 1])
+    found = first_difference(mine, due, list(WAYS)[: 3 if sram else 1], values=values)
     for name, (first, text) in expected.sources.items():
         expected.sources[name] = first, _hidden(exercise, text)
     return found, trace, expected
@@ -125,55 +132,67 @@ def _hidden(exercise: str, text: str) -> str:
 # -- in step --------------------------------------------------------------------------------------------------------
 
 
-def first_difference(mine: Steps, due: Steps, ways: Sequence[str] = ("hbm.read",)) -> Difference | None:
+def first_difference(
+    mine: Steps, due: Steps, ways: Sequence[str] = ("hbm.read",), *, values: bool = True
+) -> Difference | None:
     """Where the steps of two programs first differ, and how; None if nowhere. Bytes of these `ways` are compared.
 
-    A variable that a step should have changed and did not may be changed in a later one. So it counts as a difference
-    once it has another value than the solution's where the program does change it, or if it never does.
+    Another value of a variable is a difference only if a store that it feeds differs: the learner may compute in another
+    form. A variable that a step should have changed and did not may be changed in a later one. Without `values` only what is
+    moved counts: where the numbers are right.
     """
     before: dict[str, Array] = {}
     known: dict[str, Array] = {}
-    late: dict[str, Difference] = {}
+    found: dict[str, Difference] = {}
+    moved, expected_moves = _moved(mine.events), _moved(due.events)
+
+    def first(otherwise: Difference | None, feeding: Container[str] | None = None) -> Difference | None:
+        chosen = [x for name, x in found.items() if feeding is None or name in feeding]
+        return min(chosen, key=lambda x: x.number, default=otherwise)
+
     for n, (a, b) in enumerate(zip(mine.events, due.events, strict=False)):
         at = _place(b, due.loops[n])
         if a.block == b.block and (words := _blocks(mine.blocks[n], due.blocks[n], ways)):
             return Difference(n + 1, "launch", f"launch `{b.launch}`, row tile {b.block[0]}: {words}")
         if (a.step, a.block) != (b.step, b.block):
             words = f"{at}: the solution is here, and your program is at {_place(a, mine.loops[n])}"
-            return next(iter(late.values()), Difference(n + 1, b.step, words))
-        if words := _loads(a, b, ways):
-            return Difference(n + 1, b.step, at + words)
-        for name in sorted(b.values, key=_assigned(b, due.sources)):
+            return first(Difference(n + 1, b.step, words))
+        block = b.launch, b.block
+        if words := _loads(a, b, ways, moved[a.launch, a.block], expected_moves[block]):
+            return first(Difference(n + 1, b.step, at + words))
+        for name in sorted(b.values if values else (), key=_assigned(b, due.sources)):
             expected, actual = b.values[name], a.values.get(name, known.get(name))
-            if actual is None or actual.shape != expected.shape:
-                continue
-            if same(actual, expected):
-                late.pop(name, None)
+            if actual is None or actual.shape != expected.shape or same(actual, expected):
                 continue
             if any(same(x, expected) for other, x in a.values.items() if other not in b.values):
                 continue
+            if name not in a.values and not (name in before and same(actual, before[name])):
+                continue  # a name that the learner has used for something else
             scope = {**before, **{x: y for x, y in b.values.items() if x != name}}
             words = at + _said(name, actual, expected, scope, before.get(name))
-            if name in a.values:
-                return late.get(name, Difference(n + 1, b.step, words))
-            late.setdefault(name, Difference(n + 1, b.step, words))
-        if words := _stores(mine.stored[n], due.stored[n], b, before):
-            return next(iter(late.values()), Difference(n + 1, b.step, at + words))
+            found.setdefault(name, Difference(n + 1, b.step, words))
+        for stored in due.stored[n]:
+            feeding = _feeding(stored, b, due.sources)
+            if words := _store(stored, mine.stored[n], due.stored[n], b, before):
+                found_elsewhere = any(same(x.values, stored.values) for x in mine.stored[n])
+                return first(Difference(n + 1, b.step, at + words), () if found_elsewhere else feeding)
+            for name in feeding:
+                found.pop(name, None)  # its way of computing comes to the same
+        if words := _stored_too_often(mine.stored[n], due.stored[n]):
+            return first(Difference(n + 1, b.step, at + words))
         before |= b.values
         known |= a.values
-    if late:
-        return next(iter(late.values()))
     n = min(len(mine.events), len(due.events))
     if mine.stopped and mine.events:
         last = len(mine.events) - 1
         words = f"{_place(mine.events[last], mine.loops[last])}: your program stops here"
-        return Difference(last + 1, mine.events[last].step, words)
+        return first(Difference(last + 1, mine.events[last].step, words))
     if n < len(due.events):
         words = f"{_place(due.events[n], due.loops[n])}: the solution goes on, and your program has ended"
-        return Difference(n, due.events[n].step, words)
+        return first(Difference(n, due.events[n].step, words))
     if n < len(mine.events):
         words = f"{_place(mine.events[n], mine.loops[n])}: your program goes on, and the solution has ended"
-        return Difference(n + 1, mine.events[n].step, words)
+        return first(Difference(n + 1, mine.events[n].step, words))
     return None
 
 
@@ -189,7 +208,7 @@ def _blocks(mine: Block, due: Block, ways: Sequence[str]) -> str:
     if a != b:
         return f"yours walks over {_tiles(a)}, the solution over {_tiles(b)}"
     if "sram.read" in ways and (mine.warps, mine.readers) != (due.warps, due.readers):
-        a, b = (f"{x.warps} warps, which read an operand that they share {x.readers} times" for x in (mine, due))
+        a, b = (f"{x.warps} warps, which read an operand that they share {_times(x.readers)}" for x in (mine, due))
         return f"yours has {a}, the solution {b}"
     return ""
 
@@ -198,26 +217,51 @@ def _tiles(walk: Sequence[int]) -> str:
     return f"the tiles {walk[0]} to {walk[-1]}" if len(walk) > 1 else f"tile {walk[0]} alone" if walk else "no tile"
 
 
-def _loads(mine: Event, due: Event, ways: Sequence[str]) -> str:
-    """What was loaded from elsewhere, too often or not at all, or moved in another way."""
-    a, b = (
-        Counter((t.tensor, t.rows or (0, 0), t.cols or (0, 0)) for t in event.transfers if "hbm.read" in t.nbytes)
-        for event in (mine, due)
-    )
+def _moved(events: Sequence[Event]) -> dict[tuple[str, tuple[int, int]], Counter[Moved]]:
+    """How often each block loads each tile, and how many bytes of each tensor it moves in each way."""
+    found: defaultdict[tuple[str, tuple[int, int]], Counter[Moved]] = defaultdict(Counter)
+    for event in events:
+        block = found[event.launch, event.block]
+        block.update(_tiles_loaded(event))
+        for transfer in event.transfers:
+            for way, nbytes in transfer.nbytes.items():
+                block[way, transfer.tensor] += nbytes
+    return found
+
+
+def _tiles_loaded(event: Event) -> Counter[Moved]:
+    return Counter((t.tensor, t.rows or (0, 0), t.cols or (0, 0)) for t in event.transfers if "hbm.read" in t.nbytes)
+
+
+def _loads(mine: Event, due: Event, ways: Sequence[str], moved: Counter[Moved], expected: Counter[Moved]) -> str:
+    """What was loaded from elsewhere, too often or not at all, or moved in another way.
+
+    What the block moves in another step is no difference: `moved` is what the learner's block moves in all, and `expected` what
+    the solution's does.
+    """
+    a, b = _tiles_loaded(mine), _tiles_loaded(due)
+    more = [tile for tile in a - b if moved[tile] > expected[tile]]
     for tensor, rows, cols in b - a:
-        others = [f"{_span(r, c)}" for t, r, c in a - b if t == tensor]
-        return f": the solution loads {_span(rows, cols)} of {tensor}; yours " + (
-            f"loads {others[0]}" if others else "does not"
-        )
-    for tensor, rows, cols in a - b:
-        again = " again" if (tensor, rows, cols) in b else ""
-        return f": yours loads {_span(rows, cols)} of {tensor}{again}, and the solution does not"
+        if moved[tensor, rows, cols] < expected[tensor, rows, cols]:
+            others = [f"{_span(r, c)}" for t, r, c in a - b if t == tensor]
+            return f": the solution loads {_span(rows, cols)} of {tensor}; yours " + (
+                f"loads {others[0]}" if others else "does not"
+            )
+    for tile in more:
+        tensor, rows, cols = tile
+        often = f", {_times(moved[tile])} in all, and the solution {_times(expected[tile])}"
+        never = ", and the solution does not"
+        return f": yours loads {_span(rows, cols)} of {tensor}" + (often if expected[tile] else never)
     for way in ways:
         for tensor in dict.fromkeys(t.tensor for t in (*due.transfers, *mine.transfers)):
             x, y = (sum(t.nbytes.get(way, 0) for t in event.transfers if t.tensor == tensor) for event in (mine, due))
-            if x != y:
+            if x != y and moved[way, tensor] != expected[way, tensor]:
                 return f": yours {WAYS[way].format(f'{x:,} bytes of {tensor}')}, the solution {y:,}"
     return ""
+
+
+def _times(n: int) -> str:
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _span(rows: tuple[int, int], cols: tuple[int, int]) -> str:
@@ -235,22 +279,69 @@ def _assigned(event: Event, sources: Mapping[str, tuple[int, str]]) -> Callable[
     return lambda name: lines.get(name, len(text))
 
 
-def _stores(mine: Sequence[Stored], due: Sequence[Stored], event: Event, before: Mapping[str, Array]) -> str:
-    """What was stored elsewhere, not at all, or with other values."""
-    for expected in due:
-        there = [x for x in mine if x.place == expected.place]
-        where = f"{_span(expected.rows, expected.cols)} of {expected.tensor}"
-        if not there:
-            others = [_span(x.rows, x.cols) for x in mine if x.tensor == expected.tensor and x.place not in
-                      {y.place for y in due}]  # fmt: skip
-            return f": the solution stores {where}; yours " + (f"stores {others[0]}" if others else "does not")
-        if not any(same(x.values, expected.values) for x in there):
-            scope = {name: x[: expected.values.shape[0]] for name, x in {**before, **event.values}.items()}
-            return _said(f"what is stored to {expected.tensor}", there[0].values, expected.values, scope, None)
-    places = Counter(x.place for x in mine) - Counter(x.place for x in due)
-    for tensor, rows, cols in places:
+def _store(
+    due: Stored, mine: Sequence[Stored], others: Sequence[Stored], event: Event, before: Mapping[str, Array]
+) -> str:
+    """What was stored elsewhere than the solution's, not at all, or with other values."""
+    there = [x for x in mine if x.place == due.place]
+    where = f"{_span(due.rows, due.cols)} of {due.tensor}"
+    if not there:
+        elsewhere = [_span(x.rows, x.cols) for x in mine if x.tensor == due.tensor and x.place not in
+                     {y.place for y in others}]  # fmt: skip
+        into = [x.tensor for x in mine if (x.rows, x.cols) == (due.rows, due.cols) and x.place not in
+                {y.place for y in others}]  # fmt: skip
+        yours = f"stores {elsewhere[0]}" if elsewhere else f"stores them to {into[0]}" if into else "does not"
+        return f": the solution stores {where}; yours {yours}"
+    if any(same(x.values, due.values) for x in there):
+        return ""
+    scope = {name: x[: due.values.shape[0]] for name, x in {**before, **event.values}.items()}
+    return _said(f"what is stored to {due.tensor}", there[0].values, due.values, scope, None)
+
+
+def _stored_too_often(mine: Sequence[Stored], due: Sequence[Stored]) -> str:
+    for tensor, rows, cols in Counter(x.place for x in mine) - Counter(x.place for x in due):
         return f": yours stores {_span(rows, cols)} of {tensor} once more than the solution"
     return ""
+
+
+def _feeding(stored: Stored, event: Event, sources: Mapping[str, tuple[int, str]]) -> set[str]:
+    """The variables that a store of the solution depends on, from its text."""
+    first, text = sources.get(event.source, (1, ""))
+    flows, stores = _flows(text)
+    names = {x for start, end, given in stores if start <= stored.line - first + 1 <= end for x in given}
+    reached: set[str] = set()
+    while names:
+        reached |= names
+        names = {x for name in names for x in flows.get(name, ())} - reached
+    return reached
+
+
+@cache
+def _flows(text: str) -> tuple[dict[str, set[str]], list[tuple[int, int, set[str]]]]:
+    """What each variable is assigned from, and the variables in what each `block.store` stores, with its lines."""
+
+    def names(node: ast.AST) -> set[str]:
+        return {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+
+    flows: defaultdict[str, set[str]] = defaultdict(set)
+    stores: list[tuple[int, int, set[str]]] = []
+    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+        if isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=True))
+            for to, of in pairs:
+                for name in names(to):
+                    flows[name] |= names(of)
+        elif not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        elif node.func.attr == "put":
+            for name in names(node.args[0]):
+                flows[name] |= names(node.args[1])
+        elif node.func.attr == "store":
+            stores.append((node.lineno, node.end_lineno or node.lineno, names(node.args[1])))
+    return dict(flows), stores
 
 
 def _said(name: str, actual: Array, expected: Array, scope: Mapping[str, Array], before: Array | None) -> str:
@@ -260,7 +351,8 @@ def _said(name: str, actual: Array, expected: Array, scope: Mapping[str, Array],
     row, col = worst(actual, expected)
     element = f"in column {col} it" if expected.shape[1] > 1 else "it"
     values = f"is {actual[row, col]:.5g} and should be {expected[row, col]:.5g}"
-    why = next(reasons(name, actual, expected, scope, before, row), "")
+    rest = "" if before is None else "the tiles before are forgotten"
+    why = next(reasons(name, actual, expected, scope, before, row, rest=rest), "")
     if why:
         return f", row {row}: {why} ({element} {values})"
     return f", row {row}: {name} {values}" + (f" (in column {col})" if expected.shape[1] > 1 else "")

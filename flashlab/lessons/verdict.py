@@ -18,6 +18,8 @@ HEADLINES = {
     "arithmetic": "Right numbers, but computed elsewhere",
     "unrounded": "Right numbers, but no tensor core multiplies that",
     "repeated": "Right numbers, but each warp does all the work",
+    "registers": "Right numbers, but more registers than there are",
+    "asked": "Right numbers, but not what the exercise asks",
     "sectors": "Right bytes, too many sectors",
     "instructions": "Right bytes, too many instructions",
     "conflicts": "Right bytes, bank conflicts",
@@ -54,6 +56,8 @@ class Line:
     moved: int
     budget: int
     level: str = "HBM"
+    right: bool = False
+    """Are the numbers right? Then nothing is missing that they need."""
 
     @property
     def equal(self) -> bool:
@@ -63,6 +67,8 @@ class Line:
     def verdict(self) -> str:
         if self.equal:
             return "equal"
+        if self.moved < self.budget and self.right:
+            return "fewer than the budget, though the numbers are right: it goes another way than the exercise asks"
         if self.moved < self.budget:
             return "too few: part of what this takes was never loaded" if self.way == "read" else "too few"
         ratio = f", {self.moved / self.budget:.3g} times the budget" if self.budget else ""

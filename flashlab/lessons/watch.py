@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any
 
 import numpy as np
 
+import simulator.block
 import simulator.machine
+import simulator.registers
+from flashlab.lessons.rules import Did
 from simulator import Block, HbmTensor, Machine, Registers, SramTile, UsageError
 from simulator.block import Rows, Split
 from simulator.dtypes import Array, round_to
@@ -21,6 +25,9 @@ from simulator.problem import Walk
 
 _SIMULATOR = Path(simulator.machine.__file__).parent
 _LIBRARY = _SIMULATOR / "programs"
+_INSIDE = {__file__, simulator.block.__file__, simulator.registers.__file__}
+REGISTERS = 65_536 * 4
+"""Bytes of an SM's registers: all that a block can have (CUDA C++ Programming Guide, technical specifications)."""
 
 
 class OutOfBounds(IndexError):
@@ -31,25 +38,87 @@ class Shortcut(RuntimeError):
     """Something else than the learner's own tile program did the work."""
 
 
+class Held:
+    """Which register tiles a program holds, and when: a tile takes registers until it is used for the last time.
+
+    Time is the number of tiles made so far. What an operation reads for the last time gives its registers to the result.
+    """
+
+    def __init__(self) -> None:
+        self._tiles: list[list[int]] = []  # bytes, and the time of the last use
+
+    def made(self, nbytes: int) -> int:
+        """A new tile, by its number."""
+        self._tiles.append([nbytes, len(self._tiles)])
+        return len(self._tiles) - 1
+
+    def used(self, tile: int) -> None:
+        self._tiles[tile][1] = len(self._tiles)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes held at once."""
+        change = np.zeros(len(self._tiles) + 1, np.int64)
+        for born, (nbytes, last) in enumerate(self._tiles):
+            change[born] += nbytes
+            change[last] -= nbytes
+        return int(change.cumsum().max())
+
+
+class WatchedRegisters(Registers):
+    """A register tile that notes when it is used."""
+
+    __slots__ = ("_data", "_held", "_number")
+
+    def __init__(self, block: Block, rows: int, cols: int, data: Array | None, held: Held) -> None:
+        self._held, self._number = held, held.made(4 * rows * cols)
+        super().__init__(block, rows, cols, data)
+
+    @property
+    def values(self) -> Array | None:
+        self._held.used(self._number)
+        return self._data
+
+    @values.setter
+    def values(self, data: Array | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._data = data
+
+
 class WatchedBlock(Block):
-    """A block that refuses tiles beyond a tensor's end, and notes products that no tensor core does so.
+    """A block that refuses tiles beyond a tensor's end, and notes what rules ask for, and products that no tensor core does so.
 
     A ragged last tile is not beyond the end: it starts inside.
     """
+
+    _m: WatchedMachine  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def registers(self, rows: int, cols: int, data: Array | None) -> Registers:
+        return WatchedRegisters(self, rows, cols, data, self._m.held)
+
+    def load(self, tensor: HbmTensor, *tile: Any, **options: Any) -> SramTile:
+        loaded = super().load(tensor, *tile, **options)
+        self._note("load", of=tensor.name)
+        return loaded
+
+    def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
+        if f in (np.divide, np.reciprocal) and isinstance(operands[-1], Registers):
+            self._note("division")
+        return super().elementwise(f, *operands)
 
     def matmul(
         self,
         a: SramTile | Registers,
         b: SramTile,
         *,
-        split: tuple[Split, Split],
+        split: tuple[Split, Split] = (),  # pyright: ignore[reportArgumentType]  # as in `Block`
         acc: Registers | None = None,
         scale: float = 1.0,
         passes: int = 1,
     ) -> Registers:
         product = super().matmul(a, b, split=split, acc=acc, scale=scale, passes=passes)
-        where = f'in step "{self._step}", line {sys._getframe(1).f_lineno}'  # pyright: ignore[reportPrivateUsage]
-        remarks, dtype = cast(WatchedMachine, self._m).remarks, self._m.problem.dtype
+        self._note("product", of=b.name, dtype=b.dtype, split=tuple(split), acc=acc is not None)
+        where = self._where()
+        remarks, dtype = self._m.remarks, self._m.problem.dtype
         if tuple(split) == ("none", "none") and self.warps > 1:
             remarks.setdefault(
                 "repeated",
@@ -63,6 +132,16 @@ class WatchedBlock(Block):
                 ".round(problem.dtype)",
             )
         return product
+
+    def _note(self, what: str, **details: Any) -> None:
+        self._m.did.append(Did(self._m.blocks, what, self._where(), **details))
+
+    def _where(self) -> str:
+        """The learner's line that is running."""
+        frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame is not None and frame.f_code.co_filename in _INSIDE:
+            frame = frame.f_back
+        return f'in step "{self._step}", line {frame.f_lineno if frame else 0}'
 
     def store(self, tensor: HbmTensor, x: Registers, i: Rows, rows: int, j: int = 0, cols: int | None = None) -> None:
         super().store(tensor, x, i, rows, j, cols)
@@ -80,7 +159,7 @@ class WatchedBlock(Block):
         ):
             if index < 0 or (index > 0 and index * size >= length):
                 raise OutOfBounds(
-                    f"{tensor.name}: {axis} tile {index} of {size} is {'read' if way == 'read' else 'written'}, "
+                    f"{tensor.name}: {axis} tile {index} (of {size} {axis}s each) is {'read' if way == 'read' else 'written'}, "
                     f"but the tensor has {length:,} {axis}s, the tiles 0 to {max(0, -(-length // size) - 1)}"
                 )
         return super()._extent(tensor, i, rows, j, cols, way)
@@ -99,6 +178,19 @@ def _rounded(x: Array, dtype: str) -> bool:
 
 class WatchedMachine(Machine):
     """A machine whose HBM only its own blocks reach, and on which no program of the library runs."""
+
+    blocks = 0
+    """How many blocks have begun."""
+
+    @cached_property
+    def did(self) -> list[Did]:
+        """What the program does, for the rules of an exercise."""
+        return []
+
+    @cached_property
+    def held(self) -> Held:
+        """The register tiles of the program."""
+        return Held()
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -155,5 +247,6 @@ class WatchedMachine(Machine):
 
     def _watched(self, blocks: Iterator[Block]) -> Iterator[Block]:
         for block in blocks:
+            self.blocks += 1
             block.__class__ = WatchedBlock
             yield block

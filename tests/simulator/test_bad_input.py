@@ -52,7 +52,7 @@ def test_problem(change: dict[str, Any], line: str) -> None:
 
 @pytest.mark.parametrize("tile", [(0, 4), "64", "axb", (1, 2, 3), 5, (1.5, 2)])
 def test_tile(tile: Any) -> None:
-    with pytest.raises(UsageError, match="^tile = .*: expected rows x cols of at least 1 each"):
+    with pytest.raises(UsageError, match="^tile = .*: expected rows x cols, whole numbers of at least 1 each"):
         Tile.parse(tile)
 
 

@@ -73,10 +73,44 @@ def test_numbers_may_stand_on_either_side(name: str, n: float, numpy: bool):
         ("q * 2.0", r"operand = q: expected registers: block.to_registers\(tile\)"),
         ("2.0 * q", r"operand = q: expected registers"),
         ("np.sqrt(q)", r"operand = q: expected registers"),
+        ("max(x, x)", r"a comparison of registers: expected block.maximum\(a, b\)"),
+        ("abs(x)", r"block.elementwise\(np.abs, x\)"),
+        ("x * block.full(8, 1, 1.0)", r"np.multiply = \(16, 16\) and \(8, 1\): .*is a .T missing"),
+        ("block.matmul(q, k.T)", r"split = 'missing': expected .*'rows' or 'cols' .*, or 'none'"),
+        ("block.matmul(q, k.T, split='rows')", r"split = 'rows': expected"),
+        (
+            "block.matmul(q, x, split=('rows', 'none'))",
+            r"second operand = registers: expected a tile in SRAM.*block.put",
+        ),
+        ("block.matmul(hbm, k, split=('rows', 'none'))", r"first operand = q in HBM: expected .*block.load"),
+        (
+            "block.store(x, hbm, 0, 16)",
+            r"the tensor of block.store\(tensor, registers, i, rows\) = registers: expected a tensor",
+        ),
+        ("block.store(hbm, k, 0, 16)", r"block.store's second operand = SramTile: expected registers"),
+        ("block.fetch(x, 0, 16)", r"the tensor of block.fetch.* = registers"),
+        ("block.load(x, 0, 16)", r"the tensor of block.load.* = registers"),
     ],
 )
 def test_what_registers_cannot_do_names_the_call_that_can(typed: str, says: str):
-    """Of x in registers and the tiles q and k in SRAM."""
+    """Of x in registers, the tiles q and k in SRAM, and q in HBM."""
+    hbm = fl.HbmTensor(fl.Spec("q", heads=1, rows=16, cols=16, dtype="float32", role="input"))
     with pytest.raises(fl.UsageError, match=says) as raised:
-        computed(eval(f"lambda x, q, k: {typed}", {"np": np}))
+        computed(eval(f"lambda x, q, k: (lambda block: {typed})(x._block)", {"np": np, "hbm": hbm}))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("mean", r"x.sum\(\) / x.cols"), ("shape", "x.rows"), ("nonsense", "x.nonzero")]
+)
+def test_what_registers_have_not_names_what_they_have(name: str, says: str):
+    def f(x: Any, *_: Any) -> Any:
+        return getattr(x, name)
+
+    with pytest.raises(AttributeError, match=f"registers have no {name}; .*{says}"):
+        computed(f)
+
+
+def test_a_tile_of_half_rows_is_told_where_it_is_chosen():
+    with pytest.raises(fl.UsageError, match=r"^tile = Tile\(rows=32.0.*expected rows x cols, whole numbers"):
+        fl.Config(tile=fl.Tile(32.0, 64), warps=4)  # pyright: ignore[reportArgumentType]

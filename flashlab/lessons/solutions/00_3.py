@@ -9,9 +9,9 @@ def my_fused(m, q, k, v, problem, tile):
         mean = x.sum() / q.cols  # solution
         centred = x - mean  # solution
         variance = (centred * centred).sum() / q.cols  # solution
-        x = centred / block.elementwise(np.sqrt, variance + 1e-5)  # solution
+        normal = centred / block.elementwise(np.sqrt, variance + 1e-5)  # solution
         block.step("gelu")
-        x = x / (block.exp(x * -1.702) + 1.0)  # solution
+        y = normal / (block.exp(normal * -1.702) + 1.0)  # solution
         block.step("store")
-        block.store(out, x, block.i, tile.rows)  # solution
+        block.store(out, y, block.i, tile.rows)  # solution
     return out

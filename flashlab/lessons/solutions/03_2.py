@@ -35,9 +35,10 @@ def my_flash1(m, q, k, v, problem, tile):
                 o_i = o_i * (l_i * alpha)  # solution
                 p = p.round(problem.dtype)  # solution
                 o_i = block.matmul(p, v_j, split=split, acc=o_i)  # solution
+                o_i = o_i / l_new.nonzero()  # solution
                 block.step("store")
                 # lines 12 and 13; in the last round, out instead of o
-                block.store(out if j == last else o, o_i / l_new.nonzero(), i, tile.rows)  # solution
+                block.store(out if j == last else o, o_i, i, tile.rows)  # solution
                 block.store(l, l_new, i, tile.rows)  # solution
                 block.store(top, m_new, i, tile.rows)  # solution
     return out

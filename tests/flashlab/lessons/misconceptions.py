@@ -45,7 +45,7 @@ MISCONCEPTIONS = [
     _row("00.1", "adds-the-first-operand-to-itself", "x + y", "x + x", "numbers", r"out, row tile 0 \(rows 0 to 63\)"),
     _row("00.1", "never-loads-k", "y = block.fetch(k, block.i, tile.rows)", "y = x", "numbers", "row tile 0"),
     _row("00.1", "stores-every-tile-to-the-first", "x + y, block.i", "x + y, 0", "numbers", "row tile 0 .*worst element"),
-    _row("00.1", "tile-counted-from-one", "fetch(k, block.i,", "fetch(k, block.i + 1,", "out of bounds", "k: row tile 4 of 64 is read"),
+    _row("00.1", "tile-counted-from-one", "fetch(k, block.i,", "fetch(k, block.i + 1,", "out of bounds", r"k: row tile 4 \(of 64 rows each\) is read"),
     _row("00.1", "fetches-an-operand-twice", "y = block.fetch(k, block.i, tile.rows)",
          "y = block.fetch(k, block.i, tile.rows); y = block.fetch(k, block.i, tile.rows)", "bytes", "k read.*2 times the budget"),
     _row("00.1", "subtracts", "x + y", "x - y", "numbers", "row tile 0"),
@@ -63,14 +63,15 @@ MISCONCEPTIONS = [
          'block.store(out, x, block.i, tile.rows); x = block.fetch(out, block.i, tile.rows); block.step("normalize")',
          "bytes", "out read.*the budget is 0"),
     _row("00.3", "gelu-with-the-wrong-sign", "-1.702", "1.702", "numbers", "row tile 0"),
-    _row("00.3", "exp-by-numpy", "block.exp(x * -1.702)", "block.elementwise(np.exp, x * -1.702)", "arithmetic", "block.exp computed 0"),
-    _row("00.3", "gelu-of-the-sum", "(block.exp(x * -1.702) + 1.0)", "(block.exp(x * -1.0) + 1.0)", "numbers", "row tile 0"),
-    _row("00.3", "sigmoid-only", "x = x / (block.exp", "x = 1.0 / (block.exp", "numbers", "row tile 0"),
+    _row("00.3", "exp-by-numpy", "block.exp(normal * -1.702)", "block.elementwise(np.exp, normal * -1.702)", "arithmetic", "block.exp computed 0"),
+    _row("00.3", "gelu-of-the-sum", "(block.exp(normal * -1.702) + 1.0)", "(block.exp(normal * -1.0) + 1.0)", "numbers", "row tile 0"),
+    _row("00.3", "sigmoid-only", "y = normal / (block.exp", "y = 1.0 / (block.exp", "numbers", "row tile 0"),
+    _row("00.4", "splits-the-columns-of-b", 'split=("rows", "none")', 'split=("none", "rows")', "asked", r"line \d+: split=\('none', 'rows'\)"),
     _row("00.4", "keeps-the-last-step-only", ", acc=acc)", ")", "numbers", "row tile 0, column tile 0"),
     _row("00.4", "stores-at-every-step", "acc=acc)  # solution\n        block.step(\"store\")\n        block",
          "acc=acc)\n            block", "bytes", "out written.*4 times the budget"),
     _row("00.4", "walks-along-the-wrong-axis", "block.load(v, step, 32, block.j, tile.cols)",
-         "block.load(v, block.j, 32, step, tile.cols)", "out of bounds", "v: column tile 2 of 64 is read"),
+         "block.load(v, block.j, 32, step, tile.cols)", "out of bounds", r"v: column tile 2 \(of 64 columns each\) is read"),
     _row("00.4", "every-block-the-first-column", "block.load(v, step, 32, block.j, tile.cols)",
          "block.load(v, step, 32, 0, tile.cols)", "numbers", "row tile 0, column tile 1"),
     _row("00.4", "q-at-the-first-step-only", "block.load(q, block.i, tile.rows, step, 32)", "block.load(q, block.i, tile.rows, 0, 32)", "numbers", "row tile 0, column tile 0"),
@@ -106,6 +107,14 @@ MISCONCEPTIONS = [
     _row("02.1", "every-tile-of-out-the-first", "block.i, tile.rows, c, tile.cols)  # solution", "block.i, tile.rows, 0, tile.cols)",
          "numbers", "row tile 0, column tile"),
     _row("02.1", "never-divides", "block.exp(x - top) / total", "block.exp(x - top)", "numbers", "row tile 0"),
+    _row("02.2", "keeps-the-whole-row", """            new_top = block.maximum(top, x.max())  # solution
+            total = total * block.exp(top - new_top) + block.exp(x - new_top).sum()  # solution
+            top = new_top  # solution
+""", """            row = [x] if c == 0 else [*row, x]
+            top = block.maximum(top, x.max())
+        for x in row:
+            total = total + block.exp(x - top).sum()
+""", "registers", r"registers: a block holds \d+ KB .* of 256 KB"),
     _row("02.2", "maximum-starts-at-0", 'block.full(tile.rows, 1, float("-inf"))', "block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("02.2", "forgets-to-rescale", "total * block.exp(top - new_top)", "total", "numbers", "row tile 0"),
     _row("02.2", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0"),
@@ -115,6 +124,22 @@ MISCONCEPTIONS = [
     _row("02.2", "rescales-the-new-part-too", "total * block.exp(top - new_top) + block.exp(x - new_top).sum()",
          "(total + block.exp(x - new_top).sum()) * block.exp(top - new_top)", "numbers", "row tile 0"),
     _row("02.2", "new-part-under-the-old-maximum", "block.exp(x - new_top).sum()", "block.exp(x - top).sum()", "numbers", "row tile 0"),
+    _row("02.3", "keeps-the-whole-row", """            new_top = block.maximum(top, s.max())  # solution
+            e = block.exp(s - new_top)  # solution
+            block.step("rescale")
+            # total and acc were summed up under the old maximum: rescale both to the new one
+            alpha = block.exp(top - new_top)  # solution
+            total = total * alpha + e.sum()  # solution
+            acc = acc * alpha  # solution
+            top = new_top  # solution
+            block.step("output")
+            # add e @ v_j to acc; e has to be rounded: e.round(problem.dtype)
+""", """            top = block.maximum(top, s.max())
+            row = [(s, v_j)] if j == 0 else [*row, (s, v_j)]
+        for s, v_j in row:
+            e = block.exp(s - top)
+            total = total + e.sum()
+""", "registers", r"registers: a block holds \d+ KB .* of 256 KB"),
     _row("02.3", "rescales-the-sum-only", "            acc = acc * alpha  # solution\n", "", "numbers", "row tile 0"),
     _row("02.3", "rescales-the-output-only", "total * alpha + e.sum()", "total + e.sum()", "numbers", "row tile 0"),
     _row("02.3", "divides-at-every-tile", "            # add e @ v_j to acc", "            e = e / total\n            # add", "numbers", "row tile 0"),
@@ -123,6 +148,7 @@ MISCONCEPTIONS = [
     _row("02.3", "rescales-upside-down", "block.exp(top - new_top)", "block.exp(new_top - top)", "numbers", "row tile 0"),
     _row("02.3", "e-is-not-rounded", "e.round(problem.dtype)", "e", "unrounded", 'step "output".*round'),
     _row("02.3", "loses-what-was-summed", "v_j, split=(\"rows\", \"none\"), acc=acc)", "v_j, split=(\"rows\", \"none\"))", "numbers", "row tile 0"),
+    _row("02.3", "divides-in-each-round", 'v_j, split=("rows", "none"), acc=acc)', 'v_j, split=("rows", "none"), acc=acc) / total * total', "asked", 'a division in step "output", line'),
     _row("03.1", "p-is-not-rounded", "                p = p.round(problem.dtype)  # solution\n", "", "unrounded", 'step "update".*round'),
     _row("03.1", "o-taken-as-undivided", "o_i * (l_i * alpha)", "o_i * alpha", "numbers", "row tile 0"),
     _row("03.1", "keeps-the-old-sum", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
@@ -141,12 +167,28 @@ MISCONCEPTIONS = [
     _row("03.2", "p-is-not-rounded", "                p = p.round(problem.dtype)  # solution\n", "", "unrounded", 'step "update".*round'),
     _row("03.2", "forgets-to-store-l", "                block.store(l, l_new, i, tile.rows)  # solution\n", "", "numbers", "row tile 0"),
     _row("03.2", "forgets-the-mask", "                s = block.mask(s, i, j)  # solution\n", "", "numbers", "row tile"),
+    _row("03.3", "rows-are-not-rounded", "min(cols, problem.head_dim) // 16 * 16", "min(cols, problem.head_dim)", "asked", r"tile 40x\d+ on .*: Br is not the right one"),
     _row("03.3", "m-in-bytes", "device.sram_per_block // problem.itemsize", "device.sram_per_block", "sram", "bytes of SRAM per block"),
     _row("03.3", "one-tile-instead-of-four", "(4 * problem.head_dim)", "problem.head_dim", "sram", "bytes of SRAM per block"),
     _row("03.3", "twice-as-careful", "(4 * problem.head_dim)", "(8 * problem.head_dim)", "bytes", "q read.*times the budget"),
     _row("03.3", "rows-and-columns-mixed-up", "fl.Tile(rows, cols)", "fl.Tile(cols, rows)", "bytes", "q read.*times the budget"),
     _row("03.3", "m-in-float32-always", "// problem.itemsize", "// 4", "bytes", "q read.*times the budget"),
-    _row("03.3", "rows-are-not-capped", "min(cols, problem.head_dim) // 16 * 16", "cols", "arithmetic", "block.matmul did .*FLOPs"),
+    _row("03.3", "rows-are-not-capped", "min(cols, problem.head_dim) // 16 * 16", "cols", "asked", "tile 320x320 on .*: Br is not the right one"),
+    _row("04.1", "keeps-a-strip-of-s", """            m_new = block.maximum(m_i, s.max())  # solution
+            p = block.exp(s - m_new.finite())  # solution
+            alpha = block.exp(m_i - m_new.finite())  # solution
+            l_i = l_i * alpha + p.sum()  # solution
+            acc = acc * alpha  # solution
+            m_i = m_new  # solution
+            block.step("output")
+            v_j = block.load(v, j, tile.cols)  # solution
+""", """            m_i = block.maximum(m_i, s.max())
+            strip = [s] if j == 0 else [*strip, s]
+        for j, s in enumerate(strip):
+            p = block.exp(s - m_i.finite())
+            l_i = l_i + p.sum()
+            v_j = block.load(v, j, tile.cols)
+""", "registers", r"registers: a block holds \d+ KB .* of 256 KB"),
     _row("04.1", "maximum-starts-at-0", 'm_i, l_i = block.full(tile.rows, 1, float("-inf"))', "m_i, l_i = block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("04.1", "q-at-every-tile", "k_j = block.load(k,", "q_i = block.load(q, block.i, tile.rows); k_j = block.load(k,",
          "bytes", "q read.*too many, 3 times the budget"),
@@ -162,28 +204,32 @@ MISCONCEPTIONS = [
     _row("04.1", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
     _row("04.1", "lse-to-base-2", "m_i + block.log(l_i)", "m_i + block.log(l_i) / float(np.log(2))", "numbers", "lse, row tile 0"),
     _row("04.1", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile 0"),
+    _row("04.1", "divides-in-each-round", "v_j, split=split, acc=acc)", "v_j, split=split, acc=acc) / l_i.nonzero() * l_i.nonzero()",
+         "asked", 'a division in step "output", line'),
+    _row("04.1", "divides-by-a-reciprocal", "v_j, split=split, acc=acc)", "v_j, split=split, acc=acc) * (1.0 / l_i.nonzero()) * l_i.nonzero()",
+         "asked", 'a division in step "output", line'),
     _row("04.2", "queries-without-an-end", "min((i + 1) * tile.rows, problem.len_q) - 1", "(i + 1) * tile.rows - 1", "out of bounds", "k: row tile"),
     _row("04.2", "skips-nothing", "range(max(0, last_key // tile.cols + 1))", "range(problem.key_tiles(tile))", "bytes", "k read.*too many"),
     _row("04.2", "skips-the-diagonal", "last_key // tile.cols + 1", "last_key // tile.cols", "numbers", "row tile 0"),
     _row("04.2", "top-left", "last_query + problem.len_kv - problem.len_q", "last_query", "numbers", "row tile"),
     _row("04.2", "counts-from-the-first-query", "min((i + 1) * tile.rows, problem.len_q) - 1", "i * tile.rows", "numbers", "row tile"),
-    _row("04.2", "a-tile-too-many", "last_key // tile.cols + 1", "last_key // tile.cols + 2", "out of bounds", "k: row tile 4 of 64 is read"),
+    _row("04.2", "a-tile-too-many", "last_key // tile.cols + 1", "last_key // tile.cols + 2", "out of bounds", r"k: row tile 4 \(of 64 rows each\) is read"),
     _row("04.2", "keys-for-queries", "last_key // tile.cols + 1", "last_key // tile.rows + 1", "numbers", "row tile"),
     _row("04.3", "every-warp-does-all", 'split=("rows", "none"), scale', 'split=("none", "none"), scale', "repeated", 'step "scores".*each of the 4 warps'),
     _row("04.3", "q-stays-in-sram", "block.to_registers(block.load(q, block.i, tile.rows))", "block.load(q, block.i, tile.rows)",
          "bytes", r"q read \(SRAM\).*2 times the budget"),
-    _row("04.3", "split-k", 'split=("rows", "none"), scale', 'split=("none", "rows"), scale', "bytes", r"k read \(SRAM\).*too few"),
+    _row("04.3", "split-k", 'split=("rows", "none"), scale', 'split=("none", "rows"), scale', "bytes", r"k read \(SRAM\).*fewer than the budget, though"),
     _row("04.3", "registers-at-every-use", "k_j = block.load(k, j, tile.cols)",
          "k_j = block.load(k, j, tile.cols); q_i = block.to_registers(block.load(q, block.i, tile.rows))", "bytes", "q read: .*too many"),
     _row("04.3", "every-warp-does-all-of-p-v", 'v_j, split=("rows", "none")', 'v_j, split=("none", "none")', "repeated", 'step "output".*each of the 4 warps'),
-    _row("04.3", "split-k-for-p-v", 'v_j, split=("rows", "none")', 'v_j, split=("cols", "rows")', "bytes", r"v read \(SRAM\).*too few"),
-    _row("08.1", "rows-inside-only", "q, block.i, tile.rows, panel=64", "q, block.i, tile.rows", "bytes", "q read.*too few"),
+    _row("04.3", "split-k-for-p-v", 'v_j, split=("rows", "none")', 'v_j, split=("cols", "rows")', "bytes", r"v read \(SRAM\).*fewer than the budget, though"),
+    _row("08.1", "rows-inside-only", "q, block.i, tile.rows, panel=64", "q, block.i, tile.rows", "bytes", "q read.*fewer than the budget, though"),
     _row("08.1", "boxes-of-128-columns", "k, j, tile.cols, panel=64", "k, j, tile.cols, panel=128", "bytes", "k read.*too many, 2 times the budget"),
     _row("08.1", "each-warp-reads-all", "tile.rows // 64", "tile.rows // 16", "bytes", r"k read \(SRAM\).*too many, 4 times the budget"),
-    _row("08.1", "one-warpgroup-for-all-rows", "warpgroups = tile.rows // 64", "warpgroups = 1", "bytes", r"k read \(SRAM\).*too few"),
+    _row("08.1", "one-warpgroup-for-all-rows", "warpgroups = tile.rows // 64", "warpgroups = 1", "bytes", r"k read \(SRAM\).*fewer than the budget, though"),
     _row("08.1", "q-at-every-tile", "k_j = block.load(k,", "q_i = block.load(q, block.i, tile.rows, panel=64); k_j = block.load(k,",
          "bytes", "q read.*too many, 5 times the budget"),
-    _row("08.1", "v-rows-inside-only", "v, j, tile.cols, panel=64", "v, j, tile.cols", "bytes", "v read.*too few"),
+    _row("08.1", "v-rows-inside-only", "v, j, tile.cols, panel=64", "v, j, tile.cols", "bytes", "v read.*fewer than the budget, though"),
     _row("08.1", "forgets-the-mask", "            s = block.mask(s, block.i, j)  # solution\n", "", "numbers", "row tile 0"),
     _row("08.1", "loses-what-was-summed", "v_j, split=split, acc=acc)", "v_j, split=split)", "numbers", "row tile 0"),
     _row("08.2", "no-room-for-mbarriers", "device.sram_per_block - 128 -", "device.sram_per_block -", "sram", "bytes of SRAM per block"),
@@ -194,6 +240,9 @@ MISCONCEPTIONS = [
     _row("08.2", "columns-as-they-are", "-(-problem.head_dim // 64) * 64", "problem.head_dim", "sram", "bytes of SRAM per block"),
     _row("08.2", "a-stage-too-many", "(stages * 2 * row_bytes)", "(3 * 2 * row_bytes)", "bytes", "k read.*times the budget"),
     _row("08.2", "a-box-of-any-height", "min(left // (stages * 2 * row_bytes) // 16 * 16, 256)", "left // (stages * 2 * row_bytes) // 16 * 16", "bytes", "k read.*times the budget"),
+    _row("08.3", "nothing-lags", "            m_i, p = m_new, p.round(problem.dtype)  # solution\n",
+         "            v_j = block.load(v, j, tile.cols, stages=2, panel=64)\n            acc = block.matmul(p.round(problem.dtype), v_j, split=split, acc=acc)\n            m_i, p = m_new, None\n",
+         "asked", "line .*V is to lag K by one"),
     _row("08.3", "drops-the-last-product", "        if p is not None:  # solution\n            v_j = block.load(v, block.walk[0]",
          "        if False:\n            v_j = block.load(v, block.walk[0]", "numbers", "row tile 0"),
     _row("08.3", "v-of-this-tile", "block.load(v, j + 1,", "block.load(v, j,", "numbers", "row tile 0"),
@@ -204,6 +253,20 @@ MISCONCEPTIONS = [
     _row("08.3", "p-is-not-rounded", "p.round(problem.dtype)", "p", "unrounded", "round"),
     _row("08.3", "maximum-of-this-tile-only", "block.maximum(m_i, s.max())", "s.max()", "numbers", "row tile"),
     _row("08.3", "rescales-the-output-only", "l_i * alpha + p.sum()", "l_i + p.sum()", "numbers", "row tile 0"),
+    _row("08.3", "s-after-the-product-with-v", "            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)\n",
+         """            if p is not None:
+                acc = block.matmul(p, block.load(v, j + 1, tile.cols, stages=2, panel=64), split=split, acc=acc)
+                p = None
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)
+""", "asked", "line .*issued before S of the next tile"),
+    _row("08.3", "v-before-k", "            k_j = block.load(k, j, tile.cols, stages=2, panel=64)\n            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)\n            block.step(\"output\")\n            # O += P V of the tile before, if there is one\n            if p is not None:  # solution\n                v_j = block.load(v, j + 1, tile.cols, stages=2, panel=64)  # solution\n",
+         """            if p is not None:
+                v_j = block.load(v, j + 1, tile.cols, stages=2, panel=64)
+            k_j = block.load(k, j, tile.cols, stages=2, panel=64)
+            s = block.matmul(q_i, k_j.T, split=split, scale=problem.scale)
+            if p is not None:
+""", "asked", "line .*loaded before K of the next tile"),
+    _row("08.3", "no-tile-is-forgotten", "        # one P V is left\n        if p is not None:  # solution\n", "        # one P V is left\n        if True:\n", "crash", "IndexError.*in line"),
     _row("09.1", "largest-by-sign", "block.elementwise(np.abs, x).max()", "x.max()", "numbers", "row tile 0"),
     _row("09.1", "no-scale", "block.elementwise(np.abs, x).max().nonzero() / 448.0", "1.0", "numbers", "row tile 0"),
     _row("09.1", "divides-zero-by-zero", ".nonzero()", "", "numbers", "row tile 0.*NaN"),
@@ -212,13 +275,18 @@ MISCONCEPTIONS = [
     _row("09.1", "does-not-round", '.round("float8_e4m3fn")', "", "numbers", "row tile 0"),
     _row("09.1", "largest-becomes-1", " / 448.0", "", "numbers", "row tile 0"),
     _row("09.1", "reads-the-row-twice", "np.abs, x)", "np.abs, block.fetch(q, block.i, tile.rows))", "bytes", "q read.*2 times the budget"),
+    _row("09.2", "keys-stay-in-registers", "block.matmul(q8, keys.T", "block.matmul(q8, k8.T", "crash", "block.matmul's second operand = registers: expected a tile in SRAM.*in line"),
     _row("09.2", "keys-are-not-rounded", "(k_j / of_k).round(e4m3)", "k_j / of_k", "numbers", "row tile 0"),
     _row("09.2", "one-scale-forgotten", "s * of_q * of_k.T", "s * of_q", "numbers", "row tile 0"),
-    _row("09.2", "scales-of-keys-by-row", "of_k.T", "of_k", "crash", "broadcast"),
+    _row("09.2", "scales-of-keys-by-row", "of_k.T", "of_k", "crash", r"is a \.T missing\?"),
     _row("09.2", "multiplies-before-rounding", "q_i / of_q", "q_i * of_q", "numbers", "row tile 0"),
     _row("09.2", "queries-are-not-rounded", "(q_i / of_q).round(e4m3)", "q_i / of_q", "numbers", "row tile 0"),
     _row("09.2", "forgets-the-problem's-scale", ", scale=problem.scale", "", "numbers", "row tile 0"),
     _row("09.2", "keys-are-not-transposed", "keys.T", "keys", "crash", "matmul"),
+    _row("09.3", "one-accumulator-with-scales", """            products = block.matmul(p, values, split=("rows", "none"))  # solution
+            acc = acc * alpha + products * of_v  # solution
+""", """            acc = block.matmul(p, values, split=("rows", "none"), acc=acc * alpha / of_v) * of_v
+""", "asked", 'block.matmul in step "output", line .*acc='),
     _row("09.3", "adds-up-before-rounding", "(block.exp(s - m_new) * 32.0).round(e4m3)  # solution\n            l_i = l_i * alpha + p.sum()",
          "block.exp(s - m_new) * 32.0\n            l_i = l_i * alpha + p.sum(); p = p.round(e4m3)", "numbers", "row tile 0"),
     _row("09.3", "one-accumulator", "acc * alpha + products * of_v", "(acc * alpha + products) * of_v", "numbers", "row tile 0"),

@@ -7,12 +7,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
 import flashlab as fl
-from flashlab.lessons import record
+from flashlab.lessons import checking, record
 from flashlab.lessons.catalogue import EXERCISES
 from flashlab.lessons.verdict import HEADLINES
 from tests.flashlab.lessons.answers import program_of
@@ -86,10 +87,14 @@ def test_memory_is_limited():
         (
             "x + y, block.i",
             "x + y, block.i + 1",
-            "out: row tile 4 of 64 is written, but the tensor has 256 rows, the tiles 0 to 3",
+            "out: row tile 4 (of 64 rows each) is written, but the tensor has 256 rows, the tiles 0 to 3",
         ),
-        ("x + y, block.i", "x + y, -1", "out: row tile -1 of 64 is written"),
-        ("fetch(q, block.i, tile.rows)", "fetch(q, block.i, tile.rows, 9, 32)", "q: column tile 9 of 32 is read"),
+        ("x + y, block.i", "x + y, -1", "out: row tile -1 (of 64 rows each) is written"),
+        (
+            "fetch(q, block.i, tile.rows)",
+            "fetch(q, block.i, tile.rows, 9, 32)",
+            "q: column tile 9 (of 32 columns each) is read",
+        ),
     ],
 )
 def test_a_tile_out_of_bounds(was: str, becomes: str, says: str):
@@ -211,6 +216,18 @@ def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
     assert "it was never stored" in fl.check(program_of(unstored), exercise="00.1").message
     nothing = CELL.replace("x + y", "(x - x) / (y - y)")
     assert "it was stored, but it is NaN throughout" in fl.check(program_of(nothing), exercise="00.1").message
+
+
+def test_no_factor_is_told_of_a_tile_that_is_right_but_for_rows_of_nan(monkeypatch: pytest.MonkeyPatch):
+    def some_rows_see_no_key(seed: int) -> bool:
+        last = EXERCISES["01.3"].cases(Random(seed))[-1]
+        return last.tile.rows > last.problem.len_q - last.problem.len_kv
+
+    seed = next(seed for seed in range(100) if some_rows_see_no_key(seed))
+    monkeypatch.setattr(checking, "fresh", lambda: Random(seed))
+    verdict = fl.check(program_of(EXERCISES["01.3"].solution.replace(".finite()", "")), exercise="01.3")
+    assert verdict.kind == "numbers" and "is nan and should be" in verdict.message
+    assert "times what it should be" not in repr(verdict)
 
 
 @pytest.mark.parametrize("answer", ["flash2", fl.CATALOGUE["standard"].program, "softmax_online"])

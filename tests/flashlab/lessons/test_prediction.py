@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from flashlab.lessons import record
 from flashlab.lessons.catalogue import PREDICTIONS
+from flashlab.lessons.prediction import CLOSE, apart
 
 
 @pytest.mark.parametrize("name", PREDICTIONS)
@@ -56,7 +57,7 @@ def test_slips_can_be_told_from_the_truth_and_each_other():
         truth = asked.truth()
         for quantity, slips in asked.slips().items():
             numbers = [truth[quantity], *slips.values()]
-            assert all(abs(math.log(a / b)) > math.log(1.04) for i, a in enumerate(numbers) for b in numbers[:i]), (
+            assert all(apart(a, b) > math.log(1 + CLOSE) for i, a in enumerate(numbers) for b in numbers[:i]), (
                 asked.name
             )
 

@@ -60,22 +60,80 @@ def test_another_way_of_writing_it_is_no_difference(name: str, changes: list[tup
         ("04.1", "            acc = acc * alpha\n", "", 0, "step `update`, row tile 0, j = 1, row 0: acc was not multiplied by alpha = 0."),
         ("04.1", "l_i * alpha + p.sum()", "l_i + p.sum()", 0, "what l_i had before was not multiplied by alpha = 0."),
         ("04.1", "l_i * alpha + p.sum()", "p.sum()", 0, "l_i is the sum of p alone: the tiles before are forgotten"),
-        ("04.1", "block.maximum(m_i, s.max())", "s.max()", 0, "m_new is the maximum of s alone"),
+        ("04.1", "block.maximum(m_i, s.max())", "s.max()", 2, "m_new is the maximum of s alone"),
         ("04.1", "acc / l_i.nonzero()", "acc", 0, "step `store`, row tile 0, j = 1, row 0: what is stored to out was not divided by l_i"),
         ("04.1", "v_j, split=split, acc=acc)", "v_j, split=split)", 0, "what acc had before is lost"),
-        ("04.1", "(tile.rows, 1, float(\"-inf\"))", "(tile.rows, 1, 0.0)", 0, "m_i starts at 0 and not at -inf"),
-        ("01.2", "x - x.max().finite()", "x", 0, "e is exp(x) itself: no maximum was subtracted"),
+        ("04.1", "(tile.rows, 1, float(\"-inf\"))", "(tile.rows, 1, 0.0)", 1, "m_i starts at 0 and not at -inf"),
+        ("01.2", "x - x.max().finite()", "x", 2, "e is exp(x) itself: no maximum was subtracted"),
         ("01.3", "        s = block.mask(s, block.i, 0)\n", "", 1, "s has values where the mask hides the key"),
         ("01.1", ", scale=problem.scale", "", 0, "s is 8 times what it should be, throughout"),
         ("00.1", "block.fetch(k, block.i, tile.rows)", "block.fetch(k, 0, tile.rows)", 0, "step `load`, row tile 1: the solution loads rows 64 to 127 and columns 0 to 127 of k; yours loads rows 0 to 63"),
         ("04.2", "last_key // tile.cols + 1", "last_key // tile.cols", 0, "launch `flash2`, row tile 0: yours walks over no tile, the solution over tile 0 alone"),
         ("04.3", "split=(\"rows\", \"none\"), scale", "split=(\"none\", \"rows\"), scale", 0, "yours reads 8,192 bytes of k from SRAM, the solution 32,768"),
-        ("08.1", "tile.rows // 64", "tile.rows // 16", 0, "yours has 32 warps, which read an operand that they share 8 times, the solution 8 warps"),
+        ("08.1", "tile.rows // 64", "tile.rows // 16", 0, "yours has 32 warps, which read an operand that they share 8 times, the solution 8 warps, which read an operand that they share twice"),
+        ("03.2", "block.store(out if j == last else o, o_i,", "block.store(o, o_i,", 0, "step `store`, row tile 0, i = 0, j = 1: the solution stores rows 0 to 63 and columns 0 to 63 of out; yours stores them to o"),
+        ("04.1", "m_i + block.log(l_i)", "block.log(l_i)", 0, "what is stored to lse lacks m_i"),
+        ("04.1", "m_i + block.log(l_i)", "block.log(l_i) / float(np.log(2)) + m_i", 0, "step `store`, row tile 0, j = 1, row 0: what is stored to lse is"),
+        ("00.3", "block.exp(normal * -1.702)", "block.exp(normal * -1.0)", 0, "step `gelu`, row tile 0, row 0: y is"),
+        ("09.1", "block.elementwise(np.abs, x).max()", "x.max()", 0, "step `quantise`"),
+        ("09.1", "block.elementwise(np.abs, x).max()", "x.max()", 0, "scale comes from the maximum of x, and should come from that of its absolute values"),
+        ("09.1", "(x / scale).round", "(x / scale * 2.0).round", 0, "eight is no number (NaN): a number beyond 448, e4m3's largest"),
+        ("09.1", ".nonzero()", "", 3, "row 0 of x is all zeros, and so is scale: .nonzero() has 1 in place of 0"),
+        ("02.2", "block.exp(top - new_top)", "block.exp(new_top - top)", 0, "0 times infinity (is an exponent's sign right?)"),
     ],
 )  # fmt: skip
 def test_a_small_mistake_is_explained(name: str, was: str, becomes: str, case: int, says: str):
     found = difference(name, (was, becomes), case=case)
     assert found is not None and says in found.words, found
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "mistake", "says"),
+    [  # O is divided at the store, or kept divided all the time
+        ("03.2", [("                o_i = o_i / l_new.nonzero()\n", ""), ("else o, o_i,", "else o, o_i / l_new.nonzero(),")],
+         ("block.store(out if j == last else o,", "block.store(o,"), "of out; yours stores them to o"),
+        ("04.1", [("split=split, acc=acc)", "split=split, acc=acc) / l_i.nonzero()"), ("acc = acc * alpha", "acc = acc * l_old * alpha"),
+                  ("l_i = l_i * alpha", "l_old = l_i; l_i = l_i * alpha"), ("acc / l_i.nonzero()", "acc")],
+         ("m_i + block.log(l_i)", "block.log(l_i)"), "what is stored to lse lacks m_i"),
+        ("00.3", [("y = normal", "x = x; z = normal"), ("block.store(out, y", "block.store(out, z")],
+         ("normal * -1.702", "normal * 1.702"), "step `store`"),
+    ],
+)  # fmt: skip
+def test_another_form_is_not_taken_for_the_mistake(
+    name: str, form: list[tuple[str, str]], mistake: tuple[str, str], says: str
+):
+    assert difference(name, *form) is None
+    found = difference(name, *form, mistake)
+    assert found is not None and says in found.words, found
+
+
+def test_what_is_moved_in_another_step_is_no_difference():
+    early = [
+        ("            v_j = block.load(v, j, tile.cols)\n", ""),
+        (
+            "            k_j = block.load(k, j, tile.cols)\n",
+            "            k_j = block.load(k, j, tile.cols); v_j = block.load(v, j, tile.cols)\n",
+        ),
+    ]
+    assert difference("04.1", *early) is None
+    found = difference("04.1", *early, ("m_i + block.log(l_i)", "block.log(l_i)"))
+    assert found is not None and "what is stored to lse lacks m_i" in found.words, found
+    again = "q_i = block.load(q, block.i, tile.rows); "
+    found = difference("04.1", *early, ("k_j = block.load(k,", again + "k_j = block.load(k,"))
+    assert found is not None and "of q, 3 times in all, and the solution once" in found.words, found
+
+
+def test_where_the_numbers_are_right_only_what_is_moved_differs():
+    text = EXERCISES["03.2"].solution
+    for was, becomes in [
+        ("                o_i = o_i / l_new.nonzero()\n", ""),
+        ("else o, o_i,", "else o, o_i / l_new.nonzero(),"),
+        ("# line 8: Q", "v_j = block.load(v, j, tile.cols)  # Q"),
+    ]:
+        assert was in text
+        text = text.replace(was, becomes)
+    found = compare(program_of(text), "03.2", EXERCISES["03.2"].cases(Random(0))[0], (0, 0), values=False)[0]
+    assert found is not None and found.step == "load_q_o" and "of v, 3 times in all" in found.words, found
 
 
 def test_the_player_s_solution_gives_no_line_away():

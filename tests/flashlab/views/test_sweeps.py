@@ -191,5 +191,5 @@ def test_values_that_do_not_go_together_are_rows_with_a_reason() -> None:
 
 @pytest.mark.parametrize("tile", [np.zeros((3, 2)), [np.zeros(2)], "", [0]])
 def test_a_tile_that_is_none_is_refused(tile: Any) -> None:
-    with pytest.raises(fl.UsageError, match="^tile = .*expected rows x cols of at least 1 each"):
+    with pytest.raises(fl.UsageError, match="^tile = .*expected rows x cols, whole numbers of at least 1 each"):
         fl.sweep("flash2", fl.Problem(batch=1, heads=1, len_q=9, head_dim=16, dtype="float16"), tile=tile)
