@@ -194,16 +194,14 @@ def simulate(
     options.check_outputs({"--out": (out, (".npz",))}, inputs=(input, algorithm), force=force)
     target = options.algorithm(algorithm)
     data, causal = _arrays(problem, input, seed, algorithm)
-    scores = 0
-    if "q" in data:
-        (batch, heads, queries, _), keys = data["q"].shape, data["k"].shape[2]
-        scores = batch * heads * queries * keys
-    if scores > _MANY_SCORES:
+    operation = get(target).operation
+    posed = operation.problem(data, **problem.masks(causal))
+    scores = posed.batch * posed.heads * posed.len_q * posed.len_kv
+    if "q" in data and scores > _MANY_SCORES:
         output.remark(
             f"{scores:.1e} scores take a while; `flashlab count` gets the same counts from the formula at once"
         )
     with progress.busy("simulating"):
-        operation = get(target).operation
         found = fl.simulate(target, **data, **problem.masks(causal), **run.keywords(operation))
         error, said = _error_of(operation, found, data)
     if out is not None:

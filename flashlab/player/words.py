@@ -28,6 +28,7 @@ REGISTERS = {
     "acc": GLOSSARY["accumulator"],
     "o_i": "The rows of O: the output so far, already divided by ℓ.",
     "pv": "P times the values of this tile.",
+    "base": "What the accumulator is relative to: 1, or a scale of V that is still to be applied.",
     "m_new": "The row maximum, including this tile.",
     "l_new": "The row sum, including this tile.",
     "new_max": "The row maximum, including what was just read.",
@@ -64,6 +65,7 @@ COLOURS = {
     **dict.fromkeys(("v_t", "turned"), "v"),
     **dict.fromkeys(("partial", "partial_o", "o_warps"), "o"),
     "dq_sum": "q",
+    "latent": "k",  # and V: the row is both
     **dict.fromkeys(
         ("l", "m", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "l_warps", "m_warps"),
         "stat",

@@ -68,7 +68,7 @@ def fitted(problem: Problem) -> Problem:
     return problem.replace(**{**_SIZES, "scale": problem.given.get("scale", SCALE)})
 
 
-def _posed(arrays: Mapping[str, Any], wanted: Mapping[str, str], **masks: Any) -> dict[str, Any]:
+def _posed(arrays: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Any]:
     """What arrays say of a problem by their shapes and dtypes: `wanted` are their axes. Raises a `UsageError`."""
     for name, axes in wanted.items():
         x = arrays[name]
@@ -81,7 +81,12 @@ def _posed(arrays: Mapping[str, Any], wanted: Mapping[str, str], **masks: Any) -
         raise UsageError("latent.shape", tuple(arrays["latent"].shape), f"{wanted['latent']}: all heads share one row")
     dtype = storage_dtypes(arrays, ("q", "latent"), _DTYPES)
     batch, heads, len_q, _ = arrays["q"].shape
-    return {"batch": batch, "heads": heads, "len_q": len_q, "dtype": dtype, **masks}
+    return {"batch": batch, "heads": heads, "len_q": len_q, "dtype": dtype}
+
+
+def _asked(masks: Mapping[str, Any]) -> dict[str, Any]:
+    """The masks that a caller asks for. The scale that is left out is latent attention's."""
+    return {name: value for name, value in masks.items() if value is not None}
 
 
 _Q_AXES = f"(batch, heads, len_q, {HEAD_DIM})"
@@ -112,12 +117,12 @@ class LatentAttention(Operation):
     outputs = ATTENTION.outputs
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
-        posed = _posed(arrays, {"q": _Q_AXES, "latent": f"(batch, 1, len_kv, {HEAD_DIM})"}, **masks)
+        posed = _posed(arrays, {"q": _Q_AXES, "latent": f"(batch, 1, len_kv, {HEAD_DIM})"})
         if (batch := arrays["latent"].shape[0]) != posed["batch"]:
             raise UsageError(
                 "latent.shape", tuple(arrays["latent"].shape), f"batch {posed['batch']}, as q has: not {batch}"
             )
-        return latent_problem(len_kv=arrays["latent"].shape[2], **posed)
+        return latent_problem(len_kv=arrays["latent"].shape[2], **posed).replace(**_asked(masks))
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         return super().refusal(problem, by) or refusal(problem)
@@ -178,11 +183,12 @@ class PagedLatentAttention(PagedAttention):
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         table = "(batch, pages per request)"
         wanted = {"q": _Q_AXES, "latent": f"(pages, 1, page_size, {HEAD_DIM})", "block_table": table}
-        posed = _posed(arrays, wanted, **masks)
+        posed = _posed(arrays, wanted)
         pages, _, size, _ = arrays["latent"].shape
         if size < 1:
             raise UsageError("latent.shape", tuple(arrays["latent"].shape), "pages of at least one row")
-        problem = latent_problem(len_kv=arrays["block_table"].shape[1] * size, page_size=size, pages=pages, **posed)
+        length = arrays["block_table"].shape[1] * size
+        problem = latent_problem(len_kv=length, page_size=size, pages=pages, **posed).replace(**_asked(masks))
         self.check_shapes(problem, arrays)
         return problem
 

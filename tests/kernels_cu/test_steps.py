@@ -28,8 +28,11 @@ def program_steps(source: str, algorithm: str) -> list[str]:
     """The steps of the launches that `<source>.cu` holds, in the order in which the tile program first takes them."""
     row = catalogue.get(algorithm)
     mask = "dense" if "mask" in row.support.masks else None
+    sinks = "sinks" in row.support.masks  # of a backward pass they have a launch
     # more keys than a run of flash_decoding's chunks has, or a chunk of mla's
-    plain = Problem(batch=1, heads=1, len_q=16, len_kv=530, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask)
+    plain = Problem(
+        batch=1, heads=1, len_q=16, len_kv=530, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask, sinks=sinks
+    )
     problem = row.operation.fitted(plain)
     inputs: dict[str, Any] = {"lse": True, **row.operation.draw(problem)}  # of a backward pass the LSE is an input
     trace = simulate(algorithm, **inputs, trace=True, causal=True, tile=(16, 16)).trace

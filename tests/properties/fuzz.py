@@ -136,10 +136,26 @@ def _plainly(random: Random) -> dict[str, Any]:
     return {"algorithm": random.choice(["flash2", "standard", "flash1"]), **_arrays(random)}
 
 
+def _latent(random: Random) -> dict[str, Any]:
+    posed = fl.latent_problem(heads=random.choice([1, 16]), len_kv=random.choice([0, 1, 70]), dtype="float16")
+    return {**fl.CATALOGUE["mla"].operation.draw(posed, random.randrange(9)), "causal": random.choice([True, False])}
+
+
+def _cache(random: Random) -> dict[str, Any]:
+    k, v = (np.ones((1, 2, random.choice([0, 5]), 16), np.float16) for _ in "kv")
+    return {
+        "k": k,
+        "v": v,
+        "dtype": random.choice(["int8", "float8_e4m3fn"]),
+        "k_scale": random.choice(["head", "channel"]),
+    }
+
+
 FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "simulate": lambda r: _plainly(r) if r.random() < 0.8 else _in_pages(r),
     "emulate": lambda r: _plainly(r),
     "attention": lambda r: {**_arrays(r), "algorithm": "flash2", "backend": "emulator"},
+    "mla": lambda r: {**_latent(r), "backend": "emulator"},
     **dict.fromkeys(("naive", "naive_loop"), _arrays),
     "count": lambda r: {"algorithm": r.choice(list(fl.CATALOGUE)), "problem": problem(r, huge=True)},
     "shape_run": lambda r: {"algorithm": r.choice(["flash2", "standard", "flash3"]), "problem": problem(r)},
@@ -162,6 +178,8 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "emulate_file": lambda r: {"path": "nowhere.cu", "arguments": {"x": np.zeros(3)}, "grid": 1, "block": 32},
     "check": lambda r: {"answer": r.choice(["flash2", "nowhere.cu", 5]), "exercise": "00.1"},
     "predict": lambda r: {"name": "01.1", "hbm_peak": r.choice([1, 0.5, ..., 5e-324])},
+    "latent_problem": lambda r: {"heads": r.choice([1, 16]), "len_kv": r.choice([0, 70]), "dtype": "float16"},
+    "quantize_cache": _cache,
     "Problem": lambda r: {**BASE, **r.choice(PROBLEMS)},
     "Device": lambda r: {name: getattr(fl.DEVICES["h100"], name) for name in inspect.signature(fl.Device).parameters},
     "Adapter": lambda r: {"fn": lambda q, k, v, causal=False: q},
