@@ -194,12 +194,18 @@ pack_mask(const MaskArray mask, const BlockLists block_mask, unsigned* bits, int
   const SequenceRows own = row_tile_at(batches, {offsets_q, offsets_kv}, row_tile);
   const Shape shape = own.alone(batches);
   if (RAGGED && own.first_row >= shape.len_q) return;  // an empty place
+  int* list = tiles + list_of(shape, row_tile);
+  const Keys around = visible_tiles(shape, own.first_row, min(own.first_row + BR, shape.len_q) - 1, BC);
+  if (around.last < around.first) {
+    // step: store_list (no row sees a key)
+    if (threadIdx.x == 0) store_global(list, 0);
+    return;
+  }
+  // step: load_mask (where it begins)
   const long long begin = BITS && RAGGED ? load_global<long long>(offsets_mask + own.sequence) : 0;
   const BlockList blocks(as_tensor(block_mask), shape, row_tile * BR / BLOCK_ROWS);
-  const Keys around = visible_tiles(shape, own.first_row, min(own.first_row + BR, shape.len_q) - 1, BC);
   const unsigned kinds = sram_base();
   name_sram("kinds", kinds, 4 * PACKERS);
-  int* list = tiles + list_of(shape, row_tile);
   int listed = 0;
   for (int together = around.first / PACKERS * PACKERS; together <= around.last; together += PACKERS) {
     const int j = together + warp_id();

@@ -125,7 +125,10 @@ def _rule(subject: Subject, p: Problem, seed: int) -> float:
     worst = 0.0
     for kind in subject.row.operation.kinds:
         arrays = subject.row.operation.draw(p, seed, kind)
-        worst = max(worst, judged(subject.row, p, arrays, subject.run(p, arrays)))
+        try:
+            worst = max(worst, judged(subject.row, p, arrays, subject.run(p, arrays)))
+        except Failure as failure:
+            raise Failure(f"{kind} inputs: {failure}") from None
     return worst
 
 

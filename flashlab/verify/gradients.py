@@ -171,7 +171,8 @@ def hidden(subject: Subject, p: Problem, seed: int) -> None:
 
 
 def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
-    """Each row of dS sums to 0. So equal keys, which multiply it by one vector, give dQ = 0, but for `out`'s own rounding."""
+    """Each row of dS sums to 0, its sink's -P D included. So equal keys, which multiply it by one vector, give dQ = 0, or with a
+    sink P D times that vector, but for `out`'s own rounding."""
     drawn = BACKWARD.draw(p, seed)
     k = np.repeat(drawn["k"][:, :, :1], p.len_kv, 2) if p.len_kv else drawn["k"]
     given = _given(p, drawn["q"], k, drawn["v"], drawn["dout"])
@@ -181,7 +182,13 @@ def equal_keys(subject: Subject, p: Problem, seed: int) -> float:
     length = np.linalg.norm(k[:, :, :1].astype(np.float64), axis=-1)
     allowed = _bounds(p, given)["dq"] + abs(p.scale) * off * (np.repeat(length, p.queries_per_kv, 1) if p.len_kv else 0)
     found = subject.run(p, given)["dq"]
-    return _near("dq", found, np.zeros_like(found), allowed)
+    expected = np.zeros(found.shape)
+    if p.sinks and p.len_kv:
+        key = np.repeat(k[:, :, :1], p.queries_per_kv, 1).astype(np.float64)
+        delta = (given["dout"].astype(np.float64) * given["out"]).sum(-1, keepdims=True)
+        bent = np.tanh(p.scale * (given["q"] * key).sum(-1, keepdims=True) / p.soft_cap) if p.soft_cap else 0.0
+        expected = p.scale * (1 - bent**2) * _weights(p, given).sink * delta * key
+    return _near("dq", found, expected, allowed)
 
 
 def gqa(subject: Subject, p: Problem, seed: int) -> float:

@@ -26,16 +26,16 @@ def count_packing(book: Book, problem: Problem, tile: Tile, heads_together: int)
     bits = book.tensor(Spec("mask_bits", 1, rows, nbytes, "uint8", "workspace", axes=planes, flat=True))
     tiles = book.tensor(Spec("mask_tiles", 1, rows, list_length(p, tile), "int32", "workspace", flat=True))
     book.launch("pack_mask", rows, PACKERS, heads_together, 4 * PACKERS, shared=True)
-    visited = walk(p, tile)
+    visited, seeing = walk(p, tile), walk(p, Tile(tile.rows, max(1, p.len_kv))).pairs
     if p.mask == "bits":
         read, distinct = _bits(p, tile)
     elif p.mask == "blocks":
-        read, distinct = _lists(p, rows, visited)
+        read, distinct = _lists(p, seeing, visited)
     else:
         read = distinct = _booleans(p, tile, visited, mask)
     if "offsets_mask" in book.tensors:
-        book.add("load_mask", "offsets_mask", hbm_read=8 * rows * PACKERS)
-        book.distinct("offsets_mask", "read", 8 * bool(rows))
+        book.add("load_mask", "offsets_mask", hbm_read=8 * seeing * PACKERS)
+        book.distinct("offsets_mask", "read", 8 * bool(seeing))
     together = walk(p, Tile(tile.rows, PACKERS * tile.cols)).pairs
     written = 4 * (rows + visited.pairs)
     book.add("load_mask", mask.name, hbm_read=read)
@@ -77,16 +77,16 @@ def _booleans(problem: Problem, tile: Tile, visited: Walk, mask: Spec) -> int:
     return tile.rows * of_a_row(visited) - missing * of_a_row(Walk(len(last), keys, keys, to_the_end))
 
 
-def _lists(problem: Problem, rows: int, visited: Walk) -> tuple[int, int]:
-    """Bytes of lists of blocks that are read, of which all are visible, and how many different ones.
+def _lists(problem: Problem, seeing: int, visited: Walk) -> tuple[int, int]:
+    """Bytes of lists of blocks that are read, of which all are visible, and how many different ones. `seeing` row tiles see a key.
 
-    Each warp reads how many there are, and of each tile the one that packs it all of them.
+    Each warp of those reads how many there are, and of each tile the one that packs it all of them.
     """
     p, number = problem, problem.block_list - 1
     reached = sum(
         bool(p.keys_of_rows(n * p.block.rows, min((n + 1) * p.block.rows, p.len_q) - 1)) for n in range(p.row_blocks)
     )
-    return 4 * (PACKERS * rows + number * visited.pairs), 4 * (p.row_blocks + number * reached)
+    return 4 * (PACKERS * seeing + number * visited.pairs), 4 * reached * (1 + number)
 
 
 def _bits(problem: Problem, tile: Tile) -> tuple[int, int]:

@@ -20,6 +20,9 @@ normalised. It is up to 1.4 u if P is rounded afterwards: equal weights of a row
 with scale 0 and values that are nearly equal). The norm of a row is a mean, so heads narrower than 16 can exceed it by
 chance.
 
+A weight below 2^-126 of a row's largest, its sink's included, may vanish, as the GPU's exponential flushes it: `out` may be off
+by as much of the values. Where a sink is far above the scores, that is more than a step of `out`.
+
 The second term is the error of float32 scores, carried through the softmax. It matters in float32, and for logits of
 1e4, whose spacing in float32 is 1e-3. It takes the sum of |q k|, not |s|: if large products cancel, their errors stay.
 A tolerance such as 1e-2 would be blind to a dropped key of a long row.
@@ -81,6 +84,8 @@ CUT = 2.5 * 2.0**-13
 are cut at 2^-13 of the largest, with random signs. 2.5 is about 4 standard deviations, each 0.58 of a cut."""
 ROUNDINGS = 1.5
 """By how many u a row may be off."""
+FLUSHED = 2.0**-126
+"""Weights below this of the row's largest may vanish."""
 LOST = 2.0**-10
 """Half of e4m3's smallest step: what a P of at most 1 may lose by rounding, relative to the row's largest."""
 LOST_SUMS = 2.0**-15
@@ -547,11 +552,13 @@ class Attention(Operation):
             top = np.maximum(top, np.where(np.isneginf(sinks), 0.0, np.abs(sinks)))
             around = around + np.exp(sinks - base[..., 0]) ** 2 * own
         smallest = float(_finfo(p.out_dtype).smallest_subnormal) * math.sqrt(p.head_dim_v)
+        flushed = FLUSHED * (np.sqrt((values**2).sum(-1)) @ visible.T)
         score = SCORE[p.dtype] * max(1.0, p.head_dim / LONG_SUM)
         tolerance = (
             ROUNDINGS * UNIT[p.dtype] * np.sqrt(own + spread)
             + score * np.maximum(1.0, top) * np.sqrt(around)
             + smallest
+            + flushed
         )
         heaviest = weights.max(axis=-1, initial=0.0)
         if p.dtype == FP8:  # a weight below P's smallest step may vanish

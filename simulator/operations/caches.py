@@ -192,7 +192,10 @@ def quantize_cache(
     for name, x, form in (("k", k, k_scale), ("v", v, v_scale)):
         if form is not None:
             among(f"{name}_scale", form, SCALES if name == "k" else SCALES[:-1])
-        values = np.asarray(as_numpy(name, x), np.float32)
+        given = as_numpy(name, x)
+        if given.dtype.kind not in "fV":  # V: bfloat16 and its like
+            raise UsageError(f"{name}.dtype", given.dtype.name, "a floating dtype")
+        values = np.asarray(given, np.float32)
         if values.ndim != 4:
             raise UsageError(f"{name}.shape", values.shape, "(batch, kv_heads, len_kv, head_dim)")
         if not np.isfinite(values).all():

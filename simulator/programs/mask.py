@@ -53,9 +53,9 @@ class PackedMask:
         for block in m.launch("pack_mask", rows=p.row_tiles(tile), warps=PACKERS, walk=self._ascending, of=mask):
             i, seen, listed = block.i, _visits(block), 0
             block.step("load_mask")
-            if begins is not None:
+            if begins is not None and seen.around:
                 block.fetch(begins, 0, 1, warps=PACKERS)
-            if p.mask == "blocks":  # each warp asks how many blocks are visible
+            if p.mask == "blocks" and seen.around:  # each warp asks how many blocks are visible
                 block.request(mask, [(row, row + 1, 0, 4) for row in self._row_blocks(block)], warps=PACKERS)
             kinds = block.alloc("kinds", PACKERS, dtype="int32")
             for together in chunks(seen):

@@ -48,9 +48,21 @@ arena.put("x", np.zeros(1, np.float32))
 print("running", flush=True)
 library.launch("k", (4,), (64,), [np.uint64(arena.pointer("x")).tobytes()], arena)
 """
+TELLING = """
+import os, sys, threading, time
+from flashlab.cli import main
+
+def tell():
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
+    print("running", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+"""
+"""A run whose child leaves a file when it has begun."""
 
 
-def interrupted(*command: str, cwd: Path) -> tuple[int, str]:
+def interrupted(*command: str, cwd: Path, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
     """The status and stderr of a Python that was interrupted as soon as it had said that it is running."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     # whoever runs the tests in the background has interrupts ignored, and children inherit that
@@ -62,7 +74,7 @@ def interrupted(*command: str, cwd: Path) -> tuple[int, str]:
         assert child.stdout is not None
         try:
             assert child.stdout.readline() == "running\n"
-            child.send_signal(signal.SIGINT)
+            child.send_signal(by)
             _, said = child.communicate()
         finally:
             child.kill()
@@ -76,6 +88,14 @@ def test_simulator(tmp_path: Path, batch: str) -> None:
     command = "-m", "flashlab", "simulate", "mine.py:endless", "--batch", batch, "--heads", "1", "--len-q", "1024"
     status, said = interrupted(*command, cwd=tmp_path)
     assert status == 130 and "Traceback" not in said
+
+
+def test_what_is_ended_is_no_finding(tmp_path: Path) -> None:
+    """SIGTERM ends a verification. It is nothing that the target raised."""
+    (tmp_path / "mine.py").write_text(PROGRAM.replace('os.write(1, b"running\\n")', "open('pid', 'w').close()"))
+    (tmp_path / "run.py").write_text(TELLING + "sys.argv[1:] = ['verify', 'mine.py:endless']\nmain()\n")
+    status, said = interrupted("run.py", cwd=tmp_path, by=signal.SIGTERM)
+    assert status == 143 and "Traceback" not in said and "SystemExit" not in said
 
 
 @pytest.mark.compiler
@@ -92,13 +112,8 @@ def test_a_kernel_in_a_process_of_its_own(tmp_path: Path) -> None:
     """The child is ended with what waits for it."""
     (tmp_path / "k.cu").write_text(KERNELS["a loop"].replace("{", '{ FILE* f = fopen("pid", "w"); fclose(f);', 1))
     (tmp_path / "run.py").write_text(
-        "import os, sys, threading, time\n"
-        "from flashlab.cli import main\n"
-        "def tell():\n"
-        "    while not os.path.exists('pid'): time.sleep(0.01)\n"
-        "    print('running', flush=True)\n"
-        "threading.Thread(target=tell, daemon=True).start()\n"
-        "sys.argv[1:] = ['emulate', 'k.cu', '--grid', '1', '--block', '1', '--arg', 'x=float32[1]', '--time-limit', '0']\n"
+        TELLING
+        + "sys.argv[1:] = ['emulate', 'k.cu', '--grid', '1', '--block', '1', '--arg', 'x=float32[1]', '--time-limit', '0']\n"
         "main()\n"
     )
     status, said = interrupted("run.py", cwd=tmp_path)

@@ -163,6 +163,12 @@ def test_bad_arrays_are_refused_in_one_line(changes: dict[str, Any], line: str) 
         assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("x", [np.array(["a"]), np.ones((1, 2, 3, 4), np.int8), np.ones((1, 2, 3, 4), complex)])
+def test_what_has_no_fractions_is_not_quantised(x: Any) -> None:
+    with pytest.raises(fl.UsageError, match=r"v\.dtype = '\w+': expected a floating dtype"):
+        fl.quantize_cache(np.ones((1, 2, 3, 4), np.float16), x)
+
+
 def test_who_knows_no_quantised_cache_refuses_it() -> None:
     p = fl.Problem(**SMALL, kv_dtype="int8")
     for name in ("standard", "flash2", "flash3"):

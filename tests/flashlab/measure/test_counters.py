@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from flashlab.measure import counters, metrics, ncu, problems, workload
-from flashlab.measure.counter_report import EXP_FACTOR, EXP_PER_THREAD, CountersReport, LaunchReport, ModelCheck
+from flashlab.measure.counter_report import (
+    DRAM_SLACK,
+    EXP_FACTOR,
+    EXP_PER_THREAD,
+    CountersReport,
+    LaunchReport,
+    ModelCheck,
+)
 from flashlab.measure.ncu import Measured
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem, Tile, count, shape_run
@@ -84,10 +91,10 @@ def test_a_simulator_that_differs_from_its_formula_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("read", "inside"),
     [
-        (COUNTS.compulsory_read - 65536, True),
-        (COUNTS.compulsory_read - 65537, False),
-        (COUNTS.hbm.read + 65536, True),
-        (COUNTS.hbm.read + 65537, False),
+        (COUNTS.compulsory_read - DRAM_SLACK, True),
+        (COUNTS.compulsory_read - DRAM_SLACK - 1, False),
+        (COUNTS.hbm.read + DRAM_SLACK, True),
+        (COUNTS.hbm.read + DRAM_SLACK + 1, False),
     ],
 )
 def test_dram_reads_lie_between_compulsory_and_requested(read: int, inside: bool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from flashlab.verify.cases import Case, random_cases
 from flashlab.verify.rule import bottom_right, expect, judge, reference
-from simulator.operations.attention import ROUNDINGS, UNIT
+from simulator.operations.attention import ATTENTION, ROUNDINGS, UNIT
 from simulator.problem import SCORES
 from tests.flashlab.verify.candidates import attention
 
@@ -52,6 +52,18 @@ def test_one_lost_key_of_many_fails(dtype: str) -> None:
     assert np.allclose(out.astype(float), expected.out, atol=1e-2, rtol=1e-2), "the usual tolerance does not see it"
     assert not judge(expected, out, lse).passed
     assert "LSE" in (judge(expected, expected.out, lse).message or "")
+
+
+@pytest.mark.parametrize(("nats", "passes"), [(-92.0, True), (-60.0, False)])
+def test_a_weight_that_the_exponential_flushes_may_vanish(nats: float, passes: bool) -> None:
+    """Below 2^-126 of the row's largest, which is a sink here, though bfloat16 holds such numbers."""
+    p = problem(dtype="bfloat16", len_q=1, len_kv=1, sinks=True, scale=0.0)
+    arrays = ATTENTION.draw(p) | {"sinks": np.full(2, -nats, np.float32)}
+    truth = ATTENTION.judge(p, arrays)
+    assert (
+        np.any(truth["out"])
+        and (np.linalg.norm(truth["out"], axis=-1) < ATTENTION.bounds(p, arrays, truth)["out"]).all() == passes
+    )
 
 
 @pytest.mark.parametrize("keys", [1, 100, 4096, 65536])
