@@ -179,7 +179,7 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
       float top = s[0][2 * half];
 #pragma unroll
       for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-      top = c * quad_max(top);
+      top = product(c, quad_max(top));
       lanes_meet();
       if (lane_id() % 4 == 0) store_shared(sram.m_of(key_warp(), row_of(row_warp(), half)), top);
     }
@@ -202,7 +202,7 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
     for (int n = 0; n < S_FRAGMENTS; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
+        s[n][e] = exp2_approx(product(c, s[n][e]) - m[e / 2]);  // the largest is 1 to the bit, however large the scores
         l[e / 2] += s[n][e];
       }
     store_fragments(sram.p(), 16 * row_warp(), 0, key_warp() * WARP_KEYS, s);

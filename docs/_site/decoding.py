@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
 
 
-def timed() -> str:
-    """A table of the cells beside others' kernels and a plain read."""
-    of = results.latest("decoding", ROOT / results.FOLDER, algorithm="flash_decoding")
+def timed(algorithm: str) -> str:
+    """A table of an algorithm's cells beside others' kernels and a plain read."""
+    found = results.find(ROOT / results.FOLDER, kind="decoding", algorithm=algorithm)
+    of = next((r for r in reversed(found) if r.data["algorithm"] == algorithm), None)
     if of is None:
         return "This was not measured yet.\n"
     table = decoding.KIND.table(decoding.KIND.schema.model_validate(of.data))
@@ -23,7 +24,7 @@ def timed() -> str:
 
 
 def blocks() -> dict[str, str]:
-    return {"timed": timed()}
+    return {"timed": timed("flash_decoding"), "paged": timed("paged")}
 
 
 if __name__ == "__main__":

@@ -83,6 +83,15 @@ DEVICE float reciprocal(float x) {
 #endif
 }
 
+// x · y, rounded: the compiler won't fuse it with an addition that follows.
+DEVICE float product(float x, float y) {
+#ifdef EMULATOR
+  return x * y;
+#else
+  return __fmul_rn(x, y);
+#endif
+}
+
 // x · y + z, counted as two operations.
 DEVICE float multiply_add(float x, float y, float z) {
 #ifdef EMULATOR
