@@ -396,7 +396,8 @@ def bench(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="What to time beside it: fa4, cudnn, sdpa-flash, sdpa-efficient, flashinfer, or another algorithm.",
+            help="What to time beside it: fa3, fa3-wheel (flash-attn3-jax), fa4, cudnn, flex, sdpa-flash, sdpa-efficient, "
+            "flashinfer, or another algorithm.",
             autocompletion=completion.peers,
         ),
     ] = "sdpa-flash",

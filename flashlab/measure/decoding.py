@@ -22,6 +22,7 @@ from rich.progress import track
 
 from flashlab.measure import peers, results
 from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.timing import captured
 from flashlab.run.arrays import cupy
 from simulator.catalogue import get
 
@@ -103,7 +104,7 @@ def measure(
         if not float((out - outs[0]).abs().max()) < 0.02:
             raise RuntimeError(f"{' and '.join(names[:-1])} differ at {cell}")
     repeats = max(1, _CALLS // len(sets))
-    graphs = {name: _graph(torch, calls[name], repeats) for name in names}
+    graphs = {name: captured(torch, calls[name], repeats)[0] for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds + 2):
         for n in range(len(names)):
@@ -187,20 +188,6 @@ def _read(q: Any, k: Any, v: Any) -> Callable[[], None]:
             kernel((blocks,), (512,), (k.data_ptr(), v.data_ptr(), q.data_ptr(), n))
 
     return call
-
-
-def _graph(torch: Any, calls: Sequence[Callable[[], Any]], repeats: int) -> Any:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls:  # the first may compile
-            call()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(repeats):
-                for call in calls:
-                    call()
-    return graph
 
 
 def _microseconds(torch: Any, graph: Any) -> float:

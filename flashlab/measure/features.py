@@ -22,7 +22,8 @@ from rich.progress import track
 
 from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.measure.speed import Cell, cells, interleaved
+from flashlab.measure.speed import Cell, cells
+from flashlab.measure.timing import interleaved
 from flashlab.run.plan import gpu_plan
 from simulator.api import count
 from simulator.names import DType

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.measure.speed import Cell, cells, interleaved
+from flashlab.measure.speed import Cell, cells
+from flashlab.measure.timing import interleaved
 from flashlab.run.arrays import cupy, framework
 from flashlab.run.call import attention as run_attention
 from flashlab.run.devices import current_device

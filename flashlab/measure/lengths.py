@@ -23,7 +23,8 @@ from rich.progress import track
 
 from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.measure.speed import HIDDEN, TOKENS, interleaved
+from flashlab.measure.speed import HIDDEN, TOKENS
+from flashlab.measure.timing import interleaved
 from flashlab.run.plan import gpu_plan
 from simulator import Problem
 

@@ -1,4 +1,4 @@
-"""What a GPU does in a loop of one call: the clock rate that it holds, at what power, and for how long its power limit binds.
+"""What a GPU does while calls run: the clock rate that it holds, at what power, and for how long its power limit binds.
 
 Needs CuPy, torch and NVIDIA's NVML bindings (nvidia-ml-py).
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import importlib
 import statistics
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
-__all__ = ["Gpu", "Stamps", "loaded"]
+from flashlab.measure.timing import interleaved
+from simulator.errors import Unavailable
+
+__all__ = ["Gpu", "Held", "Stamps", "Watch", "clocks", "loaded"]
 
 STAMP = """
 extern "C" __global__ void stamp(unsigned long long* out) {
@@ -40,19 +45,33 @@ class Stamps:
         with self._cupy.cuda.Stream.null:
             self._kernel((8 * self._sms,), (32,), (self._taken[which],))
 
-    def mhz(self) -> float:
-        """The clock rate between the two stamps in MHz: the median over the SMs."""
+    def elapsed(self) -> Any:
+        """Clocks and nanoseconds between the two stamps, a row per SM."""
         first, second = self._taken.get().astype("f8")
-        clocks, nanoseconds = (second - first).T
-        return float(statistics.median(1e3 * clocks / nanoseconds))
+        return second - first
+
+
+def mhz(elapsed: Iterable[Any]) -> float:
+    """The clock rate of some spans of time in MHz, as `Stamps.elapsed` has them: the median over the SMs.
+
+    >>> import numpy as np
+    >>> mhz([np.array([[3000.0, 2000.0], [1500.0, 1000.0]]), np.array([[1000.0, 0.0], [500.0, 0.0]])])
+    2000.0
+    """
+    total: Any = sum(elapsed)
+    counted, nanoseconds = total.T
+    return float(statistics.median(1e3 * counted / nanoseconds))
 
 
 class Gpu:
-    """NVML's view of the current GPU."""
+    """NVML's view of the current GPU. Raises `Unavailable` without NVML."""
 
     def __init__(self) -> None:
-        self._nvml: Any = importlib.import_module("pynvml")
-        self._nvml.nvmlInit()
+        try:
+            self._nvml: Any = importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+        except Exception as reason:  # the bindings are missing, or the driver's library
+            raise Unavailable(f"NVML can't be asked ({reason}): pip install nvidia-ml-py") from None
         uuid = f"GPU-{importlib.import_module('torch').cuda.get_device_properties().uuid}"
         self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
 
@@ -84,6 +103,75 @@ class Gpu:
 
     def _field(self, name: int) -> Any:
         return self._nvml.nvmlDeviceGetFieldValues(self._handle, [name])[0].value
+
+
+POWER = "power limit"
+REASONS = {
+    0x2: "a set clock",
+    0x4: POWER,
+    0x8: "hardware",
+    0x20: "temperature",
+    0x40: "temperature",
+    0x80: "power brake",
+}
+"""What may hold the clock down, by bit of `Gpu.reasons`."""
+_EVERY = 5e-3  # seconds between two looks
+
+
+@dataclass(frozen=True)
+class Held:
+    """What held the SMs' clock down while something ran. `capped` is the share of the time in which the power limit did, and
+    `reasons` are all that were seen."""
+
+    capped: float
+    reasons: tuple[str, ...]
+
+
+class Watch:
+    """Looks at NVML from a thread while its block runs. `held` is there afterwards."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._over, self._seen = gpu, threading.Event(), 0
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._capped, self._began = self._gpu.capped(), time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        took = time.perf_counter() - self._began
+        reasons = dict.fromkeys(name for bit, name in REASONS.items() if self._seen & bit)
+        self.held = Held(min(1.0, (self._gpu.capped() - self._capped) / took), tuple(reasons))
+
+    def _look(self) -> None:
+        while True:
+            self._seen |= self._gpu.reasons()
+            if self._over.wait(_EVERY):
+                return
+
+
+def clocks(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """The SMs' clock rate in MHz during each call, while the calls take turns as they do when they are timed.
+
+    The first third of the rounds is left out, in which the clock settles.
+    """
+    seen: list[list[Stamps]] = [[] for _ in calls]
+
+    def stamped(call: Callable[[], Any], seen: list[Stamps]) -> Callable[[], None]:
+        def both() -> None:
+            stamps = Stamps()
+            stamps.take(0)
+            call()
+            stamps.take(1)
+            seen.append(stamps)
+
+        return both
+
+    interleaved(torch, [stamped(*each) for each in zip(calls, seen, strict=True)], seconds)
+    return [mhz(stamps.elapsed() for stamps in found[len(found) // 3 :]) for found in seen]
 
 
 def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> dict[str, Any]:
@@ -123,7 +211,7 @@ def loaded(call: Callable[[], Any], flops: float, gpu: Gpu, seconds: float) -> d
         "milliseconds": milliseconds,
         "tflops": flops / milliseconds / 1e9,
         "samples": len(samples),
-        "mhz": stamps.mhz(),
+        "mhz": mhz([stamps.elapsed()]),
         "mhz_set": statistics.mean(clock),
         "watts": statistics.mean(watts),
         "capped": min(1.0, capped / took),

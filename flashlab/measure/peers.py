@@ -1,7 +1,9 @@
 """Makes other libraries' attention ready to be timed: all that can be done ahead is done ahead.
 
-The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with one exception: FlashInfer's call
-for one sequence is replaced by its batched call, planned beforehand as an inference engine does it.
+The calls are those that `flashlab verify` judges (`flashlab.verify.outsiders`), with three exceptions. FlashInfer's call for one
+sequence is replaced by its batched call, planned beforehand as an inference engine does it. FlexAttention's functions are
+compiled beforehand (`flex`). FlashAttention-3 is called from its wheel for JAX, on torch's stream (`fa3_wheel`), or from a build
+of its source.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from flashlab.measure import fa3_wheel, flex
 from flashlab.verify.outsiders import outsider
+from simulator import Problem
 from simulator.catalogue import CATALOGUE
-from simulator.errors import unknown
+from simulator.errors import Unavailable, unknown
 
 __all__ = ["PEERS", "check", "layout", "prepare"]
 
-PEERS = ("sdpa-flash", "cudnn", "sdpa-efficient", "fa4", "flashinfer")
+PEERS = ("sdpa-flash", "cudnn", "sdpa-efficient", "fa3", "fa3-wheel", "fa4", "flex", "flashinfer")
 """The names that `--against` takes, besides flashlab's algorithms."""
 
 
@@ -26,7 +30,13 @@ def layout(name: str) -> str:
     Raises `UsageError` for an unknown peer, and `Unavailable` for one that isn't installed.
     """
     check(name)
-    return "bhsd" if name in CATALOGUE else outsider(name).layout
+    if name == "fa3":
+        _fa3_built()
+    elif name == "fa3-wheel":
+        fa3_wheel.handler()
+    elif name != "flex" and name not in CATALOGUE:
+        return outsider(name).layout
+    return "bshd" if name.startswith("fa3") else "bhsd"
 
 
 def check(name: str) -> None:
@@ -37,10 +47,10 @@ def check(name: str) -> None:
 
 def prepare(name: str, q: Any, k: Any, v: Any, *, causal: bool, scale: float) -> Callable[[], Any]:
     """A function that calls a peer on these torch tensors and returns `out`. All are in the peer's own layout."""
-    if name == "flashinfer":
-        return _flashinfer(q, k, v, causal, scale)
     if name in CATALOGUE:
         return _ours(name, q, k, v, causal, scale)
+    if name in _OWN:
+        return _OWN[name](q, k, v, causal, scale)
     fn = outsider(name).fn
 
     def call() -> Any:
@@ -61,6 +71,36 @@ def _ours(name: str, q: Any, k: Any, v: Any, causal: bool, scale: float) -> Call
     return call
 
 
+def _flex(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
+    batch, heads, len_q, head_dim = q.shape
+    dtype = str(q.dtype).removeprefix("torch.")
+    p = Problem(
+        batch=batch, heads=heads, kv_heads=k.shape[1], len_q=len_q, len_kv=k.shape[2], head_dim=head_dim,
+        dtype=dtype, causal=causal, scale=scale,
+    )  # pyright: ignore[reportArgumentType]  # fmt: skip
+    return flex.prepare(p, {"q": q, "k": k, "v": v}, {})
+
+
+def _fa3_built() -> Callable[..., Any]:
+    try:
+        return importlib.import_module("flash_attn_interface").flash_attn_func
+    except ImportError as error:
+        raise Unavailable(
+            f"flash_attn_interface cannot be imported ({error}): build the folder hopper of "
+            "github.com/Dao-AILab/flash-attention, or take fa3-wheel"
+        ) from None
+
+
+def _fa3(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
+    attention = _fa3_built()
+
+    def call() -> Any:
+        found = attention(q, k, v, softmax_scale=scale, causal=causal)
+        return found[0] if isinstance(found, tuple) else found  # older ones return the LSE, too
+
+    return call
+
+
 def _flashinfer(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
     library, torch = importlib.import_module("flashinfer"), importlib.import_module("torch")
     batch, length, heads, dim = q.shape
@@ -74,3 +114,12 @@ def _flashinfer(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[
         return wrapper.run(*rows).reshape(q.shape)
 
     return call
+
+
+_OWN: dict[str, Callable[[Any, Any, Any, bool, float], Callable[[], Any]]] = {
+    "flashinfer": _flashinfer,
+    "flex": _flex,
+    "fa3": _fa3,
+    "fa3-wheel": fa3_wheel.prepare,
+}
+"""The peers whose call `outsiders` doesn't make."""

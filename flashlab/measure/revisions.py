@@ -21,7 +21,8 @@ from rich.progress import track
 import kernels_cu
 from flashlab.measure import results
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.measure.speed import Cell, cells, interleaved
+from flashlab.measure.speed import Cell, cells
+from flashlab.measure.timing import interleaved
 from flashlab.run.plan import gpu_plan
 from simulator.catalogue import get, with_kernels
 from simulator.devices import Device

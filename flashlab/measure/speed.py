@@ -1,9 +1,10 @@
 """How fast a kernel is, side by side with what one would use instead.
 
 Every round calls each kernel once, so that clocks and temperature are the same for all; a ratio is that of one
-round, and the median of the rounds is reported. Each call is timed by CUDA events, behind a pause that the GPU spends
-while Python queues the call, on a cold L2. Before it is timed, a kernel's output is checked by the rule of
-`flashlab verify`, in some rows; memory that it must write is full of NaN.
+round, and the median of the rounds is reported. In cells that take the kernel under test less than `SHORT` milliseconds, each
+call is replayed from a CUDA graph (`timing` says how calls are timed). Before it is timed, a kernel's output is checked by
+the rule of `flashlab verify`, in some rows; memory that it must write is full of NaN. Afterwards the rounds are repeated for
+the clock rate of each call, and NVML says what held the clock down.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import importlib
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from flashlab.measure import peers
+from flashlab.measure.load import POWER, Gpu, Held, Watch, clocks
 from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.timing import captured, interleaved
 from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
@@ -28,14 +30,16 @@ from simulator.names import DType
 from simulator.operations.backward import BACKWARD
 
 __all__ = [
-    "BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "interleaved", "normal", "outer_heads",
+    "BENCH", "LADDER", "Bench", "BenchReport", "Cell", "Row", "Yardstick", "cells", "flat", "normal", "outer_heads",
     "run", "sampled",
 ]  # fmt: skip
 
 TOKENS, HIDDEN = 16384, 2048
 """The field's convention: tokens of all sequences together, and heads × head dim."""
 
-_WARM_UP = 3
+SHORT = 0.2
+"""Milliseconds. In a cell that takes less, calls are replayed from CUDA graphs, as a model runs kernels that are so short."""
+
 _SAMPLES, _SAMPLED_ROWS = 4, 8
 """What is checked of the first head and of the last: so many pieces of so many rows."""
 
@@ -86,7 +90,9 @@ class Yardstick:
 class Row:
     """One kernel in one cell. `peer` is None for the kernel under test; `ratio` is the peer's time over its time, by
     rounds: over 1, the kernel under test is faster. `error` is relative to what the rule allows; over 1 is wrong.
-    `shape` is that of an odd cell: batch × (heads, KV heads) × queries × keys."""
+    `shape` is that of an odd cell: batch × (heads, KV heads) × queries × keys. `mhz` is the SMs' clock rate while the kernel
+    runs, by their own count. `capped` is the share of the cell's time in which the power limit lowered the clock, and
+    `reasons` are all that held it down. `queued` says whether a call was queued by Python or replayed from a graph."""
 
     dtype: str
     head_dim: int
@@ -101,6 +107,10 @@ class Row:
     error: float
     rounds: int
     shape: str | None = None
+    queued: Literal["by Python", "in a graph"] = "by Python"
+    mhz: float | None = None
+    capped: float | None = None
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,14 +154,28 @@ class BenchReport:
         rows = [
             (row.peer or self.algorithm, row.dtype, str(row.head_dim), "causal" if row.causal else "full",
              row.shape or f"{row.length:,}", f"{row.milliseconds:.3f}", f"{row.tflops:.0f}",
-             "" if row.of_matmul is None else f"{row.of_matmul:.0%}", "" if row.ratio is None else f"{row.ratio:.3f}")
+             "" if row.of_matmul is None else f"{row.of_matmul:.0%}", "" if row.ratio is None else f"{row.ratio:.3f}",
+             _clock(row), _queued(row))
             for row in self.rows
         ]  # fmt: skip
-        columns = ("kernel", "dtype", "head dim", "mask", "length", "ms", "TFLOP/s", "of matmul", "ratio")
+        columns = (
+            "kernel",
+            "dtype",
+            "head dim",
+            "mask",
+            "length",
+            "ms",
+            "TFLOP/s",
+            "of matmul",
+            "ratio",
+            "MHz",
+            "queued",
+        )
         odd = any(row.shape for row in self.rows)
         of = "odd cells" if odd else f"{TOKENS:,} tokens, hidden size {HIDDEN:,}"
         table(f"{of}, on {self.device}", columns, rows, left=2)
         line(f"ratio: the peer's time over that of {self.algorithm}")
+        line("MHz: the clock of the SMs, and what held it down; the power limit, in a share of the time")
         for y in self.yardsticks:
             line(f"{y.dtype}: 8192³ matrix product {y.matmul:.0f} TFLOP/s; copy in memory {y.copy:,.0f} GB/s")
         for reason in self.not_run:
@@ -198,10 +222,11 @@ def run(
         except Unavailable as reason:
             not_run.append(f"{name}: {reason}")
     chosen = list(_default_cells() if cells is None else cells)
+    gpu = _watched(not_run)
     yardsticks = {dtype: _yardstick(torch, dtype) for dtype in dict.fromkeys(cell.dtype for cell in chosen)}
     rows: list[Row] = []
     for cell in progress(chosen):
-        rows += _bench_cell(torch, cell, algorithm, tile, present, seconds, yardsticks[cell.dtype], not_run)
+        rows += _bench_cell(torch, cell, algorithm, tile, present, seconds, yardsticks[cell.dtype], gpu, not_run)
     device: str = torch.cuda.get_device_name()
     return BenchReport(algorithm, device, tuple(yardsticks.values()), tuple(rows), tuple(not_run))
 
@@ -217,6 +242,18 @@ def _torch() -> Any:
     if not torch.cuda.is_available():
         raise Unavailable("the benchmark needs an NVIDIA GPU that torch can use")
     return torch
+
+
+def _watched(not_run: list[str]) -> Gpu | None:
+    """The GPU, if NVML answers; some drivers of virtual GPUs don't."""
+    try:
+        gpu = Gpu()
+        gpu.reasons()
+        gpu.capped()
+        return gpu
+    except Exception as reason:
+        not_run.append(f"what holds the clock down: {reason}")
+        return None
 
 
 class Trial(Protocol):
@@ -254,6 +291,7 @@ def _bench_cell(
     names: Sequence[str],
     seconds: float,
     yardstick: Yardstick,
+    gpu: Gpu | None,
     not_run: list[str],
 ) -> list[Row]:
     trial = trial_of(algorithm)(torch, cell)
@@ -271,11 +309,37 @@ def _bench_cell(
             continue
         calls[name] = call
     errors[None] = trial.error(None, calls[None])
-    times = interleaved(torch, list(calls.values()), seconds)
+    replays: dict[str | None, Callable[[], Any]] = {}
+    if statistics.median(interleaved(torch, [calls[None]], 0)[0]) < SHORT:
+        replays = {name: found for name, call in calls.items() if (found := _replay(torch, trial, name, call))}
+    ready = list((calls | replays).values())
+    held: Held | None = None
+    if gpu is None:
+        times = interleaved(torch, ready, seconds)
+    else:
+        with Watch(gpu) as watch:
+            times = interleaved(torch, ready, seconds)
+        held = watch.held
+    rates = clocks(torch, ready, seconds / 3)
     flops = cell.flops * trial.PRODUCTS
     return [
-        _row(cell, flops, name, own, times[0], yardstick, errors[name]) for name, own in zip(calls, times, strict=True)
+        _row(cell, flops, name, own, times[0], yardstick, errors[name], name in replays, mhz, held)
+        for name, own, mhz in zip(calls, times, rates, strict=True)
     ]
+
+
+def _replay(torch: Any, trial: Trial, name: str | None, call: Callable[[], Any]) -> Callable[[], Any] | None:
+    """The call as a replay of a CUDA graph; None if it can't be captured, or if a replay has a wrong result."""
+    try:
+        graph, (returned,) = captured(torch, [call])
+
+        def replay() -> Any:
+            graph.replay()
+            return returned
+
+        return replay if trial.error(name, replay) <= 1 else None
+    except Exception:  # each library says it in its own way
+        return None
 
 
 def _row(
@@ -286,6 +350,9 @@ def _row(
     ours: list[float],
     yardstick: Yardstick,
     error: float,
+    replayed: bool,
+    mhz: float,
+    held: Held | None,
 ) -> Row:
     ratios = [] if peer is None else [t / o for t, o in zip(times, ours, strict=True)]
     milliseconds = statistics.median(times)
@@ -305,6 +372,10 @@ def _row(
         error=error,
         rounds=len(times),
         shape=cell.shape,
+        queued="in a graph" if replayed else "by Python",
+        mhz=mhz,
+        capped=None if held is None else held.capped,
+        reasons=() if held is None else held.reasons,
     )
 
 
@@ -404,43 +475,6 @@ def normal(torch: Any, cell: Cell, names: Iterable[str]) -> list[Any]:
     return [torch.randn(shape, generator=generator, device="cuda").to(dtype) for shape in shapes]
 
 
-def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Milliseconds of every call in every round, in the order of `calls`."""
-    l2 = torch.cuda.get_device_properties().L2_cache_size
-    flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
-    pause = _pause(torch, calls)
-
-    def one_round(first: int) -> list[float]:
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in calls]
-        for i in range(len(calls)):
-            mine = (first + i) % len(calls)  # each takes every place in the order
-            flush.zero_()
-            torch.cuda._sleep(pause)
-            events[mine][0].record()
-            calls[mine]()
-            events[mine][1].record()
-        torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in events]
-
-    warm = [one_round(i) for i in range(_WARM_UP)][-1]
-    rounds = min(200, max(11, round(1000 * seconds / max(0.01, sum(warm)))))
-    return [list(times) for times in zip(*(one_round(i) for i in range(rounds)), strict=True)]
-
-
-def _pause(torch: Any, calls: Sequence[Callable[[], Any]]) -> int:
-    """GPU clocks that outlast the slowest queueing of a call, so that its kernels are timed and not Python."""
-    slowest = 0.0
-    for call in calls:
-        took = 0.0
-        for _ in range(_WARM_UP):  # the first may compile
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            call()
-            took = time.perf_counter() - begun
-        slowest = max(slowest, took)
-    return int(min(1e-3, 2 * slowest) * 2e9)
-
-
 def _yardstick(torch: Any, dtype: str) -> Yardstick:
     n = 8192
     a, b = (torch.randn(n, n, device="cuda").to(getattr(torch, dtype)) for _ in "ab")
@@ -488,6 +522,25 @@ def flat(report: BenchReport | Bench) -> list[dict[str, Any]]:
     return found
 
 
+def _clock(row: Row) -> str:
+    """A kernel's clock rate and what held it down, for a table.
+
+    >>> from dataclasses import replace
+    >>> row = Row("float16", 64, False, 1024, None, 1.0, 300.0, 0.5, None, None, 0.3, 11, mhz=1512.6, capped=0.82)
+    >>> _clock(row), _clock(replace(row, reasons=("power limit", "temperature")))
+    ('1513', '1513 (power limit 82%, temperature)')
+    """
+    if row.mhz is None:
+        return ""
+    share = "" if row.capped is None else f" {row.capped:.0%}"
+    reasons = ", ".join(name + (share if name == POWER else "") for name in row.reasons)
+    return f"{row.mhz:.0f}" + (f" ({reasons})" if reasons else "")
+
+
+def _queued(row: Row) -> str:
+    return "" if row.mhz is None else row.queued  # of older results nobody knows
+
+
 def headline(data: Bench) -> str:
     """The ratios to each peer, over all cells."""
     groups: dict[str, list[float]] = {}
@@ -503,11 +556,11 @@ def headline(data: Bench) -> str:
 
 def table(data: Bench) -> str:
     """A row per kernel and cell."""
-    header = ("dtype", "head dim", "mask", "length", "kernel", "TFLOP/s", "ratio", "of matmul")
+    header = ("dtype", "head dim", "mask", "length", "kernel", "TFLOP/s", "ratio", "of matmul", "MHz", "queued")
     return markdown_table(header, [
         (r.dtype, str(r.head_dim), "causal" if r.causal else "full", r.shape or str(r.length), r.peer or data.algorithm,
          f"{r.tflops:.0f}", "" if r.ratio is None else f"{r.ratio:.2f}",
-         "" if r.of_matmul is None else f"{r.of_matmul:.0%}")
+         "" if r.of_matmul is None else f"{r.of_matmul:.0%}", _clock(r), _queued(r))
         for r in data.rows
     ])  # fmt: skip
 

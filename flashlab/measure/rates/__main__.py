@@ -20,6 +20,7 @@ import numpy as np
 import kernels_cu
 from flashlab.measure import peers, results, speed
 from flashlab.measure.results import Data, Kind, markdown_table
+from flashlab.measure.timing import interleaved
 from flashlab.run import tma
 from flashlab.run.arrays import cupy
 
@@ -336,7 +337,7 @@ def clocks(m: Machine, cells: Sequence[speed.Cell]) -> list[Row]:
             return both
 
         calls = [watched(name, peers.prepare(name, *q, causal=p.causal, scale=p.scale), seen[name]) for name in WATCHED]
-        times = speed.interleaved(torch, calls, SECONDS)
+        times = interleaved(torch, calls, SECONDS)
         for name, found, spent in zip(WATCHED, seen.values(), times, strict=True):
             rates = [
                 (b - a).get().astype(float) for a, b in found[len(found) // 3 :]

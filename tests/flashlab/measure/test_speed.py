@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flashlab.measure import odd, peers, speed
+from flashlab.measure import odd, peers, results, speed
+from flashlab.measure.load import Held, Watch
 from flashlab.measure.speed import BenchReport, Cell, Row, Yardstick
 from simulator import Problem, naive, random_inputs
 from simulator.catalogue import CATALOGUE
@@ -64,12 +67,17 @@ def test_rows_take_medians_of_rounds() -> None:
     cell = Cell("float16", 64, False, 1024)
     yardstick = Yardstick("float16", matmul=500.0, copy=4000.0)
     # one slow round of both kernels: a ratio of medians would be off, the median of ratios is not
-    row = speed._row(cell, cell.flops, "sdpa-flash", [2.0, 40.0, 2.0], [1.0, 20.0, 1.0], yardstick, 0.3)
+    held = Held(0.5, ("power limit",))
+    row = speed._row(
+        cell, cell.flops, "sdpa-flash", [2.0, 40.0, 2.0], [1.0, 20.0, 1.0], yardstick, 0.3, True, 1500.0, held
+    )
     assert row.ratio == 2.0
     assert row.milliseconds == 2.0
     assert row.tflops == pytest.approx(cell.flops / 2e-3 / 1e12)
     assert row.of_matmul == pytest.approx(row.tflops / 500)
-    assert speed._row(cell, cell.flops, None, [1.0, 1.0], [1.0, 1.0], yardstick, 0.3).ratio is None
+    assert (row.queued, row.mhz, row.capped, row.reasons) == ("in a graph", 1500.0, 0.5, ("power limit",))
+    ours = speed._row(cell, cell.flops, None, [1.0, 1.0], [1.0, 1.0], yardstick, 0.3, False, 1500.0, None)
+    assert (ours.ratio, ours.queued, ours.capped) == (None, "by Python", None)
 
 
 def test_a_report_is_json_prints_and_fails_on_a_wrong_result(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,29 +117,97 @@ def test_outputs_are_judged_by_the_rule_of_verify(dtype: str, causal: bool) -> N
     assert error(wrong) == np.inf
 
 
-def test_a_peer_whose_output_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+Peers = dict[str, float]
+"""By name, what a peer's output is multiplied by."""
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Row], list[str]]]:
+    """Times a small cell without a GPU: what ran, and what was not run."""
     cell = Cell("float16", 128, True, 16384)
     small = cell.problem.replace(batch=1, heads=2, len_q=64, head_dim=16)
     arrays = random_inputs(small)
     right = naive(*arrays, causal=True).out.astype(np.float16)
     monkeypatch.setattr(Cell, "problem", small)
     monkeypatch.setattr(peers, "layout", lambda name: "bhsd")
-    monkeypatch.setattr(peers, "prepare", lambda name, *_, **__: lambda: right * np.float16(name == "right" or 1.02))
     monkeypatch.setattr(speed._Forward, "ours", lambda *_: lambda: right)
-    monkeypatch.setattr(speed, "interleaved", lambda torch, calls, seconds: [[1.0, 1.0] for _ in calls])
-    drawn = iter(arrays)
-    torch = SimpleNamespace(
-        Generator=lambda device: SimpleNamespace(manual_seed=lambda seed: None),
-        randn=lambda shape, **_: SimpleNamespace(to=lambda dtype: next(drawn)),
-        **vars(FAKE_TORCH),
-    )
-    not_run: list[str] = []
-    yardstick = Yardstick("float16", 500.0, 4000.0)
-    rows = speed._bench_cell(torch, cell, "flash2", None, ["right", "wrong"], 0.1, yardstick, not_run)
+    monkeypatch.setattr(speed, "clocks", lambda torch, calls, seconds: [1500.0 for _ in calls])
+
+    def run(peers_: Peers, milliseconds: float = 1.0, graph: Callable[..., Any] | None = None) -> Any:
+        monkeypatch.setattr(peers, "prepare", lambda name, *_, **__: lambda: right * np.float16(peers_[name]))
+        monkeypatch.setattr(speed, "interleaved", lambda torch, calls, seconds: [[milliseconds] * 2 for _ in calls])
+        monkeypatch.setattr(speed, "captured", graph)
+        drawn = iter(arrays)
+        torch = SimpleNamespace(
+            Generator=lambda device: SimpleNamespace(manual_seed=lambda seed: None),
+            randn=lambda shape, **_: SimpleNamespace(to=lambda dtype: next(drawn)),
+            **vars(FAKE_TORCH),
+        )
+        not_run: list[str] = []
+        yardstick = Yardstick("float16", 500.0, 4000.0)
+        return speed._bench_cell(torch, cell, "flash2", None, list(peers_), 0.1, yardstick, None, not_run), not_run
+
+    return run
+
+
+def test_a_peer_whose_output_is_wrong_is_not_timed(bench: Callable[..., tuple[list[Row], list[str]]]) -> None:
+    rows, not_run = bench({"right": 1.0, "wrong": 1.02})
     assert [row.peer for row in rows] == [None, "right"]
     assert all(0 < row.error <= 1 for row in rows)
     (said,) = not_run
     assert said.startswith("wrong, float16 × 128 causal 16384: the result is wrong (")
+
+
+def test_short_cells_run_in_graphs_but_for_what_cannot(bench: Callable[..., tuple[list[Row], list[str]]]) -> None:
+    """One peer can't be captured, and a replay of another has a wrong result: both are queued by Python, and say so."""
+
+    def counted(torch: Any, calls: list[Callable[[], Any]]) -> tuple[Any, list[Any]]:
+        number.append(1)
+        if len(number) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return SimpleNamespace(replay=lambda: None), [calls[0]() * np.float16(1.02 if len(number) == 3 else 1)]
+
+    number: list[int] = []
+    rows, not_run = bench({"uncapturable": 1.0, "wrong in a graph": 1.0, "fine": 1.0}, speed.SHORT / 2, counted)
+    assert not not_run
+    assert {row.peer: row.queued for row in rows} == {
+        None: "in a graph", "uncapturable": "by Python", "wrong in a graph": "by Python", "fine": "in a graph"
+    }  # fmt: skip
+    number.clear()
+    rows, _ = bench({"fine": 1.0}, speed.SHORT * 2, counted)
+    assert not number and {row.queued for row in rows} == {"by Python"}
+
+
+def test_what_holds_the_clock_down_is_seen_while_calls_run() -> None:
+    """The share is that of the driver's counter of seconds, and every reason that was seen once is named once."""
+    bits, counter = iter([0x1, 0x4, 0x20 | 0x40]), iter([10.0, 10.0])
+    looked = threading.Event()
+
+    class Fake:
+        def capped(self) -> float:
+            return next(counter)
+
+        def reasons(self) -> int:
+            seen = next(bits, None)
+            if seen is None:
+                looked.set()
+            return seen or 0
+
+    fake: Any = Fake()
+    with Watch(fake) as watch:
+        assert looked.wait(10)
+    assert watch.held == Held(0.0, ("power limit", "temperature"))
+    counter = iter([10.0, 1e9])
+    with Watch(fake) as watch:
+        pass
+    assert watch.held == Held(1.0, ())
+
+
+def test_results_from_before_graphs_and_clocks_are_read() -> None:
+    old = results.load("docs/results/bench/flash2_h200_2026-11-21.json")
+    row = speed.BENCH.data(old).rows[0]
+    assert (row.queued, row.mhz, row.capped, row.reasons) == ("by Python", None, None, ())
+    assert " |  |  |" in speed.BENCH.markdown(old)  # nobody knows their clock
 
 
 def test_unknown_names_are_refused() -> None:
