@@ -130,19 +130,20 @@ struct Rows {
 struct Lookup {
   static constexpr int AHEAD = 2;
   const int* table;
+  const Divisor page_size;
   Walk walk;
   int pages[AHEAD] = {};
 
-  DEVICE Lookup(const int* table, const Units& units) : table(table), walk(units) {
+  DEVICE Lookup(const int* table, const Units& units) : table(table), page_size(units.batch.page_size), walk(units) {
 #pragma unroll 1
     for (int n = 0; n < AHEAD; ++n) push();
   }
 
   // Of the tile in which this warp has tile `own` of its own size.
   DEVICE Rows next(int own) {
-    const int page = pages[0], size = walk.units.batch.page_size, key = own * WARP_KEYS + lane_id();
+    const int page = pages[0], key = own * WARP_KEYS + lane_id();
     push();
-    return {page, key - key / size * size};
+    return {page, key - page_size.quotient(key) * static_cast<int>(page_size.by)};
   }
 
   DEVICE void push() {
@@ -157,7 +158,7 @@ struct Lookup {
     const long long line = static_cast<long long>(walk.unit.batch) * shape.table_pages;
     // step: load_k (pages)
     lanes_meet();
-    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + key / shape.page_size);
+    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + page_size.quotient(key));
     ++walk.j;
   }
 };

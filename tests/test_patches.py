@@ -11,6 +11,7 @@ import kernels_cu
 from tests.flashlab.emulator import test_flash3_faults as flash3
 from tests.flashlab.emulator import test_fp8 as fp8
 from tests.flashlab.emulator.zoo import ZOO
+from tests.mutants import backward, decoding, dropout, latent, scores
 from tests.mutants.kernels import KERNELS
 from tests.mutants.zoo import ROOT
 from tests.patches import MARK, line_of, patched, tokens, without_comments
@@ -75,6 +76,19 @@ def test_every_seeded_fault_survives_new_comments_and_new_lines() -> None:
         changed = patched(text, old, new, step=step)
         assert changed != text, name
         assert tokens(patched(other, old, new, step=step)) == tokens(changed), name
+
+
+def test_every_mutant_finds_its_code() -> None:
+    of_kernels = [*backward.KERNELS, *decoding.KERNELS, *dropout.GRADIENTS, *latent.KERNELS]
+    edits = [(each.mechanism, each.file, [(each.old, each.new)], each.step) for each in of_kernels]
+    edits += [(each.mechanism, each.file, list(each.edits), each.step) for each in (*scores.ZOO, *dropout.FORWARD)]
+    assert len(edits) > 150
+    for mechanism, file, changes, step in edits:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        for old, new in changes:
+            changed = patched(text, old, new, step=step)
+            assert changed != text, mechanism
+            text = changed
 
 
 def test_a_step_narrows_the_search_to_its_regions() -> None:

@@ -79,10 +79,23 @@ struct Units {
   }
 };
 
-// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others.
+// n / by for numbers below 2^31, by a multiplication and a shift (Granlund and Montgomery 1994, figure 4.1). The division that
+// finds the factor is done once.
+struct Divisor {
+  unsigned by, factor, shift;
+
+  DEVICE explicit Divisor(unsigned by) : by(by), shift(32 - leading_zeros(by - 1)) {
+    factor = static_cast<unsigned>(((1ull << 32) * ((1ull << shift) - by)) / by + 1);
+  }
+  DEVICE int quotient(int n) const { return (high_product(factor, n) + n) >> shift; }
+};
+
+// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
+// copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines.
 template <class TileT>
 struct PageLoader {
   static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
+  static constexpr int LANES = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
   static_assert(ROWS <= 32, "a lane for each row");
 
   const char* head;  // of page 0
@@ -100,14 +113,18 @@ struct PageLoader {
 
   template <bool WHOLE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
-#pragma unroll(WHOLE ? 8 : 1)
-    for (int i = lane_id(); i < round_up(ROWS * CHUNKS, 32); i += 32) {
-      const int r = i / CHUNKS, chunk = i % CHUNKS;
-      const char* from = head + shuffle(own, r) + chunk * CHUNK_BYTES;
-      if (!WHOLE) lanes_meet();
-      if (i >= ROWS * CHUNKS) continue;
-      const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-      copy_async(tile.at(r, chunk), from, WHOLE ? CHUNK_BYTES : inside);
+#pragma unroll(WHOLE ? 4 : 1)
+    for (int first = 0; first < ROWS; first += 32 / LANES) {
+      const int r = first + lane_id() / LANES;
+      const char* from = head + shuffle(own, r);
+#pragma unroll(WHOLE ? CHUNKS / LANES : 1)
+      for (int c = 0; c < CHUNKS; c += LANES) {
+        const int chunk = c + lane_id() % LANES;
+        if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
+        if (r >= ROWS) continue;
+        const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+        copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE ? CHUNK_BYTES : inside);
+      }
     }
   }
 };

@@ -83,6 +83,24 @@ DEVICE float reciprocal(float x) {
 #endif
 }
 
+// The upper half of a product of two numbers of 32 bits.
+DEVICE unsigned high_product(unsigned x, unsigned y) {
+#ifdef EMULATOR
+  return static_cast<unsigned>(static_cast<unsigned long long>(x) * y >> 32);
+#else
+  return __umulhi(x, y);
+#endif
+}
+
+// How many zeros a number of 32 bits begins with; 32 for 0.
+DEVICE int leading_zeros(unsigned x) {
+#ifdef EMULATOR
+  return x ? __builtin_clz(x) : 32;
+#else
+  return __clz(x);
+#endif
+}
+
 // x · y, rounded: the compiler won't fuse it with an addition that follows.
 DEVICE float product(float x, float y) {
 #ifdef EMULATOR

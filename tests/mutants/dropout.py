@@ -89,7 +89,7 @@ GRADIENTS = [
                "key_sets"),
     by_squares("P dropped by places in its tile", "first_row + row, first_key + column", "first_row + row, column", "key_sets"),
     by_squares("dP with what is dropped goes into dS", "y = dropout.dropped(y, row, key);", ";", "adjoint"),
-    by_squares("D of all that dP would be", "kept_part(warp_sum(delta), shape.kept)", "warp_sum(delta)", "equal_keys"),
+    by_squares("D of all that dP would be", "delta = kept_part(delta, shape.kept);", "", "equal_keys"),
     by_squares("mask of the first head of all batches", "of_head(here.batch * shape.heads + head)", "of_head(head)", "key_sets"),
     by_squares("sums not scaled by what is kept", "of_kept(shape.scale, DROPOUT ? opaque(shape.kept) : 256)", "shape.scale",
                "rule"),
