@@ -119,28 +119,44 @@ def rung(name: str) -> str:
 def peers() -> str:
     """A table of the 18 cells beside others' kernels."""
     of = result("bench", "flash3")
+    names, clocked = others(of), [row for row in cells() if "mhz" in row]
+
+    def ratio(row: Row, peer: str) -> float | None:
+        return row.get(f"ratio_{peer.replace('-', '_')}")
+
     rows = [
         [
             str(row["head_dim"]),
             "causal" if row["causal"] else "full",
             f"{row['length']:,}",
             f"{row['tflops']:.0f}",
-            *(f"{row[f'ratio_{peer}']:.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")),
+            *("" if (found := ratio(row, peer)) is None else f"{found:.2f}" for peer in names),
             f"{row['share_of_matmul']:.0%}",
+            *([f"{row['mhz']:.0f}"] if clocked else []),
         ]
         for row in cells()
     ]
     middle = [
-        f"{statistics.median(row[f'ratio_{peer}'] for row in cells()):.2f}" for peer in ("fa4", "cudnn", "sdpa_flash")
+        f"{statistics.median(found for row in cells() if (found := ratio(row, peer)) is not None):.2f}"
+        for peer in names
     ]
-    header = ["head dim", "mask", "tokens", "flash3, TFLOP/s", "× FA4", "× cuDNN", "× SDPA flash", "of the matmul"]
-    return table(header, [*rows, ["median", "", "", "", *middle, ""]], left=2) + source(of)
+    header = [
+        "head dim",
+        "mask",
+        "tokens",
+        "flash3, TFLOP/s",
+        *(f"× {OTHERS[peer]}" for peer in names),
+        "of the matmul",
+    ]
+    shown = [*rows, ["median", "", "", "", *middle, "", *([""] if clocked else [])]]
+    return table([*header, *(["MHz"] if clocked else [])], shown, left=2) + remarks(of) + source(of)
 
 
 def odd() -> str:
-    """A table of the odd cells beside others' kernels, and what wasn't run."""
+    """A table of the odd cells beside others' kernels."""
     of = results.latest("bench", RESULTS, algorithm="flash3", device=DEVICE, condition="odd")
     assert of is not None
+    names, clocked = others(of), any(row.get("mhz") for row in of.data["rows"])
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in of.data["rows"]:
         cell = row["dtype"], row["head_dim"], "causal" if row["causal"] else "full", row["shape"]
@@ -148,12 +164,59 @@ def odd() -> str:
     rows = [
         [
             shape, dtype, str(dim), mask, f"{found['flash3']['tflops']:.0f}",
-            *(f"{found[peer]['ratio']:.2f}" if peer in found else "" for peer in ("fa4", "cudnn", "sdpa-flash")),
+            *(f"{found[peer]['ratio']:.2f}" if peer in found else "" for peer in names),
+            *([f"{found['flash3']['mhz']:.0f}"] if clocked else []),
         ]
         for (dtype, dim, mask, shape), found in cells.items()
     ]  # fmt: skip
     header = ["batch × (heads, KV heads) × queries × keys", "dtype", "head dim", "mask", "flash3, TFLOP/s"]
-    return table([*header, "× FA4", "× cuDNN", "× SDPA flash"], rows, left=4) + source(of)
+    header += [*(f"× {OTHERS[peer]}" for peer in names), *(["MHz"] if clocked else [])]
+    return table(header, rows, left=4) + remarks(of) + source(of)
+
+
+OTHERS = {
+    "fa3": "FA3", "fa3-wheel": "FA3's wheel", "fa4": "FA4", "cudnn": "cuDNN", "flex": "FlexAttention",
+    "sdpa-flash": "SDPA flash",
+}  # fmt: skip
+"""The titles of other libraries' kernels, by the names that the benchmark has for them."""
+
+
+def others(of: results.Result) -> list[str]:
+    """The peers that were timed in a benchmark."""
+    timed = {row["peer"] for row in of.data["rows"]}
+    return [peer for peer in OTHERS if peer in timed]
+
+
+def remarks(of: results.Result) -> str:
+    """What a reader of a benchmark's table has to know of it: its clocks, how calls were queued, and what FA3 is."""
+    rows = [row for row in of.data["rows"] if row.get("mhz")]
+    if not rows:
+        return ""
+    mine = [row for row in rows if row["peer"] is None]
+    limited = [row["capped"] for row in mine if row["capped"]]
+    said = ["MHz is the clock of the SMs while flash3 runs, by their own count."]
+    if limited:
+        said.append(
+            f"In {len(limited)} of the {len(mine)} cells the power limit lowered it, for up to {max(limited):.0%} of the time."
+        )
+    if replayed := sum(row["queued"] == "in a graph" for row in mine):
+        said.append(
+            f"In {replayed} cells flash3 takes less than {speed.SHORT} ms: calls are replayed from CUDA graphs there."
+        )
+        short = {(row["dtype"], row["head_dim"], row["causal"], row["length"], row["shape"])
+                 for row in mine if row["queued"] == "in a graph"}  # fmt: skip
+        not_replayed = sorted({
+            OTHERS[row["peer"]] for row in rows if row["peer"] in OTHERS and row["queued"] != "in a graph"
+            and (row["dtype"], row["head_dim"], row["causal"], row["length"], row["shape"]) in short
+        })  # fmt: skip
+        if not_replayed:
+            said.append(f"Some calls of {', '.join(not_replayed)} can't be captured, and Python queues them.")
+    if any(row["peer"] == "fa3-wheel" for row in rows):
+        said.append(
+            "FA3's wheel is flash-attn3-jax, which has head dim 128 alone and was built by an older compiler. Its column says "
+            "nothing of FA3's source built by a newer one, and it isn't counted where flash3 is compared with the best."
+        )
+    return "\n" + textwrap.fill(" ".join(said), 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def cells() -> Sequence[Row]:

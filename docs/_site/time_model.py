@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from simulator.time import rates
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 PAGE = ROOT / "docs" / "time.md"
+COLUMNS = 10
+"""Of lengths in a table, at most."""
 
 
 def errors() -> str:
@@ -50,7 +53,10 @@ def blind_tables() -> str:
 def _blind_table(result: results.Result) -> str:
     rows = blind.blind(result)
     lengths = sorted({r.cell.length for r in rows})
-    sizes = " | ".join(f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths)
+    up_to = ""
+    if len(lengths) > COLUMNS:  # a seed drew them, and hardly one comes twice
+        lengths, up_to = [2**n for n in range((lengths[0] - 1).bit_length(), (lengths[-1] - 1).bit_length() + 1)], "≤ "
+    sizes = " | ".join(up_to + (f"{n // 1024}k" if n % 1024 == 0 else str(n)) for n in lengths)
     lines = [
         f"`{result.data['prediction']}`, measured by `{result.path.name}`:",
         "",
@@ -62,7 +68,7 @@ def _blind_table(result: results.Result) -> str:
     }
     groups["the ladder"] = [r for name in blind.LADDER for r in groups.get(name, [])]
     for name, group in groups.items():
-        parts = [[r for r in group if r.cell.length == n] for n in lengths]
+        parts = [[r for r in group if below < r.cell.length <= n] for below, n in pairwise([0, *lengths])]
         shown = [f"{blind.mean_error(part):.1%}" if part else "" for part in (*parts, group)]
         bias = statistics.fmean(r.error for r in group)
         lines.append(f"| {name} | {len(group)} | {' | '.join(shown)} | {bias:+.1%} |")

@@ -40,8 +40,6 @@ SECONDS = 0.35
 MEASURED = ("dtype", "head_dim", "causal", "length", "milliseconds", "tflops", "of_matmul", "error", "rounds")
 """What is kept of a row of `flashlab bench`; beside it `predicted`, milliseconds."""
 LADDER = tuple(ladder("flash3", "flash3_1"))
-LONGEST_WHOLE = 4096
-"""flash1 takes seconds for longer ones."""
 CONSTANTS = ("AT_REST", "DRAWN")
 SET_ON = (
     "the clocks of the SMs while flash2 and the ladder ran in 36 cells each (rates/machine, clocks), no kernel's time; the "
@@ -204,15 +202,13 @@ def eight() -> list[Cell]:
 
 
 def drawn(seed: int = 14, number: int = 24) -> list[Cell]:
-    """Problems that a seed drew: head dim, mask, dtype and length. The times of all kernels that take one are predicted."""
+    """Problems that a seed drew: head dim, mask, dtype and length. Those of flash1, flash2 and each rung are the same."""
     random, found = Random(seed), list[Cell]()
     for _ in range(number):
         dim, causal = random.choice((64, 128, 256)), random.random() < 0.5
         dtype: DType = random.choice(("bfloat16", "float16"))
         length = round(2 ** random.uniform(8, 14.5))
-        found += [Cell(name, dtype, dim, causal, length) for name in ("flash2", *LADDER)]
-        if length <= LONGEST_WHOLE:
-            found.append(Cell("flash1", dtype, dim, causal, length))
+        found += [Cell(name, dtype, dim, causal, length) for name in ("flash1", "flash2", *LADDER)]
     return found
 
 

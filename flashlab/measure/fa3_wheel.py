@@ -95,10 +95,9 @@ class Handler:
                 _addresses(scalars),
             ), None,
         )  # fmt: skip
-        kept = texts, spans, values, scalars, lists, tensors, results  # the frame has only addresses
+        named = texts, spans, values, scalars, lists, tensors, results  # the frame has only their addresses
 
-        def call() -> None:
-            assert kept
+        def call(kept: object = named) -> None:
             if self._call(cast(byref(frame), c_void_p)):
                 raise RuntimeError(self._said)
 

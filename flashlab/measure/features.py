@@ -1,8 +1,9 @@
-"""What a soft cap, sinks, ALiBi, windows and masks cost: `python -m flashlab.measure.features flash3 [--flex]`.
+"""What a soft cap, sinks, ALiBi, windows and masks cost: `python -m flashlab.measure.features flash3 [--peers]`.
 
 Each call takes turns with the same call without the feature, on the same arrays, so that clocks and temperature are the
-same for both. A ratio is its time over the plain call's, in one round. With `--flex`, FlexAttention (compiled) computes
-some cells, too. Needs a GPU and torch.
+same for both. A ratio is its time over the plain call's, in one round. With `--peers`, FlexAttention (compiled) takes turns, too,
+where it can say the feature, and cuDNN where it is a mask of booleans: at one head dim, because each cell is compiled.
+Needs a GPU and torch.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from typing import Any, cast
 
 from rich.progress import track
 
-from flashlab.measure import results
+from flashlab.measure import flex, results
+from flashlab.measure.lengths import documents
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
 from flashlab.measure.timing import interleaved
 from flashlab.run.plan import gpu_plan
+from simulator import Problem
 from simulator.api import count
+from simulator.errors import Unavailable
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION, random_optional
 
@@ -38,19 +42,21 @@ FEATURES: dict[str, dict[str, Any]] = {
     "random half mask": {"mask": "dense"},
     "random half mask, bits": {"mask": "bits"},
     "random half of the blocks": {"mask": "blocks"},
+    "documents": {"lengths": documents()},
 }
 """What is timed. Normal scores stay far below a cap of 50, where a polynomial serves; a cap of 1 bends them all.
-A mask is packed in each call."""
+A mask is packed in each call. Documents are sequences of 50 to 2,000 tokens in one row."""
 
-FLEX = Cell("bfloat16", 128, True, 16384)
-"""The cell in which FlexAttention is a peer."""
+PEERS_AT = 128
+"""The head dim at which there are peers."""
 
 
 @dataclass(frozen=True)
 class Row:
     """A feature in one cell: milliseconds with it and without (medians), and the median ratio of a round.
 
-    `work` is its share of the plain call's matrix products, by the formula. `flex` is FlexAttention's milliseconds.
+    `work` is its share of the plain call's matrix products, by the formula. `flex` and `cudnn` are the milliseconds of
+    FlexAttention and of cuDNN with a mask.
     """
 
     feature: str
@@ -65,6 +71,7 @@ class Row:
     work: float
     flex: float | None
     rounds: int
+    cudnn: float | None = None
 
 
 class Features(Data):
@@ -74,7 +81,7 @@ class Features(Data):
     rows: tuple[Row, ...]
 
 
-def measure(algorithm: str, feature: str, cell: Cell, seconds: float, flex: bool) -> Row:
+def measure(algorithm: str, feature: str, cell: Cell, seconds: float, peers: bool) -> Row:
     """Time one feature in one cell for about so many `seconds`."""
     torch: Any = import_module("torch")
     plain = cell.problem
@@ -83,47 +90,53 @@ def measure(algorithm: str, feature: str, cell: Cell, seconds: float, flex: bool
     arrays = {name: torch.randn(shape, device="cuda").to(dtype) for name in "qkv"}
     optional = {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
     with_it, without = gpu_plan(algorithm, p), gpu_plan(algorithm, plain)
-    calls: list[Callable[[], object]] = [partial(with_it.run, **arrays, **optional), partial(without.run, **arrays)]
-    if flex and cell == FLEX and feature != "sinks" and p.mask in (None, "dense"):
+    calls: dict[str, Callable[[], object]] = {
+        "": partial(with_it.run, **arrays, **optional),
+        "plain": partial(without.run, **arrays),
+    }
+    for name, prepare in PEERS.items() if peers and cell.head_dim == PEERS_AT else ():
         try:
-            calls.append(_flex(torch, feature, arrays, optional, calls[0]))
+            calls[name] = _checked(prepare(p, arrays, optional), calls[""])
         except Exception as error:  # whatever another library raises must not stop ours
-            print(f"FlexAttention, {feature}: {type(error).__name__}: {error}", file=sys.stderr)
-    times = interleaved(torch, calls, seconds)
-    ratios = [a / b for a, b in zip(times[0], times[1], strict=True)]
+            print(f"{name}, {feature}, {cell}: {' '.join(str(error).split())}"[:300], file=sys.stderr)
+    times = dict(zip(calls, interleaved(torch, list(calls.values()), seconds), strict=True))
+    ratios = [a / b for a, b in zip(times[""], times["plain"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     work = with_it.counts.flops.matmul / count(algorithm, plain, device=without.device).flops.matmul
-    milliseconds, before, *peer = map(statistics.median, times)
+    found = {name: statistics.median(took) for name, took in times.items()}
     return Row(
-        feature, p.dtype, cell.head_dim, cell.causal, cell.length, milliseconds, before, middle, (low, high), work,
-        peer[0] if peer else None, len(ratios),
+        feature, p.dtype, cell.head_dim, cell.causal, cell.length, found[""], found["plain"], middle, (low, high), work,
+        found.get("flex"), len(ratios), found.get("cudnn"),
     )  # fmt: skip
 
 
-def _flex(torch: Any, feature: str, arrays: dict[str, Any], optional: dict[str, Any], ours: Any) -> Callable[[], Any]:
-    """FlexAttention, compiled, on the same causal problem. Raises `RuntimeError` if its result is another."""
-    module: Any = import_module("torch.nn.attention.flex_attention")
-    cap, window = FEATURES[feature].get("soft_cap"), FEATURES[feature].get("window")
-    slopes, visible = optional.get("alibi_slopes"), optional.get("mask")
-
-    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        s = s if cap is None else cap * torch.tanh(s / cap)
-        return s if slopes is None else s - slopes[h] * (i - j)
-
-    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        causal = (j <= i) & (i - j <= window[0]) if window else j <= i
-        return causal if visible is None else causal & visible[i, j]
-
-    n = arrays["q"].shape[2]
-    mask = module.create_block_mask(seen, None, None, n, n, device="cuda")
-    torch.compiler.reset()  # or a cap that differs becomes a variable, which it refuses
-    compiled = torch.compile(module.flex_attention, dynamic=False)
-    changed = score if cap is not None or slopes is not None else None
-    call = partial(compiled, *arrays.values(), score_mod=changed, block_mask=mask)
+def _checked(call: Callable[[], Any], ours: Any) -> Callable[[], Any]:
+    """The call. Raises `RuntimeError` if its result is another than ours."""
     apart = float((call().float() - ours()["out"].float()).abs().max())
     if not apart < 0.1:
-        raise RuntimeError(f"FlexAttention's result for {feature} is {apart:.2g} apart from ours")
+        raise RuntimeError(f"the result is {apart:.2g} apart from ours")
     return call
+
+
+def _cudnn(p: Problem, arrays: dict[str, Any], optional: dict[str, Any]) -> Callable[[], Any]:
+    """cuDNN with a mask of booleans. Raises `Unavailable` for a problem without one."""
+    if list(p.applied) not in (["mask"], ["causal", "mask"]) or p.mask != "dense":
+        raise Unavailable("cuDNN is a peer where there is a mask of booleans")
+    torch, attention = import_module("torch"), import_module("torch.nn.attention")
+    mask = optional["mask"].tril(p.offset) if p.causal else optional["mask"]
+
+    def call() -> Any:
+        with attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(*arrays.values(), attn_mask=mask, scale=p.scale)
+
+    return call
+
+
+PEERS: dict[str, Callable[[Problem, dict[str, Any], dict[str, Any]], Callable[[], Any]]] = {
+    "flex": flex.prepare,
+    "cudnn": _cudnn,
+}
+"""What makes a peer's call ready, by its name."""
 
 
 def chosen() -> list[Cell]:
@@ -153,10 +166,12 @@ def table(data: Features) -> str:
         "work",
         "TFLOP/s of the plain call's",
         "FlexAttention ms",
+        "cuDNN ms",
     )
     return markdown_table(header, [
         (r.feature, str(r.head_dim), "causal" if r.causal else "full", f"{r.length:,}", f"{r.milliseconds:.3f}",
-         f"{r.plain:.3f}", f"{r.ratio:.2f}", f"{r.work:.2f}", f"{_rate(r):.0f}", "" if r.flex is None else f"{r.flex:.3f}")
+         f"{r.plain:.3f}", f"{r.ratio:.2f}", f"{r.work:.2f}", f"{_rate(r):.0f}",
+         *("" if peer is None else f"{peer:.3f}" for peer in (r.flex, r.cudnn)))
         for r in data.rows
     ])  # fmt: skip
 
@@ -171,7 +186,7 @@ KIND = Kind(
     "features",
     "Speed: what changes the scores",
     "the time of a soft cap, sinks, ALiBi, a window and a mask, each round beside the plain call",
-    "python -m flashlab.measure.features flash3 --flex",
+    "python -m flashlab.measure.features flash3 --peers",
     Features,
     headline,
     table,
@@ -181,7 +196,7 @@ KIND = Kind(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("algorithms", nargs="+", help="whose kernels are timed")
-    parser.add_argument("--flex", action="store_true", help="FlexAttention, too")
+    parser.add_argument("--peers", action="store_true", help="FlexAttention and cuDNN, too")
     parser.add_argument(
         "--features", nargs="+", choices=FEATURES, default=list(FEATURES), help="what is timed (default: all)"
     )
@@ -194,12 +209,12 @@ def main() -> None:
             (feature, cell)
             for feature in given.features
             for cell in chosen()
-            if feature != "window 1024" or cell.causal
+            if (feature != "window 1024" or cell.causal) and (feature != "documents" or cell.problem.batch == 1)
         ]
         problems = [cell.problem.replace(**change) for feature, cell in work for change in (FEATURES[feature], {})]
         with ThreadPoolExecutor() as pool:  # compiles many kernels at a time
             list(pool.map(partial(gpu_plan, algorithm), problems))
-        rows = [asdict(measure(algorithm, *each, given.seconds, given.flex)) for each in track(work, algorithm)]
+        rows = [asdict(measure(algorithm, *each, given.seconds, given.peers)) for each in track(work, algorithm)]
         data = {"algorithm": algorithm, "rows": rows}
         print(results.save(KIND, [algorithm], data, subject=algorithm, folder=given.out, replace=given.force))
 

@@ -53,20 +53,19 @@ def prepare(p: Problem, arrays: Mapping[str, Any], optional: Mapping[str, Any]) 
 def arguments(p: Problem, optional: Mapping[str, Any], device: Any) -> dict[str, Any]:
     """What `flex_attention` is told of a problem beside q, k and v."""
     torch: Any = importlib.import_module("torch")
-    cap, window, causal = p.soft_cap, p.window, p.causal
+    cap, causal = p.soft_cap, p.causal
     slopes, visible = optional.get("alibi_slopes"), optional.get("mask")
-    left, right = window or (None, None)
+    left, right = p.window or (None, None)
     shift: Any = p.offset  # the key at a query's place is so many further
-    queries = keys = None
-    if p.ragged:
-        sequences = range(len(p.spans))
+    queries: Any = None
+    keys: Any = None
+    if p.ragged:  # the sequence of each query, and of each key
+        numbers = torch.arange(len(p.spans), device=device)
         queries, keys = (
-            torch.repeat_interleave(
-                torch.tensor(sequences, device=device), torch.tensor([len(each[i]) for each in p.spans], device=device)
-            )
-            for i in (0, 1)
+            torch.repeat_interleave(numbers, torch.tensor([len(span[side]) for span in p.spans], device=device))
+            for side in (0, 1)
         )
-        shift = torch.tensor([own[1].stop - own[0].stop for own in p.spans], device=device)[queries]
+        shift = torch.tensor([own_keys.stop - own.stop for own, own_keys in p.spans], device=device)[queries]
 
     def place(i: Any) -> Any:
         return i + (shift if queries is None else shift[i])
@@ -76,19 +75,18 @@ def arguments(p: Problem, optional: Mapping[str, Any], device: Any) -> dict[str,
         return s if slopes is None else s - slopes[h] * (place(i) - j).abs()
 
     def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        found = j >= 0  # of any kind of index: nothing is hidden yet
-        for hides, shown in (
-            (causal, lambda: j <= place(i)),
-            (left is not None, lambda: place(i) - j <= left),
-            (right is not None, lambda: j - place(i) <= right),
-            (queries is not None, lambda: queries[i] == keys[j]),
-            (visible is not None, lambda: visible[i, j]),
-        ):
-            if hides:
-                found = found & shown()
-        return found
+        found = j >= 0  # nothing is hidden yet
+        if causal:
+            found = found & (j <= place(i))
+        if left is not None:
+            found = found & (place(i) - j <= left)
+        if right is not None:
+            found = found & (j - place(i) <= right)
+        if queries is not None:
+            found = found & (queries[i] == keys[j])
+        return found if visible is None else found & visible[i, j]
 
-    masked = causal or window is not None or p.ragged or visible is not None
+    masked = causal or p.window is not None or p.ragged or visible is not None
     build = _module().create_block_mask
     return {
         "score_mod": score if cap is not None or slopes is not None else None,

@@ -5,6 +5,7 @@ Needs CuPy, torch and NVIDIA's NVML bindings (nvidia-ml-py).
 
 from __future__ import annotations
 
+import functools
 import importlib
 import statistics
 import threading
@@ -31,12 +32,17 @@ extern "C" __global__ void stamp(unsigned long long* out) {
 limit the SMs count fewer clocks."""
 
 
+@functools.cache
+def _stamp() -> Any:
+    return importlib.import_module("cupy").RawKernel(STAMP, "stamp")
+
+
 class Stamps:
     """Stamps two moments on the GPU, and gives the clock rate of the SMs between them."""
 
     def __init__(self) -> None:
         self._cupy: Any = importlib.import_module("cupy")
-        self._kernel = self._cupy.RawKernel(STAMP, "stamp")
+        self._kernel = _stamp()
         self._sms = self._cupy.cuda.Device().attributes["MultiProcessorCount"]
         self._taken = self._cupy.zeros((2, self._sms, 2), "u8")
 

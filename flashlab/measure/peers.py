@@ -73,11 +73,11 @@ def _ours(name: str, q: Any, k: Any, v: Any, causal: bool, scale: float) -> Call
 
 def _flex(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any]:
     batch, heads, len_q, head_dim = q.shape
-    dtype = str(q.dtype).removeprefix("torch.")
+    dtype: Any = str(q.dtype).removeprefix("torch.")
     p = Problem(
         batch=batch, heads=heads, kv_heads=k.shape[1], len_q=len_q, len_kv=k.shape[2], head_dim=head_dim,
         dtype=dtype, causal=causal, scale=scale,
-    )  # pyright: ignore[reportArgumentType]  # fmt: skip
+    )  # fmt: skip
     return flex.prepare(p, {"q": q, "k": k, "v": v}, {})
 
 
@@ -95,8 +95,8 @@ def _fa3(q: Any, k: Any, v: Any, causal: bool, scale: float) -> Callable[[], Any
     attention = _fa3_built()
 
     def call() -> Any:
-        found = attention(q, k, v, softmax_scale=scale, causal=causal)
-        return found[0] if isinstance(found, tuple) else found  # older ones return the LSE, too
+        found: Any = attention(q, k, v, softmax_scale=scale, causal=causal)
+        return found if hasattr(found, "dtype") else found[0]  # some return the LSE, too
 
     return call
 

@@ -516,7 +516,10 @@ def flat(report: BenchReport | Bench) -> list[dict[str, Any]]:
             cell["shape"] = row.shape
         if row.peer is None:
             same = {"kernel": report.algorithm, "device": report.device, **cell, "milliseconds": row.milliseconds}
-            found.append({**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds})
+            clock = {} if row.mhz is None else {"mhz": row.mhz, "capped": row.capped, "queued": row.queued}
+            found.append(
+                {**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds, **clock}
+            )
         else:
             found[-1][f"ratio_{row.peer.replace('-', '_')}"] = row.ratio
     return found

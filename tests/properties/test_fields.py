@@ -301,6 +301,7 @@ KNOW_WINDOWS = {
     "flashlab/verify/kernels.py": "hands its two sides to a kernel's parameters",
     "flashlab/measure/problems.py": "measures one",
     "flashlab/measure/features.py": "times one",
+    "flashlab/measure/flex.py": "says one in another library's words",
     "flashlab/measure/gradients.py": "shows queries of their own few keys",
     "flashlab/measure/sanitizers.py": "sanitises one",
     "flashlab/integrations/flash_attn.py": "takes one as another library says it",

@@ -81,7 +81,7 @@ def test_help_shows_examples_that_80_columns_hold(command: str, monkeypatch: pyt
         ("sweep flash2 --dtype float16,b", ["float16,bfloat16"]),
         ("verify sdpa-f", ["sdpa-flash"]),
         ("verify flash2 --check rule,key_", ["rule,key_sets"]),
-        ("bench flash2 --against cudnn,fa", ["cudnn,fa4"]),
+        ("bench flash2 --against cudnn,fa", ["cudnn,fa3", "cudnn,fa3-wheel", "cudnn,fa4"]),
         ("count my_fi", []),
     ],
 )

@@ -48,7 +48,8 @@ def test_odd_cells_fill_no_tile_and_flash3_takes_them() -> None:
     assert any(cell.length != cell.len_kv for cell in cells)
     for cell in cells:
         assert CATALOGUE["flash3"].refuses(cell.problem) is None
-        pairs = sum(len(cell.problem.keys_of_rows(i, i)) for i in range(cell.length))
+        p = cell.problem
+        pairs = sum(len(p.keys_of_rows(i, i)) for i in range(cell.length))
         assert cell.flops == 4 * cell.batch * cell.heads * cell.head_dim * pairs
 
 
