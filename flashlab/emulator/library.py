@@ -335,10 +335,10 @@ class Library:
         """Run one kernel over a grid.
 
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
-        dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
-        stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
-        stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError` for a kernel that
-        the library lacks.
+        dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds of processor
+        time (0: no limit) is stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in
+        it) each line that stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError`
+        for a kernel that the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]

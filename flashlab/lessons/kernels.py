@@ -19,7 +19,7 @@ from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
-from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Verdict
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
 from flashlab.process import run_child
 from simulator.dtypes import Array
 
@@ -28,6 +28,9 @@ TUTORED = ("numbers", "bytes")
 """The kinds of verdicts that the first difference from the solution explains."""
 UNCHECKED = "bytes and misuse unchecked: that needs a C++ compiler"
 """Said of numbers that no emulator has watched."""
+MORE_TIME = "If this has an end, more seconds= let it come there."
+_VECTOR = re.compile(r"(?:u?(?:char|short|int|longlong)|float|double)[234]")
+_OPERAND, _ENDS_A_NAME = re.compile(r"[\w.(]"), re.compile(r"[\w)\]>]$")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -39,9 +42,11 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
     launches = exercise.launches(fresh())
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches}
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, seconds, CHILD)
+        outcome = run_child(folder, PATIENCE * seconds, CHILD)
+        if outcome.kind == "no end":
+            return unended(exercise.name, f"{path.name}: {outcome.message}", seconds, outcome.printed)
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
         try:
@@ -77,9 +82,9 @@ def _tutored(
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         tutor = {"exercise": exercise.name, "launch": launch, "moved": moved_of(verdict)}
-        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor}
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        run_child(folder, seconds, CHILD)
+        run_child(folder, PATIENCE * seconds, CHILD)
         try:
             found = json.loads((folder / "tutor.json").read_text(encoding="utf-8"))
             return replace(verdict, tutor=str(found["words"]), step=str(found["step"]))
@@ -171,8 +176,11 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     found = [_with_its_line(text, source, line) for _, text, line in result["findings"]]
     if found:
         kinds = {"deadlock": "hang", "time limit": "hang", "out of bounds": "out of bounds"}
-        kind = kinds.get(result["findings"][0][0], "misuse")
-        return Verdict(exercise.name, kind, found[0], findings=tuple(found[1:]), problem=launch.said)
+        first = result["findings"][0][0]
+        return Verdict(
+            exercise.name, kinds.get(first, "misuse"), found[0], findings=tuple(found[1:]), problem=launch.said,
+            afterwards=MORE_TIME if first == "time limit" else exercise.slips.get(first, ""),
+        )  # fmt: skip
     moved = result["moved"]
     lines = () if moved is None else _lines(moved, launch.budget)
     where = "numbers from the GPU" if result["where"] == "gpu" else "run on the emulator"

@@ -24,10 +24,10 @@ Judge = Callable[..., Any]
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Judge:
-    def of(was: str = "", becomes: str = "", seconds: float = 20.0) -> Any:
+    def of(was: str = "", becomes: str = "", seconds: float = 20.0, head: str = "") -> Any:
         assert was in SOLUTION
         path = tmp_path / "mine.cu"
-        path.write_text(SOLUTION.replace(was, becomes) if was else becomes, encoding="utf-8")
+        path.write_text(head + (SOLUTION.replace(was, becomes) if was else becomes), encoding="utf-8")
         verdict = fl.check(path, exercise="05.1", seconds=seconds)
         assert "\n" not in verdict.message
         return verdict
@@ -36,11 +36,19 @@ def judged(tmp_path: Path) -> Judge:
 
 
 @compiler
-def test_a_loop_without_end_is_a_hang_and_its_line_is_named(judged: Judge):
-    verdict = judged(LINE, "    while (y[i] == y[i]) {\n    }\n", seconds=4)
+def test_a_loop_without_end_is_a_hang_and_its_line_is_named(judged: Judge, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "PATIENCE", 10_000)  # a busy machine is no reason to fail
+    verdict = judged(LINE, "    while (y[i] == y[i]) {\n    }\n", seconds=1)
     assert verdict.kind == "hang"
     assert "mine.cu:7" in verdict.message and "still running" in verdict.message
-    assert "while" in verdict.message
+    assert "while" in verdict.message and "more seconds=" in verdict.afterwards
+
+
+@compiler
+def test_what_only_the_clock_has_ended_is_told_as_that(judged: Judge):
+    verdict = judged(LINE, "    sleep(60);\n", seconds=0.3, head="#include <unistd.h>\n")
+    assert verdict.kind == "no end"
+    assert "mine.cu: no end within 1.2 seconds: a slow or busy machine, or a loop without end" in verdict.message
 
 
 @compiler
