@@ -18,6 +18,7 @@ import numpy as np
 
 import kernels_cu
 from flashlab.emulator import BuildError, Empty, build, emulate_file
+from flashlab.emulator.library import Launched
 from flashlab.lessons.kernel_exercise import Launch
 from flashlab.run.arrays import cupy
 from simulator import UsageError
@@ -68,9 +69,16 @@ def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]
         "findings": findings,
         "unwritten": done.unwritten,
         "where": "emulator",
-        "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved],
+        "flops": done.launched.flops,
+        "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved] + _shuffled(done.launched),
         "arrays": {name: done.arrays[name] for name in launch.truth},
     }
+
+
+def _shuffled(launched: Launched) -> list[dict[str, Any]]:
+    """Shuffles as a row of what was moved: no bytes of SRAM, but each takes a pass on the way that leads there."""
+    row = {"tensor": "registers", "space": "lanes", "what": "shuffled", "bytes": 0, "overlapped": 0, "sectors": 0}
+    return [row | dict.fromkeys(("instructions", "wavefronts", "ideal"), n)] if (n := launched.shuffles) else []
 
 
 def in_step(path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:

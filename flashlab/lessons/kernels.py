@@ -249,12 +249,12 @@ def _over(exercise: KernelExercise, launch: Launch, moved: Sequence[Mapping[str,
         if mine > most:
             unit = "sectors of 32 bytes" if quantity == "sectors" else "warp instructions"
             return quantity, f"{tensor} {way}: {mine:,} {unit}, the budget is {most:,} (on {launch.said})"
-    in_sram = [row for row in moved if row["space"] != "hbm"]
-    made = sum(row["wavefronts"] for row in in_sram)
+    on_chip = [row for row in moved if row["space"] != "hbm"]  # SRAM, and shuffles, which go the same way
+    made = sum(row["wavefronts"] for row in on_chip)
     if launch.passes is not None and made > launch.passes:
-        most = max(in_sram, key=lambda row: row["wavefronts"])
-        way = "read" if most["what"] == "sram.read" else "written"
-        message = f"{most['tensor']} {way} in SRAM: {most['wavefronts']:,} of {made:,} passes over the banks"
+        most = max(on_chip, key=lambda row: row["wavefronts"])
+        way = {"sram.read": "read in SRAM", "sram.write": "written in SRAM"}.get(most["what"], most["what"])
+        message = f"{most['tensor']} {way}: {most['wavefronts']:,} of {made:,} passes over the banks"
         return "passes", f"{message}; the budget is {launch.passes:,} in all (on {launch.said})"
     for tensor, least in launch.overlapped.items():
         mine = sum(row["overlapped"] for row in moved if (row["tensor"], row["what"]) == (tensor, "sram.read"))

@@ -112,6 +112,7 @@ std::string report(const Findings& findings, const Findings& notes, const Ledger
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
   out.field("exp", counters.exp);
+  out.field("shuffles", counters.shuffles);
   const auto one = [&](const Finding& finding) {
     out.field("kind", finding.kind);
     out.field("message", finding.message);
@@ -243,6 +244,7 @@ char* emu_launch(const EmuLaunch* given) {
     ledger.plain += block.ledger.plain;
     counters.flops += block.counters.flops;
     counters.exp += block.counters.exp;
+    counters.shuffles += block.counters.shuffles;
   };
   const auto workers = std::min<std::uint64_t>(std::max(1, given->workers), launch.blocks);
   const std::uint64_t most = launch.most_resident = std::max(workers, MOST_LANES / (std::uint64_t{given->block[0]} * given->block[1] * given->block[2]));
