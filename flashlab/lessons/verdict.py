@@ -17,6 +17,7 @@ HEADLINES = {
     "bytes": "Right numbers, wrong bytes",
     "arithmetic": "Right numbers, but computed elsewhere",
     "unrounded": "Right numbers, but no tensor core multiplies that",
+    "overwritten": "Right numbers, but from SRAM that was overwritten",
     "repeated": "Right numbers, but each warp does all the work",
     "registers": "Right numbers, but more registers than there are",
     "asked": "Right numbers, but not what the exercise asks",

@@ -225,6 +225,19 @@ def test_right_numbers_from_data_that_was_never_loaded():
     assert "used data that it never loaded" not in repr(fl.check(program_of(skipped), exercise="04.2"))
 
 
+@pytest.mark.parametrize(("stages", "kind"), [(2, "passed"), (1, "overwritten")])
+def test_a_tile_is_there_until_its_place_is_taken(stages: int, kind: str):
+    """K of the next round is loaded before this round's is used: that takes two places."""
+    text = EXERCISES["04.1"].solution.replace(
+        "            k_j = block.load(k, j, tile.cols)\n",
+        f"            k_j = k_next if j else block.load(k, 0, tile.cols, stages={stages})\n"
+        f"            k_next = block.load(k, j + 1, tile.cols, stages={stages}) if j + 1 < problem.key_tiles(tile) else k_j\n",
+    )
+    verdict = fl.check(program_of(text), exercise="04.1")
+    assert verdict.kind == kind, repr(verdict)
+    assert kind == "passed" or "k was loaded once more after this tile" in verdict.message
+
+
 def test_a_tile_that_was_not_stored_is_not_taken_for_one_full_of_nan():
     unstored = CELL.replace("block.store(out, x + y, block.i, tile.rows)", "x + y")
     assert "it was never stored" in fl.check(program_of(unstored), exercise="00.1").message
