@@ -17,6 +17,7 @@ import numpy as np
 
 from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
+from flashlab.emulator.scan import Tokens
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
 from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
@@ -129,7 +130,26 @@ def _text(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
     ):
         message = f"{exercise.kernel} takes ({exercise.parameters}); yours takes ({', '.join(yours)})"
         return text, Verdict(exercise.name, "parameters", message)
+    if found := _cast_to_a_vector(text):
+        line, vector = found
+        message = (
+            f"{path.name}:{line}: error: ({vector}) is no cast of one number: make_{vector}(…) makes a {vector}, and "
+            f"*reinterpret_cast<const {vector}*>(p) loads one  |  {text.splitlines()[line - 1].strip()}"
+        )
+        return text, Verdict(exercise.name, "compile error", message)
     return text, None
+
+
+def _cast_to_a_vector(text: str) -> tuple[int, str] | None:
+    """Line and type of the first cast as in `(float4)x[i]`, which nvcc refuses. g++ takes it, by the emulator's constructors."""
+    tokens = Tokens.of(text)
+    for i, (before, opens, vector, closes, behind) in enumerate(
+        zip(*(tokens.words[n:] for n in range(5)), strict=False)
+    ):
+        is_cast = opens == "(" and closes == ")" and _VECTOR.fullmatch(vector) and _OPERAND.match(behind)
+        if is_cast and (before == "return" or not _ENDS_A_NAME.search(before)):
+            return text.count("\n", 0, tokens.starts[i + 1]) + 1, vector
+    return None
 
 
 def _squeezed(text: str) -> str:

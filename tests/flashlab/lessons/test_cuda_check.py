@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,20 @@ def test_a_wrong_parameter_list(judged: Judge, wrong: str):
     verdict = judged(HEAD, HEAD.replace("const float* x, const float* y, float* out, float a, int n", wrong))
     assert verdict.kind == "parameters"
     assert "axpy takes (const float* x, const float* y, float* out, float a, int n); yours takes" in verdict.message
+
+
+@pytest.mark.parametrize("cast", ["(float4)x[i]", "(float4)(x[i] + y[i])", "(double2) a"])
+def test_a_cast_of_one_number_to_a_vector_is_refused_as_nvcc_does(judged: Judge, cast: str):
+    verdict = judged("a * x[i] + y[i]", f"2 + {cast}.x")
+    assert verdict.kind == "compile error"
+    assert re.match(r"mine.cu:7: error: \(\w+\) is no cast of one number: make_\w+\(…\) makes a", verdict.message)
+
+
+@pytest.mark.parametrize(
+    "sound", ["sizeof(float4) * n", "(float4){1, 2, 3, 4}.x", "f(float4) (x)", "(float)n", "// (float4)x[i]"]
+)
+def test_what_looks_like_a_cast_to_a_vector_is_none(sound: str):
+    assert kernels._cast_to_a_vector(f"int a = 0;\nfloat b = {sound};\n") is None  # pyright: ignore[reportPrivateUsage]
 
 
 @compiler
