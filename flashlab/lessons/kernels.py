@@ -210,6 +210,8 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     for name, truth in launch.truth.items():
         if message := _wrong(name, truth, result["arrays"][name], launch, result["unwritten"].get(name, 0)):
             return replace(passed, kind="numbers", message=message, afterwards="")
+    lines = tuple(replace(line, right=True) for line in lines)
+    passed = replace(passed, budget=lines)
     if off := [line for line in lines if not line.equal]:
         first = off[0]
         message = f"{first.tensor} {first.way}: you moved {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"

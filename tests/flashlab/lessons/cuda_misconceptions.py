@@ -82,6 +82,15 @@ _ROWS = [
     ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "numbers", r"y\[7\], in row tile 1.*never written", "3"),
     ("07.3", "blocks-share-rows", "first = 4 * blockIdx.x", "first = 2 * blockIdx.x", "numbers", r"y\[10\], in row tile 2.*never written", "3"),
     ("10.1", "a-float-at-a-time", "const float4 a = q_row[d], b = k_tile[c][d];", "const volatile float* one = reinterpret_cast<const volatile float*>(&k_tile[c][d]); const float4 a = q_row[d], b = make_float4(one[0], one[1], one[2], one[3]);", "passes", r"k_tile read in SRAM: 24,576 of 37,632 passes over the banks; the budget is 31,680 in all"),
+    ("10.1", "shuffles-in-place-of-loads", """      for (int d = 0; d < CHUNKS; ++d) {  // solution
+        const float4 b = v_tile[c][d];  // solution
+        acc[d].x += p * b.x, acc[d].y += p * b.y, acc[d].z += p * b.z, acc[d].w += p * b.w;  // solution
+""", """      const float4 own = v_tile[c][t % CHUNKS];
+      for (int d = 0; d < CHUNKS; ++d) {
+        acc[d].x += p * __shfl_sync(0xffffffff, own.x, d), acc[d].y += p * __shfl_sync(0xffffffff, own.y, d);
+        acc[d].z += p * __shfl_sync(0xffffffff, own.z, d), acc[d].w += p * __shfl_sync(0xffffffff, own.w, d);
+""", "passes", r"registers shuffled: 24,576 of [\d,]+ passes over the banks; the budget is 31,680 in all"),
+    ("10.1", "loads-only-the-keys-that-the-last-query-sees", "inside = j + i / CHUNKS < len_kv", "inside = j + i / CHUNKS < keys", "bytes", r"k read: you moved .*: fewer than the budget, though the numbers are right: it goes another way", "load_k"),
     ("10.1", "loads-what-the-mask-hides", "j < keys; j += BC", "j < len_kv; j += BC", "bytes", r"k read: you moved 65,536 bytes, the budget is 49,152", "20"),
     ("10.1", "forgets-the-mask", "j + c <= row + len_kv - len_q ? sum * scale : -INFINITY", "j + c < len_kv ? sum * scale : -INFINITY", "numbers", r"out\[0, 0, 0\], in row tile 0", "scores"),
     ("10.1", "the-mask-of-the-first-query", "last_row + len_kv - len_q + 1;", "static_cast<int>(blockIdx.x) * BR + len_kv - len_q + 1;", "numbers", r"out\[0, \d+, 0\], in row tile 0", "19"),
