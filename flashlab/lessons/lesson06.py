@@ -123,6 +123,8 @@ EXERCISES = (
         slips={
             "x": "Each tile is copied once.",
             "y": "Each thread writes its sum once.",
+            "wait forgotten": "`copy_wait<1>()` leaves the newest group of copies on its way, whichever that is. In the last round "
+            "nothing is left to load: unless an empty group is committed, the newest one is tile j itself.",
             "overlap": "Begin to load tile j + 1 before tile j is summed, and wait for tile j alone: one group may be on its way.",
         },
         afterwards="Next: find the three lines in flash2.cu, and the barrier that it does without.",

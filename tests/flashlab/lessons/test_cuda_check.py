@@ -150,6 +150,18 @@ def test_what_is_no_file_and_what_is_no_program(tmp_path: Path):
     assert "expected one of" in fl.check(tmp_path / "none.cu", exercise="05.99").message
 
 
+@compiler
+def test_the_last_round_of_two_buffers_is_explained(tmp_path: Path):
+    """The newest group is then tile j itself, where a learner thinks of tile j + 1."""
+    path = tmp_path / "column_sums.cu"
+    text = KERNEL_EXERCISES["06.3"].solution
+    assert " else copy_commit();" in text
+    path.write_text(text.replace(" else copy_commit();", ""), encoding="utf-8")
+    verdict = fl.check(path, exercise="06.3")
+    assert verdict.kind == "misuse" and "wait forgotten" in verdict.message
+    assert "In the last round nothing is left to load" in repr(verdict)
+
+
 def test_without_a_compiler_a_line_says_so(judged: Judge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "")
