@@ -60,7 +60,7 @@ UNWATCHED: dict[str, Any] = {"moved": None, "flops": 0, "findings": [], "unwritt
 
 
 def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]:
-    """Emulate a launch: its outputs as `arrays`, `findings` as (kind, text, line), what it `moved`, bytes `unwritten`."""
+    """Emulate a launch: its outputs as `arrays`, `findings` as (kind, text, line), what it `moved`, `flops`, bytes `unwritten`."""
     done = emulate_file(path, launch.arguments, grid=launch.grid, block=launch.block, kernel=kernel, time_limit=limit)
     findings = [
         (x.kind, str(x), x.line.number if x.line and x.line.file == str(path) else 0) for x in done.launched.findings

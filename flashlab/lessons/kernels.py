@@ -216,6 +216,9 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
         first = off[0]
         message = f"{first.tensor} {first.way}: you moved {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
+    if moved is not None and result["flops"] < launch.matmul:
+        message = f"mma: {result['flops']:,} FLOPs of tensor cores, this takes {launch.matmul:,} (on {launch.said})"
+        return replace(passed, kind="arithmetic", message=message, afterwards=exercise.slips.get("arithmetic", ""))
     if moved is not None and (extra := _over(exercise, launch, moved)):
         return replace(passed, kind=extra[0], message=extra[1], afterwards=exercise.slips.get(extra[0], ""))
     if moved is not None and exercise.score:
