@@ -188,6 +188,10 @@ def judge(
             return verdicts[-1]
     if not verdicts:
         return Verdict(exercise.name, "passed")
+    if exercise.rule and (found := exercise.rule(text)):
+        line, what = found
+        message = _with_its_line(f"{exercise.file}:{line}: {what}", source, line)
+        return replace(verdicts[0], kind="asked", message=message, afterwards="")
     drawn = f"on this launch and {len(launches) - 1} that were drawn for this check"
     return replace(verdicts[0], message=drawn)  # the first is the same in every check
 

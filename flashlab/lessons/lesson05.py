@@ -143,6 +143,23 @@ def _scores_lse(draw: Random) -> list[Launch]:
     ]
 
 
+def _divides_in_the_loop(text: str) -> tuple[int, str] | None:
+    """The first line in a loop over tiles of keys that divides by l, and why that is wrong."""
+    from flashlab.emulator.scan import Tokens  # it brings the emulator
+
+    tokens = Tokens.of(text)
+    words, partner = tokens.words, tokens.partner
+    for i, word in enumerate(words):
+        if word != "for" or "len_kv" not in words[i : partner.get(i + 1, i)]:
+            continue
+        first = partner[i + 1] + 1
+        for n in range(first, partner.get(first, first)):
+            if words[n] in ("/", "/=") and words[n + 1] == "l":
+                line = text.count("\n", 0, tokens.starts[n]) + 1
+                return line, "divides by l in each round: out is divided once, after the last tile"
+    return None
+
+
 EXERCISES = (
     KernelExercise(
         name="05.1",
@@ -254,6 +271,7 @@ EXERCISES = (
             "lse": "One number for each query.",
             "instructions": "All threads load a tile together, neighbours neighbouring numbers: 32 of them are one instruction.",
         },
+        rule=_divides_in_the_loop,
         afterwards="You have written FlashAttention-2 in CUDA. Next: what a fast one does differently.",
     ),
 )

@@ -41,6 +41,7 @@ _ROWS = [
     ("05.5", "maximum-starts-at-0", "float m = -INFINITY", "float m = 0", "numbers", r"out\[0, 0, 0\], in row tile 0, is nan", "load_q"),
     ("05.5", "output-is-not-rescaled", "    for (int d = 0; d < D; ++d) acc[d] *= alpha;  // solution\n", "", "numbers", r"out\[0, \d+, 0\], in row tile 0", "rescale"),
     ("05.5", "divides-at-every-tile", "    m = m_new;\n", "    m = m_new;\n    for (int d = 0; d < D; ++d) acc[d] /= l;\n", "numbers", r"out\[0, 0, 0\], in row tile 0", "output"),
+    ("05.5", "divides-in-each-round-and-multiplies-back", "    for (int d = 0; d < D; ++d) acc[d] *= alpha;  // solution\n", "    if (j > 0)\n      for (int d = 0; d < D; ++d) acc[d] = acc[d] / l * alpha * l;\n", "asked", r"my_flash2\.cu:37: divides by l in each round.*\| +for"),
     ("05.5", "never-divides", "acc[d] / l;", "acc[d];", "numbers", r"out\[0, 0, 0\], in row tile 0", "store_o"),
     ("05.5", "v-past-the-end-left-as-it-was", "v_tile[i / D][i % D] = j + i / D < len_kv ? v[j * D + i] : 0;", "if (j + i / D < len_kv) v_tile[i / D][i % D] = v[j * D + i];", "misuse", r"my_flash2\.cu:\d+, step output: uninitialised.*v_tile"),
     ("05.5", "every-tile-of-v-the-first", "v[j * D + i]", "v[i]", "numbers", r"out\[0, 0, 0\], in row tile 0", "load_v"),
