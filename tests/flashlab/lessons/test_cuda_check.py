@@ -176,7 +176,7 @@ def test_numbers_from_a_gpu_without_a_compiler_say_what_is_unchecked():
     exercise = KERNEL_EXERCISES["05.1"]
     launch = exercise.launches(kernels.fresh())[0]
     out = launch.truth["out"].out
-    result = {"moved": None, "findings": [], "unwritten": {}, "where": "gpu", "arrays": {"out": out}}
+    result: dict[str, Any] = {"moved": None, "findings": [], "unwritten": {}, "where": "gpu", "arrays": {"out": out}}
     verdict = kernels.judge(exercise, SOLUTION, [launch], [result])
     assert verdict.passed and "bytes and misuse unchecked" in repr(verdict)
     result["arrays"] = {"out": out + 1}
