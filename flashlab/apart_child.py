@@ -1,4 +1,4 @@
-"""The child process of `apart`: `python -m flashlab.apart_child FOLDER SECONDS` makes the call that it finds in the folder."""
+"""The child process of `apart`: `python -m flashlab.apart_child FOLDER` makes the call that it finds in the folder."""
 
 from __future__ import annotations
 

@@ -286,6 +286,7 @@ class Emulated(Data):
     plain: int
     flops: int
     exp: int
+    shuffles: int
     notes: tuple[Found, ...]
     stopped: bool
     unfinished: bool

@@ -96,7 +96,8 @@ def emulate(
     time_limit: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which it is stopped; 0: never. Default 60, for an algorithm of flashlab's own never.",
+            help="Seconds of processor time after which it is stopped; 0: never. Default 60, for an algorithm of flashlab's "
+            "own never.",
             rich_help_panel=_FILE,
         ),
     ] = None,

@@ -104,8 +104,8 @@ def emulate_file(
     out if the file has only one; `space::name` is one in a namespace, `name<float, 4>` instantiates a template. `macros` are
     defined for the compiler, `includes` are folders of headers, `std` is c++14, c++17 or c++20. `symbols` are values for
     `__constant__` and `__device__` variables by name; the others begin as the source has them. `workers` is how many CPU
-    threads share the blocks (default: one per core). A kernel that still runs after `time_limit` seconds (0: no limit) is
-    stopped, which is a finding.
+    threads share the blocks (default: one per core). A kernel that still runs after `time_limit` seconds of processor
+    time (0: no limit) is stopped, which is a finding.
 
     Raises `UsageError` for bad input, `BuildError` for a source that doesn't compile, `Unavailable` without a compiler.
 

@@ -39,7 +39,8 @@ def launch(
     time_limit: float = 0,
 ) -> Launched:  # fmt: skip
     """Launch so many programs of a module's function. `values` has its arguments by name; those in `dtypes` are pointers to
-    buffers of the arena. A launch that still runs after `time_limit` seconds (0: no limit) is stopped, which is a finding.
+    buffers of the arena. A launch that still runs after `time_limit` seconds of processor time (0: no limit) is stopped, which
+    is a finding.
 
     Raises `Unavailable` without Triton, or where Triton isn't set to its interpreter.
     """
@@ -97,7 +98,7 @@ class _Watch:
     """What a launch does, as the interpreter's builder is asked for it."""
 
     def __init__(self, path: Path, arena: Arena, time_limit: float) -> None:
-        self.limit, self.end = time_limit, time.monotonic() + (time_limit or math.inf)
+        self.limit, self.end = time_limit, time.thread_time() + (time_limit or math.inf)
         self.path, self.arena, self.steps = str(path), arena, _steps(path)
         self.moved: dict[tuple[str, str, str], Moved] = {}
         self.findings: dict[tuple[Any, ...], Finding] = {}
@@ -132,9 +133,11 @@ class _Watch:
 
     def _access(self, way: str, pointers: Any, mask: Any) -> Any:
         """Check and count an access. Returns the mask without the elements that lie in no buffer."""
-        if time.monotonic() > self.end:
+        if time.thread_time() > self.end:
             self.stopped = True
-            self._find("time limit", f"is still running after {self.limit:g} s", "", np.zeros(1, np.int64), 0)
+            self._find(
+                "time limit", f"is still running after {self.limit:g} s of processor time", "", np.zeros(1, np.int64), 0
+            )
             raise TimeoutError
         width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         where, active = np.broadcast_arrays(pointers.data, mask.data)

@@ -142,7 +142,8 @@ class Launched:
     `findings` hold each kind and place once; `dropped` is how many there were past the number that is kept. `notes` are in
     their form, but no misuse: stores of one value by several threads ("same value"), reads that a compare-and-swap checks
     ("checked guess"). `plain` is how many accesses came through the compiler's instrumentation rather than through the
-    primitives. `flops` and `exp` count floating-point operations and exponentials. `stopped` says that a finding ended the
+    primitives. `flops` and `exp` count floating-point operations and exponentials, `shuffles` the warp
+    instructions that hand 32 bits from lane to lane. `stopped` says that a finding ended the
     launch; how far its other blocks had come by then is an accident.
     """
 
@@ -155,6 +156,7 @@ class Launched:
     exp: int
     stopped: bool = False
     notes: tuple[Finding, ...] = ()
+    shuffles: int = 0
 
     def total(self, what: str, quantity: str = "bytes") -> int:
         """The sum of a quantity (a field of `Moved`) over a level and direction, as in `total("hbm.read")`."""
@@ -184,6 +186,7 @@ class Launched:
             "plain": self.plain,
             "flops": self.flops,
             "exp": self.exp,
+            "shuffles": self.shuffles,
             "notes": [asdict(x) | {"text": str(x)} for x in self.notes],
             "stopped": self.stopped,
             "unfinished": self.unfinished,
@@ -335,10 +338,10 @@ class Library:
         """Run one kernel over a grid.
 
         `grid` and `block` are one to three extents. `arguments` are the parameters' bytes, in order. `sram` is the
-        dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds (0: no limit) is
-        stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in it) each line that
-        stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError` for a kernel that
-        the library lacks.
+        dynamic shared memory in bytes per block. A kernel that still runs after `time_limit` seconds of processor
+        time (0: no limit) is stopped, which is a finding. Of a byte that is `watched` (a buffer's name, and the offset in
+        it) each line that stores to it is a finding of the kind "stored". An interrupt ends the launch. Raises `UsageError`
+        for a kernel that the library lacks.
         """
         index = self._index(entry)
         storage = [_aligned(x) for x in arguments]
@@ -376,6 +379,7 @@ class Library:
             plain=report["plain"],
             flops=report["flops"],
             exp=report["exp"],
+            shuffles=report["shuffles"],
             stopped=bool(report["stopped"]),
             notes=tuple(self._finding(x, arena) for x in report["notes"]),
         )

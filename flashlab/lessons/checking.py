@@ -26,7 +26,7 @@ from flashlab.lessons import record
 from flashlab.lessons.catalogue import EXERCISES, KERNEL_EXERCISES
 from flashlab.lessons.exercise import Budget, Case, Exercise, Truth
 from flashlab.lessons.rules import Did
-from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Place, Verdict
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Place, Verdict, unended
 from flashlab.lessons.watch import REGISTERS
 from flashlab.process import IN_A_BROWSER, run_child
 from simulator import CATALOGUE, Device, Program, Tile, Trace
@@ -34,7 +34,7 @@ from simulator.dtypes import Array
 from simulator.errors import UsageError, unknown
 
 SECONDS = 20.0
-"""How long a program may take for all its problems together; a correct one takes about one."""
+"""The processor time that a program may take for all its problems together; a correct one takes about one."""
 CHILD = "flashlab.lessons.child"
 _DAY = 86_400
 
@@ -42,7 +42,8 @@ _DAY = 86_400
 def check(answer: Any, *, exercise: str, seconds: float = SECONDS) -> Verdict:
     """Check a tile program, or a `.cu` file, against an exercise: the verdict shows itself, and nothing is raised.
 
-    The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew. Its
+    The program runs in a child process, with limits on time and memory and a folder of its own, on problems drawn anew.
+    `seconds` are of a processor's time, so a busy machine makes no hang; by the clock it may take four times as long. Its
     numbers must be right, and its bytes must equal the budget, tensor by tensor. That guards against accidents and short
     cuts; it is no sandbox for strangers' code, which runs with your rights.
 
@@ -125,8 +126,9 @@ def _squeezed(text: str) -> str:
 
 
 def _job(
-    program: Program, exercise: Exercise, cases: list[Case], head: tuple[int, int] | None = None, *, values: bool = True
-) -> bytes:
+    program: Program, exercise: Exercise, cases: list[Case], seconds: float, head: tuple[int, int] | None = None, *,
+    values: bool = True,
+) -> bytes:  # fmt: skip
     """Everything that the child needs; the program goes by value, with the text that its lines are in.
 
     With a `head` it runs that one (batch, head) of the case in step with the solution, and else all cases. It then compares
@@ -139,6 +141,7 @@ def _job(
         "lines": linecache.getlines(file),
         "cases": cases,
         "exercise": exercise.name,
+        "seconds": seconds,
         "head": head,
         "values": values,
         "path": [os.path.abspath(entry) for entry in sys.path],
@@ -160,14 +163,18 @@ def _judged(program: Program, exercise: Exercise, seconds: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         try:
-            (folder / "job.pickle").write_bytes(_job(program, exercise, cases))
+            (folder / "job.pickle").write_bytes(_job(program, exercise, cases, seconds))
         except Exception as error:  # a program that holds an open file, a lock or the like
             reason = (str(error) or type(error).__name__).splitlines()[0]
             return Verdict(exercise.name, "usage", f"it cannot be sent to another process: {reason}")
-        outcome = run_child(folder, seconds, CHILD)
+        outcome = run_child(folder, PATIENCE * seconds, CHILD)
+        if outcome.kind == "no end":
+            return unended(exercise.name, outcome.message, seconds, outcome.printed)
+        if outcome.kind == "hang":
+            message = f"{outcome.message} after {seconds:g} seconds{_at(_line_of_hang(folder, file), file)}"
+            return Verdict(exercise.name, "hang", message, printed=outcome.printed)
         if outcome.kind != "done":
-            where = _line_of_hang(folder, file) if outcome.kind == "hang" else None
-            return Verdict(exercise.name, outcome.kind, outcome.message + _at(where, file), printed=outcome.printed)
+            return Verdict(exercise.name, outcome.kind, outcome.message, printed=outcome.printed)
         verdicts: list[Verdict] = []
         for n, case in enumerate(cases):
             try:
@@ -328,9 +335,9 @@ def _tutored(verdict: Verdict, program: Program, exercise: Exercise, case: Case)
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "job.pickle").write_bytes(
-            _job(program, exercise, [case], verdict.place[:2], values=verdict.kind != "bytes")
+            _job(program, exercise, [case], SECONDS, verdict.place[:2], values=verdict.kind != "bytes")
         )
-        run_child(folder, SECONDS, CHILD)
+        run_child(folder, PATIENCE * SECONDS, CHILD)
         if not (folder / "tutor.json").exists():
             return verdict
         found = _read(folder / "tutor.json")

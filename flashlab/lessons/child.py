@@ -1,4 +1,4 @@
-"""The child process of a check: `python -m flashlab.lessons.child FOLDER SECONDS`.
+"""The child process of a check: `python -m flashlab.lessons.child FOLDER`.
 
 It finds a job in the folder, runs the learner's program on each case, and writes down what came out; the parent judges.
 """
@@ -9,11 +9,14 @@ import faulthandler
 import json
 import linecache
 import pickle
+import signal
 import sys
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -29,19 +32,36 @@ DISK = 256 << 20
 """Bytes of any one file."""
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(folder: Path) -> None:
     """The whole of the process."""
     _limit()
+    job = _job(folder)
     with (folder / "where.txt").open("w", encoding="utf-8") as where:
         (folder / "ready").touch()  # from here on its time counts
+        with _limited(job["seconds"], where):
+            work(folder)
+
+
+@contextmanager
+def _limited(seconds: float, where: TextIO) -> Generator[None]:
+    """Once so much processor time is used up, each thread's line is written down. A busy machine must not look like a hang."""
+    if sys.platform == "win32":  # it has no such timer, only the clock's
         faulthandler.dump_traceback_later(seconds, file=where)
-        work(folder)
-        faulthandler.cancel_dump_traceback_later()
+        yield
+        return faulthandler.cancel_dump_traceback_later()
+    faulthandler.register(signal.SIGPROF, file=where)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _job(folder: Path) -> dict[str, Any]:
+    return pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
 
 
 def work(folder: Path) -> None:
     """The job in a folder, wherever it runs."""
-    job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
+    job = _job(folder)
     sys.path[:] = job["path"]
     linecache.cache[job["file"]] = (len("".join(job["lines"])), None, job["lines"], job["file"])
     try:
@@ -138,4 +158,4 @@ def _limit() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The child process of a check of a CUDA file: `python -m flashlab.lessons.kernel_child FOLDER SECONDS`.
+"""The child process of a check of a CUDA file: `python -m flashlab.lessons.kernel_child FOLDER`.
 
 It finds a job in the folder, runs the learner's kernel on each launch (on the emulator, and on the GPU if there is one),
 and writes down what came out; the parent judges. Or it runs one launch in step with the solution, for the tutor.
@@ -6,7 +6,6 @@ and writes down what came out; the parent judges. Or it runs one launch in step 
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import pickle
 import re
@@ -19,6 +18,7 @@ import numpy as np
 
 import kernels_cu
 from flashlab.emulator import BuildError, Empty, build, emulate_file
+from flashlab.emulator.library import Launched
 from flashlab.lessons.kernel_exercise import Launch
 from flashlab.run.arrays import cupy
 from simulator import UsageError
@@ -29,39 +29,38 @@ MEMORY = 8 << 30
 """Bytes of address space: the emulator's arrays lie far apart, and each lane has a stack of its own."""
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(folder: Path) -> None:
     gpu = _gpu()
     _limit(gpu)
     job: dict[str, Any] = pickle.loads((folder / "job.pickle").read_bytes())  # the parent's own, of this very moment
-    path, kernel = Path(job["path"]), cast(str, job["kernel"])
+    path, kernel, limit = Path(job["path"]), cast(str, job["kernel"]), job["seconds"] / A_LAUNCH
     if "tutor" in job:
-        _write(folder / "tutor.json", in_step(path, seconds, **job["tutor"]))
+        _write(folder / "tutor.json", in_step(path, limit, **job["tutor"]))
         return _write(folder / "done.json", {})
-    with (folder / "where.txt").open("w", encoding="utf-8") as where:
-        try:
-            emulator = _builds(path, kernel, gpu)
-            faulthandler.dump_traceback_later(seconds, file=where)
-            (folder / "ready").touch()  # from here on the time counts: the compiler's is not the kernel's
-            for n, launch in enumerate(cast("list[Launch]", job["launches"])):
-                result = run(path, kernel, launch, seconds / 4) if emulator else dict(UNWATCHED)
-                if gpu is not None and not result["findings"]:
-                    result |= {"arrays": on_gpu(gpu, path, kernel, launch), "where": "gpu"}
-                np.savez(folder / f"arrays{n}.npz", **result.pop("arrays"))
-                _write(folder / f"launch{n}.json", result)
-                if result["findings"]:
-                    break
-        except BaseException as error:  # whatever goes wrong is a verdict, not an accident of ours
-            _write(folder / "error.json", explain(error))
-        faulthandler.cancel_dump_traceback_later()
+    try:
+        emulator = _builds(path, kernel, gpu)
+        (folder / "ready").touch()  # from here on the time counts: the compiler's is not the kernel's
+        for n, launch in enumerate(cast("list[Launch]", job["launches"])):
+            result = run(path, kernel, launch, limit) if emulator else dict(UNWATCHED)
+            if gpu is not None and not result["findings"]:
+                result |= {"arrays": on_gpu(gpu, path, kernel, launch), "where": "gpu"}
+            np.savez(folder / f"arrays{n}.npz", **result.pop("arrays"))
+            _write(folder / f"launch{n}.json", result)
+            if result["findings"]:
+                break
+    except BaseException as error:  # whatever goes wrong is a verdict, not an accident of ours
+        _write(folder / "error.json", explain(error))
     _write(folder / "done.json", {})
 
 
-UNWATCHED: dict[str, Any] = {"moved": None, "findings": [], "unwritten": {}}
+A_LAUNCH = 2
+"""The part of a check's seconds that the emulator may take for one launch, of processor time. A right one takes one at most."""
+UNWATCHED: dict[str, Any] = {"moved": None, "flops": 0, "findings": [], "unwritten": {}}
 """What is known of a launch that no emulator has watched."""
 
 
 def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]:
-    """Emulate a launch: its outputs as `arrays`, `findings` as (kind, text, line), what it `moved`, bytes `unwritten`."""
+    """Emulate a launch: its outputs as `arrays`, `findings` as (kind, text, line), what it `moved`, `flops`, bytes `unwritten`."""
     done = emulate_file(path, launch.arguments, grid=launch.grid, block=launch.block, kernel=kernel, time_limit=limit)
     findings = [
         (x.kind, str(x), x.line.number if x.line and x.line.file == str(path) else 0) for x in done.launched.findings
@@ -70,16 +69,23 @@ def run(path: Path, kernel: str, launch: Launch, limit: float) -> dict[str, Any]
         "findings": findings,
         "unwritten": done.unwritten,
         "where": "emulator",
-        "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved],
+        "flops": done.launched.flops,
+        "moved": [asdict(row) | {"what": row.what} for row in done.launched.moved] + _shuffled(done.launched),
         "arrays": {name: done.arrays[name] for name in launch.truth},
     }
 
 
-def in_step(path: Path, seconds: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:
+def _shuffled(launched: Launched) -> list[dict[str, Any]]:
+    """Shuffles as a row of what was moved: no bytes of SRAM, but each takes a pass on the way that leads there."""
+    row = {"tensor": "registers", "space": "lanes", "what": "shuffled", "bytes": 0, "overlapped": 0, "sectors": 0}
+    return [row | dict.fromkeys(("instructions", "wavefronts", "ideal"), n)] if (n := launched.shuffles) else []
+
+
+def in_step(path: Path, limit: float, exercise: str, launch: Launch, moved: tuple[str, str] | None) -> dict[str, Any]:
     """Where a file first differs from the solution of an exercise, as plain data; empty if nothing is found."""
     from flashlab.lessons import catalogue, kernel_tutor  # for a check that fails
 
-    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, seconds / 4)
+    found = kernel_tutor.compare(path, catalogue.KERNEL_EXERCISES[exercise], launch, moved, limit)
     return asdict(found) if found else {}
 
 
@@ -152,4 +158,4 @@ def _limit(gpu: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    main(Path(sys.argv[1]))

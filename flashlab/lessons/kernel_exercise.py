@@ -41,7 +41,9 @@ class Launch:
     overlapped: Mapping[str, int] = field(default_factory=dict[str, int])
     """By array in SRAM: the bytes that must be read while a copy is on its way, at least."""
     passes: int | None = None
-    """Over the banks of SRAM, of all accesses together, at most."""
+    """Over the banks of SRAM, of all accesses and shuffles together, at most."""
+    matmul: int = 0
+    """FLOPs that tensor cores have to do, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,9 @@ class KernelExercise:
     """One exercise: `parameters` is the kernel's list of parameters in C, `file` what the learner's file is called.
 
     With `conflict_free` every access to SRAM must take as few passes over the banks as its bytes need. `slips` say by tensor
-    what it usually means when its bytes are off. `hints` get stronger one by one. `score` says of a right answer how good it is,
-    by its launch and by what it moved.
+    what it usually means when its bytes are off, and by the kind of a finding, or of what there is too much of. `hints` get
+    stronger one by one. `score` says of a right answer how good it is, by its launch and by what it moved. `rule` finds in its
+    text what the task forbids where no count tells: the line, and what is wrong with it.
     """
 
     name: str
@@ -64,6 +67,7 @@ class KernelExercise:
     slips: Mapping[str, str] = field(default_factory=dict[str, str])
     conflict_free: bool = False
     score: Callable[[Launch, Sequence[Mapping[str, Any]]], str] | None = None
+    rule: Callable[[str], tuple[int, str] | None] | None = None
 
     @property
     def lesson(self) -> str:

@@ -17,9 +17,10 @@ import numpy as np
 
 from flashlab.emulator import kernels_of
 from flashlab.emulator.files import parameters_of
+from flashlab.emulator.scan import Tokens
 from flashlab.lessons.exercise import Truth
 from flashlab.lessons.kernel_exercise import KernelExercise, Launch
-from flashlab.lessons.verdict import TAMPERED, UNREADABLE, Line, Verdict
+from flashlab.lessons.verdict import PATIENCE, TAMPERED, UNREADABLE, Line, Verdict, unended
 from flashlab.process import run_child
 from simulator.dtypes import Array
 
@@ -28,6 +29,9 @@ TUTORED = ("numbers", "bytes")
 """The kinds of verdicts that the first difference from the solution explains."""
 UNCHECKED = "bytes and misuse unchecked: that needs a C++ compiler"
 """Said of numbers that no emulator has watched."""
+MORE_TIME = "If this has an end, more seconds= let it come there."
+_VECTOR = re.compile(r"(?:u?(?:char|short|int|longlong)|float|double)[234]")
+_OPERAND, _ENDS_A_NAME = re.compile(r"[\w.(]"), re.compile(r"[\w)\]>]$")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -39,9 +43,11 @@ def check(path: Path, exercise: KernelExercise, seconds: float) -> Verdict:
     launches = exercise.launches(fresh())
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches}
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "launches": launches, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        outcome = run_child(folder, seconds, CHILD)
+        outcome = run_child(folder, PATIENCE * seconds, CHILD)
+        if outcome.kind == "no end":
+            return unended(exercise.name, f"{path.name}: {outcome.message}", seconds, outcome.printed)
         if outcome.kind != "done":
             return Verdict(exercise.name, outcome.kind, f"{path.name}: {outcome.message}", printed=outcome.printed)
         try:
@@ -77,9 +83,9 @@ def _tutored(
     with tempfile.TemporaryDirectory(prefix="flashlab-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         tutor = {"exercise": exercise.name, "launch": launch, "moved": moved_of(verdict)}
-        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor}
+        job = {"path": str(path.resolve()), "kernel": exercise.kernel, "tutor": tutor, "seconds": seconds}
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        run_child(folder, seconds, CHILD)
+        run_child(folder, PATIENCE * seconds, CHILD)
         try:
             found = json.loads((folder / "tutor.json").read_text(encoding="utf-8"))
             return replace(verdict, tutor=str(found["words"]), step=str(found["step"]))
@@ -124,7 +130,26 @@ def _text(path: Path, exercise: KernelExercise) -> tuple[str, Verdict | None]:
     ):
         message = f"{exercise.kernel} takes ({exercise.parameters}); yours takes ({', '.join(yours)})"
         return text, Verdict(exercise.name, "parameters", message)
+    if found := _cast_to_a_vector(text):
+        line, vector = found
+        message = (
+            f"{path.name}:{line}: error: ({vector}) is no cast of one number: make_{vector}(…) makes a {vector}, and "
+            f"*reinterpret_cast<const {vector}*>(p) loads one  |  {text.splitlines()[line - 1].strip()}"
+        )
+        return text, Verdict(exercise.name, "compile error", message)
     return text, None
+
+
+def _cast_to_a_vector(text: str) -> tuple[int, str] | None:
+    """Line and type of the first cast as in `(float4)x[i]`, which nvcc refuses. g++ takes it, by the emulator's constructors."""
+    tokens = Tokens.of(text)
+    for i, (before, opens, vector, closes, behind) in enumerate(
+        zip(*(tokens.words[n:] for n in range(5)), strict=False)
+    ):
+        is_cast = opens == "(" and closes == ")" and _VECTOR.fullmatch(vector) and _OPERAND.match(behind)
+        if is_cast and (before == "return" or not _ENDS_A_NAME.search(before)):
+            return text.count("\n", 0, tokens.starts[i + 1]) + 1, vector
+    return None
 
 
 def _squeezed(text: str) -> str:
@@ -163,6 +188,10 @@ def judge(
             return verdicts[-1]
     if not verdicts:
         return Verdict(exercise.name, "passed")
+    if exercise.rule and (found := exercise.rule(text)):
+        line, what = found
+        message = _with_its_line(f"{exercise.file}:{line}: {what}", source, line)
+        return replace(verdicts[0], kind="asked", message=message, afterwards="")
     drawn = f"on this launch and {len(launches) - 1} that were drawn for this check"
     return replace(verdicts[0], message=drawn)  # the first is the same in every check
 
@@ -171,8 +200,11 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     found = [_with_its_line(text, source, line) for _, text, line in result["findings"]]
     if found:
         kinds = {"deadlock": "hang", "time limit": "hang", "out of bounds": "out of bounds"}
-        kind = kinds.get(result["findings"][0][0], "misuse")
-        return Verdict(exercise.name, kind, found[0], findings=tuple(found[1:]), problem=launch.said)
+        first = result["findings"][0][0]
+        return Verdict(
+            exercise.name, kinds.get(first, "misuse"), found[0], findings=tuple(found[1:]), problem=launch.said,
+            afterwards=MORE_TIME if first == "time limit" else exercise.slips.get(first, ""),
+        )  # fmt: skip
     moved = result["moved"]
     lines = () if moved is None else _lines(moved, launch.budget)
     where = "numbers from the GPU" if result["where"] == "gpu" else "run on the emulator"
@@ -182,10 +214,15 @@ def _of_launch(exercise: KernelExercise, source: Sequence[str], launch: Launch, 
     for name, truth in launch.truth.items():
         if message := _wrong(name, truth, result["arrays"][name], launch, result["unwritten"].get(name, 0)):
             return replace(passed, kind="numbers", message=message, afterwards="")
+    lines = tuple(replace(line, right=True) for line in lines)
+    passed = replace(passed, budget=lines)
     if off := [line for line in lines if not line.equal]:
         first = off[0]
         message = f"{first.tensor} {first.way}: you moved {first.moved:,} bytes, the budget is {first.budget:,}: {first.verdict}"
         return replace(passed, kind="bytes", message=message, afterwards=exercise.slips.get(first.tensor, ""))
+    if moved is not None and result["flops"] < launch.matmul:
+        message = f"mma: {result['flops']:,} FLOPs of tensor cores, this takes {launch.matmul:,} (on {launch.said})"
+        return replace(passed, kind="arithmetic", message=message, afterwards=exercise.slips.get("arithmetic", ""))
     if moved is not None and (extra := _over(exercise, launch, moved)):
         return replace(passed, kind=extra[0], message=extra[1], afterwards=exercise.slips.get(extra[0], ""))
     if moved is not None and exercise.score:
@@ -241,12 +278,12 @@ def _over(exercise: KernelExercise, launch: Launch, moved: Sequence[Mapping[str,
         if mine > most:
             unit = "sectors of 32 bytes" if quantity == "sectors" else "warp instructions"
             return quantity, f"{tensor} {way}: {mine:,} {unit}, the budget is {most:,} (on {launch.said})"
-    in_sram = [row for row in moved if row["space"] != "hbm"]
-    made = sum(row["wavefronts"] for row in in_sram)
+    on_chip = [row for row in moved if row["space"] != "hbm"]  # SRAM, and shuffles, which go the same way
+    made = sum(row["wavefronts"] for row in on_chip)
     if launch.passes is not None and made > launch.passes:
-        most = max(in_sram, key=lambda row: row["wavefronts"])
-        way = "read" if most["what"] == "sram.read" else "written"
-        message = f"{most['tensor']} {way} in SRAM: {most['wavefronts']:,} of {made:,} passes over the banks"
+        most = max(on_chip, key=lambda row: row["wavefronts"])
+        way = {"sram.read": "read in SRAM", "sram.write": "written in SRAM"}.get(most["what"], most["what"])
+        message = f"{most['tensor']} {way}: {most['wavefronts']:,} of {made:,} passes over the banks"
         return "passes", f"{message}; the budget is {launch.passes:,} in all (on {launch.said})"
     for tensor, least in launch.overlapped.items():
         mine = sum(row["overlapped"] for row in moved if (row["tensor"], row["what"]) == (tensor, "sram.read"))

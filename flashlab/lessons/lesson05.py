@@ -19,6 +19,11 @@ BR, BC, D = 64, 32, 32
 """The tile of the learner's flash2, and its head dim."""
 
 
+TREE = 4 + (2 + 6) * 3 + 1
+"""Passes over the banks in a tree of 128 parts: four warps write them, two warps and then one in 6 rounds read twice and write
+once, and the sum is read."""
+
+
 def _axpy(draw: Random) -> list[Launch]:
     def launch(n: int, block: int) -> Launch:
         x, y, a = numbers(draw, n), numbers(draw, n), np.float32(draw.uniform(0.5, 3))
@@ -31,6 +36,7 @@ def _axpy(draw: Random) -> list[Launch]:
             tile=block,
             truth={"out": Truth(out, 1e-6 * (np.abs(out) + np.abs(y)))},
             budget={"x": (4 * n, 0), "y": (4 * n, 0), "out": (0, 4 * n)},
+            most={("out", "written", "instructions"): -(-n // 32)},
         )
 
     return [
@@ -51,6 +57,7 @@ def _row_sum(draw: Random) -> list[Launch]:
             tile=1,
             truth={"sums": sums(wide.sum(1), np.abs(wide).sum(1), cols)},
             budget={"x": (x.nbytes, 0), "sums": (0, 4 * rows)},
+            passes=2 * rows * TREE,
         )
 
     return [launch(3, 256), *(launch(draw.randint(2, 5), draw.randint(129, 500)) for _ in range(2))]
@@ -69,6 +76,7 @@ def _row_softmax(draw: Random) -> list[Launch]:
             tile=4,
             truth={"y": Truth(y, 2e-5 * y + 1e-8)},
             budget={"x": (x.nbytes, 0), "y": (0, x.nbytes)},
+            passes=rows * 2 * (5 + 1),  # maximum and sum take five shuffles each, and one more to hand the result out
         )
 
     return [
@@ -109,11 +117,18 @@ def attention_launch(
     )
 
 
+def _together(launch: Launch) -> Launch:
+    """A launch in which whole warps load K and V: a number a lane, and as many instructions are to spare."""
+    most = {(name, "read", "instructions"): 2 * launch.budget[name][0] // 128 for name in ("k", "v")}
+    return replace(launch, most=most)
+
+
 def _attention(draw: Random) -> list[Launch]:
     n, keys = draw.randint(65, 90), 32 * draw.randint(2, 3) + draw.randint(1, 31)
     ragged = attention_launch(draw, 2, n, keys, (-300, -300))
     short = draw.randint(20, 60), draw.randint(3, 31)
-    return [attention_launch(draw, 1, 64, 64), ragged, attention_launch(draw, 1, *short, (300, -300))]
+    drawn = attention_launch(draw, 1, 64, 64), ragged, attention_launch(draw, 1, *short, (300, -300))
+    return [_together(x) for x in drawn]
 
 
 def _scores_lse(draw: Random) -> list[Launch]:
@@ -126,6 +141,23 @@ def _scores_lse(draw: Random) -> list[Launch]:
         replace(x, arguments=without(x.arguments), truth=without(x.truth), budget=without(x.budget))
         for x in _attention(draw)
     ]
+
+
+def _divides_in_the_loop(text: str) -> tuple[int, str] | None:
+    """The first line in a loop over tiles of keys that divides by l, and why that is wrong."""
+    from flashlab.emulator.scan import Tokens  # it brings the emulator
+
+    tokens = Tokens.of(text)
+    words, partner = tokens.words, tokens.partner
+    for i, word in enumerate(words):
+        if word != "for" or "len_kv" not in words[i : partner.get(i + 1, i)]:
+            continue
+        first = partner[i + 1] + 1
+        for n in range(first, partner.get(first, first)):
+            if words[n] in ("/", "/=") and words[n + 1] == "l":
+                line = text.count("\n", 0, tokens.starts[n]) + 1
+                return line, "divides by l in each round: out is divided once, after the last tile"
+    return None
 
 
 EXERCISES = (
@@ -148,6 +180,7 @@ EXERCISES = (
             "x": "Each element of x is loaded once, by one thread.",
             "y": "Each element of y is loaded once, by one thread.",
             "out": "out is written once, and never read: keep intermediate results in a variable.",
+            "instructions": "Each thread computes one element: then 32 of them are one instruction of their warp.",
         },
         afterwards="Next: threads that need each other's results.",
     ),
@@ -165,7 +198,10 @@ EXERCISES = (
             "Two places: before the loop (parts are written, then read), and at the end of each round of it.",
             "What a barrier does that not all threads of the block come to is undefined: it must stand outside of `if (t < half)`.",
         ),
-        slips={"sums": "One thread writes the sum, once."},
+        slips={
+            "sums": "One thread writes the sum, once.",
+            "passes": "Where one thread adds all parts the others wait: in a tree half of them are added at a time.",
+        },
         afterwards="Next: within a warp there is a way without shared memory, and without barriers.",
     ),
     KernelExercise(
@@ -183,7 +219,11 @@ EXERCISES = (
             "With mask = 16, 8, 4, 2, 1, and a maximum after each, all 32 lanes have the maximum of all 32.",
             "Then exponentials of v[i] − top into v[i], their sum over i, and the same five shuffles with + in place of fmaxf.",
         ),
-        slips={"x": "Each element is loaded once, into v; what is in registers needn't be loaded again."},
+        slips={
+            "x": "Each element is loaded once, into v; what is in registers needn't be loaded again.",
+            "passes": "The lanes exchange theirs by shuffles, five for the maximum and five for the sum. A pass is a shuffle, or "
+            "what 32 lanes read or write in shared memory at a time.",
+        },
         afterwards="Next: the same, over tiles of keys.",
     ),
     KernelExercise(
@@ -229,7 +269,9 @@ EXERCISES = (
             "k": "Each block loads each tile of K once.",
             "out": "out is written once, after the loop, and never read.",
             "lse": "One number for each query.",
+            "instructions": "All threads load a tile together, neighbours neighbouring numbers: 32 of them are one instruction.",
         },
+        rule=_divides_in_the_loop,
         afterwards="You have written FlashAttention-2 in CUDA. Next: what a fast one does differently.",
     ),
 )

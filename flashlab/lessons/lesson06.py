@@ -20,7 +20,7 @@ def _fragments(draw: Random) -> list[Launch]:
             said=f"q ({len_q}, 64), k ({len_kv}, 64)",
             arguments={"q": q, "k": k, "s": Empty((len_q, len_kv)), "len_q": np.int32(len_q), "len_kv": np.int32(len_kv)},
             grid=(1,), block=(32,), tile=16, truth={"s": sums(wide_q @ wide_k.T, np.abs(wide_q) @ np.abs(wide_k).T, 64)},
-            budget={"q": (q.nbytes, 0), "k": (k.nbytes, 0), "s": (0, 4 * len_q * len_kv)},
+            budget={"q": (q.nbytes, 0), "k": (k.nbytes, 0), "s": (0, 4 * len_q * len_kv)}, matmul=2 * 16 * 16 * 64,
         )  # fmt: skip
 
     return [launch(16, 16), *(launch(draw.randint(3, 15), draw.randint(3, 15)) for _ in range(2))]
@@ -78,7 +78,10 @@ EXERCISES = (
             "their columns "
             "are 8n + 2t and 8n + 2t + 1.",
         ),
-        slips={"s": "Each element of S is stored once, by the lane that holds it."},
+        slips={
+            "s": "Each element of S is stored once, by the lane that holds it.",
+            "arithmetic": "The product is to come from the tensor cores: `mma`, on fragments of both tiles.",
+        },
         afterwards="Next: in this layout four neighbouring lanes hold a row. So a row's maximum takes two shuffles, not five.",
     ),
     KernelExercise(
@@ -123,6 +126,8 @@ EXERCISES = (
         slips={
             "x": "Each tile is copied once.",
             "y": "Each thread writes its sum once.",
+            "wait forgotten": "`copy_wait<1>()` leaves the newest group of copies on its way, whichever that is. In the last round "
+            "nothing is left to load: unless an empty group is committed, the newest one is tile j itself.",
             "overlap": "Begin to load tile j + 1 before tile j is summed, and wait for tile j alone: one group may be on its way.",
         },
         afterwards="Next: find the three lines in flash2.cu, and the barrier that it does without.",

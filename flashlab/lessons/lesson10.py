@@ -61,7 +61,7 @@ def passes(keys: int) -> int:
 
 
 def forecast(launch: Launch, moved: Sequence[Mapping[str, Any]]) -> Forecast:
-    """By sectors of memory, passes over the banks, and the arithmetic of the tiles that are visited."""
+    """By sectors of memory, passes over the banks and shuffles, and the arithmetic of the tiles that are visited."""
     scores = BR * _keys(launch)
     sectors = sum(row["sectors"] for row in moved if row["space"] == "hbm")
     sram = sum(row["wavefronts"] for row in moved if row["space"] != "hbm")
@@ -99,7 +99,7 @@ EXERCISES = (
         task="FlashAttention-2 with a causal mask, from nothing. The file has a signature and two braces. The check wants the "
         "numbers, at any length; each byte of the budget, which is that of `flash2` with tiles of 64 × 32, and which skips what "
         "the mask hides; no race, no access out of bounds; and not more passes over the banks of SRAM than 16-byte loads need, "
-        "with a quarter to spare. Then it predicts a time, and gives a score.",
+        "with a quarter to spare, where each shuffle is a pass too. Then it predicts a time, and gives a score.",
         kernel="capstone",
         parameters="const float* q, const float* k, const float* v, float* out, float* lse, int len_q, int len_kv, float scale",
         launches=_launches,
@@ -115,7 +115,8 @@ EXERCISES = (
             "v": "Each block loads each tile of V once that its last query sees some of, and no other.",
             "out": "out is written once, after the loop, and never read.",
             "lse": "One number for each query.",
-            "passes": "A warp that reads K a float at a time makes four passes where a float4 makes two.",
+            "passes": "A warp that reads K a float at a time makes four passes where a float4 makes two; a shuffle brings each "
+            "lane a float in one pass, as such a read does.",
         },
         afterwards="That was a FlashAttention kernel, from an empty page. Now make one of your own.",
         score=said,

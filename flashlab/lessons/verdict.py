@@ -17,6 +17,7 @@ HEADLINES = {
     "bytes": "Right numbers, wrong bytes",
     "arithmetic": "Right numbers, but computed elsewhere",
     "unrounded": "Right numbers, but no tensor core multiplies that",
+    "overwritten": "Right numbers, but from SRAM that was overwritten",
     "repeated": "Right numbers, but each warp does all the work",
     "registers": "Right numbers, but more registers than there are",
     "asked": "Right numbers, but not what the exercise asks",
@@ -31,6 +32,7 @@ HEADLINES = {
     "parameters": "Wrong parameter list",
     "sram": "Too much SRAM",
     "hang": "Hang",
+    "no end": "No end yet",
     "crash": "Crash",
     "exit": "Exit",
     "flood": "Flood of output",
@@ -43,6 +45,8 @@ HEADLINES = {
 }
 """The kinds of verdicts."""
 TAMPERED = "the files in which its check keeps what came out are gone, or were changed, while it ran"
+PATIENCE = 4
+"""By the clock a check may take so many times the seconds that it may take of a processor."""
 UNREADABLE = OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, BadZipFile
 """What reading such files raises."""
 
@@ -169,6 +173,14 @@ class Verdict:
         blocks = [event.block for event in self.trace.events]
         steps = [n for n, block in enumerate(blocks, 1) if block in ((i, j), (i, 0))] or [len(blocks)]
         return f"<p>Your program, where that tile is stored:</p>{player(self.trace, step=steps[-1]).frame()}"
+
+
+def unended(exercise: str, message: str, seconds: float, printed: str) -> Verdict:
+    """The verdict on what the clock ended. On a slow or busy machine it may have been right."""
+    more = 3 * seconds
+    why = "a slow or busy machine, or a loop without end"
+    what = f"run it again, or with seconds={more:g}, which waits for {PATIENCE * more:g}"
+    return Verdict(exercise, "no end", f"{message}: {why}; {what}", printed=printed)
 
 
 def _number(n: int) -> str:

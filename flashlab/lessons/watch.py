@@ -84,8 +84,37 @@ class WatchedRegisters(Registers):
         self._data = data
 
 
+class LoadedTile(SramTile):
+    """A tile in SRAM that knows by which of its tensor's loads it came. Its parts came by the same."""
+
+    number = 0
+
+    @property
+    def T(self) -> SramTile:
+        return self._part(super().T)
+
+    def columns(self, chunk: int, width: int) -> SramTile:
+        return self._part(super().columns(chunk, width))
+
+    def with_ones(self, rows: int) -> SramTile:
+        return self._part(super().with_ones(rows))
+
+    def _part(self, tile: SramTile) -> SramTile:
+        return numbered(tile, self.number)
+
+
+def numbered(tile: SramTile, number: int) -> SramTile:
+    """A tile that came by the load of that number."""
+    tile.__class__ = LoadedTile
+    assert isinstance(tile, LoadedTile)
+    tile.number = number
+    return tile
+
+
 class WatchedBlock(Block):
     """A block that refuses tiles beyond a tensor's end, and notes what rules ask for, and products that no tensor core does so.
+
+    It also notes where a tile is used that is no longer in SRAM: the next load of its tensor has taken its place.
 
     A ragged last tile is not beyond the end: it starts inside.
     """
@@ -98,7 +127,26 @@ class WatchedBlock(Block):
     def load(self, tensor: HbmTensor, *tile: Any, **options: Any) -> SramTile:
         loaded = super().load(tensor, *tile, **options)
         self._note("load", of=tensor.name)
-        return loaded
+        number, _ = self._m.loads.get(tensor.name, (0, 1))
+        self._m.loads[tensor.name] = number + 1, options.get("stages", 1)
+        return numbered(loaded, number + 1)
+
+    def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
+        self._still_there("block.to_registers", tile)
+        return super().to_registers(tile, split)
+
+    def _still_there(self, call: str, tile: SramTile | Registers) -> None:
+        if not isinstance(tile, LoadedTile):
+            return
+        latest, places = self._m.loads[tile.name]
+        if (later := latest - tile.number) >= places:
+            times = "once more" if later == 1 else f"{later} times more"
+            room = "is one place" if places == 1 else f"are {places} places"
+            self._m.remarks.setdefault(
+                "overwritten",
+                f"{call} {self._where()}: {tile.name} was loaded {times} after this tile, and there {room} for it in SRAM: "
+                "the tile is overwritten. Use it before the next load, or pay for n places: block.load(…, stages=n)",
+            )
 
     def elementwise(self, f: Callable[..., Array], *operands: Registers | float) -> Registers:
         if f in (np.divide, np.reciprocal) and isinstance(operands[-1], Registers):
@@ -115,6 +163,8 @@ class WatchedBlock(Block):
         scale: float = 1.0,
         passes: int = 1,
     ) -> Registers:
+        for operand in (a, b):
+            self._still_there("block.matmul", operand)
         product = super().matmul(a, b, split=split, acc=acc, scale=scale, passes=passes)
         self._note("product", of=b.name, dtype=b.dtype, split=tuple(split), acc=acc is not None)
         where = self._where()
@@ -196,6 +246,11 @@ class WatchedMachine(Machine):
     def remarks(self) -> dict[str, str]:
         """What is wrong with a program beside its numbers and bytes: a kind of verdict, and the first such place in words."""
         return self.__dict__.setdefault("_remarks", {})
+
+    @property
+    def loads(self) -> dict[str, tuple[int, int]]:
+        """By tensor, how often it was loaded to SRAM, and how many places it has there."""
+        return self.__dict__.setdefault("_loads", {})
 
     @property
     def stored(self) -> dict[str, Array]:

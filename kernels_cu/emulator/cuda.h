@@ -187,7 +187,7 @@ __forceinline__ unsigned __reduce_xor_sync(unsigned mask, unsigned x) { return e
     static_assert(sizeof(T) <= 8, "shuffles move up to 8 bytes");          \
     unsigned long long bits = 0;                                           \
     std::memcpy(&bits, &x, sizeof x);                                      \
-    bits = emu_shuffle(mask, bits, lane, width, KIND);                     \
+    bits = emu_shuffle(mask, bits, sizeof x > 4 ? 2 : 1, lane, width, KIND); \
     std::memcpy(static_cast<void*>(&x), &bits, sizeof x);                  \
     return x;                                                              \
   }

@@ -1,7 +1,6 @@
 #include "grid.h"
 
 #include <chrono>
-#include <cstdio>
 #include <string>
 
 #include "launch.h"
@@ -30,11 +29,9 @@ View GridBarrier::wait(Block& block, const Lane& lane, const View& known) {
       if (told_) return nullptr;
       told_ = true;
       Finding found = block.finding(ended_ ? "deadlock" : "time limit", lane.place, lane);
-      char limit[32];
-      std::snprintf(limit, sizeof limit, "%g s", launch.given.time_limit);
       found.message = "waits in grid.sync() for ";
       found.message += ended_ ? "block " + std::to_string(one_that_ended_) + ", which has ended"
-                              : std::to_string(launch.blocks - there_) + " blocks, which haven't come after " + limit;
+                              : std::to_string(launch.blocks - there_) + " blocks, which haven't come after " + launch.limit();
       block.findings.add(std::move(found));
       return nullptr;
     }

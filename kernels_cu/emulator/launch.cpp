@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -24,6 +25,12 @@ namespace {
 constexpr std::uint64_t MOST_LANES = 24 * 1024;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double seconds_of(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 // What Python knows of the library once it is built.
 std::vector<std::uint64_t> known_places;
@@ -105,6 +112,7 @@ std::string report(const Findings& findings, const Findings& notes, const Ledger
   out.field("plain", ledger.plain);
   out.field("flops", counters.flops);
   out.field("exp", counters.exp);
+  out.field("shuffles", counters.shuffles);
   const auto one = [&](const Finding& finding) {
     out.field("kind", finding.kind);
     out.field("message", finding.message);
@@ -145,6 +153,7 @@ std::string report(const Findings& findings, const Findings& notes, const Ledger
 Launch::Launch(const EmuLaunch& launch)
     : given(launch),
       blocks(std::uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]),
+      begun(seconds_of(CLOCK_PROCESS_CPUTIME_ID)),
       deadline(launch.time_limit > 0 ? now() + launch.time_limit : 1e300) {
   for (int i = 0; i < launch.region_count; ++i) {
     const EmuRegion& from = launch.regions[i];
@@ -176,7 +185,25 @@ const Region* Launch::nearest(const void* address) const {
   return least < (std::int64_t{1} << 32) ? best : nullptr;
 }
 
-bool Launch::late() const { return now() > deadline || __atomic_load_n(given.stop, __ATOMIC_RELAXED); }
+// Processor time counts: a launch isn't late because the machine is busy. One thread may run as long as the limit says, and
+// all together, of which there may be many more than processors, that long for each worker.
+bool Launch::late(pthread_t thread) const {
+  if (__atomic_load_n(given.stop, __ATOMIC_RELAXED)) return true;
+  if (now() <= deadline) return false;
+  return processor_seconds(thread) > given.time_limit ||
+         seconds_of(CLOCK_PROCESS_CPUTIME_ID) - begun > given.time_limit * std::max(1, given.workers);
+}
+
+std::string Launch::limit() const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g s", given.time_limit);
+  return seconds + std::string(" of processor time");
+}
+
+double processor_seconds(pthread_t thread) {
+  clockid_t clock;
+  return pthread_getcpuclockid(thread, &clock) == 0 ? seconds_of(clock) : 0;
+}
 
 const char* image_base() { return image().begin; }
 bool inside_image(const void* address) { return address >= image().begin && address < image().end; }
@@ -217,6 +244,7 @@ char* emu_launch(const EmuLaunch* given) {
     ledger.plain += block.ledger.plain;
     counters.flops += block.counters.flops;
     counters.exp += block.counters.exp;
+    counters.shuffles += block.counters.shuffles;
   };
   const auto workers = std::min<std::uint64_t>(std::max(1, given->workers), launch.blocks);
   const std::uint64_t most = launch.most_resident = std::max(workers, MOST_LANES / (std::uint64_t{given->block[0]} * given->block[1] * given->block[2]));

@@ -1,6 +1,8 @@
 // A launch, as Python passes it, and the text that Python gets back.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -33,7 +35,7 @@ struct EmuLaunch {
   int region_count;
   int workers;   // threads of the operating system
   int sanitize;  // 1: look for misuse; 0: only count
-  double time_limit;  // seconds
+  double time_limit;  // seconds of processor time, 0 for none
   const void* watched;  // a byte in HBM of which each store is to be reported, or null
   const int* stop;  // not 0 once nobody waits for the launch any more
 };
@@ -49,11 +51,13 @@ void emu_sites(const std::uint64_t* places, const std::uint32_t* ids, int count)
 void emu_statics(const char* const* names, const std::int64_t* from_dynamic, const std::uint32_t* bytes, int count);
 }
 
+double processor_seconds(pthread_t thread);
+
 struct Launch {
   const EmuLaunch& given;
   std::vector<Region> regions;
   std::uint64_t blocks;
-  double deadline;  // on the monotonic clock
+  double begun, deadline;  // the processor's seconds of this process when it began; when it may be late, on the monotonic clock
   std::atomic<std::uint64_t> next{0};
   std::atomic<bool> stop{false};
   std::atomic<bool> cramped{false};  // was there no memory for another block?
@@ -71,7 +75,8 @@ struct Launch {
   bool sanitize() const { return given.sanitize; }
   Region* find(const void* address, std::int64_t bytes);
   const Region* nearest(const void* address) const;
-  bool late() const;  // is it past its time, or has somebody interrupted it?
+  bool late(pthread_t thread = pthread_self()) const;  // has it used up its time, or has somebody interrupted it?
+  std::string limit() const;  // in words
 };
 
 // SRAM lies in thread-local variables of the kernel's library, so each SM has its own. Static arrays lie where the

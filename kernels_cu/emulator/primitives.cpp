@@ -250,6 +250,7 @@ void emu_mma_bf16(float* c, const unsigned* a, unsigned b0, unsigned b1) { mma<f
 // Collectives
 
 static void shuffle_of_warp(Warp& warp, unsigned mask) {
+  warp.block->counters.shuffles += warp.lanes[__builtin_ctz(mask)]->operands.in[4];
   for (int i = 0; i < WARP; ++i) {
     if (!(mask >> i & 1)) continue;
     Lane& lane = *warp.lanes[i];
@@ -272,11 +273,11 @@ static void shuffle_of_warp(Warp& warp, unsigned mask) {
   }
 }
 
-unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int delta, int width, EmuShuffle kind) {
+unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int words, int delta, int width, EmuShuffle kind) {
   static const char* const NAMES[] = {"__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync"};
   auto& operands = current_lane().operands;
   operands.in[0] = value, operands.in[1] = static_cast<unsigned>(delta), operands.in[2] = static_cast<unsigned>(width);
-  operands.in[3] = kind;
+  operands.in[3] = kind, operands.in[4] = static_cast<unsigned>(words);
   meet(shuffle_of_warp, NAMES[kind], mask, false, HERE);
   return operands.out[0];
 }
@@ -307,6 +308,7 @@ unsigned emu_vote(unsigned mask, unsigned long long value, EmuVote kind) {
 }
 
 static void reduce_of_warp(Warp& warp, unsigned mask) {
+  ++warp.block->counters.shuffles;
   unsigned result = 0;
   bool first = true;
   EmuReduce kind = EMU_ADD;

@@ -60,7 +60,7 @@ void emu_setmaxnreg(unsigned count, int claim);
 enum EmuShuffle { EMU_INDEX, EMU_UP, EMU_DOWN, EMU_XOR };
 enum EmuVote { EMU_ANY, EMU_ALL, EMU_BALLOT, EMU_MATCH };
 enum EmuReduce { EMU_ADD, EMU_MIN, EMU_MAX, EMU_UMIN, EMU_UMAX, EMU_AND, EMU_OR, EMU_EXCLUSIVE_OR };
-unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int lane, int width, enum EmuShuffle kind);
+unsigned long long emu_shuffle(unsigned mask, unsigned long long value, int words, int lane, int width, enum EmuShuffle kind);
 unsigned emu_vote(unsigned mask, unsigned long long value, enum EmuVote kind);
 unsigned emu_reduce(unsigned mask, unsigned value, enum EmuReduce kind);
 unsigned emu_active_mask();

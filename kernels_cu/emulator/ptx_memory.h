@@ -129,7 +129,7 @@ __forceinline__ Shuffled shuffle(const V& value, const B& by, const C& bounds, c
     case Shuffle::bfly: source = lane ^ b, inside = source <= last; break;
     case Shuffle::idx: source = first | (b & ~segment), inside = source <= last; break;
   }
-  const auto got = emu_shuffle(as<u32>(mask), as<u32>(value), inside ? source : lane, 32, EMU_INDEX);
+  const auto got = emu_shuffle(as<u32>(mask), as<u32>(value), 1, inside ? source : lane, 32, EMU_INDEX);
   return {static_cast<u32>(got), inside};
 }
 template <class M>

@@ -7,7 +7,8 @@ struct uint3 { unsigned x, y, z; };
 
 namespace emulator {
 
-struct Counters { std::uint64_t flops = 0, exp = 0; };
+// `shuffles` are warp instructions that take 32 bits from lane to lane.
+struct Counters { std::uint64_t flops = 0, exp = 0, shuffles = 0; };
 
 struct Thread {
   uint3 thread{}, block_index{}, block_dim{}, grid_dim{};

@@ -1,6 +1,5 @@
 // Loops: a lane in one lets others run now and then, and one that waits for others may need blocks that haven't begun.
 #include <algorithm>
-#include <cstdio>
 #include <thread>
 
 #include "launch.h"
@@ -46,10 +45,8 @@ void Block::too_late(const Lane& lane, Place place) {
   const bool others_wait = launch.idle - idle == launch.resident - 1;
   const bool deadlock = waits() && others_wait;
   Finding found = finding(deadlock ? "deadlock" : "time limit", place, lane);
-  char limit[32];
-  std::snprintf(limit, sizeof limit, "%g s", launch.given.time_limit);
-  found.message = deadlock ? std::string("still waits here after ") + limit + ", in a loop: nobody writes what it waits for"
-                           : std::string("is still running after ") + limit;
+  found.message = deadlock ? std::string("still waits here after ") + launch.limit() + ", in a loop: nobody writes what it waits for"
+                           : std::string("is still running after ") + launch.limit();
   if (deadlock && launch.next < launch.blocks)
     found.message += ", or blocks from " + std::to_string(launch.next) + " on do, which aren't begun: " +
                      std::to_string(launch.most_resident) + " at a time is the most";

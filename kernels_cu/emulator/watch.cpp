@@ -1,7 +1,6 @@
 #include "watch.h"
 
 #include <chrono>
-#include <ctime>
 
 #include "faults.h"
 #include "launch.h"
@@ -14,13 +13,6 @@ namespace {
 // Seconds of the processor without a call of the runtime. No other work of a lane takes as long.
 constexpr double LONG = 0.4;
 constexpr std::chrono::milliseconds PAUSE{100};
-
-double processor_seconds(pthread_t thread) {
-  clockid_t clock;
-  timespec time{};
-  if (pthread_getcpuclockid(thread, &clock) == 0) clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 }  // namespace
 
@@ -56,7 +48,7 @@ void Watch::look() {
   std::unique_lock lock(busy_);
   while (!end_.wait_for(lock, PAUSE, [this] { return over_; }))
     for (auto& seen : all_)
-      if (launch_.late() && seen.stuck()) pthread_kill(seen.thread, LATE);
+      if (launch_.late(seen.thread) && seen.stuck()) pthread_kill(seen.thread, LATE);
 }
 
 Watch::Watched::Watched(Watch& watch, const Block& block) : watch_(watch) {

@@ -29,6 +29,20 @@ def moved(
     return rows
 
 
+def test_shuffles_are_counted_by_warps(tmp_path: Path) -> None:
+    """Five of 32 bits, and one of 64, which is two."""
+    path = tmp_path / "shuffles.cu"
+    path.write_text(
+        "__global__ void shuffles(float* y) {\n"
+        "  float x = threadIdx.x;\n"
+        "  for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(0xffffffff, x, mask);\n"
+        "  y[threadIdx.x] = static_cast<float>(__shfl_sync(0xffffffff, static_cast<double>(x), 0));\n"
+        "}\n"
+    )
+    ran = fl.emulate_file(path, {"y": fl.Empty((96,))}, grid=1, block=96)
+    assert ran.passed and ran.launched.shuffles == 3 * (5 + 2)
+
+
 @settings(max_examples=12)
 @given(n=st.integers(1, 500))
 def test_neighbours_share_sectors(n: int) -> None:

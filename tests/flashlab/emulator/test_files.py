@@ -379,6 +379,13 @@ def test_the_time_limit_ends_a_loop(folder: Path) -> None:
     assert run(path, {"flag": np.ones(1, "i4")}, grid=1, block=1, time_limit=0).passed
 
 
+def test_the_time_limit_is_of_the_processor(folder: Path) -> None:
+    """While a machine does something else a launch makes no progress, and isn't late either."""
+    text = "#include <unistd.h>\n__global__ void slow(int* x) {\n  usleep(400000);\n  for (int i = 0; i < 20000; ++i) x[i] = i;\n}"
+    path = written(folder, "slow", text)
+    assert run(path, {"x": fl.Empty((20_000,), "int32")}, grid=1, block=1, time_limit=0.3).passed
+
+
 @pytest.mark.parametrize("loop", ["for (;;) continue", "while (n) s[0] = 1"])
 def test_the_time_limit_ends_a_loop_that_the_compiler_has_emptied(folder: Path, loop: str) -> None:
     """No lane calls the runtime in it: what it stores has been moved out of it."""

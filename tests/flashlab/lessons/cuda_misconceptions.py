@@ -15,17 +15,20 @@ _ROWS = [
     ("05.1", "guard-one-too-strict", "if (i < n)", "if (i < n - 1)", "numbers", r"out\[999\], in row tile 7.*all others are right.*4 bytes of out were never written", "6"),
     ("05.1", "reads-what-it-writes", "out[i] = a * x[i] + y[i];", "{ out[i] = a * x[i]; __syncwarp(); out[i] += y[i]; }", "bytes", "out read: you moved 4,000 bytes, the budget is 0", "7"),
     ("05.1", "the-factor-on-the-wrong-array", "a * x[i] + y[i]", "x[i] + a * y[i]", "numbers", r"out\[0\], in row tile 0", "7"),
+    ("05.1", "one-thread-for-all-of-its-block", "  if (i < n)  // solution\n    out[i] = a * x[i] + y[i];", "  if (threadIdx.x == 0)\n    for (int e = i; e < min(n, i + static_cast<int>(blockDim.x)); ++e) out[e] = a * x[e] + y[e];", "instructions", r"out written: 1,000 warp instructions, the budget is 32"),
     ("05.2", "barrier-in-the-loop-only", "  part[t] = mine;\n  __syncthreads();  // solution\n", "  part[t] = mine;\n", "misuse", r"row_sum\.cu:\d+.*part.*\|.*part\[t \+ half\]"),
     ("05.2", "barrier-before-the-loop-only", "    __syncthreads();  // solution\n  }", "  }", "misuse", r"row_sum\.cu:\d+: race: .*part.*\|.*part\[t \+ half\]"),
     ("05.2", "barrier-inside-the-if", "    if (t < half) part[t] += part[t + half];\n    __syncthreads();", "    if (t < half) { part[t] += part[t + half]; __syncthreads(); }", "misuse", r"row_sum\.cu:\d+: barrier:.*64 of the block's threads don't come"),
     ("05.2", "barrier-of-the-warp", "    __syncthreads();  // solution\n  }", "    __syncwarp();\n  }", "misuse", r"row_sum\.cu:\d+: race:"),
     ("05.2", "the-tree-stops-early", "half > 0", "half > 1", "numbers", r"sums\[0\], in row tile 0", "9"),
+    ("05.2", "one-thread-adds-all-parts", "    if (t < half) part[t] += part[t + half];\n", "    for (int i = half; t == 0 && i < 2 * half; ++i) part[0] += part[i];\n", "passes", r"part read in SRAM: [\d,]+ of [\d,]+ passes over the banks; the budget is 174 in all"),
     ("05.3", "maximum-of-a-lane", "  for (int mask = 16; mask > 0; mask /= 2) top = ", "  for (int mask = 16; mask > 16; mask /= 2) top = ", "numbers", r"y\[0, 0\], in row tile 0", "15"),
     ("05.3", "no-maximum", "expf(v[i] - top)", "expf(v[i])", "numbers", r"y\[0, 0\], in row tile 0, is nan", "20"),
     ("05.3", "shuffles-down-and-keeps-it", "sum += __shfl_xor_sync(0xffffffff, sum, mask)", "sum += __shfl_down_sync(0xffffffff, sum, mask)", "numbers", r"y\[0, 1\], in row tile 0", "23"),
     ("05.3", "shuffles-four-of-five", "mask /= 2) sum", "mask /= 4) sum", "numbers", r"y\[0, 0\], in row tile 0", "23"),
     ("05.3", "a-shuffle-some-lanes-skip", "sum += __shfl_xor_sync(0xffffffff, sum, mask);", "if (lane < cols - 235) sum += __shfl_xor_sync(0xffffffff, sum, mask);", "misuse", r"row_softmax\.cu:\d+: divergent collective"),
     ("05.3", "reads-the-row-again", "v[i] = expf(v[i] - top);", "if (lane + 32 * i < cols) v[i] = x[row * cols + lane + 32 * i]; __syncwarp(); v[i] = expf(v[i] - top);", "bytes", "x read: you moved 16,384 bytes, the budget is 8,192: too many, 2 times", "20"),
+    ("05.3", "exchanges-through-shared-memory", "top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, mask));", "{ __shared__ float tops[4][32]; tops[threadIdx.x / 32][lane] = top; __syncwarp(); top = fmaxf(top, tops[threadIdx.x / 32][lane ^ mask]); __syncwarp(); }", "passes", r"passes over the banks; the budget is 96 in all"),
     ("05.4", "maximum-starts-at-0", "float m = -INFINITY", "float m = 0", "numbers", r"lse\[0, 0\], in row tile 0, is -inf", "load_q"),
     ("05.4", "no-barrier-after-the-load", ": 0;\n    __syncthreads();  // solution\n", ": 0;\n", "misuse", r"scores_lse\.cu:\d+, step scores: (race|uninitialised): .*k_tile.*\|.*q_row\[d\] \* k_tile"),
     ("05.4", "no-barrier-before-the-load", "    // step: load_k\n    __syncthreads();  // solution\n", "    // step: load_k\n", "misuse", r"scores_lse\.cu:\d+, step load_k: race: .*k_tile"),
@@ -38,12 +41,28 @@ _ROWS = [
     ("05.5", "maximum-starts-at-0", "float m = -INFINITY", "float m = 0", "numbers", r"out\[0, 0, 0\], in row tile 0, is nan", "load_q"),
     ("05.5", "output-is-not-rescaled", "    for (int d = 0; d < D; ++d) acc[d] *= alpha;  // solution\n", "", "numbers", r"out\[0, \d+, 0\], in row tile 0", "rescale"),
     ("05.5", "divides-at-every-tile", "    m = m_new;\n", "    m = m_new;\n    for (int d = 0; d < D; ++d) acc[d] /= l;\n", "numbers", r"out\[0, 0, 0\], in row tile 0", "output"),
+    ("05.5", "divides-in-each-round-and-multiplies-back", "    for (int d = 0; d < D; ++d) acc[d] *= alpha;  // solution\n", "    if (j > 0)\n      for (int d = 0; d < D; ++d) acc[d] = acc[d] / l * alpha * l;\n", "asked", r"my_flash2\.cu:37: divides by l in each round.*\| +for"),
     ("05.5", "never-divides", "acc[d] / l;", "acc[d];", "numbers", r"out\[0, 0, 0\], in row tile 0", "store_o"),
     ("05.5", "v-past-the-end-left-as-it-was", "v_tile[i / D][i % D] = j + i / D < len_kv ? v[j * D + i] : 0;", "if (j + i / D < len_kv) v_tile[i / D][i % D] = v[j * D + i];", "misuse", r"my_flash2\.cu:\d+, step output: uninitialised.*v_tile"),
     ("05.5", "every-tile-of-v-the-first", "v[j * D + i]", "v[i]", "numbers", r"out\[0, 0, 0\], in row tile 0", "load_v"),
     ("05.5", "lse-without-its-maximum", "m + logf(l);", "logf(l);", "numbers", r"lse\[0, 0\], in row tile 0", "store_lse"),
     ("05.5", "rescales-upside-down", "alpha = expf(m - m_new)", "alpha = expf(m_new - m)", "numbers", r"out\[0, 0, 0\], in row tile 0", "rescale"),
     ("05.5", "rescales-the-output-only", "    l *= alpha;  // solution\n", "", "numbers", r"out\[0, \d+, 0\], in row tile 0", "rescale"),
+    ("05.5", "one-thread-loads-v", "for (int i = t; i < BC * D; i += BR) v_tile", "for (int i = 0; t == 0 && i < BC * D; ++i) v_tile", "instructions", r"v read: 2,048 warp instructions, the budget is 128"),
+    ("06.1", "without-tensor-cores", """    mma(c[0], c[1], a, b);  // solution
+  }
+""", """  }
+  auto product = [&](int row, int column) {
+    float sum = 0;
+    for (int d = 0; d < 64; ++d) {
+      const unsigned x = q_tile.at(row, d / 8) - base + d % 8 * 2, y = k_tile.at(column, d / 8) - base + d % 8 * 2;
+      sum += __half2float(*reinterpret_cast<const __half*>(sram + x)) * __half2float(*reinterpret_cast<const __half*>(sram + y));
+    }
+    return sum;
+  };
+  for (int n = 0; n < 2; ++n)
+    for (int e = 0; e < 4; ++e) c[n][e] = product(lane_id() / 4 + e / 2 * 8, 8 * n + 2 * (lane_id() % 4) + e % 2);
+""", "arithmetic", r"mma: 0 FLOPs of tensor cores, this takes 32,768"),
     ("06.1", "a-column-for-each-lane", "8 * n + 2 * t + e % 2", "8 * n + t", "numbers", r"s\[0, 0\], in row tile 0.*bytes of s were never written", "33"),
     ("06.1", "rows-and-columns-of-a-fragment-mixed-up", "g + e / 2 * 8", "g + e % 2 * 8", "numbers", r"s\[0, 0\], in row tile 0.*bytes of s were never written", "32"),
     ("06.1", "neighbouring-rows-in-a-lane", "g + e / 2 * 8", "2 * g + e / 2", "numbers", r"s\[1, 0\], in row tile 0", "32"),
@@ -82,6 +101,15 @@ _ROWS = [
     ("07.3", "one-row-a-block-after-all", "first = 4 * blockIdx.x", "first = blockIdx.x", "numbers", r"y\[7\], in row tile 1.*never written", "3"),
     ("07.3", "blocks-share-rows", "first = 4 * blockIdx.x", "first = 2 * blockIdx.x", "numbers", r"y\[10\], in row tile 2.*never written", "3"),
     ("10.1", "a-float-at-a-time", "const float4 a = q_row[d], b = k_tile[c][d];", "const volatile float* one = reinterpret_cast<const volatile float*>(&k_tile[c][d]); const float4 a = q_row[d], b = make_float4(one[0], one[1], one[2], one[3]);", "passes", r"k_tile read in SRAM: 24,576 of 37,632 passes over the banks; the budget is 31,680 in all"),
+    ("10.1", "shuffles-in-place-of-loads", """      for (int d = 0; d < CHUNKS; ++d) {  // solution
+        const float4 b = v_tile[c][d];  // solution
+        acc[d].x += p * b.x, acc[d].y += p * b.y, acc[d].z += p * b.z, acc[d].w += p * b.w;  // solution
+""", """      const float4 own = v_tile[c][t % CHUNKS];
+      for (int d = 0; d < CHUNKS; ++d) {
+        acc[d].x += p * __shfl_sync(0xffffffff, own.x, d), acc[d].y += p * __shfl_sync(0xffffffff, own.y, d);
+        acc[d].z += p * __shfl_sync(0xffffffff, own.z, d), acc[d].w += p * __shfl_sync(0xffffffff, own.w, d);
+""", "passes", r"registers shuffled: 24,576 of [\d,]+ passes over the banks; the budget is 31,680 in all"),
+    ("10.1", "loads-only-the-keys-that-the-last-query-sees", "inside = j + i / CHUNKS < len_kv", "inside = j + i / CHUNKS < keys", "bytes", r"k read: you moved .*: fewer than the budget, though the numbers are right: it goes another way", "load_k"),
     ("10.1", "loads-what-the-mask-hides", "j < keys; j += BC", "j < len_kv; j += BC", "bytes", r"k read: you moved 65,536 bytes, the budget is 49,152", "20"),
     ("10.1", "forgets-the-mask", "j + c <= row + len_kv - len_q ? sum * scale : -INFINITY", "j + c < len_kv ? sum * scale : -INFINITY", "numbers", r"out\[0, 0, 0\], in row tile 0", "scores"),
     ("10.1", "the-mask-of-the-first-query", "last_row + len_kv - len_q + 1;", "static_cast<int>(blockIdx.x) * BR + len_kv - len_q + 1;", "numbers", r"out\[0, \d+, 0\], in row tile 0", "19"),

@@ -139,7 +139,7 @@ MISCONCEPTIONS = [
         for s, v_j in row:
             e = block.exp(s - top)
             total = total + e.sum()
-""", "registers", r"registers: a block holds \d+ KB .* of 256 KB"),
+""", "overwritten", r'block.matmul in step "softmax", line \d+: v was loaded (once|\d+ times) more after this tile'),
     _row("02.3", "rescales-the-sum-only", "            acc = acc * alpha  # solution\n", "", "numbers", "row tile 0"),
     _row("02.3", "rescales-the-output-only", "total * alpha + e.sum()", "total + e.sum()", "numbers", "row tile 0"),
     _row("02.3", "divides-at-every-tile", "            # add e @ v_j to acc", "            e = e / total\n            # add", "numbers", "row tile 0"),
@@ -189,6 +189,15 @@ MISCONCEPTIONS = [
             l_i = l_i + p.sum()
             v_j = block.load(v, j, tile.cols)
 """, "registers", r"registers: a block holds \d+ KB .* of 256 KB"),
+    _row("04.1", "keeps-all-tiles-of-k-in-a-list", """        for j in range(problem.key_tiles(tile)):
+            block.step("scores")
+            k_j = block.load(k, j, tile.cols)  # solution
+""", """        block.step("scores")
+        tiles_of_k = [block.load(k, j, tile.cols) for j in range(problem.key_tiles(tile))]
+        for j in range(problem.key_tiles(tile)):
+            block.step("scores")
+            k_j = tiles_of_k[j]
+""", "overwritten", r'block.matmul in step "scores", line \d+: k was loaded (once|\d+ times) more after this tile, and there is one place'),
     _row("04.1", "maximum-starts-at-0", 'm_i, l_i = block.full(tile.rows, 1, float("-inf"))', "m_i, l_i = block.full(tile.rows, 1, 0.0)", "numbers", "row tile 0"),
     _row("04.1", "q-at-every-tile", "k_j = block.load(k,", "q_i = block.load(q, block.i, tile.rows); k_j = block.load(k,",
          "bytes", "q read.*too many, 3 times the budget"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ Judge = Callable[..., Any]
 
 @pytest.fixture
 def judged(tmp_path: Path) -> Judge:
-    def of(was: str = "", becomes: str = "", seconds: float = 20.0) -> Any:
+    def of(was: str = "", becomes: str = "", seconds: float = 20.0, head: str = "") -> Any:
         assert was in SOLUTION
         path = tmp_path / "mine.cu"
-        path.write_text(SOLUTION.replace(was, becomes) if was else becomes, encoding="utf-8")
+        path.write_text(head + (SOLUTION.replace(was, becomes) if was else becomes), encoding="utf-8")
         verdict = fl.check(path, exercise="05.1", seconds=seconds)
         assert "\n" not in verdict.message
         return verdict
@@ -36,11 +37,19 @@ def judged(tmp_path: Path) -> Judge:
 
 
 @compiler
-def test_a_loop_without_end_is_a_hang_and_its_line_is_named(judged: Judge):
-    verdict = judged(LINE, "    while (y[i] == y[i]) {\n    }\n", seconds=4)
+def test_a_loop_without_end_is_a_hang_and_its_line_is_named(judged: Judge, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kernels, "PATIENCE", 10_000)  # a busy machine is no reason to fail
+    verdict = judged(LINE, "    while (y[i] == y[i]) {\n    }\n", seconds=1)
     assert verdict.kind == "hang"
     assert "mine.cu:7" in verdict.message and "still running" in verdict.message
-    assert "while" in verdict.message
+    assert "while" in verdict.message and "more seconds=" in verdict.afterwards
+
+
+@compiler
+def test_what_only_the_clock_has_ended_is_told_as_that(judged: Judge):
+    verdict = judged(LINE, "    sleep(60);\n", seconds=0.3, head="#include <unistd.h>\n")
+    assert verdict.kind == "no end"
+    assert "mine.cu: no end within 1.2 seconds: a slow or busy machine, or a loop without end" in verdict.message
 
 
 @compiler
@@ -90,6 +99,20 @@ def test_a_wrong_parameter_list(judged: Judge, wrong: str):
     assert "axpy takes (const float* x, const float* y, float* out, float a, int n); yours takes" in verdict.message
 
 
+@pytest.mark.parametrize("cast", ["(float4)x[i]", "(float4)(x[i] + y[i])", "(double2) a"])
+def test_a_cast_of_one_number_to_a_vector_is_refused_as_nvcc_does(judged: Judge, cast: str):
+    verdict = judged("a * x[i] + y[i]", f"2 + {cast}.x")
+    assert verdict.kind == "compile error"
+    assert re.match(r"mine.cu:7: error: \(\w+\) is no cast of one number: make_\w+\(…\) makes a", verdict.message)
+
+
+@pytest.mark.parametrize(
+    "sound", ["sizeof(float4) * n", "(float4){1, 2, 3, 4}.x", "f(float4) (x)", "(float)n", "// (float4)x[i]"]
+)
+def test_what_looks_like_a_cast_to_a_vector_is_none(sound: str):
+    assert kernels._cast_to_a_vector(f"int a = 0;\nfloat b = {sound};\n") is None  # pyright: ignore[reportPrivateUsage]
+
+
 @compiler
 @pytest.mark.parametrize("same", ["float const *x,", "const float *__restrict__ x,"])
 def test_the_same_parameters_in_another_spelling_pass(judged: Judge, same: str):
@@ -127,6 +150,18 @@ def test_what_is_no_file_and_what_is_no_program(tmp_path: Path):
     assert "expected one of" in fl.check(tmp_path / "none.cu", exercise="05.99").message
 
 
+@compiler
+def test_the_last_round_of_two_buffers_is_explained(tmp_path: Path):
+    """The newest group is then tile j itself, where a learner thinks of tile j + 1."""
+    path = tmp_path / "column_sums.cu"
+    text = KERNEL_EXERCISES["06.3"].solution
+    assert " else copy_commit();" in text
+    path.write_text(text.replace(" else copy_commit();", ""), encoding="utf-8")
+    verdict = fl.check(path, exercise="06.3")
+    assert verdict.kind == "misuse" and "wait forgotten" in verdict.message
+    assert "In the last round nothing is left to load" in repr(verdict)
+
+
 def test_without_a_compiler_a_line_says_so(judged: Judge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "")
@@ -141,7 +176,7 @@ def test_numbers_from_a_gpu_without_a_compiler_say_what_is_unchecked():
     exercise = KERNEL_EXERCISES["05.1"]
     launch = exercise.launches(kernels.fresh())[0]
     out = launch.truth["out"].out
-    result = {"moved": None, "findings": [], "unwritten": {}, "where": "gpu", "arrays": {"out": out}}
+    result: dict[str, Any] = {"moved": None, "findings": [], "unwritten": {}, "where": "gpu", "arrays": {"out": out}}
     verdict = kernels.judge(exercise, SOLUTION, [launch], [result])
     assert verdict.passed and "bytes and misuse unchecked" in repr(verdict)
     result["arrays"] = {"out": out + 1}

@@ -128,7 +128,7 @@ def test_a_misconception_fails_and_is_told(wrong: Misconception, tmp_path: Path,
     assert verdict.kind == wrong.kind, repr(verdict)
     assert re.search(wrong.says, verdict.message), verdict.message
     assert "\n" not in verdict.message
-    assert re.search(r"tile \d+|\.cu:\d+|^\w+ (read|written)", verdict.message)  # tensor, tile or line
+    assert re.search(r"tile \d+|\.cu:\d+|^\w+ (read|written|shuffled)|^mma", verdict.message)  # tensor, tile or line
 
 
 def test_each_exercise_has_three_misconceptions_of_different_names():

@@ -206,7 +206,7 @@ def test_an_input_that_is_written_is_named(tmp_path: Path) -> None:
 def test_a_launch_out_of_time_is_stopped() -> None:
     done = run(P, time_limit=1e-9)
     (finding,) = done.findings
-    assert (finding.kind, finding.message) == ("time limit", "is still running after 1e-09 s")
+    assert (finding.kind, finding.message) == ("time limit", "is still running after 1e-09 s of processor time")
     assert done.launches[0].unfinished and done.differences == []
 
 
