@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.verify import gradients, pages
+from flashlab.verify import gradients, pages, shared
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
@@ -156,8 +156,9 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 
 def checks_of(operation: Operation) -> Mapping[str, Check]:
     """The checks of an operation: those of any, and its own probes."""
-    own: Mapping[str, Check] = gradients.CHECKS if operation is BACKWARD else pages.CHECKS if operation.in_pages else {}
-    return {**CHECKS, **own}
+    if operation is BACKWARD:
+        return {**CHECKS, **gradients.CHECKS}
+    return {**CHECKS, **(pages.CHECKS if operation.in_pages else shared.CHECKS if operation.shares_prefix else {})}
 
 
 def rows(
