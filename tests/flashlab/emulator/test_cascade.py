@@ -37,6 +37,19 @@ def test_right_and_counted_and_the_bits_of_requests_alone(p: fl.Problem, tile: A
         assert x[last:].tobytes() == alone[name].tobytes()
 
 
+@pytest.mark.long
+def test_taller_tiles_change_no_bit() -> None:
+    """More requests make taller tiles by default, of up to 128 rows."""
+    p = fl.Problem(
+        batch=9, heads=10, kv_heads=1, len_q=2, len_kv=30, len_prefix=600, head_dim=16, dtype="float16", causal=True
+    )
+    arrays: Any = CASCADE.draw(p, 1)
+    whole = attended(p, arrays)
+    for order in ([0], [8], [3, 1]):
+        other = attended(*some_of(p, arrays, order))
+        assert other["out"].tobytes() == whole["out"][order].tobytes()
+
+
 def test_the_call_takes_numpy_on_the_emulator() -> None:
     p = fl.Problem(
         batch=2, heads=2, kv_heads=1, len_q=2, len_kv=9, len_prefix=30, head_dim=16, dtype="float16", causal=True
