@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from flashlab.run.backward import attention_backward
     from flashlab.run.blocks import block_mask
     from flashlab.run.call import attention
+    from flashlab.run.cascade import cascade
     from flashlab.run.emulated import Emulation, EmulationError, emulate
     from flashlab.run.inputs import load_inputs, sample
     from flashlab.run.latent import mla
@@ -88,6 +89,7 @@ _LAZY = {
     "attention_backward": "flashlab.run.backward",
     "block_mask": "flashlab.run.blocks",
     "plan": "flashlab.run.plan",
+    "cascade": "flashlab.run.cascade",
     "check": "flashlab.lessons",
     "compare": "flashlab.views.comparison",
     "emulate": "flashlab.run.emulated",
@@ -160,7 +162,7 @@ __all__ = [
     "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
-    "block_mask", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file", "kernel",
+    "block_mask", "cascade", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file", "kernel",
     "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
     "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
     "verify",

@@ -17,7 +17,7 @@ from simulator.counts import Box
 from simulator.dtypes import Array, round_to
 from simulator.errors import SramOverflow, UsageError
 from simulator.philox import random_bytes
-from simulator.problem import Walk, round_up
+from simulator.problem import Problem, Walk, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -298,22 +298,23 @@ class Block:
             rows, cols, f(*(x.array if isinstance(x, Registers) else np.float32(x) for x in operands))
         )
 
-    def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1) -> Registers:
+    def mask(self, s: Registers, i: Rows, j: Rows, *, group: int = 1, of: Problem | None = None) -> Registers:
         """Tile (i, j) of S, with -inf outside the mask and beyond the last key.
 
-        `group` is how many rows of S belong to one query: with packed heads, the query heads per KV head.
+        `group` is how many rows of S belong to one query: with packed heads, the query heads per KV head. `of` is the problem
+        whose queries and keys these are, where they are a part of the machine's.
         """
-        p = self._m.problem
+        p = of or self._m.problem
         if s.values is None:
             return s
-        rows, keys = self._places((s.rows, s.cols), i, j, group)
+        rows, keys = self._places((s.rows, s.cols), i, j, group, p)
         if (
             keys.max() < p.len_kv
             and (p.right is None or keys.max() <= rows.min() + p.right)
             and (p.left is None or keys.min() >= rows.max() - p.left)
         ):
             return s
-        return self._without(s, self._hidden(rows, keys))
+        return self._without(s, self._hidden(rows, keys, p))
 
     def pack(self, x: Registers, i: Rows, j: Rows, cols: int) -> Registers:
         """Tile (i, j) of a mask, `x` with a 1 for each visible pair, as bits: one row of bytes, each row padded to 64 bits.
@@ -371,17 +372,19 @@ class Block:
         rows, keys = self._places((s.rows, s.cols), i, j, group)
         return self.registers(s.rows, s.cols, np.abs(rows - keys).astype(np.float32))
 
-    def _places(self, tile: tuple[int, int], i: Rows, j: Rows, group: int) -> tuple[Array, Array]:
+    def _places(
+        self, tile: tuple[int, int], i: Rows, j: Rows, group: int, p: Problem | None = None
+    ) -> tuple[Array, Array]:
         """The keys that the rows of tile (i, j) are aligned with, and the keys of its columns, to be broadcast."""
         rows, keys = (
             np.asarray(n).reshape(-1, 1, 1) * size + np.arange(size).reshape(shape)
             for n, size, shape in zip((i, j), tile, ((-1, 1), (1, -1)), strict=True)
         )
-        return rows // group + self._m.problem.offset, keys
+        return rows // group + (p or self._m.problem).offset, keys
 
-    def _hidden(self, rows: Array, keys: Array) -> Array:
+    def _hidden(self, rows: Array, keys: Array, p: Problem | None = None) -> Array:
         """Which pairs causal mask and window hide, or have a key beyond the last one. `rows` are as in `_places`."""
-        p = self._m.problem
+        p = p or self._m.problem
         hidden = np.broadcast_to(keys >= p.len_kv, np.broadcast_shapes(rows.shape, keys.shape))
         if p.right is not None:
             hidden = hidden | (keys > rows + p.right)

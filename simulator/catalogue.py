@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from simulator.config import Config
 from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError, unknown
+from simulator.formulas import cascade as cascade_formula
 from simulator.formulas import flash1 as flash1_formula
 from simulator.formulas import flash1_backward as flash1_backward_formula
 from simulator.formulas import flash2 as flash2_formula
@@ -29,6 +30,7 @@ from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation, always
 from simulator.problem import COMMON_MASKS, FEATURES, FP8, OF_CACHES, SCORES, Problem, Tile
 from simulator.program import Program
+from simulator.programs import cascade as cascade_program
 from simulator.programs import flash1 as flash1_program
 from simulator.programs import flash1_backward as flash1_backward_program
 from simulator.programs import flash2 as flash2_program
@@ -45,6 +47,7 @@ from simulator.programs import paged as paged_program
 from simulator.programs import softmax as softmax_program
 from simulator.programs import standard as standard_program
 from simulator.programs import standard_backward as standard_backward_program
+from simulator.programs.cascade import cascade
 from simulator.programs.flash1 import flash1
 from simulator.programs.flash1_backward import flash1_backward
 from simulator.programs.flash2 import flash2
@@ -308,6 +311,15 @@ CATALOGUE = {
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
             (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "block_table", "seq_lens", *_TREE), persistent=True),),
             replace(_LATENT, masks=(*COMMON_MASKS, "lengths"), instead="mla"), about=mla_paged_program.ABOUT, follows="mla",
+        ),
+        Algorithm(
+            "cascade", cascade, cascade_formula.cascade, None,
+            (Kernel("cascade", "cascade_prefix", ("q", "k_prefix", "v_prefix", "partial", "partial_lse")),
+             Kernel("cascade", "cascade_suffix", ("q", "k", "v", "partial", "partial_lse")),
+             Kernel("cascade", "cascade_merge", ("partial", "partial_lse", "sinks", "out", "lse"))),
+            Support(dtypes=("float16", "bfloat16"), least=(8, 0), masks=("causal", "scale", "sinks"), tile=cascade_program.accepts,
+                    tiles=(None, Tile(16, 16), Tile(32, 32))),
+            about=cascade_program.ABOUT, follows="flash_decoding",
         ),
         Algorithm(
             "standard_backward", standard_backward, standard_backward_formula.standard_backward, None,

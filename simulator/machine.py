@@ -104,14 +104,17 @@ class Machine:
         """A handle to an input that callers may leave out. If they do, it is full of its default."""
         return self._input(self.operation.operand(name, self.problem))
 
-    def packed(self, tensor: HbmTensor) -> HbmTensor:
+    def packed(self, tensor: HbmTensor, *, together: bool = False) -> HbmTensor:
         """The query heads of each group as rows of one matrix, (batch, kv_heads, len_q * group, cols).
 
         Row `i * group + g` is query i of head g, where `group` is the number of query heads per KV head. This is for
-        launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`.
+        launches with one block per KV head, as in decoding. `block.mask` needs to know: pass it `group=group`. With `together`,
+        the rows of all batches follow one another, (1, kv_heads, batch * len_q * group, cols), for keys that all share.
         """
         group, spec = self.problem.queries_per_kv, tensor.spec
-        return HbmTensor(replace(spec, heads=spec.heads // group, rows=spec.rows * group), group=group)
+        batches = self.problem.batch if together else 1
+        rows, heads = spec.rows * group * batches, spec.heads // (group * batches)
+        return HbmTensor(replace(spec, heads=heads, rows=rows), group=group, together=together)
 
     def paged(self, pool: HbmTensor, table: HbmTensor) -> HbmTensor:
         """The keys of a request in their order, (1, kv_heads, len_kv, cols), through its line of the block table.
@@ -251,7 +254,7 @@ class Machine:
     def lead(self, tensor: HbmTensor) -> tuple[int, int, int]:
         """How many batches, KV heads and query heads per group a handle has. It is 1 where all blocks share one."""
         batch, kv_heads, group = self._leads[tensor.name]
-        return batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
+        return 1 if tensor.together else batch, kv_heads, 1 if tensor.group or tensor.member is not None else group
 
     def read(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int) -> Array:
         """The values in rows first:last and columns start:stop, (batch, kv_head, query_in_group, rows, cols)."""
@@ -260,6 +263,9 @@ class Machine:
             size, rows = self.problem.page_size or 1, np.arange(first, last)
             pages = self.values[tensor.table.name].reshape(-1)[rows // size].astype(np.int64)
             return values[:, :, :, pages * size + rows % size, start:stop]
+        if tensor.together:
+            batch, row, member = _apart(values, tensor, first, last)
+            return values[batch, :, member, row, start:stop].swapaxes(0, 1)[None, :, None]
         if tensor.group:
             rows = np.arange(first, last)
             return values[:, :, None, rows % tensor.group, rows // tensor.group, start:stop]
@@ -268,7 +274,10 @@ class Machine:
     def write(self, tensor: HbmTensor, first: int, last: int, start: int, stop: int, x: Array) -> None:
         """Put values into rows first:last and columns start:stop."""
         values = self._plane(tensor)
-        if tensor.group:
+        if tensor.together:
+            batch, row, member = _apart(values, tensor, first, last)
+            values[batch, :, member, row, start:stop] = x[0, :, 0].swapaxes(0, 1)
+        elif tensor.group:
             rows = np.arange(first, last)
             values[:, :, rows % tensor.group, rows // tensor.group, start:stop] = x[:, :, 0]
         else:
@@ -336,6 +345,13 @@ class Machine:
         batch = p.batch if "batch" in axes else 1
         kv_heads = p.kv_heads if "heads" in axes or "kv_heads" in axes else 1
         return batch, kv_heads, p.queries_per_kv if "heads" in axes else 1
+
+
+def _apart(values: Array, tensor: HbmTensor, first: int, last: int) -> tuple[Array, Array, Array]:
+    """Of rows that are packed over all batches: the batch of each, its row there, and its head's place in the group."""
+    rows, member = np.divmod(np.arange(first, last), tensor.group)
+    batch, row = np.divmod(rows, values.shape[3])
+    return batch, row, member
 
 
 class Stopped(Exception):

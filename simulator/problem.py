@@ -145,6 +145,9 @@ class Problem:
     table has room for. Of how many keys a request has, `lengths` tell, one pair a request: `[(1, 4000), (1, 28000)]`. Without
     them each has `len_kv`.
 
+    With a `len_prefix`, all requests of the batch begin with the same keys, which operands `k_prefix` and `v_prefix` hold once.
+    `len_kv` are then the keys that each request has of its own. Every query sees the whole prefix: `causal` is about own keys.
+
     Raises `UsageError` naming the field for anything out of range.
 
     >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=128, head_dim=64, dtype="float16", causal=True)
@@ -221,6 +224,9 @@ class Problem:
     page_size: int | None = described(
         "Keys per page, for K and V in pages", axis="page size", unit="tokens", default=None, least=1
     )
+    len_prefix: int | None = described(
+        "Keys of a prefix that all requests share", axis="prefix", unit="tokens", default=None
+    )
     pages: Follows[int] = described(
         "Pages in the pool",
         axis="pages",
@@ -263,6 +269,8 @@ class Problem:
             raise UsageError("block_size", self.block_size, "a pair (queries, keys), each an integer of at least 1")
         if self.mask != "blocks" and self.block_size != FIELDS["block_size"].left_out(self):
             raise UsageError("block_size", self.block_size, "nothing: only a mask of blocks has them")
+        if self.len_prefix is not None and self.apart:
+            raise UsageError("len_prefix", self.len_prefix, "None with lengths or a page_size")
         if self.lengths is None and self.__dict__["len_q"] is None:
             raise UsageError("len_q", None, "an integer of at least 0, or lengths")
         if self.page_size is not None:

@@ -42,6 +42,7 @@ class HbmTensor(_Stored):
 
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
     of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages.
+    `group` says how many heads are rows, and `together` whether those of all batches are.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -52,9 +53,11 @@ class HbmTensor(_Stored):
     _brought = "block.load(...) or block.fetch(...), because only counted loads reach values in HBM"
 
     def __init__(
-        self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None
-    ) -> None:
+        self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
+        together: bool = False,
+    ) -> None:  # fmt: skip
         self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
+        self.together = together
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:
@@ -78,7 +81,7 @@ class HbmTensor(_Stored):
             if not 0 <= where[name] < n:
                 raise UsageError(name, where[name], f"an integer from 0 to {n - 1}")
             plane = plane * n + where[name]
-        return HbmTensor(self.spec, self.member, plane, self.group)
+        return HbmTensor(self.spec, self.member, plane, self.group, together=self.together)
 
 
 class SramTile(_Stored):

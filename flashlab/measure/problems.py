@@ -60,6 +60,20 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         "some-queries": {"batch": 1, "heads": 6, "kv_heads": 2, "len_q": 5, "len_kv": 9000, "head_dim": 40},
         "wide-heads": {"batch": 1, "heads": 16, "kv_heads": 4, "len_q": 1, "len_kv": 1500, "head_dim": 256},
     }
+    # Requests with a prefix in several chunks, for one tile of rows and for two.
+    shared: dict[str, dict[str, Any]] = {
+        f"{name} {word}": {"head_dim": 64, "kv_heads": 2, **shape, "causal": causal}
+        for (word, causal), (name, shape) in product(
+            {"full": False, "causal": True}.items(),
+            {
+                "a-query": {"batch": 9, "heads": 8, "len_q": 1, "len_kv": 300, "len_prefix": 2999, "head_dim": 128},
+                "some-queries": {"batch": 7, "heads": 8, "len_q": 5, "len_kv": 700, "len_prefix": 1024, "sinks": True},
+                "wide-heads": {"batch": 3, "heads": 4, "len_q": 2, "len_kv": 99, "len_prefix": 600, "head_dim": 256},
+                "odd-rows": {"batch": 3, "heads": 6, "len_q": 1, "len_kv": 0, "len_prefix": 799, "head_dim": 40},
+                "no-prefix": {"batch": 3, "heads": 2, "len_q": 3, "len_kv": 600, "len_prefix": 0},
+            }.items(),
+        )
+    }
     lengths = [239, (113, 799), 0, (1, 64), (421, 97), (0, 30), 509]
     sequences: dict[str, dict[str, Any]] = {
         f"sequences {word}": {
@@ -97,6 +111,8 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
 
     def labelled(algorithm: str, dtype: str) -> dict[str, dict[str, Any]]:
         row = CATALOGUE[algorithm]
+        if row.operation.shares_prefix:
+            return shared
         paged = row.operation.in_pages
         own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
         own |= few if row.support.tile in (few_rows, a_lane_per_key, mla.accepts) else {}

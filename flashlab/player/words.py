@@ -42,6 +42,9 @@ REGISTERS = {
     "x": "What was just read, to be added up.",
     "q_i": "The rows of Q, in registers for the whole block.",
     "o": GLOSSARY["accumulator"],
+    "o_n": "A row's next partial result: the output over one chunk of keys.",
+    "lse_n": "The log-sum-exp of that chunk. It is −∞ where the row saw none of its keys.",
+    "beta": "exp(LSE of the part − m_new): by how much that part weighs.",
     "factor": "exp(m of a part − m of all): by how much that part's sums shrink when parts are merged.",
     "products": "The products of this tile, before their scales.",
     **{f"of_{name}": f"The scale of {name.upper()}: what its 8-bit numbers are multiplied by." for name in "qkv"},
@@ -66,9 +69,12 @@ COLOURS = {
     **dict.fromkeys(("partial", "partial_o", "o_warps"), "o"),
     "dq_sum": "q",
     "latent": "k",  # and V: the row is both
+    "k_prefix": "k",
+    "v_prefix": "v",
     **dict.fromkeys(
-        ("l", "m", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "l_warps", "m_warps"),
+        ("l", "m", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "partial_lse", "l_warps",
+         "m_warps"),
         "stat",
     ),
-}
+}  # fmt: skip
 """The colours of tensors and buffers, by the names that the built-in programs give them. Others are grey."""

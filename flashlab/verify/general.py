@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flashlab.verify import gradients, pages
+from flashlab.verify import gradients, pages, shared
 from flashlab.verify.bench import Failure, stepped
 from flashlab.verify.cases import describe
 from flashlab.verify.memory import Frame, frame_named
@@ -159,8 +159,9 @@ CHECKS: Mapping[str, Check] = {"rule": _rule, "determinism": _determinism, "byte
 
 def checks_of(operation: Operation) -> Mapping[str, Check]:
     """The checks of an operation: those of any, and its own probes."""
-    own: Mapping[str, Check] = gradients.CHECKS if operation is BACKWARD else pages.CHECKS if operation.in_pages else {}
-    return {**CHECKS, **own}
+    if operation is BACKWARD:
+        return {**CHECKS, **gradients.CHECKS}
+    return {**CHECKS, **(pages.CHECKS if operation.in_pages else shared.CHECKS if operation.shares_prefix else {})}
 
 
 def rows(
@@ -168,8 +169,11 @@ def rows(
 ) -> Iterator[Row]:
     """Run the checks (None: all): one row of the report per check, dtype and shape."""
     for name, check in checks_of(subject.row.operation).items():
-        # the counts are the tile program's: kernels have none of their own here
-        if (checks is not None and name not in checks) or (name == "byte_counts" and subject.backend != "simulator"):
+        simulated = subject.backend == "simulator"
+        # the counts are the tile program's: kernels have none of their own here. And its products are NumPy's, which may sum up
+        # otherwise where a tile has other rows
+        elsewhere = (check is _byte_counts and not simulated) or (check is shared.requests and simulated)
+        if (checks is not None and name not in checks) or elsewhere:
             continue
         for dtype in dtypes:
             for label, shape in subject.row.operation.shapes.items():

@@ -10,6 +10,13 @@ DEVICE float log_approx(float x) { return log2_approx(x) * LN2; }
 // A row maximum as the base of an exponential: an empty row's -INF becomes 0, so that no -INF - -INF makes a NaN.
 DEVICE float finite(float maximum) { return maximum == -INF ? 0 : maximum; }
 
+// A weighed sum. fma, not a product and a sum: compilers would choose which of the two products to round.
+DEVICE float weighed(float x, float a, float y, float b) { return fmaf(x, a, y * b); }
+DEVICE float4 weighed(float4 x, float a, float4 y, float b) {
+  return make_float4(weighed(x.x, a, y.x, b), weighed(x.y, a, y.y, b), weighed(x.z, a, y.z, b), weighed(x.w, a, y.w, b));
+}
+DEVICE float4 times(float4 x, float a) { return make_float4(x.x * a, x.y * a, x.z * a, x.w * a); }
+
 // Two or four columns of a row in HBM; the address is a multiple of their bytes.
 DEVICE void store_elements(void* address, float2 x) {
 #if FL_DTYPE == 0

@@ -20,6 +20,7 @@ struct Shape {
   int kept;       // dropout: how many of 256 weights are kept
   int page_size, table_pages;  // K and V in pages: keys of each, and how many a request's line of the block table has
   int longest;    // keys of the longest sequence; of a plain batch, len_kv
+  int len_prefix; // keys that all requests share, beside len_kv of their own
 };
 
 // Address of one row. `head` counts the tensor's own heads (for K and V: kv_head).

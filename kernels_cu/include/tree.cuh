@@ -27,12 +27,6 @@ constexpr int TURNS = (VALUE_DIM + 127) / 128;  // a warp's lanes have four colu
 // One that isn't there has no output, a maximum of LOWEST and a sum of 0: it changes no bit of another.
 struct Part { float4 o[TURNS]; float m, l; };
 
-// fma, not a product and a sum: compilers would choose which of the two products to round.
-DEVICE float weighed(float x, float a, float y, float b) { return fmaf(x, a, y * b); }
-DEVICE float4 weighed(float4 x, float a, float4 y, float b) {
-  return make_float4(weighed(x.x, a, y.x, b), weighed(x.y, a, y.y, b), weighed(x.z, a, y.z, b), weighed(x.w, a, y.w, b));
-}
-DEVICE float4 times(float4 x, float a) { return make_float4(x.x * a, x.y * a, x.z * a, x.w * a); }
 DEVICE float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
 // Two neighbours in one.

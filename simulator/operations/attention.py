@@ -702,5 +702,7 @@ def random_inputs(problem: Problem, seed: int = 0) -> tuple[Any, Any, Any]:
     """
     if Problem.checked(problem).page_size is not None:
         raise UsageError("page_size", problem.page_size, "None: the operation of paged draws pages")
+    if problem.len_prefix is not None:
+        raise UsageError("len_prefix", problem.len_prefix, "None: the operation of cascade draws prefixes")
     drawn = ATTENTION.draw(problem, seed)
     return drawn["q"], drawn["k"], drawn["v"]

@@ -124,6 +124,8 @@ class Operation(ABC):
     outputs: tuple[Operand, ...]
     in_pages: ClassVar[bool] = False
     """Do K and V lie in pages? Then a problem has a `page_size`, and else none."""
+    shares_prefix: ClassVar[bool] = False
+    """Do requests share their first keys? Then a problem has a `len_prefix`, and else none."""
     kinds: ClassVar[Mapping[str, str]] = {"normal": "standard normal"}
     """The kinds of random numbers that `draw` knows: their names, and a description of each."""
     shapes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -194,6 +196,9 @@ class Operation(ABC):
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         """The error for a problem that is none of this operation's, or None. `by` is the algorithm's name."""
+        if self.shares_prefix != (problem.len_prefix is not None):
+            accepted = "keys that all requests share" if self.shares_prefix else "None, or cascade for a shared prefix"
+            return UsageError("len_prefix", problem.len_prefix, f"{accepted}, for {by}")
         if self.in_pages == (problem.page_size is not None):
             return None
         accepted = "keys per page, as K and V lie in pages" if self.in_pages else "None, or paged for pages"

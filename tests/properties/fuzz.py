@@ -42,7 +42,7 @@ PROBLEMS: list[dict[str, Any]] = [
     {}, {"causal": True}, {"kv_heads": 1, "len_kv": 5}, {"len_q": 0}, {"len_kv": 0}, {"window": (3, 0)}, {"dtype": "float32"},
     {"dtype": "bfloat16", "head_dim_v": 24}, {"scale": -0.5}, {"soft_cap": 2.0}, {"sinks": True}, {"alibi": True, "causal": True},
     {"mask": "dense"}, {"mask": "bits"}, {"mask": "blocks", "block_size": (4, 3)},
-    {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2},
+    {"lengths": [3, (2, 7)], "len_q": None}, {"len_q": 40, "batch": 2}, {"len_prefix": 30},
     {"dtype": "float8_e4m3fn", "head_dim": 64}, {"page_size": 4}, {"page_size": 3, "batch": 2, "lengths": [(9, 5), (9, 30)]},
 ]  # fmt: skip
 HUGE: list[dict[str, Any]] = [
@@ -116,8 +116,7 @@ def _arrays(random: Random) -> dict[str, Any]:
     posed = fl.Problem(
         **{**BASE, **random.choice([x for x in PROBLEMS if "lengths" not in x and x.get("dtype") != "float8_e4m3fn"])}
     )
-    if posed.page_size is not None:
-        posed = posed.replace(page_size=None)
+    posed = posed.replace(page_size=None, len_prefix=None)
     return {**ATTENTION.draw(posed, random.randrange(9)), **posed.masks}
 
 
@@ -141,6 +140,15 @@ def _latent(random: Random) -> dict[str, Any]:
     return {**fl.CATALOGUE["mla"].operation.draw(posed, random.randrange(9)), "causal": random.choice([True, False])}
 
 
+def _cascade(random: Random) -> dict[str, Any]:
+    sizes: dict[str, Any] = {**BASE, "len_kv": random.choice([0, 12]), "len_prefix": random.choice([0, 1, 70])}
+    posed = fl.Problem(**sizes)
+    return {
+        **fl.CATALOGUE["cascade"].operation.draw(posed, random.randrange(9)),
+        "causal": random.choice([True, False]),
+    }
+
+
 def _cache(random: Random) -> dict[str, Any]:
     k, v = (np.ones((1, 2, random.choice([0, 5]), 16), np.float16) for _ in "kv")
     return {
@@ -156,6 +164,7 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
     "emulate": lambda r: _plainly(r),
     "attention": lambda r: {**_arrays(r), "algorithm": "flash2", "backend": "emulator"},
     "mla": lambda r: {**_latent(r), "backend": "emulator"},
+    "cascade": lambda r: {**_cascade(r), "backend": "emulator"},
     **dict.fromkeys(("naive", "naive_loop"), _arrays),
     "count": lambda r: {"algorithm": r.choice(list(fl.CATALOGUE)), "problem": problem(r, huge=True)},
     "shape_run": lambda r: {"algorithm": r.choice(["flash2", "standard", "flash3"]), "problem": problem(r)},

@@ -1,0 +1,37 @@
+"""A probe of attention with a shared prefix: a request's bits don't depend on the others, although they share tiles of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flashlab.verify.adapter import Failure
+from simulator import Problem
+from simulator.dtypes import Array
+
+if TYPE_CHECKING:
+    from flashlab.verify.general import Subject
+
+
+def some_of(problem: Problem, arrays: Mapping[str, Array], order: list[int]) -> tuple[Problem, dict[str, Array]]:
+    """Some of the requests in another order, with the same prefix."""
+    own = {name: np.ascontiguousarray(arrays[name][order]) for name in ("q", "k", "v")}
+    return problem.replace(batch=len(order), len_kv=problem.len_kv), {**arrays, **own}
+
+
+def requests(subject: Subject, p: Problem, seed: int) -> None:
+    """Requests alone and in another order have the same bits."""
+    arrays = subject.row.operation.draw(p, seed)
+    found = subject.run(p, arrays)
+    orders = [[b] for b in range(p.batch)] + [np.random.default_rng(seed).permutation(p.batch).tolist()]
+    for order in orders:
+        other = subject.run(*some_of(p, arrays, order))
+        for name, x in found.items():
+            if x[order].tobytes() != other[name].tobytes():
+                raise Failure(f"{name} changes with the other requests (now {order})")
+
+
+CHECKS: Mapping[str, Callable[[Subject, Problem, int], None]] = {"requests": requests}
+"""The probes by name."""

@@ -1,0 +1,278 @@
+// Cascade attention (FlashInfer, arXiv 2501.01005): requests that begin with the same keys, with causal masks, sinks, GQA, any lengths.
+//
+//   q, out (batch, heads, len_q, head_dim)    k, v (batch, kv_heads, len_kv, head_dim)    in the storage dtype, 16 bits
+//   k_prefix, v_prefix (1, kv_heads, len_prefix, head_dim)    lse (batch, heads, len_q) float32, or NULL    rows padded to 16 bytes
+//   partial (batch, heads, parts, len_q, head_dim), partial_lse (batch, heads, parts, len_q)    float32
+//
+// Three launches. The first two do the same, over the prefix and over each request's own keys: a block has a tile of rows and a chunk
+// of 512 keys, which begins at a multiple of 512. Rows are the heads of a group and queries: row r is head r % G of token r / G. To
+// the prefix, the queries of all requests are tokens of one, so their tiles are full and the prefix is read once for up to 128 rows.
+// Each row's output over a chunk goes to HBM with its LSE. In the third launch a warp has a row, and merges what there is of it, the
+// prefix first. So a row has the same bits whatever the batch: warps split rows, and no row's sums depend on another.
+//
+//   SRAM        Q  ROWS x D | K, V  2 x (BC x D) each
+//   registers   per warp O  16 x D and S  16 x BC in float32
+//
+// Expected: the bandwidth of DRAM binds, over the requests' own keys; over the prefix, from about 100 rows on, the tensor cores. One
+// launch that computed a row's own keys and merged at once would save the way of one partial result to HBM and back.
+#include "elements.cuh"
+#include "mma.cuh"
+#include "scores.cuh"
+
+constexpr int CHUNK_KEYS = TILES_PER_CHUNK * BC, TURNS = (HEAD_DIM + 127) / 128;  // a lane has four columns of each 128
+constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;
+static_assert(FL_DTYPE != 0 && STAGES == 2, "16 bits, and two tiles");
+static_assert(BR % 16 == 0 && SUFFIX_ROWS % 16 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
+
+// The partial results of a row: of the prefix's chunks, and of its own. Of these there is one even if there are no keys.
+struct Parts {
+  int of_prefix, all;
+
+  DEVICE explicit Parts(const Shape& shape)
+      : of_prefix(ceil_div(shape.len_prefix, CHUNK_KEYS)), all(of_prefix + max(1, ceil_div(shape.len_kv, CHUNK_KEYS))) {}
+
+  DEVICE long long at(const Shape& shape, int flat_head, int part, int query) const {
+    return (static_cast<long long>(flat_head) * all + part) * shape.len_q + query;
+  }
+};
+
+DEVICE int part_columns(const Shape& shape) { return round_up(shape.head_dim, 4); }  // with padding
+
+// The prefix as a problem of its own: one request, with the queries of all.
+DEVICE Shape prefix_of(const Shape& shape) {
+  Shape own = shape;
+  own.batch = 1, own.len_q = shape.batch * shape.len_q, own.len_kv = shape.len_prefix;
+  own.left = own.right = 1 << 30;
+  return own;
+}
+
+// Where a row of a tile lies: a head and a query of a request.
+struct Row { int request, head, query; };
+
+// Which rows a block has, and which keys. Blocks that share keys follow one another.
+struct Place {
+  int group, first_row, rows, chunk, kv_head, batch, len_q, own_len_q;
+
+  DEVICE Place(const Shape& shape, const Shape& own, int tile_rows, int chunks)
+      : group(shape.heads / shape.kv_heads), len_q(shape.len_q), own_len_q(own.len_q) {
+    const int all_rows = own.len_q * group, row_tiles = ceil_div(all_rows, tile_rows);
+    const unsigned rest = blockIdx.x / row_tiles, heads = rest / chunks;
+    first_row = (blockIdx.x - rest * row_tiles) * tile_rows, rows = min(tile_rows, all_rows - first_row);
+    chunk = rest - heads * chunks, kv_head = heads % shape.kv_heads, batch = heads / shape.kv_heads;
+  }
+
+  DEVICE Row at(int row) const {
+    const int token = batch * own_len_q + (first_row + row) / group;
+    return {token / len_q, kv_head * group + (first_row + row) % group, token % len_q};
+  }
+  // The key tiles of the chunk that these rows see.
+  DEVICE Keys tiles(const Shape& own) const {
+    const Keys seen = visible_tiles(own, first_row / group, (first_row + rows - 1) / group, BC);
+    return {max(seen.first, chunk * TILES_PER_CHUNK), min(seen.last, chunk * TILES_PER_CHUNK + TILES_PER_CHUNK - 1)};
+  }
+};
+
+// A tile of ROWS rows and a chunk of the keys of `own`: the problem that this side is by itself.
+template <int ROWS, bool PREFIX>
+DEVICE void attend(const Tensor& q, const Tensor& k, const Tensor& v, float* partial, float* partial_lse, const Shape& shape,
+                   const Shape& own, int first_part, int chunks) {
+  constexpr int THREADS = ROWS * 2;  // a warp for 16 rows
+  using QTile = Tile<ROWS, HEAD_DIM>;
+  using WarpTile = Tile<16, HEAD_DIM>;
+  using KVTile = Tile<BC, HEAD_DIM>;
+  const Place place(shape, own, ROWS, chunks);
+  const Keys tiles = place.tiles(own);
+  const int warp_row = warp_id() * 16, t = lane_id() % 4;
+
+  const QTile q_tile{sram_base()};
+  const WarpTile q_rows{q_tile.base + warp_row * QTile::ROW_BYTES};
+  auto k_tile = [&](int j) { return KVTile{q_tile.base + QTile::BYTES + j % STAGES * KVTile::BYTES}; };
+  auto v_tile = [&](int j) { return KVTile{k_tile(j).base + STAGES * KVTile::BYTES}; };
+  name_sram("q", q_tile.base, QTile::BYTES);
+  name_sram(PREFIX ? "k_prefix" : "k", k_tile(0).base, STAGES * KVTile::BYTES);
+  name_sram(PREFIX ? "v_prefix" : "v", v_tile(0).base, STAGES * KVTile::BYTES);
+
+  const int first_key = max(tiles.first, 0) * BC;
+  TileLoader<THREADS, KVTile> k_loader(row_address(k, place.batch, place.kv_head, first_key), k.row, row_bytes(shape));
+  TileLoader<THREADS, KVTile> v_loader(row_address(v, place.batch, place.kv_head, first_key), v.row, row_bytes(shape));
+
+  if (tiles.first <= tiles.last) {
+    // step: load_q (prefetch)
+#pragma unroll 1  // as in TileLoader
+    for (int i = threadIdx.x; i < ROWS * QTile::CHUNKS; i += THREADS) {
+      lanes_meet();
+      const int row = i / QTile::CHUNKS, piece = i % QTile::CHUNKS;
+      const Row from = place.at(row < place.rows ? row : 0);
+      const int bytes = row < place.rows ? min(max(row_bytes(shape) - piece * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+      copy_async(q_tile.at(row, piece), row_address(q, from.request, from.head, from.query) + piece * CHUNK_BYTES, bytes);
+    }
+
+    // step: load_k (prefetch)
+    k_loader.load(k_tile(tiles.first), own.len_kv - tiles.first * BC);
+
+    // step: load_v (prefetch)
+    v_loader.load(v_tile(tiles.first), own.len_kv - tiles.first * BC);
+    copy_commit();
+  }
+
+  const Scores scores(shape);
+  const float c = scores.c;
+  const int first_query = place.first_row / place.group, last_query = (place.first_row + place.rows - 1) / place.group;
+  const Keys full = scores.sign != 1 ? Keys{0, -1} : full_tiles(own, first_query, last_query, BC);  // need no mask
+  float o[O_FRAGMENTS][4] = {}, m[2] = {LOWEST, LOWEST}, l[2] = {};
+
+  for (int j = tiles.first; j <= tiles.last; ++j) {
+    // step: load_q
+    copy_wait<0>();
+
+    // step: load_k
+    barrier();  // the tiles are there, and no warp still reads those before
+    if (j < tiles.last) k_loader.load(k_tile(j + 1), own.len_kv - (j + 1) * BC);
+
+    // step: load_v
+    if (j < tiles.last) v_loader.load(v_tile(j + 1), own.len_kv - (j + 1) * BC);
+    copy_commit();
+
+    // step: scores
+    float s[S_FRAGMENTS][4] = {};
+#pragma unroll(HEAD_DIM > 128 ? 4 : HEAD_DIM / K_STEP)
+    for (int d = 0; d < HEAD_DIM; d += K_STEP) {
+      const FragmentA a = load_a(q_rows, 0, d);
+#pragma unroll
+      for (int n = 0; n < S_FRAGMENTS; n += 2) mma(s[n], s[n + 1], a, load_b_rows(k_tile(j), 8 * n, d));
+    }
+
+    // step: mask
+    if (j < full.first || j > full.last) {
+      scores.flip(s);
+      mask_scores(s, own, place.first_row + warp_row + lane_id() / 4, j * BC, 2 * (opaque(lane_id()) % 4), place.group);
+    }
+
+    // step: softmax
+    float alpha[2];
+    bool risen = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = s[0][2 * half];
+#pragma unroll
+      for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+      top = fmaxf(m[half], c * quad_max(top));
+      alpha[half] = exp2_approx(m[half] - top);
+      risen |= top > m[half];
+      m[half] = top;
+    }
+
+    // step: rescale
+    if (any_lane(risen)) {
+      l[0] *= alpha[0], l[1] *= alpha[1];
+#pragma unroll
+      for (int n = 0; n < O_FRAGMENTS; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][e] *= alpha[e / 2];
+    }
+
+    // step: softmax (P)
+#pragma unroll
+    for (int n = 0; n < S_FRAGMENTS; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
+        l[e / 2] += s[n][e];
+      }
+
+    // step: output
+#pragma unroll
+    for (int key = 0; key < BC; key += K_STEP) {
+      const FragmentA a = operand_a(s, key);
+#pragma unroll
+      for (int n = 0; n < O_FRAGMENTS; n += 2) mma(o[n], o[n + 1], a, load_b_columns(v_tile(j), key, 8 * n));
+    }
+  }
+
+  const Parts parts(shape);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // step: store_part
+    const int row = warp_row + lane_id() / 4 + 8 * half;
+    const bool inside = row < place.rows;
+    const Row to = place.at(inside ? row : 0);
+    const long long at = parts.at(shape, to.request * shape.heads + to.head, first_part + place.chunk, to.query);
+    const float sum = quad_sum(l[half]), factor = sum > 0 ? reciprocal(sum) : 0;
+#pragma unroll
+    for (int n = 0; n < O_FRAGMENTS; ++n) {
+      const int column = 8 * n + 2 * t;
+      lanes_meet();
+      if (inside && column < part_columns(shape))
+        store_global(partial + at * part_columns(shape) + column, make_float2(o[n][2 * half] * factor, o[n][2 * half + 1] * factor));
+    }
+    lanes_meet();
+    if (inside && t == 0) store_global(partial_lse + at, (m[half] + log2_approx(sum)) * LN2);  // -INF for a row without keys
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(BR * 2)
+cascade_prefix(const Tensor q, const Tensor k_prefix, const Tensor v_prefix, float* partial, float* partial_lse, const Shape shape) {
+  attend<BR, true>(q, k_prefix, v_prefix, partial, partial_lse, shape, prefix_of(shape), 0, Parts(shape).of_prefix);
+}
+
+extern "C" __global__ void __launch_bounds__(SUFFIX_ROWS * 2)
+cascade_suffix(const Tensor q, const Tensor k, const Tensor v, float* partial, float* partial_lse, const Shape shape) {
+  const Parts parts(shape);
+  attend<SUFFIX_ROWS, false>(q, k, v, partial, partial_lse, shape, shape, parts.of_prefix, parts.all - parts.of_prefix);
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+cascade_merge(const float* partial, const float* partial_lse, const float* sinks, const Tensor out, float* lse, const Shape shape) {
+  constexpr int AHEAD = 8 / TURNS;  // partial results that are asked for at once
+  const int flat_head = blockIdx.x / shape.len_q, query = blockIdx.x % shape.len_q, head = flat_head % shape.heads;
+  const Parts parts(shape);
+  float4 o[TURNS];
+  float m = LOWEST, l = 0;
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) o[turn] = make_float4(0, 0, 0, 0);
+
+#pragma unroll 1
+  for (int first = 0; first < parts.all; first += AHEAD) {
+    // step: load_part
+    float4 x[AHEAD][TURNS];
+    float weight[AHEAD];
+#pragma unroll
+    for (int n = 0; n < AHEAD; ++n) {
+      const long long at = parts.at(shape, flat_head, first + n, query);
+      const bool is_there = first + n < parts.all;
+      weight[n] = is_there ? load_global<float>(partial_lse + at) : -INF;
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int column = 128 * turn + 4 * lane_id();
+        x[n][turn] = make_float4(0, 0, 0, 0);
+        lanes_meet();
+        if (is_there && column < part_columns(shape)) x[n][turn] = load_global<float4>(partial + at * part_columns(shape) + column);
+      }
+    }
+
+    // step: merge
+#pragma unroll
+    for (int n = 0; n < AHEAD; ++n) {  // one that isn't there or saw no key weighs 0, and changes no bit
+      const float top = fmaxf(m, weight[n] * LOG2E), alpha = exp2_approx(m - top), beta = exp2_approx(weight[n] * LOG2E - top);
+      m = top, l = weighed(l, alpha, 1, beta);
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) o[turn] = weighed(o[turn], alpha, x[n][turn], beta);
+    }
+  }
+
+  // step: normalize
+  const float alpha = join_sink(m, l, of_head<SINKS>(sinks, head, -INF)), factor = l > 0 ? alpha * reciprocal(l) : 0;
+
+  // step: store_o
+  char* to = row_address(out, flat_head / shape.heads, head, query);
+#pragma unroll
+  for (int turn = 0; turn < TURNS; ++turn) {
+    const int column = 128 * turn + 4 * lane_id();
+    lanes_meet();
+    if (column < round_up(shape.head_dim, CHUNK_ELEMENTS)) store_elements(to + column * ELEMENT_BYTES, times(o[turn], factor));
+  }
+
+  // step: store_lse
+  lanes_meet();
+  if (lane_id() == 0 && lse) store_global(lse + static_cast<long long>(flat_head) * shape.len_q + query, (m + log2_approx(l)) * LN2);
+}

@@ -1,0 +1,89 @@
+"""The counts of cascade attention in closed form, for many row tiles at a time."""
+
+from __future__ import annotations
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.problem import Problem, Tile
+from simulator.programs.cascade import parts, splits, sram_bytes
+from simulator.programs.flash_decoding import Splits
+
+
+def cascade(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """Per KV head, with R rows (queries of all requests times heads of a group), a prefix of n keys and m own keys each: it reads
+    2nd of the prefix for each tile of up to 128 rows, and 2md of each request's own.
+
+    Each chunk of 512 keys reads its rows' queries, and writes d + 1 float32 a row. The merge reads these.
+    """
+    p, t = problem, book.tensors
+    of_prefix, of_suffix = parts(p, tile)
+    axes, heads = (("parts", of_prefix + of_suffix),), p.batch * p.heads
+    partial = book.tensor(Spec("partial", heads, p.len_q, p.head_dim_v, "float32", "workspace", axes=axes, flat=True))
+    partial_lse = book.tensor(Spec("partial_lse", heads, p.len_q, 1, "float32", "workspace", axes=axes, vector=True))
+    if lse:
+        book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
+    prefix, suffix = splits(p, tile)
+    for s, launch, names, n in (
+        (prefix, "cascade_prefix", ("k_prefix", "v_prefix"), of_prefix),
+        (suffix, "cascade_suffix", ("k", "v"), of_suffix),
+    ):
+        blocks = s.problem.batch * p.kv_heads * s.row_tiles * n
+        book.launch(launch, blocks, padded(s.tile.rows) // 16, config.heads_together, sram_bytes(p, s.tile))
+        _count_side(book, s, *names, n)
+
+    rows, n = heads * p.len_q, of_prefix + of_suffix
+    book.launch("cascade_merge", rows, 1, config.heads_together, 0)
+    for spec in (partial, partial_lse):
+        book.add("load_part", spec.name, hbm_read=spec.nbytes)
+        book.distinct(spec.name, "read", spec.nbytes)
+    if p.sinks:
+        book.add("normalize", "sinks", hbm_read=4 * rows)
+        book.distinct("sinks", "read", 4 * p.heads * (rows > 0))
+    for step, name in [("store_o", "out"), *([("store_lse", "lse")] if lse else [])]:
+        book.add(step, name, hbm_write=t[name].nbytes)
+        book.distinct(name, "write", t[name].nbytes)
+    d, sinks = p.head_dim_v, int(p.sinks)
+    book.compute(
+        other=rows * (n * (3 * d + 5) + sinks * (d + 5) + d + 2 * lse),
+        exp=rows * 2 * (n + sinks),
+    )
+
+
+def _count_side(book: Book, s: Splits, k: str, v: str, parts: int) -> None:
+    """One side's launch: all chunks of its keys, for all of its rows."""
+    p, tile, t, es, d = s.problem, s.tile, book.tensors, s.problem.itemsize, s.problem.head_dim_v
+    heads, rows, cols, w = p.batch * p.kv_heads, padded(tile.rows), padded(tile.cols), padded(tile.rows) // 16
+    q_tile, k_tile, v_tile = rows * padded(p.head_dim) * es, cols * padded(p.head_dim) * es, cols * padded(d) * es
+    blocks = heads * s.row_tiles * parts
+
+    units = tiles = most = 0
+    for inside, _, stop in s.spans():
+        chunks = -(-stop // s.chunk)  # of which these rows see a key; there is no window, so they see the first
+        units, tiles, most = (
+            units + heads * int(chunks.sum()),
+            tiles + heads * int(stop.sum()),
+            max(most, int(stop.max())),
+        )
+        keys = (stop * tile.cols).clip(max=p.len_kv)
+        book.add("load_q", "q", hbm_read=heads * int((chunks * inside).sum()) * t["q"].row_bytes)
+        book.distinct("q", "read", heads * int(inside[stop > 0].sum()) * t["q"].row_bytes)
+        for step, name in (("load_k", k), ("load_v", v)):
+            book.add(step, name, hbm_read=heads * int(keys.sum()) * t[name].row_bytes)
+    book.add("load_q", "q", sram_write=units * q_tile)
+    book.add("scores", "q", sram_read=tiles * q_tile)
+    for name, load, use, size in ((k, "load_k", "scores", k_tile), (v, "load_v", "output", v_tile)):
+        book.add(load, name, sram_write=tiles * size)
+        book.add(use, name, sram_read=tiles * w * size)
+        book.distinct(name, "read", heads * min(most * tile.cols, p.len_kv) * t[name].row_bytes)
+    for name in ("partial", "partial_lse"):
+        written = heads * s.rows * parts * t[name].row_bytes
+        book.add("store_part", name, hbm_write=written)
+        book.distinct(name, "write", written)
+
+    square, column, output = tile.rows * tile.cols, tile.rows, tile.rows * d
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    book.compute(
+        matmul=tiles * 2 * rows * cols * (padded(p.head_dim) + padded(d)),
+        other=tiles * (passes * square + 4 * column + output) + blocks * (output + 2 * column),
+        exp=tiles * (square + column),
+    )

@@ -1,0 +1,203 @@
+"""Cascade: requests that begin with the same keys. A tile's rows are queries of many requests, so the prefix is read once for them.
+
+Three launches. The first goes over the prefix, the second over what each request has of its own, and both do the same: what a tile
+of rows sees in a chunk of keys becomes a partial result, with an LSE. The third merges a row's partial results in their order.
+A chunk begins at a multiple of its size, so a request has the same bits alone and in any batch.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from simulator.config import Config, features, padded
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.machine import Machine
+from simulator.operations.cascade import CASCADE, Sides
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.programs.flash_decoding import Splits
+from simulator.programs.scores import join_sink, of_head
+from simulator.tensors import HbmTensor
+
+CHUNK = 512
+"""Keys of a chunk, whatever the tile is."""
+STAGES = 2
+ROWS = (16, 32, 64, 128)
+"""The rows that a default tile may have: a warp for each 16."""
+
+
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """None for a tile whose rows a block's warps share out, 16 each, else what is accepted."""
+    most = 64 if padded(problem.head_dim) <= 128 else 32
+    if tile.rows in ROWS and tile.cols % 16 == 0 and CHUNK % tile.cols == 0 and tile.cols <= most:
+        return None
+    return f"16, 32, 64 or 128 rows, 16 for each warp, and 16, 32 or 64 columns, up to {most} with this head dim"
+
+
+def rows_for(packed: int, most: int = ROWS[-1]) -> int:
+    """The fewest rows that a tile may have with room for so many, up to `most`.
+
+    >>> rows_for(4), rows_for(40), rows_for(1000), rows_for(1000, 32)
+    (16, 64, 128, 32)
+    """
+    return min(most, next((rows for rows in ROWS if packed <= rows), ROWS[-1]))
+
+
+def splits(problem: Problem, tile: Tile) -> tuple[Splits, Splits]:
+    """How prefix and suffix are split into chunks. A request's own queries are fewer, and so are the rows of their tiles."""
+    prefix, suffix = Sides.of(problem)
+    own = Tile(rows_for(suffix.len_q * suffix.queries_per_kv, tile.rows), tile.cols)
+    chunk = max(1, CHUNK // tile.cols)
+    return Splits(prefix, tile, 1, chunk), Splits(suffix, own, 1, chunk)
+
+
+def parts_of(s: Splits) -> int:
+    """How many chunks the keys of one side have."""
+    return -(-s.problem.len_kv // (s.chunk * s.tile.cols))
+
+
+def parts(problem: Problem, tile: Tile) -> tuple[int, int]:
+    """How many partial results a row has of the prefix, and how many of its own keys. Of these there is one even without keys:
+    so there is something to merge."""
+    prefix, suffix = map(parts_of, splits(problem, tile))
+    return prefix, max(1, suffix)
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM per block: its queries, and two tiles of K and of V."""
+    d, dv = padded(problem.head_dim), padded(problem.head_dim_v)
+    return (padded(tile.rows) * d + STAGES * padded(tile.cols) * (d + dv)) * problem.itemsize
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """As many rows as all requests have queries and heads in a group, up to 128, or as SRAM has room for.
+
+    The columns follow the head dim alone: with others, a row would have other bits.
+    """
+    if tile is not None:
+        candidates = [Tile.parse(tile)]
+    else:
+        cols = 64 if padded(max(problem.head_dim, problem.head_dim_v)) <= 128 else 32
+        most = rows_for(problem.batch * problem.len_q * problem.queries_per_kv)
+        candidates = [Tile(rows, cols) for rows in reversed(ROWS) if rows <= most]
+    for chosen in candidates:
+        if sram_bytes(problem, chosen) <= device.sram_per_block:
+            prefix, suffix = splits(problem, chosen)
+            constants = (("SUFFIX_ROWS", suffix.tile.rows), ("TILES_PER_CHUNK", prefix.chunk), *features(problem))
+            return Config(tile=chosen, warps=padded(chosen.rows) // 16, stages=STAGES, constants=constants)
+    needed = sram_bytes(problem, candidates[-1])
+    raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
+
+
+@program(configure=configure, operation=CASCADE)
+def cascade(
+    m: Machine, q: HbmTensor, k: HbmTensor, v: HbmTensor, k_prefix: HbmTensor, v_prefix: HbmTensor, problem: Problem, tile: Tile
+) -> tuple[HbmTensor, ...]:  # fmt: skip
+    """Cascade inference (FlashInfer, arXiv 2501.01005), in chunks as Flash-Decoding has them.
+
+    q, out (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d); k_prefix, v_prefix (1, kv_heads, len_prefix, d); lse (batch,
+    heads, len_q) float32, natural logarithm. There is a block per KV head, tile of rows and chunk of 512 keys. Rows are heads of a
+    group and queries: those of all requests over the prefix, those of one over its own keys. Warps split the rows.
+    """
+    outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
+    of_prefix, of_suffix = parts(problem, tile)
+    axes = {"parts": of_prefix + of_suffix}
+    partial = m.workspace("partial", v.cols, axes=axes, flat=True)
+    partial_lse = m.workspace("partial_lse", 1, axes=axes, vector=True)
+    prefix, suffix = splits(problem, tile)
+    for side, keys, values, first, n in (
+        (prefix, k_prefix, v_prefix, 0, of_prefix),
+        (suffix, k, v, of_prefix, of_suffix),
+    ):
+        together = side is prefix
+        rows, w = side.tile.rows, padded(side.tile.rows) // 16
+        queries, to, to_lse = (m.packed(x, together=together) for x in (q, partial, partial_lse))
+        launch = "cascade_prefix" if together else "cascade_suffix"
+        for block in m.launch(launch, rows=side.row_tiles, cols=n, walk=side.tiles_of, of=queries, warps=w):
+            i = block.i
+            m_i = block.full(rows, 1, -inf)
+            l_i = block.full(rows, 1, 0.0)
+            acc = block.full(rows, v.cols, 0.0)
+            for x in (keys, values):
+                block.alloc(x.name, tile.cols, x.cols, x.dtype, copies=STAGES)
+            q_i = block.alloc(q.name, rows, q.cols, q.dtype)
+            if block.walk:
+                block.step("load_q")
+                q_i = block.load(queries, i, rows)
+            for j in block.walk:
+                block.step("load_k")
+                k_j = block.load(keys, j, tile.cols, stages=STAGES)
+                block.step("load_v")
+                v_j = block.load(values, j, tile.cols, stages=STAGES)
+                block.step("scores")
+                s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+                block.step("mask")
+                s = block.mask(s, i, j, group=side.group, of=side.problem)
+                block.step("softmax")
+                m_new = block.maximum(m_i, s.max())
+                p = block.exp(s - m_new.finite())
+                block.step("rescale")
+                alpha = block.exp(m_i - m_new.finite())
+                l_i = l_i * alpha + p.sum()
+                acc = acc * alpha
+                m_i = m_new
+                block.step("output")
+                acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
+            block.step("store_part")
+            block.store(to.at(parts=first + block.j), acc / l_i.nonzero(), i, rows)
+            block.store(to_lse.at(parts=first + block.j), m_i + block.log(l_i), i, rows)
+
+    for block in m.launch("cascade_merge", rows=problem.len_q, warps=1):
+        m_i = block.full(1, 1, -inf)
+        l_i = block.full(1, 1, 0.0)
+        acc = block.full(1, v.cols, 0.0)
+        for n in range(of_prefix + of_suffix):
+            block.step("load_part")
+            o_n = block.fetch(partial.at(parts=n), block.i, 1)
+            lse_n = block.fetch(partial_lse.at(parts=n), block.i, 1, fill=-inf)
+            block.step("merge")
+            m_new = block.maximum(m_i, lse_n)
+            alpha, beta = block.exp(m_i - m_new.finite()), block.exp(lse_n - m_new.finite())
+            acc = acc * alpha + o_n * beta
+            l_i = l_i * alpha + beta
+            m_i = m_new
+        block.step("normalize")
+        m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 1), m_i, l_i, acc)
+        acc = acc / l_i.nonzero()
+        block.step("store_o")
+        block.store(outputs[0], acc, block.i, 1)
+        if m.lse:
+            block.step("store_lse")
+            block.store(outputs[1], m_i + block.log(l_i), block.i, 1)
+    return outputs
+
+
+_PART = {
+    "load_q": "Fetch the queries of all heads that share this KV head, of many requests: they are rows of one tile.",
+    "load_k": "Fetch the next tile of the prefix's keys, a tile ahead. It is fetched once for all of these rows.",
+    "load_v": "Fetch the values of the same keys.",
+    "scores": "Multiply the queries by the keys. Each warp has 16 rows, and all keys.",
+    "mask": "Set the scores beyond the last key to −∞, so that their exponential is 0.",
+    "softmax": "The new row maximum m, and P = exp(S − m).",
+    "rescale": "Where the maximum rose, what was summed up before shrinks: ℓ and the accumulator times α.",
+    "output": "Weigh the values with P, and add them to the accumulator.",
+    "store_part": "Divide by ℓ, and write what this chunk says of each row to HBM: an output and its log-sum-exp.",
+}
+ABOUT = {
+    "cascade_prefix": _PART,
+    "cascade_suffix": _PART
+    | {
+        "load_q": "Fetch the queries of all heads that share this KV head, of one request.",
+        "load_k": "Fetch the next tile of this request's own keys, a tile ahead.",
+        "mask": "Set the scores that the mask hides to −∞. A causal mask is about these keys alone.",
+    },
+    "cascade_merge": {
+        "load_part": "Fetch a row's next partial result and its log-sum-exp: the prefix's first, in their order.",
+        "merge": "Weigh what there is and what comes by their log-sum-exps. One of −∞ saw no key, and changes nothing.",
+        "normalize": "A sink joins here, once. Then divide by the sum of the weights.",
+        "store_o": "Write the finished row of the output to HBM.",
+        "store_lse": "Write the row's log-sum-exp to HBM.",
+    },
+}
+"""What each step of each launch is for, in a sentence or two: the player's words."""

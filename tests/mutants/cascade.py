@@ -1,0 +1,93 @@
+"""Seeded bugs in cascade's kernels: in what a tile of rows of many requests is, in its two sides, in the merge. The emulator runs
+them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flashlab as fl
+from tests.mutants.backward import KernelMutant
+
+KERNEL = "kernels_cu/cascade.cu"
+
+CASES: dict[str, dict[str, Any]] = {
+    "requests": {"batch": 3, "len_kv": 20, "len_prefix": 45},
+    "causal": {"batch": 3, "len_q": 3, "len_kv": 20, "len_prefix": 70, "causal": True},
+    "chunks": {"batch": 2, "len_kv": 520, "len_prefix": 1030},
+    "row tiles": {"batch": 9, "len_q": 2, "len_kv": 9, "len_prefix": 20},
+    "sinks": {"batch": 2, "len_kv": 20, "len_prefix": 45, "sinks": True},
+    "no own keys": {"batch": 2, "len_kv": 0, "len_prefix": 20},
+    "no keys": {"batch": 2, "len_kv": 0, "len_prefix": 0},
+    "hidden rows": {"batch": 2, "len_q": 9, "len_kv": 3, "len_prefix": 20, "causal": True},
+}
+"""Two KV heads of two heads each, with tiles of 32 rows and 32 keys."""
+
+
+def problem(case: str) -> fl.Problem:
+    """A case as a problem: float16, one query where it doesn't say otherwise."""
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "len_q": 1, "head_dim": 16, "dtype": "float16", **CASES[case]}
+    return fl.Problem(**sizes)
+
+
+def mutant(mechanism: str, old: str, new: str, check: str, case: str = "requests", **where: Any) -> KernelMutant:
+    """`check` is what must find it: "misuse", "bytes", "rule" (wrong numbers) or "requests" (bits that change with others)."""
+    at: dict[str, Any] = {"file": KERNEL, "algorithm": "cascade", **where}
+    return KernelMutant(mechanism=mechanism, old=old, new=new, check=check, case=case, **at)
+
+
+KERNELS = [
+    mutant("the prefix read for each request", "k_loader.load(k_tile(tiles.first), own.len_kv - tiles.first * BC);",
+           "for (int n = 1; n < shape.batch; ++n) "
+           "k_loader.template copy<false>(k_tile(tiles.first), own.len_kv - tiles.first * BC); "
+           "k_loader.load(k_tile(tiles.first), own.len_kv - tiles.first * BC);", "bytes", step="load_k"),
+    mutant("the prefix's parts left out of the merge", "first = 0; first < parts.all", "first = parts.of_prefix; first < parts.all",
+           "rule"),
+    mutant("the prefix's LSE dropped", "is_there ? load_global<float>(partial_lse + at) : -INF",
+           "first + n < parts.of_prefix ? 0 : is_there ? load_global<float>(partial_lse + at) : -INF", "rule", step="load_part"),
+    mutant("parts added up without weights", "alpha = exp2_approx(m - top), beta = exp2_approx(weight[n] * LOG2E - top)",
+           "alpha = 1, beta = weight[n] > -INF ? 1 : 0", "rule", step="merge"),
+    mutant("what was merged isn't rescaled", "weighed(o[turn], alpha, x[n][turn], beta)", "weighed(o[turn], 1, x[n][turn], beta)",
+           "rule", step="merge"),
+    mutant("another request's queries", "const int token = batch * own_len_q", "const int token = own_len_q", "rule"),
+    mutant("the same query of all requests", "token % len_q};", "0};", "rule", "causal"),
+    mutant("heads of a group exchanged", "kv_head * group + (first_row + row) % group", "kv_head * group", "misuse"),
+    mutant("another request's own keys", "row_address(k, place.batch, place.kv_head, first_key)",
+           "row_address(k, 0, place.kv_head, first_key)", "rule"),
+    mutant("all KV heads the first", "chunk = rest - heads * chunks, kv_head = heads % shape.kv_heads",
+           "chunk = rest - heads * chunks, kv_head = 0 * heads", "misuse"),
+    mutant("the causal mask on the prefix", "own.left = own.right = 1 << 30;", "", "rule", "causal"),
+    mutant("no causal mask on own keys", "if (j < full.first || j > full.last)", "if (false)", "rule", "causal", step="mask"),
+    mutant("each row its own query", "2 * (opaque(lane_id()) % 4), place.group)", "2 * (opaque(lane_id()) % 4), 1)", "rule",
+           "causal", step="mask"),
+    mutant("only the first request's queries at the prefix", "own.batch = 1, own.len_q = shape.batch * shape.len_q,",
+           "own.batch = 1, own.len_q = shape.len_q,", "misuse"),
+    mutant("stale rows beyond the last key", "k_loader.load(k_tile(tiles.first), own.len_kv - tiles.first * BC);",
+           "k_loader.load(k_tile(tiles.first), BC);", "bytes", step="load_k"),
+    mutant("rows outside of the tile stored", "const bool inside = row < place.rows;", "const bool inside = true;", "misuse",
+           step="store_part"),
+    mutant("parts of a chunk over one another", "first_part + place.chunk, to.query", "first_part, to.query", "misuse", "chunks"),
+    mutant("own parts over the prefix's", "shape, shape, parts.of_prefix,", "shape, shape, 0,", "misuse"),
+    mutant("a part of no keys that weighs", "(m[half] + log2_approx(sum)) * LN2);",
+           "sum > 0 ? (m[half] + log2_approx(sum)) * LN2 : 0);", "rule", "no own keys", step="store_part"),
+    mutant("a sum of 0 inverted", "sum > 0 ? reciprocal(sum) : 0", "reciprocal(sum)", "rule", "hidden rows", step="store_part"),
+    mutant("the merge of nothing inverts 0", "l > 0 ? alpha * reciprocal(l) : 0", "alpha * reciprocal(l)", "rule", "no keys",
+           step="normalize"),
+    mutant("the sink counted twice", "factor = l > 0 ?",
+           "again = join_sink(m, l, of_head<SINKS>(sinks, head, -INF)), factor = l > 0 ?",
+           "rule", "sinks", step="normalize"),
+    mutant("the sink of another head", "of_head<SINKS>(sinks, head, -INF)", "of_head<SINKS>(sinks, 0, -INF)", "rule", "sinks",
+           step="normalize"),
+    mutant("what a sink shrinks isn't shrunk", "l > 0 ? alpha * reciprocal(l)", "l > 0 ? reciprocal(l)", "rule", "sinks",
+           step="normalize"),
+    mutant("the LSE to the base 2", "query, (m + log2_approx(l)) * LN2);", "query, m + log2_approx(l));", "rule", step="store_lse"),
+    mutant("a tile not waited for", "copy_wait<0>();", "copy_wait<1>();", "misuse", step="load_q"),
+    mutant("a tile over one that others read", "barrier(); if (j < tiles.last)", "if (j < tiles.last)", "misuse", "causal",
+           step="load_k"),
+    mutant("the values of the tile before", "load_b_columns(v_tile(j), key", "load_b_columns(v_tile(j + 1), key", "misuse",
+           step="output"),
+    mutant("the sum isn't rescaled", "l[0] *= alpha[0], l[1] *= alpha[1];", "", "rule", "causal", step="rescale"),
+    mutant("two rows with one maximum", "c * quad_max(top)", "c * quad_max(fmaxf(top, shuffle_xor(top, 8)))", "requests",
+           step="softmax"),
+    mutant("all tiles the first rows", "first_row = (blockIdx.x - rest * row_tiles) * tile_rows", "first_row = 0 * tile_rows",
+           "misuse", "row tiles"),
+]  # fmt: skip
