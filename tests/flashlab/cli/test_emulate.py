@@ -74,6 +74,7 @@ def test_an_algorithm_as_json() -> None:
         "plain",
         "flops",
         "exp",
+        "shuffles",
         "notes",
         "stopped",
         "unfinished",
