@@ -210,7 +210,7 @@ def committed(kind: str, algorithm: str) -> results.Result:
 @pytest.mark.parametrize(
     ("kind", "algorithm", "claim"),
     [
-        ("verify", "flash2", "flash2 on gpu (full): passed; {passed} checks passed, 0 failed, 0 not run"),
+        ("verify", "flash1", "flash1 on gpu (full): passed; {passed} checks passed, 0 failed, 0 not run"),
         ("sanitizers", "flash2", "{findings} findings by memcheck, racecheck, initcheck, synccheck over {runs} runs"),
         (
             "counters",
