@@ -40,7 +40,7 @@ def choose_tile(problem: Problem, device: Device) -> Tile:
     if d <= 80:  # the taller is faster, unless the last round of its blocks is emptier
         return tall if rounds(problem, tall, device) * 192 < 1.08 * rounds(problem, usual, device) * 128 else usual
     return Tile(
-        128, next(cols for most, cols in ((96, 160), (128, 128), (160, 96), (192, 112), (256, 64)) if d <= most)
+        128, next((cols for most, cols in ((96, 160), (128, 128), (160, 96), (192, 112), (256, 64)) if d <= most), 16)
     )
 
 

@@ -35,7 +35,7 @@ PROGRAMS = [
         file=BLOCK,
         check="key_sets",
         blind=True,
-        find="return rows // group + self._m.problem.offset, keys",
+        find="return rows // group + (p or self._m.problem).offset, keys",
         put="return rows // group, keys",
     ),
     Mutant(

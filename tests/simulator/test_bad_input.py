@@ -238,3 +238,14 @@ def test_a_count_that_would_never_end_is_refused() -> None:
     for name in fl.catalogue.of():
         if name != "flash_decoding" and fl.CATALOGUE[name].refusal(few) is None:
             assert fl.count(name, few, tile=(16, 16)).hbm.read > 2**40
+
+
+@pytest.mark.parametrize("head_dim", [257, 512, 4096])
+@pytest.mark.parametrize("algorithm", [*fl.catalogue.of()])
+def test_heads_that_no_kernel_takes_are_counted_or_refused(algorithm: str, head_dim: int) -> None:
+    """A formula holds at any size, and a tile may not fit."""
+    p = Problem(**GOOD | {"head_dim": head_dim, "dtype": fl.CATALOGUE[algorithm].dtypes[0]})
+    try:
+        assert fl.count(algorithm, p, device="h100").hbm.read > 0
+    except UsageError as refusal:
+        assert "\n" not in str(refusal)

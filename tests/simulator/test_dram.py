@@ -49,7 +49,7 @@ def test_what_reductions_add_to_is_fetched(algorithm: str) -> None:
 
 def measured_large() -> list[dict[str, Any]]:
     """Launches of the large problems in the newest counters: the tile and the model are today's, the bytes measured."""
-    newest = results.latest("counters", RESULTS, algorithm="flash2", device="h200")
+    newest = results.latest("counters", RESULTS, algorithm="standard", device="h200")
     assert newest is not None
     return [x for x in newest.data["launches"] if " L2" in x["case"] and x["dram"]["low"] > 1e6]
 
