@@ -72,7 +72,8 @@ def describe(problem: Problem) -> str:
     p = problem
     heads = f"{p.heads}" if p.kv_heads == p.heads else f"{p.heads}:{p.kv_heads}"
     words = [word.replace("none", "None") for word in p.words]  # as the results on record have it
-    return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *words])
+    shared = [] if p.len_prefix is None else [f"prefix {p.len_prefix}"]
+    return " ".join([f"{p.batch}x{heads}x{p.len_q}x{p.len_kv}x{p.head_dim}", p.dtype, *shared, *words])
 
 
 def usual(dtype: DType, **changes: Any) -> Problem:

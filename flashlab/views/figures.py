@@ -49,6 +49,8 @@ def problem(p: Problem, *, length: bool = True) -> str:
     parts = [f"{p.batch} × {heads} × " + (f"{p.len_q:,} × " if length else "") + f"{p.head_dim}", p.dtype]
     if length and p.len_kv != p.len_q:
         parts.append(f"{p.len_kv:,} keys")
+    if p.len_prefix is not None:
+        parts.append(f"{p.len_prefix:,} shared keys")
     if p.head_dim_v != p.head_dim:
         parts.append(f"values of {p.head_dim_v}")
     return ", ".join([*parts, *p.words])

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
+from flashlab.verify.cases import describe
+from flashlab.views import figures
 from simulator.operations.cascade import CASCADE
 from tests.simulator.test_latent import within
 
@@ -145,3 +147,9 @@ def test_kernels_say_what_they_take() -> None:
     assert row.refuses(SMALL, fl.DEVICES["h200"], fl.Tile(48, 32)) == (
         "tile = '48x32': expected 16, 32, 64 or 128 rows, 16 for each warp, and 16, 32 or 64 columns, up to 64 with this head dim"
     )
+
+
+def test_a_problem_in_words_has_its_shared_keys() -> None:
+    p = fl.Problem(batch=2, heads=4, len_q=1, len_kv=7, head_dim=64, dtype="float16", len_prefix=9000)
+    assert figures.problem(p) == "2 × 4 heads × 1 × 64, float16, 7 keys, 9,000 shared keys"
+    assert describe(p) == "2x4x1x7x64 float16 prefix 9000"
