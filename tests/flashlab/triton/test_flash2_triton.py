@@ -62,7 +62,7 @@ def test_it_is_verified(dtype: str) -> None:
 def test_it_is_verified_by_all_checks(dtype: str) -> None:
     report = fl.verify(NAME, "emulator", dtypes=[dtype])
     assert report.verdict == "passed", report.failed[:3]
-    assert set(report.never_ran) <= {"soft cap", "sinks", "alibi", "mask", "lengths", "dropout"}
+    assert set(report.never_ran) <= {"soft cap", "sinks", "alibi", "mask", "lengths", "dropout", "kv dtype"}
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
