@@ -193,7 +193,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) {
         scores.flip(s[i]);
-        hidden[i].hide(s[i], here);
+        hidden[i].hide(s[i], here, -INF);
       }
     } else if (j < full.first || j > full.last) {
 #pragma unroll

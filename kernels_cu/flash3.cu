@@ -150,7 +150,12 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
       // step: softmax (first)
       softmax.raise(s, alpha);
-      softmax.exponentials(s);
+      if constexpr (!CAP_LATE)
+        softmax.exponentials(s);
+      else if constexpr (MASK)
+        softmax.exponentials(s, hidden, here);
+      else
+        softmax.exponentials(s, own, lane_row, work.tiles.last, full);
       round_p(p, s);
 
       // step: load_v (of the last tile, if it isn't full)
@@ -219,7 +224,12 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         if (!RESCALE_LATE && risen) rescale(o, alpha);
 
         // step: softmax (P)
-        softmax.exponentials(s);
+        if constexpr (!CAP_LATE)
+          softmax.exponentials(s);
+        else if constexpr (MASK)
+          softmax.exponentials(s, hidden, here);
+        else
+          softmax.exponentials(s, own, lane_row, j, full);
         round_p(p, s);
       }
 

@@ -40,10 +40,10 @@ DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, 
 }
 
 // The same for one side of what a row sees, with half of the comparisons: the keys before its first, or after its last.
-// `column` is the key of this lane's first column.
+// `column` is the key of this lane's first column. What is hidden becomes `value`.
 enum class Side { BEFORE, AFTER };
 template <Side SIDE, int N>
-DEVICE void mask_side(float (&s)[N][4], const Shape& shape, int row, int column) {
+DEVICE void mask_side(float (&s)[N][4], const Shape& shape, int row, int column, float value) {
   constexpr bool AFTER = SIDE == Side::AFTER;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -53,7 +53,7 @@ DEVICE void mask_side(float (&s)[N][4], const Shape& shape, int row, int column)
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        if (AFTER ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = -INF;
+        if (AFTER ? 8 * n + e > bound : 8 * n + e < bound) s[n][2 * half + e] = value;
   }
 }
 

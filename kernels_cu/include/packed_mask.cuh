@@ -64,12 +64,12 @@ struct MaskBits {
   }
 
   template <int N>
-  DEVICE void hide(float (&s)[N][4], Visit visit) const {
+  DEVICE void hide(float (&s)[N][4], Visit visit, float value) const {
     if (!visit.mixed()) return;
 #pragma unroll
     for (int n = 0; n < N; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (!(words[n / 8] >> (16 * (e / 2) + 2 * (n % 8) + e % 2) & 1)) s[n][e] = -INF;
+        if (!(words[n / 8] >> (16 * (e / 2) + 2 * (n % 8) + e % 2) & 1)) s[n][e] = value;
   }
 };

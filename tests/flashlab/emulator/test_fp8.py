@@ -192,7 +192,7 @@ FAULTS = {
 LOOP = "for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) { … "
 """Over the consumers' key tiles, all but the first, where P V runs beside the scores."""
 MORE_FAULTS = {
-    "no mask": ("softmax.cuh", "mask_side<Side::AFTER>(s, shape, row, key);", "", {"out", "lse"}),
+    "no mask": ("softmax.cuh", "mask_side<Side::AFTER>(s, shape, row, key, value);", "", {"out", "lse"}),
     "no scale of V": ("fp8.cuh", "+= scale * t[n][e];", "+= t[n][e];", {"out"}),
     "no rescale of O": (
         "flash3_fp8.cu",

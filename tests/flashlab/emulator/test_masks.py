@@ -155,7 +155,7 @@ FAULTS = [
     Fault(name="the last word of a row forgotten", file=HEADER, tile=WIDE,
           old="words[w] = load_global<unsigned>(from + 32 * w)", new="words[w] = w ? ~0u : load_global<unsigned>(from)"),
     Fault(name="the mask ignored in the last tile", file="flash2.cu",
-          old="hidden[i].hide(s[i], here);", new="if (j < tiles.last) hidden[i].hide(s[i], here);"),
+          old="hidden[i].hide(s[i], here, -INF);", new="if (j < tiles.last) hidden[i].hide(s[i], here, -INF);"),
     Fault(name="values of the next tile", file="flash3.cu", algorithm="flash3",
           old="key_tile(j, here) * BC;", new="key_tile(j, next) * BC;"),
     Fault(name="bits in the opposite order", file=PACK, old="* 0x01020408 >> 24", new="* 0x08040201 >> 24"),
