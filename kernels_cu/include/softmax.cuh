@@ -22,9 +22,6 @@ constexpr float TAU = E4M3 ? 3.8f : 8, LARGEST_P = E4M3 ? 5 : 0;
 // capped before.
 constexpr bool CAP_LATE = SOFT_CAP && !ALIBI;
 
-// Beyond this head dim the tensor cores bind. An FMA takes a clock from them, and an exponential doesn't.
-constexpr bool POLYNOMIAL_PAYS = HEAD_DIM <= 128;
-
 // m is c times a maximum; l is this lane's part of the row's sum. LOWEST serves as -inf: no score is below it, and m - m is 0,
 // not NaN.
 struct Softmax : Scores {
@@ -162,7 +159,7 @@ struct Softmax : Scores {
       for (int n = 0; n < S_FRAGMENTS; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
-    } else if (POLYNOMIAL_PAYS && small(s)) {
+    } else if (small(s)) {
       const float square = factor * factor, first = c * factor, third = Tanh::THIRD * first * square,
                   fifth = Tanh::FIFTH * first * square * square;
 #pragma unroll
