@@ -23,13 +23,12 @@
 #include "mma.cuh"
 #include "packed_mask.cuh"
 #include "philox.cuh"
-#include "scores.cuh"
 #include "sequences.cuh"
+#include "softmax.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int WARP_ROWS = BR / WARPS;
 constexpr int ROW_FRAGMENTS = WARP_ROWS / 16;  // 16 rows of a warp
-constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;  // 8 columns
 static_assert(BR % (16 * WARPS) == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "tiles are made of whole fragments");
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for K and V, or two");
 
@@ -213,13 +212,8 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
     for (int i = 0; i < ROW_FRAGMENTS; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float top = -INF;
-#pragma unroll
-        for (int n = 0; n < S_FRAGMENTS; ++n) top = fmaxf(top, fmaxf(s[i][n][2 * half], s[i][n][2 * half + 1]));
-        top = fmaxf(m[i][half], c * quad_max(top));
-        alpha[i][half] = exp2_approx(m[i][half] - top);
-        risen |= top > m[i][half];
-        m[i][half] = top;
+        alpha[i][half] = raise(s[i], half, scores, m[i][half]);
+        risen |= alpha[i][half] < 1;
       }
 
     // step: rescale
@@ -227,10 +221,7 @@ flash2(const Tensor q, const Tensor k, const Tensor v, const Tensor out, float* 
 #pragma unroll
       for (int i = 0; i < ROW_FRAGMENTS; ++i) {
         l[i][0] *= alpha[i][0], l[i][1] *= alpha[i][1];
-#pragma unroll
-        for (int n = 0; n < O_FRAGMENTS; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) o[i][n][e] *= alpha[i][e / 2];
+        rescale(o[i], alpha[i]);
       }
     }
 

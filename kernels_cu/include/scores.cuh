@@ -73,6 +73,9 @@ struct Scores {
       : c((SOFT_CAP ? shape.soft_cap : shape.scale != 0 ? fabsf(shape.scale) : 0x1p-60f) * LOG2E),
         sign(!SOFT_CAP && shape.scale < 0 ? -1.f : 1.f) {}
 
+  // The exponent that a score stands for.
+  DEVICE float logit(float s) const { return c * s; }
+
   // S as `c` wants it, where it isn't flipped with the mask.
   template <int N>
   DEVICE void flip(float (&s)[N][4]) const {

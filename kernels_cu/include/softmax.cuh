@@ -22,6 +22,17 @@ constexpr float TAU = E4M3 ? 3.8f : 8, LARGEST_P = E4M3 ? 5 : 0;
 // capped before.
 constexpr bool CAP_LATE = SOFT_CAP && !ALIBI;
 
+// m becomes the maximum of a row so far, as an exponent. Returns alpha, with which the row of O and its sum have to be multiplied.
+template <class ScoresT>
+DEVICE float raise(const float (&s)[S_FRAGMENTS][4], int half, const ScoresT& scores, float& m) {
+  float a = s[0][2 * half], b = s[0][2 * half + 1];
+#pragma unroll
+  for (int n = 1; n < S_FRAGMENTS; ++n) a = fmaxf(a, s[n][2 * half]), b = fmaxf(b, s[n][2 * half + 1]);
+  const float top = fmaxf(m, scores.logit(quad_max(fmaxf(a, b)))), alpha = exp2_approx(m - top);
+  m = top;
+  return alpha;
+}
+
 // m is c times a maximum; l is this lane's part of the row's sum. LOWEST serves as -inf: no score is below it, and m - m is 0,
 // not NaN.
 struct Softmax : Scores {
@@ -97,13 +108,8 @@ struct Softmax : Scores {
   DEVICE void raise(const float (&s)[S_FRAGMENTS][4], float (&alpha)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float a = s[0][2 * half], b = s[0][2 * half + 1];
-#pragma unroll
-      for (int n = 1; n < S_FRAGMENTS; ++n) a = fmaxf(a, s[n][2 * half]), b = fmaxf(b, s[n][2 * half + 1]);
-      const float top = fmaxf(m[half], logit(quad_max(fmaxf(a, b))));
-      alpha[half] = exp2_approx(m[half] - top);
+      alpha[half] = ::raise(s, half, *this, m[half]);
       l[half] *= alpha[half];
-      m[half] = top;
     }
   }
 

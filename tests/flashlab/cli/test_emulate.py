@@ -115,7 +115,7 @@ SIZE = ["--len-q", 40, "--head-dim", 16]
 
 
 def test_a_file_in_an_algorithms_place(tmp_path: Path) -> None:
-    path = changed(tmp_path, "rescale", "o[i][n][e] *= alpha", "o[i][n][e] = o[i][n][e] * alpha")
+    path = changed(tmp_path, "rescale", "rescale(o[i], alpha[i]);", "rescale<O_FRAGMENTS>(o[i], alpha[i]);")
     assert (
         "passed: the numbers are right, and every byte is the formula's"
         in run("emulate", path, "--as", "flash2", *SIZE).stdout
@@ -124,7 +124,7 @@ def test_a_file_in_an_algorithms_place(tmp_path: Path) -> None:
 
 def test_its_numbers_are_judged(tmp_path: Path) -> None:
     """Every byte moves as it should, and the result is wrong."""
-    path = changed(tmp_path, "rescale", "o[i][n][e] *= alpha", "o[i][n][e] *= 0.5f * alpha")
+    path = changed(tmp_path, "rescale", "rescale(o[i], alpha[i]);", "rescale(o[i], alpha[i]), rescale(o[i], alpha[i]);")
     text = run("emulate", path, "--as", "flash2", "--len-q", 200, "--head-dim", 16, code=1).stdout
     assert "wrong numbers: out at (batch, head, row) (0, " in text and text.splitlines()[-1] == "1 finding"
     said = document("emulate", path, "--as", "flash2", "--len-q", 200, "--head-dim", 16, code=1)

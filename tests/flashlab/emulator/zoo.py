@@ -252,7 +252,7 @@ TOGETHER = [
 NUMBERS = [
     Mutant(
         mechanism="accumulators not rescaled", kernel="flash2", sees="numbers", blind=False,
-        old="o[i][n][e] *= alpha[i][e / 2];", new="o[i][n][e] *= 1;",
+        old="rescale(o[i], alpha[i]);", new="",
     ),
     Mutant(
         mechanism="matrices of a fragment in the wrong order", kernel="flash2", sees="numbers", blind=False, file=MMA,
