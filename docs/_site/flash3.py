@@ -19,6 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 import kernels_cu
+from docs._site import features as asked
 from docs._site import flash3_binds as climb_binds
 from docs._site import kinds
 from docs._site.blocks import replaced
@@ -174,6 +175,12 @@ def odd() -> str:
     return table(header, rows, left=4) + remarks(of) + source(of)
 
 
+def features() -> str:
+    """A table of what users ask of the kernel, and what it costs."""
+    of = result("features", "flash3")
+    return table(*asked.table(of)) + source(of)
+
+
 OTHERS = {
     "fa3": "FA3", "fa3-wheel": "FA3's wheel", "fa4": "FA4", "cudnn": "cuDNN", "flex": "FlexAttention",
     "sdpa-flash": "SDPA flash",
@@ -320,7 +327,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
+          "peers": peers, "odd": odd, "features": features, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""
 
