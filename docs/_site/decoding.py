@@ -25,7 +25,8 @@ def timed(algorithm: str) -> str:
 
 
 def blocks() -> dict[str, str]:
-    return {"timed": timed("flash_decoding"), "paged": timed("paged"), "control": control("barrier-arrive")}
+    names = {"timed": "flash_decoding", "paged": "paged", "cascade": "cascade"}
+    return {block: timed(name) for block, name in names.items()} | {"control": control("barrier-arrive")}
 
 
 if __name__ == "__main__":
