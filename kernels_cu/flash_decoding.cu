@@ -143,7 +143,7 @@ struct Lookup {
   DEVICE Rows next(int own) {
     const int page = pages[0], key = own * WARP_KEYS + lane_id();
     push();
-    return {page, key - page_size.quotient(key) * static_cast<int>(page_size.by)};
+    return {page, key % page_size};
   }
 
   DEVICE void push() {
@@ -158,7 +158,7 @@ struct Lookup {
     const long long line = static_cast<long long>(walk.unit.batch) * shape.table_pages;
     // step: load_k (pages)
     lanes_meet();
-    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + page_size.quotient(key));
+    if (lane_id() < WARP_KEYS && key < walk.unit.keys) pages[AHEAD - 1] = load_global<int>(table + line + key / page_size);
     ++walk.j;
   }
 };

@@ -19,6 +19,7 @@
 //
 // Expected: few heads, and the bandwidth of DRAM binds, for each row is read once; from about 100 heads and queries on, the tensor
 // cores and their operands from SRAM.
+#include "divisor.cuh"
 #include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
@@ -67,7 +68,8 @@ struct Latent {
   const int* table;
   const Shape& batch;
   const Sram& sram;
-  int request, keys, last;  // keys that there are, and the unit's last tile
+  const Divisor& page_size;  // 1 without pages
+  int request, keys, last;   // keys that there are, and the unit's last tile
   int page = 0;             // of this lane's row of the next tile
 
   DEVICE int key(int j) const { return j * BC + warp_id() * WARP_ROWS + lane_id(); }
@@ -77,7 +79,7 @@ struct Latent {
     // step: load_latent (pages)
     lanes_meet();
     if (j <= last && lane_id() < WARP_ROWS && key(j) < keys)
-      page = load_global<int>(table + static_cast<long long>(request) * batch.table_pages + key(j) / batch.page_size);
+      page = load_global<int>(table + static_cast<long long>(request) * batch.table_pages + key(j) / page_size);
 #endif
   }
 
@@ -85,7 +87,7 @@ struct Latent {
   DEVICE void load(int j) {
     if (j <= last) {
 #if PAGED
-      const long long own = page * latent.batch + key(j) % batch.page_size * latent.row;
+      const long long own = page * latent.batch + key(j) % page_size * latent.row;
 #else
       const long long own = key(j) * latent.row;
 #endif
@@ -113,7 +115,7 @@ struct Latent {
   }
 };
 
-DEVICE void load_queries(const Tensor& q, const Unit& unit, const Place& place, int group, QTile tile) {
+DEVICE void load_queries(const Tensor& q, const Unit& unit, const Place& place, const Divisor& group, QTile tile) {
   // step: load_q (prefetch)
 #pragma unroll 1  // as in TileLoader
   for (int i = threadIdx.x; i < BR * QTile::CHUNKS; i += THREADS) {
@@ -141,7 +143,7 @@ DEVICE int key_warp() { return warp_id() / ROW_WARPS; }
 DEVICE int row_of(int fragment, int half) { return 16 * fragment + 8 * half + lane_id() / 4; }
 
 // The keys of a unit.
-DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& shape, int group, const Sram& sram) {
+DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& shape, const Divisor& group, const Sram& sram) {
   const Scores scores(shape);
   const float c = scores.c;
   const Keys tiles = place.tiles_of(place.chunks.first);
@@ -258,6 +260,7 @@ struct Results {
   float* partial_l;
   const Shape& shape;
   const Units& units;
+  const Divisor& group;
   unsigned* arrivals;
   Room room;
   Unit unit = {};
@@ -268,11 +271,11 @@ struct Results {
   }
   DEVICE char* out_row(int row) const {
     const int packed = first_row + row;
-    return row_address(out, unit.batch, packed % units.group, packed / units.group);
+    return row_address(out, unit.batch, packed % group, packed / group);
   }
   DEVICE float* lse_at(int row) const {
     const int packed = first_row + row;
-    return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % units.group) * shape.len_q + packed / units.group;
+    return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
   }
 
   // A unit's rows, of which each warp has its own columns.
@@ -405,19 +408,20 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
                    float* partial_l, unsigned* arrivals, const Shape& batch, const Units& units) {
   const Sram sram;
   sram.name();
-  const Results results{out, lse, partial, partial_m, partial_l, batch, units, arrivals, Room(units.most_runs(), batch.len_kv)};
+  const Divisor group(units.group), page_size(PAGED ? batch.page_size : 1);
+  const Results results{out, lse, partial, partial_m, partial_l, batch, units, group, arrivals, Room(units.most_runs(), batch.len_kv)};
   for_each_unit(results, [&](const Results& here, const Place& place) {
     const Shape& shape = units.alone(here.unit);
     const Keys tiles = place.tiles_of(place.chunks.first);
-    Latent copies{latent, table, batch, sram, here.unit.batch, shape.len_kv, tiles.last};
+    Latent copies{latent, table, batch, sram, page_size, here.unit.batch, shape.len_kv, tiles.last};
     barrier();  // nobody still reads what the unit before has in SRAM
     if (place.has_keys()) {
-      load_queries(q, here.unit, place, units.group, sram.q());
+      load_queries(q, here.unit, place, group, sram.q());
       copies.look_up(tiles.first);
       copies.load(tiles.first);
     }
     Output x;
-    attend(x, copies, place, shape, units.group, sram);
+    attend(x, copies, place, shape, group, sram);
     here.store(place.level(), place.rows, x);
   });
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs._site.blocks import replaced
+from docs._site.controls import control
 from docs._site.timed import device, link, timed
 from flashlab.files import replace_file
 from flashlab.measure import results
@@ -37,7 +38,11 @@ def counted(of: results.Result | None) -> str:
 
 
 def blocks() -> dict[str, str]:
-    return {"counted": counted(newest("counters")), "timed": timed(newest("bench"), PEERS)}
+    return {
+        "counted": counted(newest("counters")),
+        "timed": timed(newest("bench"), PEERS),
+        "control": control("mbarrier-of-a-warp"),
+    }
 
 
 if __name__ == "__main__":

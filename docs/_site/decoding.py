@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from docs._site.blocks import replaced
+from docs._site.controls import control
 from docs._site.timed import device, link
 from flashlab.files import replace_file
 from flashlab.measure import decoding, results
@@ -24,7 +25,8 @@ def timed(algorithm: str) -> str:
 
 
 def blocks() -> dict[str, str]:
-    return {"timed": timed("flash_decoding"), "paged": timed("paged")}
+    names = {"timed": "flash_decoding", "paged": "paged", "cascade": "cascade"}
+    return {block: timed(name) for block, name in names.items()} | {"control": control("barrier-arrive")}
 
 
 if __name__ == "__main__":

@@ -556,7 +556,8 @@ def sanitize(
         typer.Argument(help="Algorithms; default all that have kernels.", autocompletion=completion.algorithms),
     ] = None,
     faults: Annotated[
-        bool, typer.Option("--faults/--no-faults", help="Also run planted faults, which the tools must find.")
+        bool,
+        typer.Option("--faults/--no-faults", help="Also run planted faults, which the tools must find, and controls."),
     ] = True,
     json: Json = False,
 ) -> None:

@@ -26,6 +26,7 @@ from simulator.errors import UsageError
 from simulator.fields import Field
 from simulator.operations.attention import ATTENTION
 from simulator.operations.operation import Operation
+from simulator.operations.paged import PAGE_SIZE
 from simulator.problem import FIELDS, MASKS, Masks, Problem
 
 if TYPE_CHECKING:
@@ -120,15 +121,25 @@ class ProblemOptions:
                 raise UsageError(spelling(name), value, "nothing, the data says the shape")
 
     def problem(self, algorithm: str | None = None) -> Problem:
-        """What was given, and the defaults for the rest: of an algorithm that takes but one dtype, that."""
+        """What was given, and the defaults for the rest: of an algorithm that takes but one dtype, that.
+
+        Raises `UsageError` for what was given and the algorithm has otherwise, such as mla its head dim."""
         from simulator import CATALOGUE
 
         row = CATALOGUE.get(algorithm or "")
         only: dict[str, Any] = {"dtype": row.dtypes[0]} if row and len(row.dtypes) == 1 else {}
         if "lengths" in self.given:
             only["len_q"] = None  # it follows
+            if row and row.operation.in_pages:
+                only |= {"batch": len(self.given["lengths"]), "page_size": PAGE_SIZE}
         posed = Problem(**{**DEFAULTS, **only, **self.given})
-        return row.operation.fitted(posed) if row else posed
+        if row is None:
+            return posed
+        fitted = row.operation.fitted(posed)
+        for name in self.given:
+            if (value := getattr(fitted, name)) != getattr(posed, name):
+                raise UsageError(spelling(name), self.given[name], f"{value} for {algorithm}, or nothing")
+        return fitted
 
 
 AXES = "Axes: one value, or several with commas between them"

@@ -5,14 +5,16 @@ inputs, together larger than the L2, so K and V come from DRAM. Graphs take turn
 the same bytes: the roof. Needs a GPU and torch.
 
 With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Peers get as many
-requests, all as long as these are on average: the same bytes, evenly dealt.
+requests, all as long as these are on average: the same bytes, evenly dealt. `mla`, `mla_paged` and `cascade` are timed beside
+FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,63 +22,26 @@ from typing import Any
 
 from rich.progress import track
 
-from flashlab.measure import peers, results
+from flashlab.measure import results
+from flashlab.measure.contenders import AGAINST, CELLS, Cell, chosen, contenders, flops, nbytes
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured
-from flashlab.run.arrays import cupy
-from simulator.catalogue import get
+from simulator.errors import Unavailable, UsageError
 
-CELLS = (
-    (1, 32, 8, 8192),
-    (1, 32, 8, 65536),
-    (16, 32, 8, 8192),
-    (64, 32, 8, 4096),
-    (64, 32, 32, 4096),
-    (1, 64, 8, 131072),
-)
-"""Batch, heads, KV heads, keys: bfloat16, head dim 128, one query."""
-PAGES = (16, 1, 64)
-"""Keys per page, for requests in pages."""
-PAGED_CELL = (64, 32, 8, 4096)
-"""Of them the keys are an average."""
-LONGEST = 28_000
-AGAINST = ("sdpa-flash", "cudnn")
-HEAD_DIM = 128
 _COLD = 400e6  # bytes of K and V in all sets, several times the L2
 _CALLS = 24  # of a graph, about
-_READ = r"""
-extern "C" __global__ void read(const uint4* k, const uint4* v, unsigned* out, long long n) {
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
-  unsigned x = 0;
-  long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-  for (; i + 3 * step < n; i += 4 * step)
-    for (const uint4* p : {k, v}) {
-      const uint4 a = p[i], b = p[i + step], c = p[i + 2 * step], d = p[i + 3 * step];
-      x ^= a.x ^ b.x ^ c.x ^ d.x ^ a.w ^ b.w ^ c.w ^ d.w;
-    }
-  for (; i < n; i += step) x ^= k[i].x ^ v[i].x;
-  if (x == 12345) out[0] = x;  // never seen, but the compiler doesn't know
-}
-"""
-
-Tensors = tuple[Any, Any, Any]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A cell: the bytes of K and V, and by contender microseconds (the median) and its time over the algorithm's (median of a
-    round's ratios). `read` is the kernel that only reads. Of requests in pages `len_kv` is the mean, and `longest` the most."""
+@dataclass(frozen=True, kw_only=True)
+class Row(Cell):
+    """A cell: the bytes of all keys and values, the FLOPs, and by contender microseconds (the median) and its time over the
+    algorithm's (median of a round's ratios). `read` is the kernel that only reads."""
 
-    batch: int
-    heads: int
-    kv_heads: int
-    len_kv: int
     nbytes: int
     microseconds: dict[str, float]
     ratios: dict[str, float]
     rounds: int
-    page_size: int | None = None
-    longest: int | None = None
+    flops: int | None = None
 
 
 class Decoding(Data):
@@ -86,25 +51,14 @@ class Decoding(Data):
     rows: tuple[Row, ...]
 
 
-def measure(
-    algorithm: str, cell: tuple[int, int, int, int], against: Sequence[str], rounds: int, page_size: int | None = None
-) -> Row:
-    """Time a cell. Raises `RuntimeError` if a contender is over 2 % of V's spread away from the others, or where the algorithm's
-    keys are in pages, another bit than `flash_decoding`'s on the gathered keys."""
+def measure(algorithm: str, cell: Cell, against: Sequence[str], rounds: int) -> Row:
+    """Time a cell. Raises `RuntimeError` if contenders don't agree."""
     torch: Any = import_module("torch")
-    batch, heads, kv_heads, len_kv = cell
-    nbytes = 2 * batch * kv_heads * len_kv * HEAD_DIM * 2
-    sets = [_drawn(torch, cell) for _ in range(max(2, min(16, int(_COLD / nbytes) + 1)))]
-    names = [algorithm, *against, "read"]
-    calls = {name: [_call(name, arrays) for arrays in sets] for name in names if page_size is None or name != algorithm}
-    if page_size is not None:
-        calls[algorithm] = [_paged_call(torch, algorithm, cell, page_size) for _ in sets]
-    outs = [calls[name][0]().float() for name in names[page_size is not None : -1]]
-    for out in outs[1:]:
-        if not float((out - outs[0]).abs().max()) < 0.02:
-            raise RuntimeError(f"{' and '.join(names[:-1])} differ at {cell}")
+    moved = nbytes(algorithm, cell)
+    sets = [contenders(torch, algorithm, cell, against) for _ in range(max(2, min(16, int(_COLD / moved) + 1)))]
+    names = list(sets[0])
     repeats = max(1, _CALLS // len(sets))
-    graphs = {name: captured(torch, calls[name], repeats)[0] for name in names}
+    graphs = {name: captured(torch, [each[name] for each in sets], repeats)[0] for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds + 2):
         for n in range(len(names)):
@@ -116,78 +70,9 @@ def measure(
     ratios = {
         name: statistics.median(b / a for a, b in zip(times[algorithm], times[name], strict=True)) for name in names[1:]
     }
-    longest = None if page_size is None else max(skewed(batch, len_kv))
-    return Row(batch, heads, kv_heads, len_kv, nbytes, middle, ratios, rounds, page_size, longest)
-
-
-def skewed(requests: int, mean: int) -> list[int]:
-    """Lengths with this mean, of which few are long: the longest has `LONGEST` keys, and each the same share of the one before.
-
-    >>> lengths = skewed(64, 4096)
-    >>> max(lengths), sum(lengths) == 64 * 4096, sorted(lengths)[32]
-    (28000, True, 846)
-    """
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        share = (low + high) / 2
-        low, high = (
-            (share, high) if sum(LONGEST * share**i for i in range(requests)) < requests * mean else (low, share)
-        )
-    lengths = [round(LONGEST * low**i) for i in range(requests)]
-    lengths[-1] += requests * mean - sum(lengths)
-    return lengths
-
-
-def _paged_call(torch: Any, algorithm: str, cell: tuple[int, int, int, int], page_size: int) -> Callable[[], Any]:
-    """A call on requests of `skewed` lengths in a random order, in pages that lie anywhere."""
-    batch, heads, kv_heads, mean = cell
-    lengths = torch.tensor(skewed(batch, mean))[torch.randperm(batch)]
-    counts = (lengths + page_size - 1) // page_size
-    order, table = torch.randperm(int(counts.sum())).int(), torch.zeros((batch, int(counts.max())), dtype=torch.int32)
-    for line, own in zip(table, order.split(counts.tolist()), strict=True):
-        line[: len(own)] = own
-    shapes = (batch, heads, 1, HEAD_DIM), *[(len(order), page_size, kv_heads, HEAD_DIM)] * 2
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
-    arrays = {"q": q, "k": k.transpose(1, 2), "v": v.transpose(1, 2)}
-    arrays |= {"block_table": table.cuda(), "seq_lens": lengths.int().cuda()}
-    b = int(lengths.argmax())
-    pages = arrays["block_table"][b, : int(counts[b])].long()
-    own = (x[pages].flatten(0, 1)[: int(lengths[b])].transpose(0, 1)[None].contiguous() for x in (k, v))
-    attention = import_module("flashlab.run.call").attention
-    if not torch.equal(attention(**arrays)[b : b + 1], attention(q[b : b + 1], *own, algorithm="flash_decoding")):
-        raise RuntimeError(f"{algorithm} and flash_decoding differ at {cell}, pages of {page_size}")
-
-    def call() -> Any:
-        return attention(**arrays, algorithm=algorithm)
-
-    return call
-
-
-def _drawn(torch: Any, cell: tuple[int, int, int, int]) -> Tensors:
-    batch, heads, kv_heads, len_kv = cell
-    shapes = (batch, heads, 1, HEAD_DIM), *[(batch, kv_heads, len_kv, HEAD_DIM)] * 2
-    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
-    return q, k, v
-
-
-def _call(name: str, arrays: Tensors) -> Callable[[], Any]:
-    if name == "read":
-        return _read(*arrays)
-    q, k, v = (x.transpose(1, 2).contiguous() if peers.layout(name) == "bshd" else x for x in arrays)
-    return peers.prepare(name, q, k, v, causal=False, scale=HEAD_DIM**-0.5)
-
-
-def _read(q: Any, k: Any, v: Any) -> Callable[[], None]:
-    torch: Any = import_module("torch")
-    cp = cupy()
-    kernel, n = cp.RawKernel(_READ, "read"), k.numel() * k.element_size() // 16
-    blocks = 4 * torch.cuda.get_device_properties().multi_processor_count
-
-    def call() -> None:
-        with cp.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            kernel((blocks,), (512,), (k.data_ptr(), v.data_ptr(), q.data_ptr(), n))
-
-    return call
+    return Row(
+        **asdict(cell), nbytes=moved, microseconds=middle, ratios=ratios, rounds=rounds, flops=flops(algorithm, cell)
+    )
 
 
 def _microseconds(torch: Any, graph: Any) -> float:
@@ -212,26 +97,36 @@ def headline(data: Decoding) -> str:
 
 def table(data: Decoding) -> str:
     """A row per cell: microseconds, and what each peer takes of the algorithm's time."""
-    peers_ = [name for name in data.rows[0].ratios if name != "read"]
+    peers = [name for name in data.rows[0].ratios if name != "read"]
     paged = data.rows[0].page_size is not None
+    counted = all(row.flops for row in data.rows)
     header = (
         "batch",
         "heads",
         "keys",
         *(("pages of",) if paged else ()),
         "µs",
+        *(("TFLOP/s",) if counted else ()),
         "GB/s",
         "of a plain read",
-        *(f"{name} µs" for name in peers_),
-        *(f"× {name}" for name in peers_),
+        *(f"{name} µs" for name in peers),
+        *(f"× {name}" for name in peers),
     )
     return markdown_table(header, [
-        (str(r.batch), f"{r.heads}, {r.kv_heads}", f"{r.len_kv:,}" if not paged else f"mean {r.len_kv:,}, longest {r.longest:,}",
-         *((str(r.page_size),) if paged else ()), f"{r.microseconds[data.algorithm]:.1f}",
-         f"{r.nbytes / r.microseconds[data.algorithm] / 1e3:,.0f}", f"{r.ratios['read']:.0%}",
-         *(f"{r.microseconds[name]:.1f}" for name in peers_), *(f"{r.ratios[name]:.2f}" for name in peers_))
+        (str(r.batch), f"{r.heads}, {r.kv_heads}", _keys(r), *((str(r.page_size),) if paged else ()), f"{took:.1f}",
+         *((f"{(r.flops or 0) / took / 1e6:,.0f}",) if counted else ()), f"{r.nbytes / took / 1e3:,.0f}",
+         f"{r.ratios['read']:.0%}", *(f"{r.microseconds[name]:.1f}" for name in peers),
+         *(f"{r.ratios[name]:.2f}" for name in peers))
         for r in data.rows
+        for took in [r.microseconds[data.algorithm]]
     ])  # fmt: skip
+
+
+def _keys(row: Row) -> str:
+    """How many keys a request has, in words."""
+    if row.len_prefix is not None:
+        return f"{row.len_prefix:,} shared, {row.len_kv:,} own"
+    return f"{row.len_kv:,}" if row.longest is None else f"mean {row.len_kv:,}, longest {row.longest:,}"
 
 
 KIND = Kind(
@@ -245,31 +140,34 @@ KIND = Kind(
 )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
-    parser.add_argument("--algorithm", default="flash_decoding", help="whose kernel is timed")
-    parser.add_argument("--against", help=f"peers, separated by commas ({','.join(AGAINST)}; of paged flash_decoding)")
-    parser.add_argument("--rounds", type=int, default=15, help="per cell")
-    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file")
+    parser.add_argument(
+        "--algorithm", default="flash_decoding", choices=CELLS, help="whose kernel is timed (default: %(default)s)"
+    )
+    own = "; ".join(f"{name}: {','.join(names)}" for name, names in AGAINST.items())
+    parser.add_argument("--against", help=f"peers, separated by commas ({own})")
+    parser.add_argument("--rounds", type=int, default=15, help="per cell (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the file (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a file of that name")
     given = parser.parse_args()
-    paged = get(given.algorithm).operation.in_pages
-    against = given.against.split(",") if given.against else ["flash_decoding"] if paged else [*AGAINST]
-    for name in against:
-        peers.check(name)
+    algorithm = given.algorithm
+    try:
+        against, left_out = chosen(algorithm, given.against.split(",") if given.against else None)
+    except (UsageError, Unavailable) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for line in left_out:
+        print(line, file=sys.stderr)
     torch: Any = import_module("torch")
     rows = list[dict[str, Any]]()
-    cells = [(PAGED_CELL, size) for size in PAGES] if paged else [(cell, None) for cell in CELLS]
-    for cell, page_size in track(cells, given.algorithm):
-        rows.append(asdict(measure(given.algorithm, cell, against, given.rounds, page_size)))
+    for cell in track(CELLS[algorithm], algorithm):
+        rows.append(asdict(measure(algorithm, cell, against, given.rounds)))
         torch.cuda.empty_cache()
-    data = {"algorithm": given.algorithm, "rows": rows}
-    print(
-        results.save(
-            KIND, [given.algorithm, *against], data, subject=given.algorithm, folder=given.out, replace=given.force
-        )
-    )
+    data = {"algorithm": algorithm, "rows": rows}
+    print(results.save(KIND, [algorithm, *against], data, subject=algorithm, folder=given.out, replace=given.force))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

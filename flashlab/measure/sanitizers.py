@@ -1,9 +1,6 @@
 """Runs compute-sanitizer's four tools over a small grid of the kernels, and over planted faults that they must find.
 
-A tool that has found nothing is believed only if it found what was planted. Faults are planted in kernels of a few
-lines, and in our own (without their barriers, or on inputs that nobody wrote).
-
-`python -m flashlab.measure.sanitizers FAULT` runs one planted fault.
+A tool that has found nothing is believed only if it found what was planted (see `flashlab.measure.planted`).
 """
 
 from __future__ import annotations
@@ -18,22 +15,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from flashlab.measure import workload as case_files
+from flashlab.measure.planted import CONTROLS, FAULTS
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.catalogue import Algorithm, with_kernels
+from simulator.catalogue import with_kernels
 from simulator.errors import Unavailable
-from simulator.problem import SCORES
 
 __all__ = [
-    "FAULTS",
     "KIND",
     "OPTIONS",
     "TOOLS",
@@ -63,15 +59,6 @@ _PLACE = re.compile(r"\bin (?:\S*/)?([\w.+-]+\.cuh?):(\d+)")
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A planted fault: the tool that must find it, what it is, and a function that runs it."""
-
-    tool: str
-    what: str
-    plant: Callable[[], None]
-
-
-@dataclass(frozen=True)
 class Ran:
     """What a program printed, or as much of it as it had when it was killed."""
 
@@ -84,7 +71,8 @@ class Ran:
 class Findings:
     """What a tool said: how many findings (None: it did not finish), in which kernels, and its first message.
 
-    `warnings` says how many of the findings are warnings. `places` are the lines that the messages name, as k.cu:12.
+    `warnings` says how many of the findings are warnings. `places` are the lines that the messages name, as k.cu:12. `ended`
+    says whether the program came to its end.
     """
 
     number: int | None
@@ -92,11 +80,12 @@ class Findings:
     first: str
     warnings: int = 0
     places: tuple[str, ...] = ()
+    ended: bool = True
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tool on one target: an algorithm's cases, or a planted fault."""
+    """One tool on one target: an algorithm's cases, a planted fault, or a control."""
 
     tool: str
     target: str
@@ -108,24 +97,31 @@ class Row:
 
 @dataclass(frozen=True)
 class SanitizersReport:
-    """What the tools found in the kernels and in the planted faults."""
+    """What the tools found in the kernels, in the planted faults and in the controls."""
 
     device: str
     rows: tuple[Row, ...]
 
     @property
     def passed(self) -> bool:
-        """True if the tools found nothing in the kernels and every planted fault."""
-        return bool(self.rows) and all(row.verdict in ("clean", "found") for row in self.rows)
+        """True if the tools found nothing in the kernels and every planted fault, and the controls ran.
+
+        A control that is silent is no failure: the tool has learned to follow it."""
+        return bool(self.rows) and all(row.verdict in ("clean", "found", "reported", "silent") for row in self.rows)
 
     @property
     def algorithms(self) -> list[str]:
-        return list(dict.fromkeys(row.target for row in self.rows if row.target not in FAULTS))
+        return list(dict.fromkeys(row.target for row in self._of_kernels))
+
+    @property
+    def _of_kernels(self) -> list[Row]:
+        return [row for row in self.rows if row.target not in (*FAULTS, *CONTROLS)]
 
     @property
     def summary(self) -> dict[str, Any]:
         planted = [row for row in self.rows if row.target in FAULTS]
-        real = [row for row in self.rows if row.target not in FAULTS]
+        controls = [row for row in self.rows if row.target in CONTROLS]
+        real = self._of_kernels
         return {
             "tools": list(dict.fromkeys(row.tool for row in self.rows)),
             "runs": sum(row.cases for row in real),
@@ -133,6 +129,8 @@ class SanitizersReport:
             "unfinished": sum(row.verdict == "not finished" for row in self.rows),
             "faults": len(planted),
             "faults_found": sum(row.verdict == "found" for row in planted),
+            "controls": len(controls),
+            "controls_reported": sum(row.verdict == "reported" for row in controls),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,13 +148,13 @@ class SanitizersReport:
         ]
         table("compute-sanitizer", ("tool", "target", "problems", "findings", "verdict"), rows, left=2)
         for row in self.rows:
-            if row.verdict not in ("clean", "found"):
+            if row.verdict not in ("clean", "found", "reported"):
                 line(f"{row.tool}, {row.target}: {row.detail}")
         line("passed" if self.passed else "FAILED")
 
 
 class Summary(Data):
-    """Runs and findings over the kernels, and how many planted faults were found."""
+    """Runs and findings over the kernels, how many planted faults were found, and how many controls were reported."""
 
     tools: tuple[str, ...]
     runs: int
@@ -164,6 +162,8 @@ class Summary(Data):
     unfinished: int
     faults: int
     faults_found: int
+    controls: int = 0
+    controls_reported: int = 0
 
 
 class Sanitized(Data):
@@ -181,6 +181,7 @@ def headline(data: Sanitized) -> str:
     return (
         f"{s.findings} findings by {', '.join(s.tools)} over {s.runs} runs; "
         f"{s.faults_found} of {s.faults} seeded faults found"
+        + (f"; {s.controls_reported} of {s.controls} right kernels reported" if s.controls else "")
     )
 
 
@@ -193,7 +194,7 @@ def table(data: Sanitized) -> str:
 KIND = Kind(
     "sanitizers",
     "Memory: compute-sanitizer",
-    "compute-sanitizer's four tools over the kernels and over planted faults",
+    "compute-sanitizer's four tools over the kernels, over planted faults, and over right kernels that they report",
     "flashlab sanitize --save docs/results",
     Sanitized,
     headline,
@@ -204,50 +205,58 @@ KIND = Kind(
 def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
     """A small grid: each algorithm (default: all with kernels) in each dtype on a few problems.
 
-    The problems have ragged edges, masks, GQA and empty rows, and where an algorithm knows them a soft cap, sinks, ALiBi, a
-    ragged batch, and masks.
+    The problems have ragged edges, masks, GQA and empty rows. An algorithm gets those that ask only for what it knows, by its row
+    of the catalogue: among them may be a soft cap, sinks, ALiBi, a ragged batch and masks.
     """
-    problems: dict[str, dict[str, Any]] = {
-        "ragged causal": {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True},
+    ragged: dict[str, Any] = {"heads": 2, "len_q": 97, "head_dim": 40, "causal": True}
+    fewer: dict[str, Any] = {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True}
+    empty: dict[str, Any] = {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True}
+    sequences: dict[str, Any] = {
+        "heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True,
+    }  # fmt: skip
+    plain: dict[str, dict[str, Any]] = {
+        "ragged causal": ragged,
         "GQA, window": {"heads": 4, "kv_heads": 2, "len_q": 130, "head_dim": 64, "window": (33, 5)},
-        "fewer queries": {"heads": 1, "len_q": 33, "len_kv": 239, "head_dim": 128, "causal": True},
-        "empty rows": {"heads": 1, "len_q": 150, "len_kv": 17, "head_dim": 64, "causal": True},
+        "fewer queries": fewer,
+        "empty rows": empty,
+        "soft cap, sinks, ALiBi": {**ragged, "soft_cap": 5.0, "sinks": True, "alibi": True},
+        "sinks, empty rows": {**empty, "sinks": True},
+        "sequences": sequences,
+        "mask": {**fewer, "mask": "dense"},
+        "bits": {**ragged, "mask": "bits"},
+        "blocks": {**fewer, "mask": "blocks"},
+        "mask, sequences": {**sequences, "mask": "dense"},
+        "bits, sequences": {**sequences, "mask": "bits"},
     }
-    scored: dict[str, dict[str, Any]] = {
-        "soft cap, sinks, ALiBi": {**problems["ragged causal"], "soft_cap": 5.0, "sinks": True, "alibi": True},
-        "sinks, empty rows": {**problems["empty rows"], "sinks": True},
+    # requests have as many queries each
+    requests: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 64, "causal": True, "page_size": 16}
+    pages = {
+        **{name: shape for name, shape in plain.items() if "lengths" not in shape},
+        "requests": {**requests, "batch": 5, "lengths": [(3, n) for n in (700, 0, 2, 97, 16)]},
     }
-    sequences: dict[str, dict[str, Any]] = {
-        "sequences": {"heads": 2, "lengths": [70, 0, (3, 97), (0, 5), (65, 130)], "head_dim": 64, "causal": True}
+    shared: dict[str, Any] = {"batch": 5, "heads": 8, "kv_heads": 2, "len_q": 3, "head_dim": 64}
+    prefixes: dict[str, dict[str, Any]] = {
+        **plain,
+        "chunks, causal": {**shared, "len_kv": 70, "len_prefix": 700, "causal": True},
+        "no prefix, sinks": {**shared, "len_kv": 600, "len_prefix": 0, "sinks": True},
+        "no own keys": {**shared, "len_kv": 0, "len_prefix": 99},
     }
-    masks: dict[str, dict[str, Any]] = {
-        "mask": {**problems["fewer queries"], "mask": "dense"},
-        "bits": {**problems["ragged causal"], "mask": "bits"},
-        "blocks": {**problems["fewer queries"], "mask": "blocks"},
-        "mask, sequences": {**sequences["sequences"], "mask": "dense"},
-        "bits, sequences": {**sequences["sequences"], "mask": "bits"},
-    }
-    # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
-    whole: dict[str, dict[str, Any]] = {"ragged causal": {**problems["ragged causal"], "head_dim": 48}}
 
-    def shapes(row: Algorithm) -> dict[str, dict[str, Any]]:
-        known = set(row.support.masks)
-        own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
-        ragged = sequences if "lengths" in known and not row.operation.in_pages else {}
-        return problems | own | ragged | (masks if "mask" in known else {})
-
-    def fitted(algorithm: str, problem: Problem) -> Problem:
-        return CATALOGUE[algorithm].operation.fitted(problem)
+    def posed(algorithm: str) -> Iterable[tuple[str, Problem]]:
+        row = CATALOGUE[algorithm]
+        shapes = pages if row.operation.in_pages else prefixes if row.operation.shares_prefix else plain
+        for dtype, (name, shape) in product(row.dtypes, shapes.items()):
+            # 8-bit rows fill multiples of 16 bytes here: the kernel reads padding without using it, and nobody writes padding
+            whole = {"head_dim": 48} if row.support.eight_bit and shape["head_dim"] == 40 else {}
+            sizes: dict[str, Any] = {"batch": 1, "dtype": dtype, **shape, **whole}
+            problem = Problem(**sizes)
+            if problem.unknown_mask(row.support.masks, algorithm) is None:
+                yield name, row.operation.fitted(problem)
 
     return [
-        Case(
-            f"{algorithm} {dtype} {name}",
-            algorithm,
-            fitted(algorithm, Problem(batch=1, dtype=dtype, **shape)),
-            lse=True,
-        )
+        Case(f"{algorithm} {problem.dtype} {name}", algorithm, problem, lse=True)
         for algorithm in algorithms or with_kernels()
-        for dtype, (name, shape) in product(CATALOGUE[algorithm].dtypes, shapes(CATALOGUE[algorithm]).items())
+        for name, problem in posed(algorithm)
     ]
 
 
@@ -262,7 +271,7 @@ def run(
 ) -> SanitizersReport:
     """Run the tools over the cases (default: the grid): one process per tool and algorithm, `workers` at a time.
 
-    With `faults`, also run the planted faults. A process that isn't done after `timeout` seconds counts as not
+    With `faults`, also run the planted faults and the controls. A process that isn't done after `timeout` seconds counts as not
     finished. `progress` wraps the runs, as `tqdm.tqdm` would. Raises `Unavailable` without a GPU or compute-sanitizer.
     """
     from flashlab.run.devices import current_device
@@ -280,11 +289,11 @@ def run(
             for tool in tools:
                 future = pool.submit(findings, path, tool, command, timeout)
                 work.append(partial(_awaited, tool, algorithm, len(mine), future))
-        for name, fault in FAULTS.items() if faults else ():
-            if fault.tool in tools:
-                command = [sys.executable, "-m", "flashlab.measure.sanitizers", name]
-                future = pool.submit(findings, path, fault.tool, command, timeout)
-                work.append(partial(_awaited, fault.tool, name, 1, future))
+        for name, each in {**FAULTS, **CONTROLS}.items() if faults else ():
+            if each.tool in tools:
+                command = [sys.executable, "-m", "flashlab.measure.planted", name]
+                future = pool.submit(findings, path, each.tool, command, timeout)
+                work.append(partial(_awaited, each.tool, name, 1, future))
         rows = [each() for each in progress(work)]
     return SanitizersReport(device.name, tuple(rows))
 
@@ -294,10 +303,14 @@ def _awaited(tool: str, target: str, cases: int, future: Future[Findings]) -> Ro
 
 
 def _judged(tool: str, target: str, cases: int, found: Findings) -> Row:
-    planted = target in FAULTS
     if found.number is None:
         return Row(tool, target, cases, None, "not finished", found.first)
-    if planted:
+    if target in CONTROLS:
+        if not found.ended:  # what failed is no right kernel
+            return Row(tool, target, cases, None, "not finished", found.first)
+        verdict = "reported" if found.number else "silent"
+        return Row(tool, target, cases, found.number, verdict, CONTROLS[target].what)
+    if target in FAULTS:
         return Row(tool, target, cases, found.number, "found" if found.number else "MISSED", FAULTS[target].what)
     if not found.number:
         return Row(tool, target, cases, 0, "clean")
@@ -337,10 +350,11 @@ def findings(path: str, tool: str, command: Sequence[str], timeout: float, *opti
         return Findings(None, (), f"not done within {timeout:.0f} s")
     found = parse(ran.text)
     # without this line the program failed before its kernels ran, so that no findings would mean nothing
-    if not found.number and "launched " not in ran.text:
+    ended = "launched " in ran.text
+    if not found.number and not ended:
         said = [line for line in ran.text.splitlines() if line.strip() and not line.startswith("=========")]
         return Findings(None, (), (said or [found.first or "no output"])[-1])
-    return found
+    return replace(found, ended=ended)
 
 
 def parse(text: str) -> Findings:
@@ -372,68 +386,3 @@ def program() -> str:
     if found := shutil.which("compute-sanitizer"):
         return found
     raise Unavailable("compute-sanitizer is not on the PATH: install the CUDA toolkit, or add its bin folder to PATH")
-
-
-# The planted faults
-
-
-def _tiny(source: str, threads: int = 64) -> Callable[[], None]:
-    """A function that runs a kernel of a few lines on an array of 64 floats that nobody wrote."""
-
-    def plant() -> None:
-        from flashlab.run.arrays import cupy
-
-        kernel = cupy().RawKernel(f'extern "C" __global__ void planted(float* x) {{ {source} }}', "planted")
-        kernel((1,), (threads,), (cupy().empty(64, "float32"),))
-
-    return plant
-
-
-def _without_barriers() -> None:
-    """Run flash2, compiled from a copy of the headers whose barrier does nothing."""
-    import kernels_cu
-
-    with tempfile.TemporaryDirectory() as folder:
-        headers = Path(folder) / "include"
-        shutil.copytree(kernels_cu.include_dir(), headers)
-        for path in headers.rglob("*.cuh"):
-            path.write_text(path.read_text().replace("__syncthreads()", "(void)0"))
-        kernels_cu.include_dir = lambda: headers
-        case_files.launch(_PLAIN)
-
-
-def _unwritten() -> None:
-    """Run flash2 on q, k and v as they come from the allocator."""
-    from flashlab.run.plan import gpu_plan
-
-    gpu_plan("flash2", _PLAIN[0].problem).launch({})
-
-
-_PLAIN = [Case("plain", "flash2", Problem(batch=1, heads=1, len_q=200, head_dim=64, dtype="float16"))]
-
-FAULTS: Mapping[str, Fault] = {
-    "write-past-the-end": Fault("memcheck", "a store 4 KB past the end", _tiny("x[1024 + threadIdx.x] = 1;")),
-    "missing-barrier": Fault(
-        "racecheck",
-        "neighbours exchange words through SRAM with no barrier between",
-        _tiny("__shared__ volatile float s[64]; s[threadIdx.x] = threadIdx.x; x[threadIdx.x] = s[63 - threadIdx.x];"),
-    ),
-    "flash2-without-barriers": Fault("racecheck", "our flash2 without its barriers", _without_barriers),
-    "read-unwritten": Fault("initcheck", "a load of what nobody wrote", _tiny("x[threadIdx.x] = x[threadIdx.x] + 1;")),
-    "flash2-on-unwritten-inputs": Fault("initcheck", "our flash2 on inputs that nobody wrote", _unwritten),
-    "divergent-barrier": Fault(
-        "synccheck",
-        "a barrier that part of a warp never reaches",
-        _tiny("if (threadIdx.x < 40) { __syncthreads(); } x[threadIdx.x] = 1;"),
-    ),
-}
-"""The planted faults by name. If a tool misses one, its silence elsewhere means nothing."""
-
-
-if __name__ == "__main__":
-    from flashlab.run.arrays import cupy
-
-    cupy().cuda.set_allocator(None)
-    FAULTS[sys.argv[1]].plant()
-    cupy().cuda.runtime.deviceSynchronize()
-    print("launched 1 fault")

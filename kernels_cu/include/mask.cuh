@@ -25,8 +25,8 @@ DEVICE Keys full_tiles(const Shape& shape, int first_row, int last_row, int colu
 
 // Sets the scores that the mask hides to -INF, in one row of accumulators (mma.cuh) whose first column is key `key`. `row`
 // is the query of this lane's upper row, `lane_column` (2t) its first column. Where heads are packed, `heads` rows are of a query.
-template <int N>
-DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, int lane_column, int heads = 1) {
+template <int N, class Heads = int>
+DEVICE void mask_scores(float (&s)[N][4], const Shape& shape, int row, int key, int lane_column, Heads heads = 1) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Keys keys = visible_keys(shape, (opaque(row) + 8 * half) / heads);

@@ -4,6 +4,7 @@
 // a prefix sum of their units says whose the next unit is. Nothing else depends on the lengths of other requests.
 #pragma once
 
+#include "divisor.cuh"
 #include "tile.cuh"
 
 // The length of a request, of `requests`. It is in the kernel, because reads are marked there.
@@ -18,7 +19,10 @@ struct Unit { int row_tile, run, kv_head, batch, keys, runs, number, first, own_
 struct Units {
   const Shape& batch;
   const int* lengths;
-  int group, all_rows, row_tiles, kv_heads, batches;
+  Divisor group;
+  int all_rows;
+  Divisor row_tiles;
+  int kv_heads, batches;
 
   DEVICE Units(const Shape& shape, const int* lengths)
       : batch(shape), lengths(lengths), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group),
@@ -61,6 +65,15 @@ struct Units {
     }
   }
 
+  // n / runs, the heads whose runs all come before run n. Each lane tries a number of heads.
+  DEVICE int heads_in(int n, int runs) const {
+    int heads = 0;
+#pragma unroll 1
+    for (int tried = 1 + lane_id(); tried - lane_id() < kv_heads; tried += 32)
+      heads += count_bits(ballot(tried < kv_heads && tried * runs <= n));
+    return heads;
+  }
+
   DEVICE void find(Unit& unit) const {
 #pragma unroll 1
     while (unit.number >= shuffle(unit.before_next, 31) && unit.first + 32 < batches) {
@@ -75,19 +88,8 @@ struct Units {
     unit.batch = unit.first + lane, unit.keys = shuffle(unit.own_keys, lane);
     unit.runs = ::most_runs(alone_with(unit.keys), group);
     unit.row_tile = rest - runs_before * row_tiles;
-    unit.kv_head = runs_before / unit.runs, unit.run = runs_before - unit.kv_head * unit.runs;
+    unit.kv_head = heads_in(runs_before, unit.runs), unit.run = runs_before - unit.kv_head * unit.runs;
   }
-};
-
-// n / by for numbers below 2^31, by a multiplication and a shift (Granlund and Montgomery 1994, figure 4.1). The division that
-// finds the factor is done once.
-struct Divisor {
-  unsigned by, factor, shift;
-
-  DEVICE explicit Divisor(unsigned by) : by(by), shift(32 - leading_zeros(by - 1)) {
-    factor = static_cast<unsigned>(((1ull << 32) * ((1ull << shift) - by)) / by + 1);
-  }
-  DEVICE int quotient(int n) const { return (high_product(factor, n) + n) >> shift; }
 };
 
 // Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes

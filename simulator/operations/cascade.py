@@ -103,6 +103,8 @@ class CascadeAttention(Operation):
         return problem
 
     def fitted(self, problem: Problem) -> Problem:
+        if problem.page_size is not None or problem.lengths is not None:
+            return problem  # which is refused
         return problem if problem.len_prefix is not None else problem.replace(len_prefix=problem.len_kv)
 
     def idle(self, problem: Problem) -> bool:

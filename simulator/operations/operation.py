@@ -196,13 +196,13 @@ class Operation(ABC):
 
     def refusal(self, problem: Problem, by: str) -> UsageError | None:
         """The error for a problem that is none of this operation's, or None. `by` is the algorithm's name."""
+        if self.in_pages != (problem.page_size is not None):
+            accepted = "keys per page, as K and V lie in pages" if self.in_pages else "None, or paged for pages"
+            return UsageError("page_size", problem.page_size, f"{accepted}, for {by}")
         if self.shares_prefix != (problem.len_prefix is not None):
             accepted = "keys that all requests share" if self.shares_prefix else "None, or cascade for a shared prefix"
             return UsageError("len_prefix", problem.len_prefix, f"{accepted}, for {by}")
-        if self.in_pages == (problem.page_size is not None):
-            return None
-        accepted = "keys per page, as K and V lie in pages" if self.in_pages else "None, or paged for pages"
-        return UsageError("page_size", problem.page_size, f"{accepted}, for {by}")
+        return None
 
     def idle(self, problem: Problem) -> bool:
         """Does the problem have nothing to write? Then nothing is launched."""

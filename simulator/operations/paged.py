@@ -24,6 +24,8 @@ from simulator.problem import DTYPES, Problem, Tile
 
 STRAY = 2**31 - 1
 """What `draw` fills the rest of a block table with: no page has this number."""
+PAGE_SIZE = 16
+"""That of a problem that says none."""
 
 
 class Pool(Operand):
@@ -168,7 +170,7 @@ class PagedAttention(Operation):
         return owned
 
     def fitted(self, problem: Problem) -> Problem:
-        return problem if problem.page_size else problem.replace(page_size=16)
+        return problem if problem.page_size else problem.replace(page_size=PAGE_SIZE)
 
     def idle(self, problem: Problem) -> bool:
         return not problem.len_q

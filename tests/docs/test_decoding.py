@@ -1,9 +1,14 @@
-"""docs/decoding.md: the table is what the newest result says."""
+"""docs/decoding.md and docs/mla.md: the tables are what the newest results say."""
 
-from docs._site import decoding
+from typing import Any
+
+import pytest
+
+from docs._site import decoding, mla
 from docs._site.blocks import replaced
 
 
-def test_the_table_is_the_newest_result() -> None:
-    text = decoding.PAGE.read_text(encoding="utf-8")
-    assert text == replaced(text, "decoding", decoding.blocks()), "run python -m docs._site.decoding"
+@pytest.mark.parametrize(("page", "name"), [(decoding, "decoding"), (mla, "mla")])
+def test_the_tables_are_the_newest_results(page: Any, name: str) -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == replaced(text, name, page.blocks()), f"run python -m docs._site.{name}"

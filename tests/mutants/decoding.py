@@ -8,8 +8,8 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/flash_decoding.cu"
-MASK, MEMORY, TREE, PAGES, CACHE = (
-    f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache")
+MASK, MEMORY, TREE, PAGES, CACHE, DIVISOR = (
+    f"kernels_cu/include/{name}.cuh" for name in ("mask", "memory", "tree", "pages", "cache", "divisor")
 )
 _QUANTIZED: dict[str, Any] = {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 2, "len_kv": 300, "head_dim": 32}
 
@@ -124,9 +124,11 @@ KERNELS = [
     paged("the rest of a page read", "r < rows ? min(", "r < ROWS ? min(", "bytes", file=PAGES),
     paged("each lane's own row for all chunks", "shuffle(own, r)", "own", "rule", file=PAGES),
     paged("rows by the pages of the tile behind", "const int page = pages[0]", "const int page = pages[1]", "rule"),
-    paged("places in pages of another size", "key - page_size.quotient(key) * static_cast<int>(page_size.by)", "key - key / 8 * 8",
-          "rule"),
-    paged("a divisor's factor one too small", "/ by + 1)", "/ by)", "rule", file=PAGES),
+    paged("places in pages of another size", "key % page_size", "key % 8", "rule"),
+    paged("a divisor's factor one too small", "/ by + 1)", "/ by)", "rule", file=DIVISOR),
+    paged("a remainder of another number", "n - n / divisor *", "n - (n - 1) / divisor *", "misuse", file=DIVISOR),
+    paged("a head of which only the first run has come", "tried * runs <= n", "(tried - 1) * runs < n", "misuse", file=PAGES),
+    paged("heads from one on", "tried < kv_heads &&", "tried <= kv_heads - 2 &&", "misuse", file=PAGES),
     paged("the first request's pages", "static_cast<long long>(walk.unit.batch) * shape.table_pages", "0", "rule"),
     paged("the first head's rows of a page", "walk.unit.batch, walk.unit.kv_head, 0); }", "walk.unit.batch, 0, 0); }", "rule"),
     paged("entries beyond the length", "&& key < walk.unit.keys", "", "bytes"),

@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks": {"heads": 3, "len_kv": 1030},
     "row tiles": {"heads": 20, "len_kv": 530},
     "hidden rows": {"heads": 2, "len_q": 20, "len_kv": 7, "causal": True},
+    "units": {"batch": 2, "heads": 20, "len_q": 110, "len_kv": 7, "causal": True},
     "pages": {"batch": 2, "heads": 3, "lengths": [(2, 50), (2, 75)], "page_size": 7, "pages": 30, "causal": True},
 }
 """With tiles of 32 keys: two warps, and chunks of 512 keys."""
@@ -72,6 +73,8 @@ KERNELS = [
            "(x.m[i][half] + log2_approx(x.l[i][half]))", "rule", step="store_lse"),
     mutant("a sum of 0 inverted", "x.l[i][half] > 0 ? reciprocal(x.l[i][half]) : 0", "reciprocal(x.l[i][half])", "rule",
            "hidden rows"),
+    mutant("sums over those that others still read", "barrier(); if (place.has_keys())", "if (place.has_keys())",
+           "misuse", "units"),
     mutant("the last one too early", "siblings.last - siblings.first);", "siblings.last - siblings.first - 1);", "zeros", "chunks",
            step="arrive"),
     mutant("row tiles with one counter", "(counter * units.row_tiles + unit.row_tile)", "(counter * units.row_tiles)", "misuse",
@@ -84,7 +87,7 @@ KERNELS = [
     paged("stale rows of the last page read", "WHOLE || row < left ? CHUNK_BYTES : 0", "CHUNK_BYTES", "bytes"),
     paged("pages of the first request", "static_cast<long long>(request) * batch.table_pages", "0", "rule"),
     paged("pages of the tile before", "copy_commit(); look_up(j + 1);", "copy_commit(); if (j % 2 == 0) look_up(j + 1);", "rule"),
-    paged("places in pages of another size", "key(j) % batch.page_size", "key(j) % 8", "rule"),
+    paged("places in pages of another size", "key(j) % page_size", "key(j) % 8", "rule"),
     paged("entries beyond the length", "&& key(j) < keys", "", "bytes"),
     paged("one length for all", "length_of(lengths, request, batches)", "length_of(lengths, 1, batches)", "misuse", file=PAGES),
 ]  # fmt: skip

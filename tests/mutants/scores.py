@@ -93,7 +93,7 @@ SOFT_CAPS = [
     ScoreMutant(
         mechanism="hidden scores get the cap's bottom, as if it came after the mask",
         file=MASK,
-        edits=(("int lane_column, int heads = 1) { … s[n][2 * half + e] = -INF;", "s[n][2 * half + e] = -1.f;"),),
+        edits=(("int lane_column, Heads heads = 1) { … s[n][2 * half + e] = -INF;", "s[n][2 * half + e] = -1.f;"),),
         check="key_sets",
         case="soft cap",
         aligned=CAP,

@@ -198,6 +198,17 @@ def test_the_default_dtype_is_one_that_the_algorithm_takes() -> None:
     assert "expected float8_e4m3fn for flash3_fp8" in one_line("count", "flash3_fp8", "--dtype", "float16")
 
 
+def test_what_is_given_is_taken_or_refused_and_the_rest_is_the_algorithms_own() -> None:
+    latent = fl.latent_problem(heads=5, len_q=128, dtype="float16", causal=True)
+    words = ("--heads", 5, "--head-dim", 576, "--head-dim-v", 512, "--kv-heads", 1)
+    assert document("count", "mla", *words) == {"schema": 1, **plain(fl.count("mla", latent).to_dict())}
+    served = fl.Problem(
+        batch=2, heads=2, lengths=[(3, 40), (3, 7)], head_dim=64, dtype="float16", causal=True, page_size=16
+    )
+    found = document("count", "paged", "--lengths", "3:40,3:7")
+    assert found == {"schema": 1, **plain(fl.count("paged", served).to_dict())}
+
+
 def test_simulate_gives_numbers_and_counts() -> None:
     found = document("simulate", "flash1", "--len-q", 97, "--seed", 3, "--lse")
     problem = DEFAULT.replace(len_q=97)
@@ -385,6 +396,12 @@ def test_windows_paths_have_colons_too(tmp_path: Path) -> None:
         ("verify flash2 --check everything", "checks = 'everything'"),
         ("verify flash2 --backend tpu", "backend = 'tpu'"),
         ("bench --causal --len-q 1k", "--len-q = '1k'"),
+        ("count mla --head-dim 64", "--head-dim = 64: expected 576 for mla, or nothing"),
+        ("simulate mla_paged --kv-heads 2", "--kv-heads = 2: expected 1 for mla_paged, or nothing"),
+        ("emulate mla --head-dim-v 576", "--head-dim-v = 576: expected 512 for mla, or nothing"),
+        ("count cascade --page-size 4", "page_size = 4: expected None, or paged for pages, for cascade"),
+        ("count cascade --lengths 4,5", "lengths = ((4, 4), (5, 5)): expected nothing: cascade knows causal"),
+        ("count paged --batch 3 --lengths 1:4,1:5", "lengths = 2 requests: expected 3, the batch"),
         ("counters --matrix --len-q 4", "--len-q = 4"),
         ("counters --matrix --only nothing", "--only = 'nothing': expected words from a problem's name, such as"),
         ("counters flash3_1 --l2", "algorithms = 'flash3_1': expected one that the L2 model has problems for"),

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import flashlab as fl
 from flashlab.measure import sanitizers
-from flashlab.measure.sanitizers import FAULTS, OPTIONS, TOOLS, Findings, Ran, Row, SanitizersReport
+from flashlab.measure.planted import CONTROLS, FAULTS
+from flashlab.measure.sanitizers import OPTIONS, TOOLS, Findings, Ran, Row, SanitizersReport
+from simulator import DEVICES
 from simulator.catalogue import CATALOGUE, with_kernels
 from simulator.errors import Unavailable
 
@@ -123,6 +126,8 @@ def test_a_report_is_json_and_prints(capsys: pytest.CaptureFixture[str]) -> None
         "unfinished": 0,
         "faults": 1,
         "faults_found": 1,
+        "controls": 0,
+        "controls_reported": 0,
     }
     report.print()
     assert "passed" in capsys.readouterr().out
@@ -137,10 +142,71 @@ def test_every_tool_has_a_fault_to_find_and_the_grid_has_every_edge() -> None:
         assert dtypes == set(CATALOGUE[algorithm].dtypes)
 
 
+@pytest.mark.parametrize("algorithm", with_kernels())
+def test_the_grid_asks_an_algorithm_for_what_it_knows_and_for_nothing_else(algorithm: str) -> None:
+    row, grid = CATALOGUE[algorithm], sanitizers.grid([algorithm])
+    for case in grid:
+        row.check(case.problem, DEVICES["h200"])
+        assert fl.count(algorithm, case.problem, device="h200").hbm.read > 0
+    asked = {name for case in grid for name in case.problem.applied}
+    assert {"causal", "window", "sinks", "lengths", "mask"} & set(row.support.masks) <= asked
+    assert len({case.name for case in grid}) == len(grid) >= 4
+    assert row.operation.in_pages == any(
+        len(case.problem.lengths or ()) > 1 and case.problem.page_size for case in grid
+    )
+    assert row.operation.shares_prefix == any(case.problem.len_prefix == 700 for case in grid)
+
+
 def test_no_compute_sanitizer_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unavailable, match="install the CUDA toolkit"):
         sanitizers.run()
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("control", "line"), [("barrier-arrive", "barrier.arrive 1"), ("mbarrier-of-a-warp", "__syncwarp()")]
+)
+def test_a_control_is_right_and_no_longer_without_the_line_that_orders(control: str, line: str, tmp_path: Path) -> None:
+    each, path = CONTROLS[control], tmp_path / "control.cu"
+    path.write_text(each.source)
+
+    def run() -> fl.FileRun:
+        x = fl.Empty((each.words,))
+        return fl.emulate_file(path, {"x": x}, grid=1, block=each.threads, time_limit=5)
+
+    assert run().passed
+    assert run().arrays["x"].tolist() == [*range(each.words - 1, -1, -1)]
+    late = each.source.replace("    s[threadIdx.x] = threadIdx.x;\n", "")  # the words come when all have arrived
+    path.write_text(late.replace("  } else", "    s[threadIdx.x] = threadIdx.x;\n  } else"))
+    assert "race" in str(run())
+    ordered = next(code for code in each.source.splitlines() if line in code)
+    path.write_text(each.source.replace(ordered, ""))
+    assert not run().passed
+    assert {x.tool for x in CONTROLS.values()} == {"racecheck"}
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "passed"),
+    [
+        (Findings(3, ("control",), "Error: Race reported"), "reported", True),
+        (Findings(0, (), ""), "silent", True),
+        (Findings(3, ("control",), "Error: Race reported", ended=False), "not finished", False),  # its words were wrong
+        (Findings(None, (), "no output"), "not finished", False),
+    ],
+)
+def test_a_control_is_reported_or_silent_and_must_end(
+    found: Findings, verdict: str, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sanitizers, "program", lambda: "compute-sanitizer")
+    monkeypatch.setattr("flashlab.run.devices.current_device", lambda: DEVICES["h200"])
+    monkeypatch.setattr(sanitizers, "FAULTS", {})
+    monkeypatch.setattr(sanitizers, "findings", lambda *_: found)
+    report = sanitizers.run([], tools=["racecheck"])
+    assert {(row.target, row.verdict) for row in report.rows} == {(name, verdict) for name in CONTROLS}
+    assert (report.passed, report.algorithms) == (passed, [])
+    assert report.summary["controls"] == len(CONTROLS)
+    assert report.summary["controls_reported"] == (len(CONTROLS) if verdict == "reported" else 0)
 
 
 @pytest.mark.gpu
@@ -150,6 +216,20 @@ def test_the_tool_finds_the_planted_fault(fault: str) -> None:
         program = sanitizers.program()
     except Unavailable as reason:
         pytest.skip(str(reason))
-    command = [sys.executable, "-m", "flashlab.measure.sanitizers", fault]
+    command = [sys.executable, "-m", "flashlab.measure.planted", fault]
     found = sanitizers.findings(program, FAULTS[fault].tool, command, 300)
     assert found.number, found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("control", CONTROLS)
+def test_the_tool_reports_the_control(control: str) -> None:
+    try:
+        program = sanitizers.program()
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    found = sanitizers.findings(
+        program, CONTROLS[control].tool, [sys.executable, "-m", "flashlab.measure.planted", control], 300
+    )
+    assert found.number, found
+    assert found.ended, found

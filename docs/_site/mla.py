@@ -1,0 +1,17 @@
+"""Writes the measured part of docs/mla.md from the newest results: `python -m docs._site.mla`."""
+
+from __future__ import annotations
+
+from docs._site.blocks import replaced
+from docs._site.decoding import ROOT, timed
+from flashlab.files import replace_file
+
+PAGE = ROOT / "docs" / "mla.md"
+
+
+def blocks() -> dict[str, str]:
+    return {name: timed(name) for name in ("mla", "mla_paged")}
+
+
+if __name__ == "__main__":
+    replace_file(PAGE, replaced(PAGE.read_text(encoding="utf-8"), "mla", blocks()))
