@@ -389,13 +389,13 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
       const int row = lane_row + 8 * half;
 
       // step: normalize
-      const float sum = softmax.l[half], factor = sum > 0 ? reciprocal(sum) : 0;  // a row without keys gets 0
+      const float sum = softmax.rounded[half], factor = sum > 0 ? reciprocal(sum) : 0;  // a row without keys gets 0
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);
 
       // step: store_lse
-      store_lse(lse, shape, work, row, softmax.m[half], sum);
+      store_lse(lse, shape, work, row, softmax.m[half], softmax.of_lse(half));
     }
   }
 }

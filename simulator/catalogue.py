@@ -277,7 +277,8 @@ CATALOGUE = {
             (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t"), arch="sm_90a"),
              Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
                     (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")), "sm_90a", persistent=True)),
-            Support(dtypes=(FP8,), only=(9, 0), tile=flash3_fp8_program.accepts, tiles=(None, *flash3_fp8_program.TILES[1:])),
+            Support(dtypes=(FP8,), only=(9, 0), masks=(*COMMON_MASKS, "exact_lse"), tile=flash3_fp8_program.accepts,
+                    tiles=(None, *flash3_fp8_program.TILES[1:])),
             flash3_fp8_program.ABOUT, "flash3",
         ),
         Algorithm(

@@ -79,6 +79,7 @@ def features(problem: Problem) -> tuple[tuple[str, int], ...]:
         "MASK": p.mask and 1 + MASK_FORMS.index(p.mask),
         "DROPOUT": p.dropout is not None,
         "DLSE": p.dlse,
+        "EXACT_LSE": p.exact_lse,
     }
     has |= {"CACHE": p.quantized and 1 + CACHES.index(p.kv_dtype)}
     has |= {

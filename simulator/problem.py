@@ -132,6 +132,9 @@ class Problem:
 
     With `dlse` a backward pass gets a gradient of the LSE, too.
 
+    Where P is rounded to 8 bits, the LSE may be that of the rounded weights. With `exact_lse` it is that of the weights before
+    they are rounded. `out` is the same, to the bit.
+
     `dropout` is the rate at which weights become 0. It is rounded to a multiple of 1/256: of a random byte's values, `kept`
     keep a weight, which is multiplied by 256 / kept. So nothing is biased. Seed and offset of the random bytes are an
     operand, `rng_state`.
@@ -248,6 +251,7 @@ class Problem:
     v_scale: str | None = described(
         f"What each scale of V is for: {', '.join(SCALES[:-1])}", default=None, among=SCALES[:-1], operand="v_scale"
     )
+    exact_lse: bool = described("LSE of the weights before they are rounded to 8 bits", default=False)
 
     def __post_init__(self) -> None:
         for name, known in FIELDS.items():
@@ -627,6 +631,7 @@ class Masks(TypedDict, total=False):
     block_size: Pair | None
     lengths: Lengths | None
     dropout: float | None
+    exact_lse: bool
 
 
 F = TypeVar("F", bound=Callable[..., Any])

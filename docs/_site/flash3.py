@@ -237,13 +237,16 @@ def fp8() -> str:
     errors = [[row["kernel"], f"{row['rmse']:.1e}"] for row in of.data["accuracy"]]
     found = {(row["head_dim"], row["causal"], row["length"]): row for row in of.data["speed"]}
     rows = [
-        [str(dim), what, *(shown.format(found[dim, causal, length][key]) for causal in MASKS for length in LENGTHS)]
+        [str(dim), what, *("" if x is None else shown.format(x) for x in values)]
         for dim in (128, 256)
         for what, key, shown in (
             ("TFLOP/s", "tflops", "{:.0f}"),
             ("× bfloat16", "ratio", "{:.2f}"),
             ("with V's launch", "ratio_of_calls", "{:.2f}"),
+            ("× cuDNN's FP8", "ratio_to_cudnn", "{:.2f}"),
+            ("with V's launch", "ratio_of_calls_to_cudnn", "{:.2f}"),
         )
+        if any(values := [found[dim, causal, length].get(key) for causal in MASKS for length in LENGTHS])
     ]
     inputs = f"Inputs: {of.data['inputs']}.\n\n"
     papers = ""

@@ -1,4 +1,4 @@
-"""Measures FlashAttention-3 in FP8: its accuracy (one scale, a scale per tile, rotated) and its speed.
+"""Measures FlashAttention-3 in FP8: its accuracy (one scale, a scale per tile, rotated) and its speed, also beside cuDNN's FP8.
 
 The experiment is that of the FlashAttention-3 paper (arXiv 2407.08608, section 4.3). Inputs are from N(0, 1), and one
 entry in a thousand has an addend from N(0, 100). The error is the root mean square of the output's difference from
@@ -12,11 +12,12 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from flashlab.measure import fp8_cudnn
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.speed import Cell, cells
 from flashlab.measure.timing import interleaved
@@ -54,7 +55,8 @@ class Speed:
     """One problem in FP8 and in bfloat16: TFLOP/s of both, and how many times as fast FP8 is (medians over the rounds).
 
     `ratio` is of the attention kernel alone, whose V is already transposed. `ratio_of_calls` is of a whole call, which
-    transposes V.
+    transposes V. Where cuDNN's FP8 was timed in the same rounds, `tflops_cudnn` are its TFLOP/s, `ratio_to_cudnn` and
+    `ratio_of_calls_to_cudnn` how many times as fast our kernel and our call are, and `cudnn_out` is the dtype that it wrote.
     """
 
     head_dim: int
@@ -64,11 +66,18 @@ class Speed:
     tflops_bfloat16: float
     ratio: float
     ratio_of_calls: float
+    tflops_cudnn: float | None = None
+    ratio_to_cudnn: float | None = None
+    ratio_of_calls_to_cudnn: float | None = None
+    cudnn_out: str | None = None
 
 
 @dataclass(frozen=True)
 class Fp8Report:
-    """What `run` found: errors against the rounded inputs' reference, speed, and errors in the paper's own setting."""
+    """What `run` found: errors against the rounded inputs' reference, speed, and errors in the paper's own setting.
+
+    `cudnn` says which cuDNN was timed, and `not_run` why in some cells, or in all, it wasn't.
+    """
 
     device: str
     inputs: str
@@ -76,6 +85,8 @@ class Fp8Report:
     speed: tuple[Speed, ...]
     papers_inputs: str
     papers: tuple[Accuracy, ...]
+    cudnn: str | None = None
+    not_run: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -92,6 +103,8 @@ class Fp8Report:
             "speed": [asdict(row) for row in self.speed],
             "papers_inputs": self.papers_inputs,
             "papers": [asdict(row) for row in self.papers],
+            "cudnn": self.cudnn,
+            "not_run": list(self.not_run),
         }
 
     def print(self) -> None:
@@ -114,15 +127,24 @@ class Fp8Report:
                 f"{s.tflops_bfloat16:.0f}",
                 f"{s.ratio:.2f}",
                 f"{s.ratio_of_calls:.2f}",
+                *(
+                    "" if x is None else f"{x:.{digits}f}"
+                    for x, digits in ((s.tflops_cudnn, 0), (s.ratio_to_cudnn, 2), (s.ratio_of_calls_to_cudnn, 2))
+                ),
             )
             for s in self.speed
         ]
         table(
             "speed",
-            ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio", "with V's transposition"),
+            ("head dim", "mask", "length", "TFLOP/s", "bfloat16", "ratio", "with V's transposition", "cuDNN FP8", "× cuDNN",
+             "with V's transposition, × cuDNN"),
             rows,
             left=2,
-        )
+        )  # fmt: skip
+        if self.cudnn:
+            line(self.cudnn)
+        for reason in self.not_run:
+            line(f"not run: {reason}")
 
 
 WAYS = {"one scale": (False, False), "a scale per tile": (True, False), "a scale per tile, rotated": (True, True)}
@@ -200,10 +222,25 @@ def on_torch(problem: Problem, q: Any, k: Any, v: Any) -> Callable[[], None]:
     return call
 
 
-def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
-    """Time FP8 beside bfloat16 in each cell, for about `seconds`, with calls interleaved. Quantisation isn't timed.
+FAR = 0.1
+"""How far cuDNN's output may be from ours before it isn't timed: the root mean square of the difference, relative to that of ours.
+Each of the two roundings of P makes about 0.03, and an output in e4m3 as much again."""
 
-    Raises `Unavailable` without torch.
+
+def cudnn_beside(p: Problem, eight: Sequence[Any], ours: Callable[[], Any]) -> Callable[[], Any]:
+    """A call of cuDNN's FP8 on the same tensors. Raises whatever cuDNN raises, and `ValueError` for an output far from ours."""
+    call = fp8_cudnn.forward(p, *eight)
+    wanted, got = (x.float() for x in (ours(), call()))
+    off = float((got - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+    if not off <= FAR:
+        raise ValueError(f"the result is wrong: {off:.2g} of its size from ours, where {FAR} is allowed")
+    return call
+
+
+def speed(cells: Sequence[Cell], not_run: list[str], seconds: float = 0.5) -> list[Speed]:
+    """Time FP8 beside bfloat16 and, where it is installed, cuDNN's FP8 in each cell, for about `seconds`, with calls interleaved.
+
+    Quantisation isn't timed. `not_run` is told why cuDNN wasn't. Raises `Unavailable` without torch.
     """
     try:
         torch = importlib.import_module("torch")
@@ -221,11 +258,33 @@ def speed(cells: Sequence[Cell], seconds: float = 0.5) -> list[Speed]:
         def bfloat16(plain: list[Any] = plain, out: Any = out, p: Problem = p) -> Any:
             return run_attention(*plain, algorithm="flash3", out=out, **p.masks)
 
-        times = interleaved(torch, [on_torch(p, *plain), call, bfloat16], seconds)
-        tflops = [cell.flops / statistics.median(t) / 1e9 for t in times]
-        ratios = [statistics.median(b / a for a, b in zip(t, times[2], strict=True)) for t in times[:2]]
-        found.append(Speed(p.head_dim, p.causal, p.len_q, tflops[0], tflops[2], ratios[0], ratios[1]))
+        calls: list[Callable[[], Any]] = [on_torch(p, *plain), call, bfloat16]
+        try:
+            calls.append(cudnn_beside(p, eight, call))
+        except Exception as reason:  # whatever another library raises must not stop ours
+            where = "" if isinstance(reason, Unavailable) else f", {p.head_dim} × {p.len_q:,}{' causal' * p.causal}"
+            not_run.append(f"cuDNN's FP8{where}: {' '.join(str(reason).split())}"[:300])
+        ours, whole, sixteen, *peer = interleaved(torch, calls, seconds)
+        row = Speed(
+            p.head_dim, p.causal, p.len_q, _tflops(cell, ours), _tflops(cell, sixteen), _ratio(ours, sixteen),
+            _ratio(whole, sixteen),
+        )  # fmt: skip
+        for other in peer:
+            row = replace(
+                row, tflops_cudnn=_tflops(cell, other), ratio_to_cudnn=_ratio(ours, other),
+                ratio_of_calls_to_cudnn=_ratio(whole, other), cudnn_out=str(calls[-1]().dtype).removeprefix("torch."),
+            )  # fmt: skip
+        found.append(row)
     return found
+
+
+def _tflops(cell: Cell, times: list[float]) -> float:
+    return cell.flops / statistics.median(times) / 1e9
+
+
+def _ratio(times: list[float], other: list[float]) -> float:
+    """How many times as long the other takes: the median over the rounds."""
+    return statistics.median(b / a for a, b in zip(times, other, strict=True))
 
 
 def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int] = (128, 256)) -> Fp8Report:
@@ -233,7 +292,11 @@ def run(*, lengths: Sequence[int] = (1024, 4096, 16384), head_dims: Sequence[int
     title = current_device().title  # before the references are computed, which takes its time
     own, papers = drawn(4096, rounded=True), drawn(8192, rounded=False)
     chosen = cells(("bfloat16",), head_dims, (False, True), lengths)
-    return Fp8Report(title, own.said, accuracy(own), tuple(speed(chosen)), papers.said, accuracy(papers))
+    not_run = list[str]()
+    rows = tuple(speed(chosen, not_run))
+    cudnn = fp8_cudnn.versions() if any(row.tflops_cudnn for row in rows) else None
+    reasons = tuple(dict.fromkeys(not_run))
+    return Fp8Report(title, own.said, accuracy(own), rows, papers.said, accuracy(papers), cudnn, reasons)
 
 
 class Eight(Data):
@@ -246,6 +309,10 @@ class Eight(Data):
     speed: tuple[Speed, ...]
     papers_inputs: str | None = None  # results from before 2026-11-23 have no errors in the paper's setting
     papers: tuple[Accuracy, ...] = ()
+    cudnn: str | None = None
+    """The versions of cuDNN's FP8, where it was timed."""
+    not_run: tuple[str, ...] = ()
+    """Why cuDNN's FP8 wasn't timed."""
 
 
 def headline(data: Eight) -> str:
@@ -269,10 +336,13 @@ def table(data: Eight) -> str:
             f"{s.tflops:.0f}",
             f"{s.tflops_bfloat16:.0f}",
             f"{s.ratio:.2f}",
+            "" if s.ratio_to_cudnn is None else f"{s.ratio_to_cudnn:.2f}",
         )
         for s in data.speed
     ]
-    return f"{errors}\n\n{markdown_table(('head dim', 'mask', 'length', 'TFLOP/s', 'bfloat16', 'ratio'), rows)}"
+    return (
+        f"{errors}\n\n{markdown_table(('head dim', 'mask', 'length', 'TFLOP/s', 'bfloat16', 'ratio', '× cuDNN'), rows)}"
+    )
 
 
 KIND = Kind(

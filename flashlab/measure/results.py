@@ -66,7 +66,7 @@ ROOMS = ("flashlab.measure", "flashlab.verify")
 _PACKAGES = (
     "numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "jax", "triton", "nvidia-cuda-nvrtc-cu12",
     "nvidia-cuda-nvrtc", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "flash-attn-4", "nvidia-cutlass-dsl",
-    "flashinfer-python",
+    "flashinfer-python", "nvidia-cudnn-frontend",
 )  # fmt: skip
 
 Content = Mapping[str, Any]

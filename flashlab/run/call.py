@@ -44,7 +44,8 @@ def attention(
     q `(batch, heads, len_q, head_dim)`, k and v `(batch, kv_heads, len_kv, head_dim)`, strided or not, float32, float16
     or bfloat16. Returns `out` like q; with `lse=True` `(out, lse)`, the LSE float32 `(batch, heads, len_q)`, natural
     logarithm. `flash3_fp8` takes float8_e4m3fn (of CuPy, which has no such dtype, arrays of uint8) and returns bfloat16;
-    `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1).
+    `scales` are what its operands are to be multiplied with, contiguous arrays of the same kind (None: 1). Its LSE is that of
+    the rounded weights; with `exact_lse=True` it is that of the weights before they are rounded.
 
     `lengths=[100, (1, 300)]` says that the rows of a batch of 1 are sequences of these lengths (queries and keys, or as many
     of both), one behind the other: each query sees keys of its own sequence. They are numbers of Python's, which the plan is

@@ -23,9 +23,9 @@ from flashlab.verify.bench import (
     no_such_problem,
     visible,
 )  # fmt: skip
-from flashlab.verify.caches import caches
 from flashlab.verify.cases import EMPTY_ROWS, EVERY_SCORE, Case, edges, usual
 from flashlab.verify.dropout import dropout
+from flashlab.verify.eight_bit import caches, exact_lse, scaled_operands
 from flashlab.verify.masks import masks
 from flashlab.verify.ragged import SHORT, ragged
 from flashlab.verify.rule import SUMS, judge, reference
@@ -36,8 +36,6 @@ from simulator.dtypes import Array
 from simulator.names import DType
 from simulator.operations.attention import ATTENTION, LARGEST_FP8, to_storage
 from simulator.problem import FP8
-from simulator.programs.flash3_fp8 import TILE
-from simulator.quantize import quantize
 
 Check = Callable[[Bench], Iterator[Trial]]
 
@@ -324,31 +322,6 @@ def _long_sums(bench: Bench, p: Problem, q_size: float, part: int) -> float:
     return off
 
 
-def scaled_operands(bench: Bench) -> Iterator[Trial]:
-    """8-bit operands with one scale per tile give the result of the values that they stand for."""
-    row = getattr(bench.target, "row", None)
-    if row is None or not row.support.eight_bit:
-        return
-    for word, p in (
-        ("ragged", usual(FP8, len_q=300, len_kv=411)),
-        ("causal, GQA", usual(FP8, heads=4, kv_heads=2, len_q=260, causal=True)),
-    ):
-        yield Trial(word, p, lambda p=p: _scaled_operands(bench, p))
-
-
-def _scaled_operands(bench: Bench, p: Problem) -> float:
-    sizes, arrays = np.random.default_rng(bench.seed), dict[str, Any]()
-    for name, x in bench.draw(p.replace(dtype="float32")).items():  # tiles of very different sizes
-        tiles = np.exp(2 * sizes.standard_normal((*x.shape[:2], -(-x.shape[2] // TILE.rows))))
-        arrays[name] = x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32)
-    arrays["q"] *= np.float32(0.1)  # smaller logits, so that more than one key has a weight that counts
-    eight = quantize(**arrays)
-    meant = {name: x.astype(np.float32) for name, x in zip("qkv", eight.values(), strict=True)}
-    given = {"q": eight.q, "k": eight.k, "v": eight.v}
-    result = bench.run(p, given, tile=(TILE.rows, TILE.cols), scales=eight.scales)
-    return held(judge(bench.expect(p, meant), result.out, result.lse)).worst
-
-
 def byte_counts(bench: Bench) -> Iterator[Trial]:
     """On the simulator, the run on data, the run on shapes and the formula (if there is one) count the same bytes."""
     target = bench.target
@@ -465,6 +438,7 @@ CHECKS: dict[str, Check] = {
     "determinism": determinism,
     "long_sums": long_sums,
     "scaled_operands": scaled_operands,
+    "exact_lse": exact_lse,
     "byte_counts": byte_counts,
     "huge": huge,
     "misaligned": misaligned,

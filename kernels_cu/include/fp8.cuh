@@ -54,9 +54,14 @@ DEVICE void fold(float (&o)[O_FRAGMENTS][4], int first, const float (&t)[N][4], 
     for (int e = 0; e < 4; ++e) o[first + n][e] += scale * t[n][e];
 }
 
-// The softmax of 8 bits. l is the sum of the rounded P, and each lane has the whole of it.
+// The softmax of 8 bits. O is divided by the sum of the rounded P, of which each lane has the whole. Softmax's own l is the sum of
+// P before it is rounded: without EXACT_LSE nobody asks for it, and the compiler leaves it out.
 struct RoundedSoftmax : Softmax {
-  using Softmax::Softmax;
+  float rounded[2];
+
+  DEVICE explicit RoundedSoftmax(const Shape& shape) : Softmax(shape) { begin(); }
+
+  DEVICE void begin() { Softmax::begin(), rounded[0] = rounded[1] = 0; }
 
   // As Softmax's, with a product in place of a division; yes where no score is above 0.
   DEVICE bool risen(const float (&s)[S_FRAGMENTS][4]) const {
@@ -69,22 +74,12 @@ struct RoundedSoftmax : Softmax {
     return any;
   }
 
-  // As Softmax's, but l waits for rescale, as O does.
-  DEVICE void raise(const float (&s)[S_FRAGMENTS][4], float (&alpha)[2]) {
-    const float before[2] = {l[0], l[1]};
-    Softmax::raise(s, alpha);
-    l[0] = before[0], l[1] = before[1];
-  }
-  DEVICE void rescale(const float (&alpha)[2]) { l[0] *= alpha[0], l[1] *= alpha[1]; }
+  // The rounded sums wait for this, as O does; l is rescaled by raise().
+  DEVICE void rescale(const float (&alpha)[2]) { rounded[0] *= alpha[0], rounded[1] *= alpha[1]; }
 
-  // l grows by the sums of a tile's P. They are the product with the ones, whose columns are all alike.
-  DEVICE void add(const float (&sums)[4]) { l[0] += sums[0], l[1] += sums[2]; }
+  // The sums of a tile's rounded P are the product with the ones, whose columns are all alike.
+  DEVICE void add(const float (&sums)[4]) { rounded[0] += sums[0], rounded[1] += sums[2]; }
 
-  // S becomes P = exp2(c S - m).
-  DEVICE void exponentials(float (&s)[S_FRAGMENTS][4]) const {
-#pragma unroll
-    for (int n = 0; n < S_FRAGMENTS; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - (m[e / 2] - LARGEST_P));
-  }
+  // What the LSE is the logarithm of.
+  DEVICE float of_lse(int half) const { return EXACT_LSE ? quad_sum(l[half]) : rounded[half]; }
 };

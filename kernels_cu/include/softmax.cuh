@@ -10,6 +10,9 @@
 #ifndef E4M3
 #define E4M3 0  // 1: operands of 8 bits (flash3_fp8)
 #endif
+#ifndef EXACT_LSE
+#define EXACT_LSE 0  // 1: the LSE of 8 bits is that of P before it is rounded
+#endif
 
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;  // of 8 columns
 
@@ -113,14 +116,14 @@ struct Softmax : Scores {
     }
   }
 
-  // S becomes P = exp2(c S - m), and l grows by its sum.
+  // S becomes P = exp2(c S - m), times 2^LARGEST_P, and l grows by its sum.
   DEVICE void exponentials(float (&s)[S_FRAGMENTS][4]) {
     float sum[2][2] = {};
 #pragma unroll
     for (int n = 0; n < S_FRAGMENTS; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[n][e] = exp2_approx(c * s[n][e] - m[e / 2]);
+        s[n][e] = exp2_approx(c * s[n][e] - (m[e / 2] - LARGEST_P));
         sum[e / 2][e % 2] += s[n][e];
       }
     l[0] += sum[0][0] + sum[0][1];

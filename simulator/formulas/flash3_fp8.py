@@ -73,8 +73,9 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
 
     square, column, wide = tile.rows * tile.cols, tile.rows, tile.rows * dv
     passes = 3 + (p.scale != 1.0)  # scale, the operands' scales, maximum, difference
+    exact = p.exact_lse * (square + 2 * column)  # the sum of P before it is rounded
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv + ONES),
-        other=pairs * (passes * square + 5 * column + 3 * wide + 1) + tiles * (wide + 3 * column),
+        other=pairs * (passes * square + 5 * column + 3 * wide + 1 + exact) + tiles * (wide + 3 * column),
         exp=pairs * (square + column),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf, log
 
-from simulator.config import Config, heads_that_share_the_l2
+from simulator.config import Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import FP8, Problem, Tile, round_up
@@ -44,7 +44,8 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """The configuration of `flash3`, with one default tile for all problems."""
     rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
-    return replace(rung, heads_together=heads_that_share_the_l2(problem, device), **order(problem, rung.tile))
+    together = heads_that_share_the_l2(problem, device)
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
@@ -76,7 +77,7 @@ def flash3_fp8(
     q (batch, heads, len_q, d); k, v (batch, kv_heads, len_kv, d), all e4m3; scales float32; out like q, bfloat16; lse
     (batch, heads, len_q) float32. The tensor cores keep about 14 bits of a sum of 8-bit products. So each key tile has
     a sum of its own, which is then added to O in float32 (two-level accumulation, or promotion). A product with ones
-    adds up l: it is the sum of the rounded P, which are the weights in `out`.
+    adds up l: it is the sum of the rounded P, which are the weights in `out`. An exact LSE has a sum of its own.
     """
     c, warps = m.config, 4 * m.config.consumers
     d = round_up(problem.head_dim_v, PANEL)
@@ -94,7 +95,7 @@ def flash3_fp8(
         q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
         of_q = block.fetch(q_scale, i, 1, warps=warps)
         m_i = block.full(tile.rows, 1, -inf)
-        l_i = block.full(tile.rows, 1, 0.0)
+        l_i = exact_i = block.full(tile.rows, 1, 0.0)
         acc = block.full(tile.rows, d, 0.0)
         for j in block.walk:
             block.step("load_k")
@@ -111,6 +112,8 @@ def flash3_fp8(
             block.step("rescale")
             alpha = block.exp(m_i - m_new.finite())
             l_i = l_i * alpha
+            if problem.exact_lse:
+                exact_i = exact_i * alpha + p.sum()
             acc = acc * alpha
             m_i = m_new
             block.step("load_v")
@@ -124,7 +127,7 @@ def flash3_fp8(
             acc = acc + products.columns(0, d) * of_v
         block.step("normalize")
         acc = acc / l_i.nonzero()
-        logsumexp = m_i - log(LARGEST_P) + block.log(l_i)
+        logsumexp = m_i - log(LARGEST_P) + block.log(exact_i if problem.exact_lse else l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)
         block.step("store_lse")

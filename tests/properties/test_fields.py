@@ -28,7 +28,7 @@ from simulator.problem import COMMON_MASKS, FEATURES, FIELDS, MASKS, OF_CACHES, 
 
 FORWARD = ", ".join(name for name in FEATURES if name != "dlse")
 """What the forward pass knows, in words."""
-OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES))
+OF_FLASH2 = ", ".join(name for name in FEATURES if name not in ("dlse", *OF_CACHES, "exact_lse"))
 ROOT = Path(__file__).resolve().parents[2]
 FIELD = '    ceiling: float | None = described("Bound of the scores", default=None, aliases=("upper",))\n'
 MEMBER = "  float ceiling;\n"
@@ -251,6 +251,7 @@ def test_signatures_show_the_masks():
             "block_size": None,
             "lengths": None,
             "dropout": None,
+            "exact_lse": False,
         }
 
 
@@ -273,6 +274,7 @@ def test_the_kernels_shape_holds_what_a_problem_says():
         "block_size",
         "lengths",
         "dropout",
+        "exact_lse",
         "pages",
     }
     source = (kernels_cu.include_dir() / "params.cuh").read_text(encoding="utf-8")

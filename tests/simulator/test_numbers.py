@@ -118,10 +118,13 @@ def test_naive_softmax_overflows_where_safe_does_not() -> None:
 
 
 @settings(max_examples=30)
-@given(problem=problems(longest=100), tile=kernel_tiles, seed=st.integers(0, 5))
-def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) -> None:
-    """8-bit operands with a scale a tile: attention of what they stand for, as if they had been given in float32."""
-    p = problem.replace(dtype=FP8)
+@given(problem=problems(longest=100), tile=kernel_tiles, exact_lse=st.booleans(), seed=st.integers(0, 5))
+def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, exact_lse: bool, seed: int) -> None:
+    """8-bit operands with a scale a tile: attention of what they stand for, as if they had been given in float32.
+
+    An exact LSE is that of 16 bits. It costs operations, and no bytes.
+    """
+    p = problem.replace(dtype=FP8, exact_lse=exact_lse)
     q, k, v = fl.random_inputs(p, seed=seed)
     random = np.random.default_rng(seed)
     tiles = {"q": p.row_tiles(tile), "k": p.key_tiles(tile), "v": p.key_tiles(tile)}
@@ -142,7 +145,12 @@ def test_scales_multiply_their_tiles(problem: Problem, tile: Tile, seed: int) ->
     assert (error <= U[FP8] * (np.linalg.norm(ref.out, axis=-1) + size) + 1e-30).all()
     seen = ~np.isneginf(ref.lse)
     assert run.lse is not None
-    np.testing.assert_allclose(run.lse[seen], ref.lse[seen], atol=ROUNDED_SUM)
+    np.testing.assert_allclose(run.lse[seen], ref.lse[seen], atol=3e-5 if exact_lse else ROUNDED_SUM)
+    usual = fl.count("flash3_fp8", p.replace(exact_lse=False), tile=tile, device=ROOMY, lse=True)
+    assert run.counts == fl.count("flash3_fp8", p, tile=tile, device=ROOMY, lse=True)
+    assert (run.counts.hbm, run.counts.sram, run.counts.exp) == (usual.hbm, usual.sram, usual.exp)
+    assert run.counts.flops.other >= usual.flops.other
+    assert not (exact_lse and seen.any()) or run.counts.flops.other > usual.flops.other
 
 
 @pytest.mark.parametrize(("name", "value"), [("q", 0.0), ("q", -1.0), ("k", np.nan)])

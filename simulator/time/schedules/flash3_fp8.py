@@ -30,7 +30,7 @@ CHUNK = 64
 OVERLAPPED = 128
 """The largest head dim for which the registers hold P V beside S."""
 EXP = 2
-"""ALU operations per element: an FMA, and half a conversion at half rate. There is no addition."""
+"""ALU operations per element: an FMA, and half a conversion at half rate. Only an exact LSE takes an addition."""
 TURN_WORK = 8
 """ALU operations per element of V to transpose it: they move bytes from words to other words."""
 
@@ -77,7 +77,7 @@ class _Cycles(Cycles):
         self.out *= 2 * problem.head_dim_v / dv  # in 16 bits
         self.scores, self.output = self.scores / 2, self.output / 2 * (dv + ONES) / dv
         self.d_steps, self.key_steps = d // 32, max(1, cols // 32)
-        self.exp_alu = rates.alu(EXP * ROWS * cols)
+        self.exp_alu = rates.alu((EXP + problem.exact_lse) * ROWS * cols)
         self.overlapped = max(d, dv) <= OVERLAPPED
         self.chunks = 1 if self.overlapped else dv // CHUNK
         self.fold = rates.alu(ROWS * dv / self.chunks)

@@ -184,7 +184,7 @@ def test_a_neighbours_scale_is_seen(name: str) -> None:
 
 
 FAULTS = {
-    "offset forgotten in P": ("fp8.cuh", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
+    "offset forgotten in P": ("softmax.cuh", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
     "no offset at all": ("softmax.cuh", "LARGEST_P = E4M3 ? 5 : 0;", "LARGEST_P = 0;", {"out", "lse"}),
     "offset forgotten in the LSE": ("flash3.cuh", "(m - LARGEST_P + log2_approx", "(m + log2_approx", {"lse"}),
 }
@@ -206,13 +206,13 @@ MORE_FAULTS = {
         "",
         {"out", "lse"},
     ),
-    "no rescale of l": ("fp8.cuh", "l[0] *= alpha[0], l[1] *= alpha[1];", "", {"out", "lse"}),
+    "no rescale of l": ("fp8.cuh", "rounded[0] *= alpha[0], rounded[1] *= alpha[1];", "", {"out", "lse"}),
     "no ones": ("flash3_fp8.cu", "FOUR = 0x38383838;", "FOUR = 0;", {"out", "lse"}),
     "a half for a one": ("flash3_fp8.cu", "FOUR = 0x38383838;", "FOUR = 0x30383838;", {"out", "lse"}),
     "the sums of other rows": (
         "fp8.cuh",
-        "l[0] += sums[0], l[1] += sums[2];",
-        "l[0] += sums[2], l[1] += sums[0];",
+        "rounded[0] += sums[0], rounded[1] += sums[2];",
+        "rounded[0] += sums[2], rounded[1] += sums[0];",
         {"out", "lse"},
     ),
     "V's keys in another order": (
@@ -297,7 +297,7 @@ def changed(*changes: tuple[str, str, str]) -> Path:
 ONE_ACCUMULATOR = [
     ("flash3_fp8.cu", "float t[O_FRAGMENTS + 1][4];", "float t[O_FRAGMENTS + 1][4] = {};"),
     ("fp8.cuh", "o[first + n][e] += scale * t[n][e];", "o[first + n][e] = t[n][e];"),
-    ("fp8.cuh", "l[0] += sums[0], l[1] += sums[2];", "l[0] = sums[0], l[1] = sums[2];"),
+    ("fp8.cuh", "rounded[0] += sums[0], rounded[1] += sums[2];", "rounded[0] = sums[0], rounded[1] = sums[2];"),
     (
         "flash3_fp8.cu",
         LOOP + "round_p(p, s);",

@@ -1,4 +1,5 @@
-"""The check of quantised K and V: the rule on the values that they stand for, and scales that differ where a mistake would show."""
+"""The checks of operands of 8 bits: K and V quantised, in which every mistake with a scale shows, and our kernels that take all in
+8 bits, their scales per tile and their exact LSE."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from flashlab.verify.cases import EMPTY_ROWS, usual
 from flashlab.verify.rule import judge
 from simulator import Problem
 from simulator.dtypes import Array
-from simulator.problem import CACHES, SCALES
+from simulator.problem import CACHES, FP8, SCALES
+from simulator.programs.flash3_fp8 import TILE
+from simulator.quantize import quantize
 
 
 def caches(bench: Bench) -> Iterator[Trial]:
@@ -100,3 +103,58 @@ def _powers(bench: Bench, p: Problem) -> float:
     if not np.allclose(expected.out, bench.expect(p, moved).out, rtol=1e-9, atol=1e-12):
         raise Failure("the oracles disagree about scales: this is the verifier's own fault")
     return near(bench.run(p, arrays), bench.run(p, moved), expected, what="powers of two in the scales")
+
+
+def _ours(bench: Bench) -> bool:
+    row = getattr(bench.target, "row", None)
+    return row is not None and row.support.eight_bit
+
+
+def scaled_operands(bench: Bench) -> Iterator[Trial]:
+    """8-bit operands with one scale per tile give the result of the values that they stand for."""
+    if not _ours(bench):
+        return
+    for word, p in (
+        ("ragged", usual(FP8, len_q=300, len_kv=411)),
+        ("causal, GQA", usual(FP8, heads=4, kv_heads=2, len_q=260, causal=True)),
+    ):
+        yield Trial(word, p, lambda p=p: _scaled_operands(bench, p))
+
+
+def _scaled_operands(bench: Bench, p: Problem) -> float:
+    sizes, arrays = np.random.default_rng(bench.seed), dict[str, Any]()
+    for name, x in bench.draw(p.replace(dtype="float32")).items():  # tiles of very different sizes
+        tiles = np.exp(2 * sizes.standard_normal((*x.shape[:2], -(-x.shape[2] // TILE.rows))))
+        arrays[name] = x * np.repeat(tiles, TILE.rows, axis=2)[:, :, : x.shape[2], None].astype(np.float32)
+    arrays["q"] *= np.float32(0.1)  # smaller logits, so that more than one key has a weight that counts
+    eight = quantize(**arrays)
+    meant = {name: x.astype(np.float32) for name, x in zip("qkv", eight.values(), strict=True)}
+    given = {"q": eight.q, "k": eight.k, "v": eight.v}
+    result = bench.run(p, given, tile=(TILE.rows, TILE.cols), scales=eight.scales)
+    return held(judge(bench.expect(p, meant), result.out, result.lse)).worst
+
+
+def exact_lse(bench: Bench) -> Iterator[Trial]:
+    """An exact LSE obeys the rule of 16 bits, but for what a score may be off. `out` has the bits that it has without."""
+    if not _ours(bench):
+        return
+    for word, inputs, changes in (
+        ("causal, GQA", "normal", {"heads": 4, "kv_heads": 2, "len_q": 130, "causal": True}),
+        ("falling", "falling", {"len_kv": 411}),
+        ("wide heads, falling", "falling", {"head_dim": 256, "len_kv": 411}),
+        ("empty rows", "normal", EMPTY_ROWS),
+        ("long rows", "normal", {"heads": 1, "len_q": 3, "len_kv": 2049}),
+    ):
+        p = usual(FP8, exact_lse=True, **changes)
+        yield fitted(bench, word, p, lambda bench, p, inputs=inputs: _exact_lse(bench, p, inputs))
+
+
+def _exact_lse(bench: Bench, p: Problem, inputs: str) -> float:
+    arrays, worst = bench.draw(p, inputs), 0.0
+    expected = bench.expect(p, arrays)
+    for tile in bench.target.tiles:
+        exact, usually = (bench.run(each, arrays, tile=tile) for each in (p, p.replace(exact_lse=False)))
+        if exact.out.tobytes() != usually.out.tobytes():
+            raise Failure("out has other bits where the LSE is exact")
+        worst = max(worst, held(judge(expected, exact.out, exact.lse)).worst)
+    return worst
