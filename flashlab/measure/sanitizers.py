@@ -30,6 +30,7 @@ from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.catalogue import Algorithm, with_kernels
 from simulator.errors import Unavailable
+from simulator.operations.backward import BACKWARD
 from simulator.problem import SCORES
 
 __all__ = [
@@ -234,6 +235,8 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         known = set(row.support.masks)
         own = whole if row.support.eight_bit else scored if set(SCORES) <= known else {}
         ragged = sequences if "lengths" in known and not row.operation.in_pages else {}
+        if {"sinks", "lengths"} <= known and row.operation is BACKWARD:
+            ragged = {**ragged, "sequences, sinks": {**sequences["sequences"], "sinks": True}}
         return problems | own | ragged | (masks if "mask" in known else {})
 
     def fitted(algorithm: str, problem: Problem) -> Problem:
