@@ -56,7 +56,7 @@ flash2_backward(const Tensor q, const Tensor k, const Tensor v, const float* lse
                 const Tensor dq_sum, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
                 const long long* rng_state, const Shape batches) {
   const Place place = place_of(batches, blockIdx.x);
-  const int batch = place.flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
+  const int batch = RAGGED ? 0 : place.flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
 
   // step: load_kv (which keys)
   const SequenceRows own = row_tile_at<BC>(transposed(batches), {offsets_kv, offsets_q}, place.key_tile);
@@ -224,7 +224,8 @@ flash2_backward_convert(const Tensor dq_sum, const Tensor dq, const Shape shape)
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-flash2_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+flash2_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,
+                      const Shape shape) {
   // step: dsinks
-  sink_gradient(sinks, lse, delta, dsinks, shape);
+  sink_gradient(sinks, lse, delta, dsinks, offsets_q, shape);
 }

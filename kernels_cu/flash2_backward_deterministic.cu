@@ -1,12 +1,13 @@
 // FlashAttention-2, backward, with the same bits in each run: flash2_backward.cu, whose first and last launch it shares, with the
 // sums of dQ in one order.
 //
-//   drawn (batch * kv_heads), turns (batch * heads, query tiles)    zeros before and after
-//   number (batch * kv_heads, key tiles)    the key tile that each block has drawn
+//   drawn (batch * kv_heads, or of a ragged batch kv_heads, sequences), turns (batch * heads, len_q)    zeros before and after
+//   number (batch * kv_heads, len_kv)    the key tile that each block has drawn
+//   turns and number have something for each tile, which lies at its first row
 //
 // The blocks of a query tile add to its dQ in the order of their key tiles: each waits for its turn. A block draws its key tile,
-// when it begins, from a counter of its KV head. So it waits only for blocks that have begun, and nothing hangs, whatever the
-// grid is and in whichever order blocks start.
+// when it begins, from a counter of its KV head, or of its sequence there. So it waits only for blocks that have begun, and nothing
+// hangs, whatever the grid is and in whichever order blocks start.
 //
 // All walk from the last query to the first. Under a causal mask, key tiles then begin together at the queries that all of them
 // see, and the longest begin first; in a window, each comes to a query tile after those before it have left. So a block is late
@@ -17,39 +18,56 @@
 //
 // SRAM and registers are those of flash2_backward.cu. Expected: as fast, but for two barriers and a fence per tile.
 #include "backward.cuh"
+#include "sequences.cuh"
 
 static_assert(STAGES == 1 || STAGES == 2, "one buffer for Q and dO, or two");
 
-// The KV head of a block. Those of a group run side by side before the next ones start, as in flash2_backward.cu.
-DEVICE int flat_head_of(const Shape& shape, int block) {
-  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
+// The KV head of a block, and its place among the key tiles there, from which a ragged batch has its sequence. Those of a group
+// run side by side before the next ones start, as in flash2_backward.cu.
+struct Place { int flat_head, key_tile; };
+
+DEVICE Place place_of(const Shape& shape, int block) {
+  const int key_tiles = row_tiles_of<BC>(transposed(shape)), group = shape.group / (shape.heads / shape.kv_heads);
   const int first_head = block / (group * key_tiles) * group;  // of the group
   const int heads = min(group, shape.batch * shape.kv_heads - first_head);
-  return first_head + (block - first_head * key_tiles) % heads;
+  const int place = block - first_head * key_tiles;
+  return {first_head + place % heads, place / heads};
 }
 
-// Whose turn it is to add to the dQ of a query tile: its counter, and the key tiles that its queries see.
+// Whose turn it is to add to the dQ of a query tile: its counter, and the key tiles that its queries see. `begin` is the first row
+// of the head, of all batches and sequences.
 struct Turn {
   long long counter;
   Keys tiles;
 
-  DEVICE Turn(const Shape& shape, int batch, int head, int i)
-      : counter((static_cast<long long>(batch) * shape.heads + head) * ceil_div(shape.len_q, BR) + i),
+  DEVICE Turn(const Shape& shape, long long begin, int i)
+      : counter(begin + i * BR),
         tiles(visible_tiles(shape, i * BR, min(i * BR + BR, shape.len_q) - 1, BC)) {}
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, const float* lse, const Tensor dout,
                               const float* delta, const Tensor dq_sum, const Tensor dk, const Tensor dv,
-                              const long long* rng_state, unsigned* drawn, int* number, unsigned* turns, const Shape shape) {
-  const int flat_head = flat_head_of(shape, blockIdx.x), batch = flat_head / shape.kv_heads;
-  const int group = shape.heads / shape.kv_heads, key_tiles = ceil_div(shape.len_kv, BC);
+                              const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
+                              int* number, unsigned* turns, const Shape batches) {
+  const Place place = place_of(batches, blockIdx.x);
+  const int flat_head = place.flat_head, batch = RAGGED ? 0 : flat_head / batches.kv_heads, group = batches.heads / batches.kv_heads;
+
+  // step: load_kv (which sequence)
+  const SequenceRows own = row_tile_at<BC>(transposed(batches), {offsets_kv, offsets_q}, place.key_tile);
+  Shape shape = batches;  // the problem that the sequence is alone
+  if constexpr (RAGGED) shape.len_q = own.keys, shape.len_kv = own.keys - own.aligned;
+  if (RAGGED && own.first_row >= own.keys) return;  // an empty place
+  const int keys_before = RAGGED ? own.q + own.aligned : 0, queries_before = own.kv;  // rows of a head in front of it
+  const int key_tiles = ceil_div(shape.len_kv, BC);
 
   // step: draw
-  if (threadIdx.x == 0) store_global<int>(number + blockIdx.x, count_up(drawn + flat_head, key_tiles - 1));
+  const int counter = RAGGED ? flat_head * batches.sequences + own.sequence : flat_head;
+  int* own_number = number + static_cast<long long>(flat_head) * batches.len_kv + own.q + own.first_row;
+  if (threadIdx.x == 0) store_global<int>(own_number, count_up(drawn + counter, key_tiles - 1));
   barrier();
   const Shape keys_first = transposed(shape);
-  const int first_key = uniform(load_global<int>(number + blockIdx.x)) * BC, end_key = min(first_key + BC, shape.len_kv);
+  const int first_key = uniform(load_global<int>(own_number)) * BC, end_key = min(first_key + BC, shape.len_kv);
   const Warp warp;
   const int lane_row = lane_id() / 4, t = lane_id() % 4;
 
@@ -69,8 +87,8 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
 
   // step: load_kv
   const int kv_head = flat_head % shape.kv_heads;
-  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, first_key), k.row, end_key - first_key, row_bytes(shape));
-  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, first_key), v.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(k_tile, row_address(k, batch, kv_head, keys_before + first_key), k.row, end_key - first_key, row_bytes(shape));
+  load_tile<THREADS>(v_tile, row_address(v, batch, kv_head, keys_before + first_key), v.row, end_key - first_key, row_bytes(shape));
   const Dropout dropout(rng_state, shape.kept);
 
   struct Visit { int head, i; };                    // a tile of queries of one of the group's heads
@@ -78,12 +96,14 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
   const int end_head = tiles.first <= tiles.last ? ahead.head + group : ahead.head;
   float lse_ahead[STATISTICS], delta_ahead[STATISTICS];
 
+  auto row_of = [&](int head, int row) { return (static_cast<long long>(batch) * shape.heads + head) * batches.len_q + row; };
+
   auto load = [&](int stage) {  // `ahead`, and on to the next one
-    const int first_query = ahead.i * BR, rows = shape.len_q - first_query;
-    const long long statistics = (static_cast<long long>(batch) * shape.heads + ahead.head) * shape.len_q + first_query;
+    const int first_query = ahead.i * BR, rows = shape.len_q - first_query, first_row = queries_before + first_query;
+    const long long statistics = row_of(ahead.head, first_row);
 
     // step: load_q (prefetch)
-    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_query), q.row, rows, row_bytes(shape));
+    load_tile<THREADS>(q_tile(stage), row_address(q, batch, ahead.head, first_row), q.row, rows, row_bytes(shape));
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       lse_ahead[r] = INF;  // so P = 0 beyond the last query
@@ -91,7 +111,7 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     }
 
     // step: load_do (prefetch)
-    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_query), dout.row, rows, row_bytes(shape));
+    load_tile<THREADS>(do_tile(stage), row_address(dout, batch, ahead.head, first_row), dout.row, rows, row_bytes(shape));
 #pragma unroll
     for (int r = 0; r < STATISTICS; ++r) {
       delta_ahead[r] = 0;
@@ -165,13 +185,13 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
     // step: dq
     QueryGradient dq = {};  // line 16: dQ_i += dS K_j
     multiply_for_queries(dq, ds_tile, k_tile, warp);
-    const Turn turn(shape, batch, here.head, here.i);
+    const Turn turn(shape, row_of(here.head, queries_before), here.i);
     if (threadIdx.x == 0) wait_for(turns + turn.counter, first_key / BC - turn.tiles.first);
     barrier();  // all key tiles before have added their parts
 #pragma unroll
     for (int f = 0; f < ROW_FRAGMENTS; ++f) {
       const int row = here.i * BR + warp.row + 16 * f + lane_row + t % 2 * 8;
-      char* sums = row_address(dq_sum, batch, here.head, row);
+      char* sums = row_address(dq_sum, batch, here.head, queries_before + row);
 #pragma unroll
       for (int m = 0; m < COLUMN_PAIRS; ++m)
 #pragma unroll
@@ -182,15 +202,17 @@ flash2_backward_deterministic(const Tensor q, const Tensor k, const Tensor v, co
         }
     }
     barrier();  // all warps have added theirs
-    const Turn same(shape, batch, here.head, opaque(here.i));  // computed once more: cheaper than registers
+    const Turn same(shape, row_of(here.head, queries_before), opaque(here.i));  // computed once more: cheaper than registers
     if (threadIdx.x == 0) count_up(turns + same.counter, same.tiles.last - same.tiles.first);
     here = next;
   }
 
   // step: store_dkv
   copy_wait<0>();  // without queries K and V are still on their way
-  const int again = flat_head_of(shape, opaque(static_cast<int>(blockIdx.x)));  // once more: cheaper than registers
-  auto rows = [&](const Tensor& x) { return row_address(x, again / shape.kv_heads, again % shape.kv_heads, first_key); };
+  const int again = place_of(batches, opaque(static_cast<int>(blockIdx.x))).flat_head;  // once more: cheaper than registers
+  auto rows = [&](const Tensor& x) {
+    return row_address(x, again / shape.kv_heads, again % shape.kv_heads, keys_before + first_key);
+  };
   store_gradient(rows(dk), dk.row, shape, first_key, dk_sum, warp, of_kept(shape.scale, shape.kept));
   store_gradient(rows(dv), dv.row, shape, first_key, dv_sum, warp, of_kept(1, shape.kept));
 }

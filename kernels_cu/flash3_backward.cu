@@ -238,5 +238,5 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
 extern "C" __global__ void __launch_bounds__(32)
 flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
   // step: dsinks
-  sink_gradient(sinks, lse, delta, dsinks, shape);
+  sink_gradient(sinks, lse, delta, dsinks, NULL, shape);
 }

@@ -214,7 +214,9 @@ _PACK = Kernel(
 )
 _PACKED = ("mask_bits", "mask_tiles")
 _DELTA = Kernel("flash2_backward", "flash2_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum"))
-_SINKS = Kernel("flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks"), when=lambda p: p.sinks)
+_SINKS = Kernel(
+    "flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), when=lambda p: p.sinks
+)
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
@@ -350,10 +352,10 @@ CATALOGUE = {
             flash2_backward_deterministic_formula.flash2_backward_deterministic, None,
             (_DELTA,
              Kernel("flash2_backward_deterministic", "flash2_backward_deterministic",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", "rng_state", "drawn", "number", "turns"),
-                    waits=True),
+                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state", "drawn", "number",
+                     "turns"), waits=True),
              _CONVERT, _SINKS),
-            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "dropout", "dlse"), instead="flash2_backward"),
+            Support(masks=(*COMMON_MASKS, "soft_cap", "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
             flash2_backward_deterministic_program.ABOUT, "flash2_backward",
         ),
         Algorithm(

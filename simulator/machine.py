@@ -94,10 +94,10 @@ class Machine:
         Attention's outputs are `out` (batch, heads, len_q, head_dim_v) and `lse` (batch, heads, len_q).
         """
         if name not in self.outputs:
-            known = [operand.name for operand in self.operation.outputs]
+            known = list(dict.fromkeys(operand.name for operand in self.operation.outputs))
             if name not in known:
                 raise UsageError("output", name, " or ".join(map(repr, known)))
-            self.outputs[name] = self._output(self.operation.operand(name))
+            self.outputs[name] = self._output(self.operation.operand(name, self.problem))
         return self.outputs[name]
 
     def optional(self, name: str) -> HbmTensor:
@@ -288,6 +288,7 @@ class Machine:
         values = self.values[tensor.name]
         if tensor.spec.axes:
             values = values[:, :, :, tensor.plane]
+        values = values[..., :: tensor.every, :]
         return values if tensor.member is None else values[:, :, tensor.member : tensor.member + 1]
 
     def close(self) -> Counts:
@@ -296,7 +297,7 @@ class Machine:
 
     def result(self, name: str) -> Array:
         """The values of an output, in its own shape. Only a run on data has them."""
-        shape = self.operation.operand(name).shape(self.problem, self.tile)
+        shape = self.operation.operand(name, self.problem).shape(self.problem, self.tile)
         return np.ascontiguousarray(self.values[name].reshape(shape))
 
     def _close_launch(self) -> None:

@@ -438,6 +438,11 @@ class Problem:
         return 0 if self.page_size is None else sum(-(-keys // self.page_size) for keys in self.seq_lens)
 
     @property
+    def sequences_of_lengths(self) -> int:
+        """How many sequences lie one behind the other: one, without lengths."""
+        return len(self.spans)
+
+    @property
     def queries_of_lengths(self) -> int:
         """The `len_q` that lengths say: their sum, or in pages each request's."""
         return self.spans[-1][0].stop if self.ragged else self._lengths[0][0]

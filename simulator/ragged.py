@@ -8,7 +8,8 @@ places suffice, and at most one of each sequence stays empty: that block ends at
 A block goes by halves through offsets_q for the last sequence whose first place isn't behind its own (sequences.cuh). It then
 reads two numbers of offsets_kv. Each warp that needs to know asks.
 
-Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this.
+Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this. A block with a whole
+sequence knows which: it looks for none, and reads two numbers of offsets_q.
 
 Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
 block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
@@ -29,24 +30,29 @@ from simulator.operations.operation import Operation
 from simulator.problem import Problem, Tile
 
 _NUMBER = 4  # bytes of an offset
-APART = ("len_q", "len_kv", "bit_bytes", "offsets")
+APART = ("len_q", "len_kv", "bit_bytes", "offsets", "sequences_of_lengths")
 """The axes along which sequences lie one behind the other."""
 
 
 class _Side(NamedTuple):
     """What blocks have that lie along an axis: the tile's side, the heads, the first step, the offsets they go through, and
-    those of which they read two."""
+    those of which they read two. A block with a whole sequence has no tile of it, and goes through none."""
 
-    tile: str
+    tile: str | None
     heads: str
     step: str
-    searched: str
+    searched: str | None
     read: str
+
+    def places(self, problem: Problem, tile: Tile, along: str) -> list[int]:
+        """How many blocks each sequence has in each head, empty ones included."""
+        return [1] * len(problem.spans) if self.tile is None else places(problem, getattr(tile, self.tile), along)
 
 
 _SIDES = {
     "len_q": _Side("rows", "heads", "load_q", "offsets_q", "offsets_kv"),
     "len_kv": _Side("cols", "kv_heads", "load_kv", "offsets_kv", "offsets_q"),
+    "sequences_of_lengths": _Side(None, "heads", "dsinks", None, "offsets_q"),
 }
 
 
@@ -142,14 +148,13 @@ def _launch(
         if name in axes and axes[name].isdisjoint(APART):  # all sequences have it in common
             distinct[name, way] = max(launch.distinct.get((name, way), 0) for launch in each)
     side, ledger = _SIDES[total.along], dict(total.ledger)
-    room = places(p, getattr(config.tile, side.tile), total.along)
+    room = side.places(p, config.tile, total.along)
     heads: int = 1 if total.shared else p.batch * getattr(p, side.heads)
     step = "load_mask" if total.shared else side.step
-    asking = 4 * config.consumers + 1 if config.consumers else config.warps
-    asking = total.warps if total.shared else asking
+    asking = 4 * config.consumers + 1 if config.consumers and not total.shared else total.warps
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
     for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
-        if looks:
+        if name and looks:
             ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * asking
             distinct[name, "read"] = _NUMBER * seen
     return replace(

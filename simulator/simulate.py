@@ -181,7 +181,7 @@ def run_on_data(
         recorded = None if trace is None else _record(program, arrays, problem, config, device, asked, trace)
     outputs: dict[str, Array] = {}
     for operand in operation.outputs:
-        if operand.name in done[0][1] and (operand.name in asked or not operand.asked):
+        if operand.when(problem) and operand.name in done[0][1] and (operand.name in asked or not operand.asked):
             pieces = [machine.result(operand.name) for machine, _ in done]
             outputs[operand.name] = (
                 pieces[0] if len(pieces) == 1 else np.concatenate(pieces, _cut_along(operand, problem))
@@ -219,7 +219,8 @@ def _parts(operation: Operation, arrays: Mapping[str, Array], problem: Problem) 
     n = max(1, min(workers(), pieces, p.batch * p.heads * p.len_q * p.len_kv // _WORTH_A_THREAD))
     operands = [operation.operand(name, problem) for name in arrays]
     # what all parts need would be counted once for each, and says nothing of which part is meant
-    if n == 1 or any(_cut_along(x, p) is None for x in (*operation.taken(p), *operation.outputs)):
+    has = (*operation.taken(p), *(x for x in operation.outputs if x.when(p)))
+    if n == 1 or any(_cut_along(x, p) is None for x in has):
         return [Part(p, arrays)]
     parts = list[Part]()
     for i in range(n):

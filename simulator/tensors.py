@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -42,7 +43,8 @@ class HbmTensor(_Stored):
 
     `rows` and `cols` are its shape per head, and `dtype` is its storage dtype. `head(g)` is a handle to one query head
     of each group. `at(…)` is a handle to one plane of a workspace that has `axes`. Rows of a handle with a `table` lie in pages.
-    `group` says how many heads are rows, and `together` whether those of all batches are.
+    `group` says how many heads are rows, and `together` whether those of all batches are. Of a handle to `firsts` each row is the
+    first one of `every` so many.
 
     >>> from flashlab import HbmTensor, Spec
     >>> q = HbmTensor(Spec("q", heads=2, rows=128, cols=64, dtype="float16", role="input"))
@@ -54,10 +56,10 @@ class HbmTensor(_Stored):
 
     def __init__(
         self, spec: Spec, member: int | None = None, plane: int = 0, group: int = 0, table: HbmTensor | None = None,
-        together: bool = False,
+        together: bool = False, every: int = 1,
     ) -> None:  # fmt: skip
         self.spec, self.member, self.plane, self.group, self.table = spec, member, plane, group, table
-        self.together = together
+        self.together, self.every = together, every
         self.name, self.rows, self.cols, self.dtype = spec.name, spec.rows, spec.cols, spec.dtype
 
     def head(self, g: int) -> HbmTensor:
@@ -67,7 +69,11 @@ class HbmTensor(_Stored):
         """
         if self.group:
             raise UsageError("head", g, f"{self.name} as it was before its heads were packed")
-        return HbmTensor(self.spec, g, self.plane)
+        return HbmTensor(self.spec, g, self.plane, every=self.every)
+
+    def firsts(self, rows: int) -> HbmTensor:
+        """A handle to the first row of each tile of so many rows: where a vector has one value for a tile, it lies there."""
+        return HbmTensor(replace(self.spec, rows=-(-self.spec.rows // rows)), self.member, self.plane, every=rows)
 
     def at(self, **where: int) -> HbmTensor:
         """A handle to one plane of a workspace that has `axes`: `partial.at(splits=3)`.

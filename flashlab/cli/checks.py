@@ -18,7 +18,7 @@ from flashlab.files import replace_file
 from flashlab.views import progress
 from simulator.catalogue import CATALOGUE, get, with_kernels
 from simulator.errors import Unavailable, UsageError, among, unknown
-from simulator.operations.attention import ATTENTION
+from simulator.operations.backward import BACKWARD
 
 
 def register(app: typer.Typer) -> None:
@@ -416,7 +416,9 @@ def bench(
     ] = None,
     odd: Annotated[
         bool,
-        typer.Option("--odd", help="24 cells that a seed drew, in place of those: ragged lengths, GQA, any head dim."),
+        typer.Option(
+            "--odd", help="Cells that a seed drew, in place of those: GQA, any head dim and length. Backward: ragged."
+        ),
     ] = False,
     tile: Annotated[str | None, typer.Option(metavar="64x64", help="Rows x columns; default the kernel's own.")] = None,
     seconds: Annotated[float, typer.Option(help="Seconds per problem.")] = 1.0,
@@ -439,9 +441,9 @@ def bench(
         options.values("--len-q", len_q, int),
     )
     if odd:
-        if get(algorithm).operation is not ATTENTION:
-            raise UsageError("--odd", algorithm, "a forward pass: peers' gradients aren't judged in such cells")
-        problems = [cell for cell in off_the_track.cells() if get(algorithm).refuses(cell.problem) is None]
+        backward = get(algorithm).operation is BACKWARD
+        drawn = off_the_track.backward_cells() if backward else off_the_track.cells()
+        problems = [cell for cell in drawn if get(cell.kernel(algorithm)).refuses(cell.problem) is None]
         save = replace(save, condition=save.condition or "odd")  # a file beside that of the usual cells
     peers = options.values("--against", against, str)
     rungs = sum(name in CATALOGUE for name in peers)  # one of ours is a peer, and only several are rungs of a ladder

@@ -69,21 +69,43 @@ class Backward:
 def errors(p: Problem, given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[float]:
     """How far some rows of each gradient are off, of the first head and of the last, as a share of what the rule allows.
 
-    They are problems of their own: few queries and their keys for dQ, few keys and their queries for dK and dV. The LSE is
-    given, so nothing else is missing. Query and KV heads are as many, and queries and keys.
+    They are problems of their own: few queries and their keys for dQ, few keys and the queries of all heads that share them for
+    dK and dV. The LSE is given, so nothing else is missing. Of a ragged batch the first sequence and the last are looked at.
     """
+    for places in dict.fromkeys([p.spans[0], p.spans[-1]]):
+        rows, keys = (slice(each.start, each.stop) for each in places)
+        alone = p.replace(lengths=None, len_q=len(places[0]), len_kv=len(places[1])) if p.ragged else p
+        of_sequence = [
+            {name: x[:, :, keys if name.lstrip("d") in ("k", "v") else rows] for name, x in each.items()}
+            for each in (given, found)
+        ]
+        yield from _errors(alone, *of_sequence)
+
+
+def _errors(p: Problem, given: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[float]:
+    group = p.queries_per_kv
     for b, h in outer_heads(p):
-        head = {name: to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in given.items()}
-        mine = {name: to_numpy(name, x[b : b + 1, h : h + 1]) for name, x in found.items()}
-        for rows in sampled(p):
-            keys = np.arange(rows[-1] + 1 if p.causal else p.len_kv)
+        kv_head = h // group
+        heads = {name: slice(kv_head, kv_head + 1) for name in ("k", "v", "dk", "dv")}
+        sharing = slice(kv_head * group, (kv_head + 1) * group)
+        head, mine = (
+            {name: to_numpy(name, x[b : b + 1, heads.get(name, sharing)]) for name, x in each.items()}
+            for each in (given, found)
+        )
+        member = slice(h % group, h % group + 1)
+        one = {name: x if name in heads else x[:, member] for name, x in head.items()}
+        for rows in sampled(p.len_q, p.causal):
+            keys = np.arange(max(0, rows[-1] + 1 + p.offset) if p.causal else p.len_kv)
             own = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(rows), len_kv=len(keys))
-            yield _worst(own, _part(head, np.array(rows), keys), {"dq": mine["dq"][:, :, rows]})
-            # queries from the first key on: the mask shows query i its keys up to i
-            queries = np.arange(rows[0] if p.causal else 0, p.len_q)
-            own = p.replace(batch=1, heads=1, kv_heads=1, len_q=len(queries), len_kv=len(rows))
+            yield _worst(own, _part(one, np.array(rows), keys), {"dq": mine["dq"][:, member, rows]})
+        for rows in sampled(p.len_kv, p.causal):
+            # queries from the first that sees a key on: the mask shows query i its keys up to i + offset
+            first = max(0, rows[0] - p.offset) if p.causal else 0
+            queries = np.arange(first, p.len_q)
+            own = p.replace(batch=1, heads=group, kv_heads=1, len_q=len(queries), len_kv=len(rows))
             if p.causal:
-                own = own.replace(causal=False, window=(None, len(queries) - len(rows)))
+                last = first + p.offset - rows[0]  # of these keys, that the first of these queries sees
+                own = own.replace(causal=False, window=(None, last + len(queries) - len(rows)))
             of_keys = {name: mine[name][:, :, rows] for name in ("dk", "dv")}
             yield _worst(own, _part(head, queries, np.array(rows)), of_keys)
 
@@ -107,10 +129,16 @@ def _sdpa(backend: str, operator: str) -> Callable[[Backward], tuple[Callable[[]
 
     def prepare(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
         torch, p = trial.torch, trial.problem
+        if p.ragged:
+            raise Unavailable("takes no ragged batch without padding")
+        if p.causal and p.offset:
+            raise Unavailable("aligns a causal mask with the first key, where there are more keys than queries")
         attention = importlib.import_module("torch.nn.attention")
         q, k, v = (x.detach().requires_grad_() for x in (trial.q, trial.k, trial.v))
         with attention.sdpa_kernel(getattr(attention.SDPBackend, backend)):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal, scale=p.scale)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=p.causal, scale=p.scale, enable_gqa=p.queries_per_kv > 1
+            )
         lse = getattr(torch.ops.aten, operator)(
             trial.q,
             trial.k,
@@ -136,13 +164,29 @@ def _fa4(trial: Backward) -> tuple[Callable[[], Any], Any, Any]:
         raise Unavailable(f"flash_attn.cute cannot be imported ({error}): pip install flash-attn-4") from None
     p = trial.problem
     q, k, v, dout = (x.transpose(1, 2).contiguous() for x in (trial.q, trial.k, trial.v, trial.dout))
-    out, lse = library.flash_attn_func(q, k, v, softmax_scale=p.scale, causal=p.causal, return_lse=True)[:2]
+    forward, options = library.flash_attn_func, {"softmax_scale": p.scale, "causal": p.causal}
+    if p.ragged:
+        q, k, v, dout = (x[0] for x in (q, k, v, dout))
+        forward, options = library.flash_attn_varlen_func, options | _sequences(trial)
+    out, lse = forward(q, k, v, return_lse=True, **options)[:2]
+
+    def back(x: Any) -> Any:
+        return (x[None] if p.ragged else x).transpose(1, 2)
 
     def call() -> Any:
-        found = library._flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=p.scale, causal=p.causal)
-        return [x.transpose(1, 2) for x in found[:3]]
+        return [back(x) for x in library._flash_attn_bwd(q, k, v, out, dout, lse, **options)[:3]]
 
-    return call, out.transpose(1, 2), lse
+    return call, back(out), lse[None] if p.ragged else lse
+
+
+def _sequences(trial: Backward) -> dict[str, Any]:
+    """Where the sequences of a ragged batch begin, as FlashAttention's functions are told."""
+    said: dict[str, Any] = {}
+    for side, spans in zip("qk", zip(*trial.problem.spans, strict=True), strict=True):
+        ends = [0, *(span.stop for span in spans)]
+        said[f"cu_seqlens_{side}"] = trial.torch.tensor(ends, dtype=trial.torch.int32, device=trial.q.device)
+        said[f"max_seqlen_{side}"] = max(len(span) for span in spans)
+    return said
 
 
 _PEERS: dict[str, Callable[[Backward], tuple[Callable[[], Any], Any, Any]]] = {

@@ -8,7 +8,8 @@ from typing import Any
 
 from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
-from simulator.problem import FP8, SCORES
+from simulator.operations.backward import BACKWARD
+from simulator.problem import FEATURES, FP8, SCORES
 from simulator.programs import mla
 from simulator.support import a_lane_per_key, few_rows
 
@@ -18,7 +19,8 @@ __all__ = ["l2_problems", "matrix"]
 def matrix(algorithms: Sequence[str]) -> list[Case]:
     """The counter matrix: every algorithm × dtype × mask × shape (aligned, ragged, GQA, len_q ≠ len_kv both ways; where TMA
     loads, also rows that are no whole sectors). Where an algorithm knows them, also a soft cap, sinks, ALiBi, a ragged batch, and
-    masks of booleans and bits that show a random half, whose tiles are all mixed.
+    masks of booleans and bits that show a random half, whose tiles are all mixed. Of a backward pass, gradients of the LSE and of
+    sinks.
     Where it is for few queries, also such, with many keys."""
     shapes: dict[str, dict[str, int]] = {
         "aligned": {"batch": 1, "heads": 4, "len_q": 512, "head_dim": 64},
@@ -87,6 +89,13 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         for word, causal in (("full", False), ("causal", True))
     }
 
+    # With gradients of the LSE and of sinks, where a backward pass knows them.
+    graded: dict[str, dict[str, Any]] = {
+        "dlse causal": {**shapes["fewer-queries"], "causal": True, "dlse": True},
+        "sinks dlse causal": {**shapes["gqa"], "causal": True, "dlse": True, "sinks": True},
+        "sinks sequences causal": {**sequences["sequences causal"], "sinks": True},
+    }
+
     requests = {"head_dim": 64, "heads": 8, "kv_heads": 2, "batch": 4, "lengths": [(2, n) for n in (2999, 0, 1, 700)]}
     pages: dict[str, dict[str, Any]] = {
         f"requests page {n} {word}": {**requests, "page_size": n, "causal": causal}
@@ -126,6 +135,8 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
         if "kv_dtype" in known and dtype != "float32":
             few_of = pages["requests page 16 causal"] if paged else few["a-query"]
             masked |= {label: {**few_of, **quantized} for label, quantized in caches.items()}
+        if row.operation is BACKWARD:
+            masked |= {label: p for label, p in graded.items() if known.issuperset(set(p) & set(FEATURES))}
         return masked | (masks if "mask" in known else {})
 
     return [

@@ -222,6 +222,7 @@ def grid(algorithms: Sequence[str] | None = None) -> list[Case]:
         "soft cap, sinks, ALiBi": {**ragged, "soft_cap": 5.0, "sinks": True, "alibi": True},
         "sinks, empty rows": {**empty, "sinks": True},
         "sequences": sequences,
+        "sequences, sinks": {**sequences, "sinks": True},
         "mask": {**fewer, "mask": "dense"},
         "bits": {**ragged, "mask": "bits"},
         "blocks": {**fewer, "mask": "blocks"},

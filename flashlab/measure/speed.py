@@ -13,7 +13,7 @@ import importlib
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -25,6 +25,7 @@ from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
 from simulator.catalogue import CATALOGUE, get
+from simulator.devices import Device
 from simulator.errors import Unavailable, UsageError
 from simulator.names import DType
 from simulator.operations.backward import BACKWARD
@@ -69,6 +70,12 @@ class Cell:
         """Batch, heads, KV heads and lengths in words, where they aren't the field's."""
         return None
 
+    def kernel(self, algorithm: str) -> str:
+        """The algorithm that runs here: `algorithm`, or where its kernels refuse a backward pass the one to use instead."""
+        row = get(algorithm)
+        refused = row.operation is BACKWARD and row.refuses(self.problem, Device.named("h200")) is not None
+        return row.support.instead if refused else algorithm
+
     @property
     def flops(self) -> float:
         """Of a forward pass, by the field's convention: 4 · length² · head dim · heads, halved if causal."""
@@ -90,7 +97,8 @@ class Yardstick:
 class Row:
     """One kernel in one cell. `peer` is None for the kernel under test; `ratio` is the peer's time over its time, by
     rounds: over 1, the kernel under test is faster. `error` is relative to what the rule allows; over 1 is wrong.
-    `shape` is that of an odd cell: batch × (heads, KV heads) × queries × keys. `mhz` is the SMs' clock rate while the kernel
+    `shape` is that of an odd cell: batch × (heads, KV heads) × queries × keys. `kernel` is the algorithm that ran in place of the
+    one under test, which refuses the cell. `mhz` is the SMs' clock rate while the kernel
     runs, by their own count. `capped` is the share of the cell's time in which the power limit lowered the clock, and
     `reasons` are all that held it down. `queued` says whether a call was queued by Python or replayed from a graph."""
 
@@ -107,6 +115,7 @@ class Row:
     error: float
     rounds: int
     shape: str | None = None
+    kernel: str | None = None
     queued: Literal["by Python", "in a graph"] = "by Python"
     mhz: float | None = None
     capped: float | None = None
@@ -152,7 +161,7 @@ class BenchReport:
         from flashlab.views.tables import line, table
 
         rows = [
-            (row.peer or self.algorithm, row.dtype, str(row.head_dim), "causal" if row.causal else "full",
+            (_named(row, self.algorithm), row.dtype, str(row.head_dim), "causal" if row.causal else "full",
              row.shape or f"{row.length:,}", f"{row.milliseconds:.3f}", f"{row.tflops:.0f}",
              "" if row.of_matmul is None else f"{row.of_matmul:.0%}", "" if row.ratio is None else f"{row.ratio:.3f}",
              _clock(row), _queued(row))
@@ -294,8 +303,8 @@ def _bench_cell(
     gpu: Gpu | None,
     not_run: list[str],
 ) -> list[Row]:
-    trial = trial_of(algorithm)(torch, cell)
-    calls: dict[str | None, Callable[[], Any]] = {None: trial.ours(algorithm, tile)}
+    trial, runs = trial_of(algorithm)(torch, cell), cell.kernel(algorithm)
+    calls: dict[str | None, Callable[[], Any]] = {None: trial.ours(runs, tile if runs == algorithm else None)}
     errors: dict[str | None, float] = {}
     for name in names:
         try:
@@ -322,10 +331,11 @@ def _bench_cell(
         held = watch.held
     rates = clocks(torch, ready, seconds / 3)
     flops = cell.flops * trial.PRODUCTS
-    return [
+    rows = [
         _row(cell, flops, name, own, times[0], yardstick, errors[name], name in replays, mhz, held)
         for name, own, mhz in zip(calls, times, rates, strict=True)
     ]
+    return rows if runs == algorithm else [replace(rows[0], kernel=runs), *rows[1:]]
 
 
 def _replay(torch: Any, trial: Trial, name: str | None, call: Callable[[], Any]) -> Callable[[], Any] | None:
@@ -398,12 +408,12 @@ def outer_heads(p: Problem) -> list[tuple[int, int]]:
     return list(dict.fromkeys([(0, 0), (p.batch - 1, p.heads - 1)]))
 
 
-def sampled(p: Problem) -> list[list[int]]:
+def sampled(length: int, causal: bool) -> list[list[int]]:
     """The rows of a head that are checked, from its first ones to its last ones: in pieces of neighbours under a causal mask."""
-    n = min(_SAMPLED_ROWS, p.len_q)
-    starts = [(p.len_q - n) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
+    n = min(_SAMPLED_ROWS, length)
+    starts = [(length - n) * i // (_SAMPLES - 1) for i in range(_SAMPLES)]
     pieces = [list(range(start, start + n)) for start in starts]
-    return pieces if p.causal else [[row for piece in pieces for row in piece]]
+    return pieces if causal else [[row for piece in pieces for row in piece]]
 
 
 def _samples(p: Problem, tensors: Sequence[Any]) -> list[_Sample]:
@@ -412,7 +422,7 @@ def _samples(p: Problem, tensors: Sequence[Any]) -> list[_Sample]:
     `tensors` are q, k and v (batch, heads, length, head_dim). Some rows are a problem of their own. Under a causal mask these
     are neighbours, and their keys end with the last one that they see.
     """
-    pieces = sampled(p)
+    pieces = sampled(p.len_q, p.causal)
     found: list[_Sample] = []
     for b, h in outer_heads(p):
         shared = h // p.queries_per_kv
@@ -515,7 +525,12 @@ def flat(report: BenchReport | Bench) -> list[dict[str, Any]]:
         if row.shape is not None:
             cell["shape"] = row.shape
         if row.peer is None:
-            same = {"kernel": report.algorithm, "device": report.device, **cell, "milliseconds": row.milliseconds}
+            same = {
+                "kernel": row.kernel or report.algorithm,
+                "device": report.device,
+                **cell,
+                "milliseconds": row.milliseconds,
+            }
             clock = {} if row.mhz is None else {"mhz": row.mhz, "capped": row.capped, "queued": row.queued}
             found.append(
                 {**same, "tflops": row.tflops, "share_of_matmul": row.of_matmul, "rounds": row.rounds, **clock}
@@ -540,6 +555,16 @@ def _clock(row: Row) -> str:
     return f"{row.mhz:.0f}" + (f" ({reasons})" if reasons else "")
 
 
+def _named(row: Row, algorithm: str) -> str:
+    """Which kernel a row is of, for a table.
+
+    >>> row = Row("float16", 192, False, 1000, None, 1.0, 300.0, 0.5, None, None, 0.3, 11, kernel="flash2_backward")
+    >>> _named(row, "flash3_backward")
+    'flash2_backward (for flash3_backward)'
+    """
+    return row.peer or (algorithm if row.kernel is None else f"{row.kernel} (for {algorithm})")
+
+
 def _queued(row: Row) -> str:
     return "" if row.mhz is None else row.queued  # of older results nobody knows
 
@@ -561,7 +586,7 @@ def table(data: Bench) -> str:
     """A row per kernel and cell."""
     header = ("dtype", "head dim", "mask", "length", "kernel", "TFLOP/s", "ratio", "of matmul", "MHz", "queued")
     return markdown_table(header, [
-        (r.dtype, str(r.head_dim), "causal" if r.causal else "full", r.shape or str(r.length), r.peer or data.algorithm,
+        (r.dtype, str(r.head_dim), "causal" if r.causal else "full", r.shape or str(r.length), _named(r, data.algorithm),
          f"{r.tflops:.0f}", "" if r.ratio is None else f"{r.ratio:.2f}",
          "" if r.of_matmul is None else f"{r.of_matmul:.0%}", _clock(r), _queued(r))
         for r in data.rows

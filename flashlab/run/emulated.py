@@ -225,7 +225,7 @@ def emulate_problem(
     outputs = [spec for spec in counts.tensors.values() if spec.role == "output"]
     judged = sanitize and not any(launched.stopped for launched in launches)
     unwritten = {spec.name: int((arena.buffers[spec.name].written == 0).sum()) for spec in outputs} if judged else {}
-    asked = [x for x in row.operation.outputs if x.name in counts.tensors and (lse or not x.asked)]
+    asked = [x for x in row.operation.outputs if x.when(problem) and x.name in counts.tensors and (lse or not x.asked)]
     found = {x.name: _values(arena, counts.tensors[x.name]).reshape(x.shape(problem, config.tile)) for x in asked}
     zeros = [spec.name for spec in counts.tensors.values() if spec.zeros and judged]
     left = [f"{name}: not all zeros, as the next launch needs it" for name in zeros if arena.buffers[name].data.any()]

@@ -198,7 +198,9 @@ class Plan:
                 blocks = f"{launch.blocks:,} blocks of {launch.name}"
                 raise UsageError("problem", blocks, f"a grid of at most {MOST_BLOCKS:,}")
         tensors = self.counts.tensors
-        self.outputs = [x for x in self.operation.outputs if x.name in tensors and (lse or not x.asked)]
+        self.outputs = [
+            x for x in self.operation.outputs if x.when(problem) and x.name in tensors and (lse or not x.asked)
+        ]
         returned = {x.name for x in self.outputs}
         self.zeros = {x.name: _Zeros(x.nbytes) for x in tensors.values() if x.zeros}
         self.workspace = sum(x.nbytes for x in tensors.values() if x.role == "workspace" and not x.zeros)

@@ -6,6 +6,7 @@
 #include "warp.cuh"
 #include "params.cuh"
 #include "scores.cuh"
+#include "sequences.cuh"
 
 constexpr int DELTA_THREADS = 128;
 
@@ -50,17 +51,22 @@ DEVICE void delta_of_rows(const Tensor& out, const Tensor& dout, const float* dl
   }
 }
 
-// dsink = -sum of exp(sink - LSE) D over the rows of a head: a sink is a key whose value is 0. One warp has a head.
-DEVICE void sink_gradient(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape& shape) {
+// dsink = -sum of exp(sink - LSE) D over the rows of a head: a sink is a key whose value is 0. One warp has a head, of a ragged
+// batch a head of a sequence: (sequences, heads) are then what batches and heads are elsewhere.
+DEVICE void sink_gradient(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,
+                          const Shape& shape) {
   constexpr int EACH = 8;  // loads of a lane that are on their way together
-  const float sink = of_head<SINKS>(sinks, blockIdx.x % shape.heads, -INF);
-  const long long first = static_cast<long long>(blockIdx.x) * shape.len_q;
+  const int head = blockIdx.x % shape.heads, batch = blockIdx.x / shape.heads;
+  const float sink = of_head<SINKS>(sinks, head, -INF);
+  const int begin = RAGGED ? load_global<int>(offsets_q + batch) : 0;
+  const int rows = RAGGED ? load_global<int>(offsets_q + batch + 1) - begin : shape.len_q;
+  const long long first = static_cast<long long>(RAGGED ? head : blockIdx.x) * shape.len_q + begin;
   float sum = 0;
-  for (int row = lane_id(); row < shape.len_q; row += 32 * EACH) {
+  for (int row = lane_id(); row < rows; row += 32 * EACH) {
     float logs[EACH], deltas[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-      const bool inside = row + 32 * e < shape.len_q;
+      const bool inside = row + 32 * e < rows;
       logs[e] = inside ? load_global<float>(lse + first + row + 32 * e) : INF;
       deltas[e] = inside ? load_global<float>(delta + first + row + 32 * e) : 0;
     }

@@ -119,12 +119,13 @@ def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
 
 
 def count_sinks(book: Book, name: str, problem: Problem) -> None:
-    """The gradients of the sinks: a block per batch and head reads the LSE and D of its rows."""
+    """The gradients of the sinks: a block per batch (or sequence) and head reads the LSE and D of its rows."""
     p, t = problem, book.tensors
     if not p.sinks:
         return
     heads, tiles = p.batch * p.heads, -(-p.len_q // SINK_ROWS)
-    book.launch(f"{name}_sinks", heads, 1, book.config.heads_together if book.config else 1)
+    together = book.config.heads_together if book.config else 1
+    book.launch(f"{name}_sinks", heads, 1, together, along="sequences_of_lengths")
     book.add("dsinks", "sinks", hbm_read=4 * heads)
     book.distinct("sinks", "read", t["sinks"].nbytes)
     for x in ("lse", "delta"):

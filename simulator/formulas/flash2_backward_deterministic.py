@@ -23,8 +23,8 @@ def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
     )
     count_before(book, p)
     book.tensor(Spec("drawn", kv_heads, 1, 1, "int32", "workspace", vector=True, zeros=True))
-    book.tensor(Spec("number", kv_heads, keys, 1, "int32", "workspace", vector=True))
-    book.tensor(Spec("turns", heads, p.row_tiles(tile), 1, "int32", "workspace", vector=True, zeros=True))
+    book.tensor(Spec("number", kv_heads, p.len_kv, 1, "int32", "workspace", vector=True))
+    book.tensor(Spec("turns", heads, p.len_q, 1, "int32", "workspace", vector=True, zeros=True))
     seen = count_main(book, "flash2_backward_deterministic", p, tile, config)
     blocks, pairs = kv_heads * keys, heads * seen.pairs
     book.add("draw", "drawn", hbm_atomic=4 * blocks)

@@ -3,7 +3,8 @@
 With S = scale Q K^T, P = softmax(S), D_i = sum_c dO_ic O_ic: dV = P^T dO, dP = dO V^T, dS = P * (dP - D),
 dQ = scale dS K, dK = scale dS^T Q (FlashAttention, arXiv 2205.14135, section B.2). With dropout Z, dV = (P * Z)^T dO and
 dP = (dO V^T) * Z. The rest stays: O has Z, so D has it too. A soft cap takes dS times its derivative, 1 - tanh^2.
-A sink is a key whose value is 0, and whose P is exp(sink - LSE): dsink = -sum_i P_i D_i, over the rows of a batch and head.
+A sink is a key whose value is 0, and whose P is exp(sink - LSE): dsink = -sum_i P_i D_i, over the rows of a batch and head, or of a
+sequence and head of a ragged batch.
 The LSE's derivative by a score is P. So where the loss depends on the LSE, its gradient is taken from D: D_i - dLSE_i.
 
 The rule for its errors is per row, against float64 with the same output and LSE as the kernel's. u is that of the
@@ -31,7 +32,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from simulator.dtypes import Array, numpy_dtype
-from simulator.errors import UsageError
 from simulator.operations.attention import ATTENTION, SCORE, UNIT, check_optional, hidden_pairs
 from simulator.operations.operation import Arrays, Operand, Operation
 from simulator.philox import kept_weights
@@ -75,6 +75,9 @@ class Backward(Operation):
             "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "sinks": True,
         },
         "sinks, a gradient of the LSE": {"heads": 3, "len_q": 300, "len_kv": 40, "sinks": True, "dlse": True},
+        "sinks, sequences, causal, GQA": {
+            "heads": 4, "kv_heads": 2, "lengths": [(300, 40), 3, (0, 9), (71, 131), (40, 0), 1], "causal": True, "sinks": True,
+        },
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (
@@ -87,17 +90,14 @@ class Backward(Operation):
     )
     outputs = (
         *(Operand(name=f"d{operand.name}", axes=operand.axes, dtype="storage") for operand in ATTENTION.required),
-        Operand(name="dsinks", axes=("batch", "heads"), dtype="float32", when=lambda p: p.sinks),
+        Operand(name="dsinks", axes=("batch", "heads"), dtype="float32", when=lambda p: p.sinks and not p.ragged),
+        Operand(
+            name="dsinks", axes=("sequences_of_lengths", "heads"), dtype="float32", when=lambda p: p.sinks and p.ragged
+        ),
     )
 
     def problem(self, arrays: Mapping[str, Any], **masks: Any) -> Problem:
         return ATTENTION.problem(arrays, **masks).replace(dlse="dlse" in arrays)
-
-    def refusal(self, problem: Problem, by: str) -> UsageError | None:
-        """Sinks have a gradient, into which all sequences of a ragged batch would sum."""
-        if problem.sinks and problem.lengths is not None:
-            return UsageError("sinks", "given", "None with lengths: the backward pass doesn't know both together")
-        return super().refusal(problem, by)
 
     def check(self, problem: Problem, arrays: Mapping[str, Any], tile: Tile | None = None) -> None:
         super().check(problem, arrays, tile)
@@ -120,7 +120,7 @@ class Backward(Operation):
         dk = t.p.scale * (t.ds.swapaxes(-1, -2) @ t.q).sum(2)
         dv = (t.kept.swapaxes(-1, -2) @ t.dout).sum(2)
         found = {"dq": dq.reshape(arrays["q"].shape), "dk": dk, "dv": dv}
-        return found | ({"dsinks": -(t.sunk * t.delta).sum(-1)} if problem.sinks else {})
+        return found | ({"dsinks": -of_sequences(problem, t.sunk * t.delta)} if problem.sinks else {})
 
     def bounds(self, problem: Problem, arrays: Arrays, truth: Arrays) -> dict[str, Array]:
         """The bounds of the module's rule, for each row of dq, dk and dv."""
@@ -161,7 +161,7 @@ class Backward(Operation):
             sizes_of = (np.abs(t.dout) * np.abs(t.out)).sum(-1) + np.abs(t.dlse[..., 0])
             logits = np.maximum(np.abs(t.sinks), np.abs(np.where(np.isneginf(t.lse), 0.0, t.lse)))
             terms = SCORE[p.dtype] * np.maximum(1.0, np.where(t.sunk > 0, logits, 0.0)) * (t.sunk + FLUSHED)
-            of_sinks = {"dsinks": (terms * sizes_of.reshape(queries)).sum(-1)}
+            of_sinks = {"dsinks": of_sequences(p, terms * sizes_of.reshape(queries))}
         return of_sinks | {
             "dq": bound(
                 "dq", (ds**2 @ norm["k"] ** 2).reshape(queries), ((gross + kept_step) @ norm["k"]).reshape(queries)
@@ -173,6 +173,11 @@ class Backward(Operation):
     def flops(self, problem: Problem) -> int:
         """2.5 times the forward's: it has five products of that size instead of two."""
         return ATTENTION.flops(problem) * 5 // 2
+
+
+def of_sequences(problem: Problem, x: Array) -> Array:
+    """The sums over the rows of x (batch, heads, len_q), for each batch and head; of a ragged batch for each sequence and head."""
+    return np.concatenate([x[:, :, rows.start : rows.stop].sum(-1) for rows, _ in problem.spans])
 
 
 class _Terms:

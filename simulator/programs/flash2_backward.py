@@ -89,11 +89,11 @@ def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Pr
 
 
 def sink_gradient(name: str, m: Machine, lse: HbmTensor, delta: HbmTensor, problem: Problem) -> tuple[HbmTensor, ...]:
-    """dsink = -sum_i exp(sink - LSE_i) D_i for each batch and head, if there are sinks. One warp has a head."""
+    """dsink = -sum_i exp(sink - LSE_i) D_i for each batch (or sequence) and head, if there are sinks. One warp has a head."""
     if not problem.sinks:
         return ()
     dsinks = m.output("dsinks")
-    for block in m.launch(f"{name}_sinks", warps=1):
+    for block in m.launch(f"{name}_sinks", warps=1, along="sequences_of_lengths"):
         block.step("dsinks")
         sink, total = of_head("sinks", m, block, 1), block.full(SINK_ROWS, 1, 0.0)
         assert sink is not None

@@ -19,8 +19,8 @@ class InTurn(unordered.Turns):
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
         self.drawn = m.workspace("drawn", 1, "int32", rows=1, of=k, vector=True, zeros=True)
-        self.number = m.workspace("number", 1, "int32", rows=problem.key_tiles(tile), of=k, vector=True)
-        self.turns = m.workspace("turns", 1, "int32", rows=problem.row_tiles(tile), vector=True, zeros=True)
+        self.number = m.workspace("number", 1, "int32", rows=problem.len_kv, of=k, vector=True).firsts(tile.cols)
+        self.turns = m.workspace("turns", 1, "int32", vector=True, zeros=True).firsts(tile.rows)
 
     def draw(self, block: Block) -> None:
         """One thread draws, and tells the other warps."""
@@ -54,13 +54,14 @@ def flash2_backward_deterministic(
 ) -> tuple[HbmTensor, ...]:
     """`flash2_backward`, in which blocks wait for their turns to add to dQ. All shapes are the same.
 
-    A counter per query tile says how many key tiles have added to its dQ. Another one per KV head gives out the key tiles.
+    A counter per query tile, at its first row, says how many key tiles have added to its dQ. Another one per KV head gives out the
+    key tiles, of a ragged batch one per KV head and sequence.
     """
     return unordered.backward("flash2_backward_deterministic", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
 
 
 _MAIN = {
-    "draw": "Draw the next key tile of the KV head from a counter. Who has a lower number has begun before.",
+    "draw": "Draw the next key tile of the KV head (or of a sequence there) from a counter. Whoever has a lower number has begun.",
     **unordered.ABOUT["flash2_backward"],
     "dq": "dS K belongs to dQ of these queries. Wait until the key tiles before have added theirs, add this one, and count up.",
 }

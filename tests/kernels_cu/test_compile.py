@@ -186,15 +186,16 @@ def test_a_gradient_of_the_lse_spills_nothing_either(case: tuple[str, str, int, 
     assert complaints(compiled_by_default(name, dtype, head_dim, arch, dlse=True)) == []
 
 
+@pytest.mark.parametrize("name", ["flash2_backward", "flash2_backward_deterministic"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_a_backward_pass_over_sequences(head_dim: int, arch: str) -> None:
-    """Where a sequence lies takes three registers more. At head dim 128 Hopper's compiler has none left, and keeps them in
+def test_a_backward_pass_over_sequences(head_dim: int, arch: str, name: str) -> None:
+    """Where a sequence lies takes three registers more. At head dim 128 Hopper's compiler has but two left, and keeps one in
     memory from the first step to the last."""
     problem = Problem(batch=1, heads=8, lengths=[1000], head_dim=head_dim, dtype="bfloat16", causal=True)
-    config = CATALOGUE["flash2_backward"].program.configure(problem, Device.named(DEVICES[arch]))
-    compiled = compile_kernel("flash2_backward", defines(config, "bfloat16", head_dim), arch=arch)
-    assert compiled.spills <= (24 if (head_dim, arch) == (128, "sm_90") else 0)
+    config = CATALOGUE[name].program.configure(problem, Device.named(DEVICES[arch]))
+    compiled = compile_kernel(name, defines(config, "bfloat16", head_dim), arch=arch)
+    assert compiled.spills <= (8 if (head_dim, arch) == (128, "sm_90") else 0)
 
 
 MASKED = [case for case in MATRIX if "mask" in CATALOGUE[case[0]].support.masks]

@@ -17,6 +17,7 @@ HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flas
 SCORES, LSE = "kernels_cu/include/scores.cuh", "a gradient of the LSE"
 SINKS = "sinks, causal, GQA, batch 2, rows without keys"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
+SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 PHILOX = "kernels_cu/include/philox.cuh"
 
@@ -63,16 +64,24 @@ KERNELS = [
         new="store_global(dsinks + blockIdx.x, sum)", check="adjoint", case=SINKS,
     ),
     KernelMutant(
-        mechanism="the sink of another head", file=ROWS, old="(sinks, blockIdx.x % shape.heads, -INF)",
-        new="(sinks, blockIdx.x / shape.heads, -INF)", check="head_order", case=SINKS,
+        mechanism="the sink of another head", file=ROWS, old="of_head<SINKS>(sinks, head,", new="of_head<SINKS>(sinks, batch,",
+        check="head_order", case=SINKS,
     ),
     KernelMutant(
-        mechanism="the last rows left out of a sink's gradient", file=ROWS, old="lane_id(); row < shape.len_q; row += 32 * EACH",
-        new="lane_id(); row < shape.len_q / 256 * 256; row += 32 * EACH", check="rule", case="sinks, a gradient of the LSE",
+        mechanism="the last rows left out of a sink's gradient", file=ROWS, old="lane_id(); row < rows; row += 32 * EACH",
+        new="lane_id(); row < rows / 256 * 256; row += 32 * EACH", check="rule", case="sinks, a gradient of the LSE",
     ),
     KernelMutant(
         mechanism="a sink's exponential to base 2", file=ROWS, old="(logs[e] == -INF ? 0 : logs[e])) * LOG2E)",
         new="(logs[e] == -INF ? 0 : logs[e])))", check="rule", case=SINKS, algorithm="flash2_backward_deterministic",
+    ),
+    KernelMutant(
+        mechanism="a sequence's sink with the rows of those before it", file=ROWS, old="load_global<int>(offsets_q + batch) : 0",
+        new="0 : 0", check="rule", case=SINKS_APART,
+    ),
+    KernelMutant(
+        mechanism="a sequence's sink with the rows of those behind it", file=ROWS, old="offsets_q + batch + 1",
+        new="offsets_q + gridDim.x / shape.heads", check="rule", case=SINKS_APART, algorithm="flash2_backward_deterministic",
     ),
     KernelMutant(
         mechanism="the gradient of the LSE scaled as D", file=STANDARD, old="delta = less_dlse(warp_sum(delta), dlse,",
@@ -304,6 +313,41 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="key tiles drawn before all warps read which", step="draw", old="barrier();", new="", check="misuse",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash2_backward_deterministic", file=ORDERED, case=SEQUENCES)
+        for each in (
+            KernelMutant(
+                mechanism="counters of a sequence's key tiles not set back", step="draw", old="key_tiles - 1", new="key_tiles",
+                check="misuse",
+            ),
+            KernelMutant(
+                mechanism="key tiles told where all blocks of a head tell theirs", step="draw", old="+ own.q + own.first_row",
+                new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="turns of another sequence", step="dq", old="row_of(here.head, queries_before), here.i",
+                new="row_of(here.head, 0), here.i", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="dQ added to the rows of the first sequence", step="dq", old="queries_before + row)", new="row)",
+                check="misuse",
+            ),
+            KernelMutant(
+                mechanism="keys numbered from those of the head", old="own.q + own.aligned : 0", new="own.q : 0", check="rule",
+            ),
+            KernelMutant(
+                mechanism="keys that end where the queries do", old="shape.len_kv = own.keys - own.aligned",
+                new="shape.len_kv = own.keys", check="rule",
+            ),
+            KernelMutant(
+                mechanism="empty places not left", old="if (RAGGED && own.first_row >= own.keys) return;", new="", check="misuse",
+            ),
+            KernelMutant(
+                mechanism="the LSE and D of the first sequence", step="load_kv", old="+ row; };", new="+ row - queries_before; };",
+                check="sequences",
             ),
         )
     ),

@@ -43,7 +43,8 @@ def kills(mutant: KernelMutant) -> None:
     p = problem(mutant.case)
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
-        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile_of(mutant.algorithm))
+        # blocks that wait for ever are stopped
+        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile_of(mutant.algorithm), time_limit=4)
         if mutant.check == "misuse":
             run.checked()
         elif run.differences:

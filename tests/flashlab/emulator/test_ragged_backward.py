@@ -28,7 +28,7 @@ def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st
     p = P.replace(
         lengths=data.draw(st.lists(length | st.tuples(length, length), min_size=1, max_size=5)),
         causal=data.draw(st.booleans()), window=data.draw(st.none() | st.tuples(side, side)),
-        scale=data.draw(st.sampled_from([None, -0.2])),
+        scale=data.draw(st.sampled_from([None, -0.2])), sinks=data.draw(st.booleans()), dlse=data.draw(st.booleans()),
     )  # fmt: skip
     arrays: dict[str, Any] = BACKWARD.draw(p)
     run = fl.emulate(algorithm, **arrays, **p.masks, tile=tile, time_limit=20)

@@ -86,6 +86,22 @@ def test_gradients_of_sinks(deterministic: bool) -> None:
         assert torch().allclose(a.grad, b.grad, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_gradients_of_sinks_of_sequences(deterministic: bool) -> None:
+    """They are the sums of those that each sequence gives alone."""
+    p = P.replace(batch=1, len_q=None, len_kv=None, lengths=[(12, 14), (8, 2), (10, 14)])
+    whole, alone = leaves(p), leaves(p)
+    sinks = [torch().tensor([0.5, -1.0, 2.0, float("-inf")], requires_grad=True) for _ in range(2)]
+    options: Any = {"causal": True, "deterministic": deterministic, "backend": "emulator"}
+    fl.attention(*whole, **options, lengths=p.lengths, sinks=sinks[0]).square().sum().backward()
+    for rows, keys in p.spans:
+        cuts = [slice(x.start, x.stop) for x in (rows, keys, keys)]
+        own = [x[:, :, cut] for x, cut in zip(alone, cuts, strict=True)]
+        fl.attention(*own, **options, sinks=sinks[1]).square().sum().backward()
+    for a, b in zip([*whole, sinks[0]], [*alone, sinks[1]], strict=True):
+        assert torch().allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_parts_merged_by_their_lse() -> None:
     """What ring attention does: the gradients of attention over all keys reach both parts, through their LSEs, too."""
     p = P.replace(causal=False)
@@ -233,11 +249,14 @@ def test_flash_attn_func_on_slices_of_one_projection() -> None:
     assert qkv.grad.shape == qkv.shape and bool(qkv.grad.any())
 
 
-def test_flash_attn_varlen_func() -> None:
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flash_attn_varlen_func(deterministic: bool) -> None:
     """Each sequence is as if it were alone, and so are its gradients."""
     q, k, v = whole = [x[0].detach().requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_q=30)))]
     ends_q, ends_k = (torch().tensor([0, n, n, 30], dtype=torch().int32) for n in (12, 14))
-    out = door("flash_attn").flash_attn_varlen_func(q, k, v, ends_q, ends_k, 18, 16, causal=True)
+    out = door("flash_attn").flash_attn_varlen_func(
+        q, k, v, ends_q, ends_k, 18, 16, causal=True, deterministic=deterministic
+    )
     out.square().sum().backward()
     for rows, keys in ((slice(0, 12), slice(0, 14)), (slice(12, 30), slice(14, 30))):
         own = [x.detach()[None, cut].requires_grad_() for x, cut in zip(whole, (rows, keys, keys), strict=True)]

@@ -53,6 +53,26 @@ def test_odd_cells_fill_no_tile_and_flash3_takes_them() -> None:
         assert cell.flops == 4 * cell.batch * cell.heads * cell.head_dim * pairs
 
 
+def test_odd_cells_of_a_backward_pass() -> None:
+    """Each head dim full and causal, some ragged; where flash3_backward refuses one, another algorithm runs and is named."""
+    cells = odd.backward_cells()
+    assert len(set(cells)) == 12 and cells == odd.backward_cells() != odd.backward_cells(seed=1)
+    assert {(cell.head_dim, cell.causal) for cell in cells} == {
+        (d, c) for d in (64, 96, 128, 192) for c in (False, True)
+    }
+    ragged = [cell for cell in cells if cell.problem.ragged]
+    assert {cell.head_dim for cell in ragged} == {64, 96, 128, 192}
+    assert {4, 8} == {cell.problem.queries_per_kv for cell in cells}
+    for cell in cells:
+        p = cell.problem
+        other = p.ragged or p.head_dim > 128
+        assert cell.kernel("flash3_backward") == ("flash2_backward" if other else "flash3_backward")
+        assert cell.kernel("flash2_backward") == "flash2_backward" and cell.kernel("flash3") == "flash3"
+        assert all(len(rows) % 64 and len(keys) % 64 for rows, keys in p.spans)
+        pairs = sum(one.len_q * one.len_kv - cell.causal * one.len_q * (one.len_q - 1) // 2 for one in p.sequences)
+        assert cell.flops == 4 * p.batch * p.heads * p.head_dim * pairs
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_an_odd_cells_outputs_are_judged(causal: bool) -> None:
     """Heads that share a KV head, and more keys than queries."""

@@ -120,7 +120,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"alibi_slopes": LSE}, "keyword = 'alibi_slopes'"),
     ({"sinks": LSE}, "sinks.shape = (1, 2, 40): expected (2,)"),
-    ({"sinks": LSE[0, :, 0], "lengths": [40]}, "sinks = 'given': expected None with lengths"),
+    ({"sinks": LSE[0, :, 0], "lengths": [40, 3]}, "lengths = 43 queries in all: expected 40"),
     ({"sinks": LSE[0, :, 0], "algorithm": "flash1_backward"}, "sinks = True: expected nothing: flash1_backward knows"),
     ({"dlse": LSE[:, :1]}, "dlse.shape = (1, 1, 40): expected (1, 2, 40)"),
     ({"tile": (24, 32)}, "tile = '24x32': expected multiples of 16"),
