@@ -14,25 +14,17 @@
 // With 8-bit products the tensor cores keep some 14 bits of an accumulator and cut each product to the last of them. Where V
 // keeps its sign, a sum over many tiles loses a part of each. So P V_j goes into its own registers, T, and is folded into O in
 // float32 by an FMA with V_j's scale (promotion). The sums of P are a product as well, with 8 columns of ones, because each
-// addition in float32 takes a clock from the tensor cores. l is then the sum of the rounded P: the weights in `out` and their
-// sum are rounded alike.
+// addition in float32 takes a clock from the tensor cores. O is then divided by the sum of the rounded P: the weights in `out`
+// and their sum are rounded alike. EXACT_LSE adds up P before it is rounded, too, for the LSE alone.
 //
 // Up to D = 128, T has room beside S (overlapped): P V of a tile runs beside the maximum of the next, and is folded beside its
 // exponentials. O and l are rescaled a tile later, beside the products. The wait for T may stand in no branch that warps of
 // a warpgroup take apart. At D = 256, T takes the place of S (in_turn): T has two chunks of 64 head dims, and one is folded
 // while the other is multiplied. Otherwise one thing comes after the other there.
-//
-// Expected: the products take half as long, the softmax as long as before, so D = 256 gains more than D = 128.
-// Measured (H200, 16k tokens in all; data: docs/results/fp8/flash3_fp8_h200_2026-11-21.json): as expected, at 16k 1.32 times
-// bfloat16, 1.31 causal, and at D = 256 1.47 and 1.45; at 1k 1.24 to 1.38.
-// What binds (profile/flash3_h200_2026-11-21.json): at D = 128 tensor cores and exp units alike, busy 60 and 59 % of the
-// clocks. Additions and FMAs in float32 keep the tensor cores from some of the others. At D = 256 the tensor cores come first,
-// 71 %. In both the power limit holds the clock down.
 #define E4M3 1
 #include "flash3.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
-constexpr int TURNED_KEYS = 128;  // rows of V that a block transposes
 constexpr bool OVERLAPPED = HEAD_DIM <= 128;  // there is room for T beside S
 
 // Writes V transposed ("turned"): (batch, kv_heads, head_dim, len_kv padded to 16 by zeros), with its keys in round_p's order.
@@ -90,232 +82,233 @@ DEVICE void write_ones(const Sram& sram) {
   fence_async();
 }
 
-// A row tile for a consumer.
+// The scales of all tiles. `row_tile` is the number of this tile's own, `first_key_tile` that of its head's first ones of K and V.
+struct Scales {
+  const float* q;
+  const float* k;
+  const float* v;
+  int row_tile, first_key_tile;
+
+  DEVICE float of_q() const { return load_global<float>(q + row_tile); }
+  DEVICE float of_k(int j) const { return load_global<float>(k + first_key_tile + j); }
+  DEVICE float of_v(int j) const { return load_global<float>(v + first_key_tile + j); }
+};
+
+// A consumer's part of a row tile. Its main loops change the arguments. (It is a template, so that of the two only the one that is
+// called gets compiled.)
+template <int D>
 struct RowTile {
   const Sram& sram;
   const Shape& shape;
   const Work& work;
+  Scales scales;
   Keys full;  // key tiles that need no mask, nor a change of sign
   int consumer, lane_row;
   unsigned q_parity;
-  float scale;                               // of the exponents, in each tile multiplied by those of Q and K
-  const float* q_scale;
-  const float* k_scale;
-  const float* v_scale;
-  int tile, first_tile;  // number of this tile's scale of Q, and of its head's first ones of K and V
-};
+  float scale;  // of the exponents, in each tile multiplied by those of Q and K
 
-// The main loop where T has room beside S: P V of a tile runs beside the maximum of the next. (This and in_turn are
-// templates so that only the one that is called gets compiled.)
-template <int D>
-DEVICE void overlapped(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring,
-                       Ring& v_ring) {
-  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] =
-      row_tile;
+  // The main loop where T has room beside S: P V of a tile runs beside the maximum of the next.
+  DEVICE void overlapped(RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring, Ring& v_ring) const {
+    // step: load_q
+    const float c = scale * scales.of_q();
+    mbarrier_wait(sram.q_full(), q_parity);
 
-  // step: load_q
-  const float c = scale * load_global<float>(q_scale + tile);
-  mbarrier_wait(sram.q_full(), q_parity);
+    float s[S_FRAGMENTS][4], alpha[2];
+    unsigned p[P_REGISTERS][4];
+    if (work.tiles.first > work.tiles.last) {
+      release(sram.q_empty());
+    } else {
+      float t[O_FRAGMENTS + 1][4];
 
-  float s[S_FRAGMENTS][4], alpha[2];
-  unsigned p[P_REGISTERS][4];
-  if (work.tiles.first > work.tiles.last) {
-    release(sram.q_empty());
-  } else {
-    float t[O_FRAGMENTS + 1][4];
-
-    // step: load_k (first)
-    mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
-
-    // step: scores (first)
-    multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
-    release(sram.k_empty(k_ring.slot));
-    k_ring.advance();
-    if (work.tiles.first == work.tiles.last) release(sram.q_empty());
-
-    // step: load_k (its scale, first)
-    softmax.c = c * load_global<float>(k_scale + first_tile + work.tiles.last);
-
-    // step: load_v (its scale, first)
-    float factor_v = load_global<float>(v_scale + first_tile + work.tiles.last);
-
-    // step: mask (first)
-    softmax.mask(s, shape, lane_row, work.tiles.last, full);
-
-    // step: softmax (first)
-    softmax.raise(s, alpha);
-    softmax.exponentials(s);
-    round_p(p, s);
-
-    bool risen = false;
-    for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
-      // step: load_k
+      // step: load_k (first)
       mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
 
-      // step: scores
-      settle(s);
-      settle(t);
-      settle(p);
-      wgmma_fence();
-      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+      // step: scores (first)
+      multiply_qk_alone(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+      release(sram.k_empty(k_ring.slot));
+      k_ring.advance();
+      if (work.tiles.first == work.tiles.last) release(sram.q_empty());
 
-      // step: load_v (of the tile before)
-      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+      // step: load_k (its scale, first)
+      softmax.c = c * scales.of_k(work.tiles.last);
 
-      // step: output (of the tile before, in the background)
-      wgmma_fence();
-      multiply_pv(t, p, sram.v(v_ring.slot), 0);
+      // step: load_v (its scale, first)
+      float factor_v = scales.of_v(work.tiles.last);
 
-      // step: load_k (its scale, meanwhile)
-      const float factor_k = load_global<float>(k_scale + first_tile + j);
+      // step: mask (first)
+      softmax.mask(s, shape, lane_row, work.tiles.last, full);
 
-      // step: load_v (its scale)
-      const float next_v = load_global<float>(v_scale + first_tile + j);
+      // step: softmax (first)
+      softmax.raise(s, alpha);
+      softmax.exponentials(s);
+      round_p(p, s);
 
-      // step: rescale (by the maximum of the tile before, while the products run)
+      bool risen = false;
+      for (int j = work.tiles.last - 1; j >= work.tiles.first; --j) {
+        // step: load_k
+        mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+        // step: scores
+        settle(s);
+        settle(t);
+        settle(p);
+        wgmma_fence();
+        multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+        // step: load_v (of the tile before)
+        mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+
+        // step: output (of the tile before, in the background)
+        wgmma_fence();
+        multiply_pv(t, p, sram.v(v_ring.slot), 0);
+
+        // step: load_k (its scale, meanwhile)
+        const float factor_k = scales.of_k(j);
+
+        // step: load_v (its scale)
+        const float next_v = scales.of_v(j);
+
+        // step: rescale (by the maximum of the tile before, while the products run)
+        if (risen) {
+          rescale(o, alpha);
+          softmax.rescale(alpha);
+        }
+
+        // step: scores (done)
+        wgmma_wait<1>();
+        settle(s);
+        release(sram.k_empty(k_ring.slot));
+        k_ring.advance();
+        if (j == work.tiles.first) release(sram.q_empty());
+
+        // step: mask
+        softmax.c = c * factor_k;
+        if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
+
+        // step: softmax
+        risen = any_lane(softmax.risen(s));
+        if (risen) softmax.raise(s, alpha);
+
+        // step: output (of the tile before: done, and folded, as it is by the m before)
+        wgmma_wait<0>();
+        settle(t);
+        release(sram.v_empty(v_ring.slot));
+        v_ring.advance();
+        softmax.add(t[O_FRAGMENTS]);
+        fold(o, 0, t, O_FRAGMENTS, factor_v);
+        factor_v = next_v;
+
+        // step: softmax (P)
+        softmax.exponentials(s);
+        round_p(p, s);
+      }
+
+      // step: rescale
       if (risen) {
         rescale(o, alpha);
         softmax.rescale(alpha);
       }
 
-      // step: scores (done)
-      wgmma_wait<1>();
-      settle(s);
-      release(sram.k_empty(k_ring.slot));
-      k_ring.advance();
-      if (j == work.tiles.first) release(sram.q_empty());
+      // step: load_v
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
-      // step: mask
-      softmax.c = c * factor_k;
-      if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
-
-      // step: softmax
-      risen = any_lane(softmax.risen(s));
-      if (risen) softmax.raise(s, alpha);
-
-      // step: output (of the tile before: done, and folded, as it is by the m before)
+      // step: output
+      settle(p);
+      settle(t);
+      wgmma_fence();
+      multiply_pv(t, p, sram.v(v_ring.slot), 0);
       wgmma_wait<0>();
       settle(t);
       release(sram.v_empty(v_ring.slot));
       v_ring.advance();
       softmax.add(t[O_FRAGMENTS]);
       fold(o, 0, t, O_FRAGMENTS, factor_v);
-      factor_v = next_v;
+    }
+  }
 
-      // step: softmax (P)
+  // The main loop where T takes the place of S: one thing after the other, but two chunks of T take turns, and one is folded
+  // while the other is multiplied.
+  DEVICE void in_turn(RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring, Ring& v_ring) const {
+    constexpr int CHUNK = 64, CHUNKS = D / CHUNK;
+
+    // step: load_q (in turn)
+    const float c = scale * scales.of_q();
+    mbarrier_wait(sram.q_full(), q_parity);
+
+    float s[S_FRAGMENTS][4], alpha[2];
+    unsigned p[P_REGISTERS][4];
+    for (int j = work.tiles.last; j >= work.tiles.first; --j) {
+      float t[2][CHUNK / 8][4], sums[1][4];
+
+      // step: load_k (in turn)
+      mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+
+      // step: scores (in turn)
+      settle(s);
+      wgmma_fence();
+      multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
+
+      // step: load_k (in turn: its scale, meanwhile)
+      const float factor_k = scales.of_k(j);
+
+      // step: load_v (in turn: its scale)
+      const float factor_v = scales.of_v(j);
+
+      // step: scores (in turn: done)
+      wgmma_wait<0>();
+      settle(s);
+      release(sram.k_empty(k_ring.slot));
+      k_ring.advance();
+
+      // step: mask (in turn)
+      softmax.c = c * factor_k;
+      if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
+
+      // step: softmax (in turn)
+      if (any_lane(softmax.risen(s))) {
+        softmax.raise(s, alpha);
+
+        // step: rescale (in turn)
+        rescale(o, alpha);
+        softmax.rescale(alpha);
+      }
+
+      // step: softmax (in turn: P)
       softmax.exponentials(s);
       round_p(p, s);
-    }
 
-    // step: rescale
-    if (risen) {
-      rescale(o, alpha);
-      softmax.rescale(alpha);
-    }
+      // step: load_v (in turn)
+      const VTile v_tile = sram.v(v_ring.slot);
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
 
-    // step: load_v
-    mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-
-    // step: output
-    settle(p);
-    settle(t);
-    wgmma_fence();
-    multiply_pv(t, p, sram.v(v_ring.slot), 0);
-    wgmma_wait<0>();
-    settle(t);
-    release(sram.v_empty(v_ring.slot));
-    v_ring.advance();
-    softmax.add(t[O_FRAGMENTS]);
-    fold(o, 0, t, O_FRAGMENTS, factor_v);
-  }
-}
-
-// The main loop where T takes the place of S: one thing after the other, but two chunks of T take turns, and one is folded
-// while the other is multiplied.
-template <int D>
-DEVICE void in_turn(const RowTile& row_tile, RoundedSoftmax& softmax, float (&o)[O_FRAGMENTS][4], Ring& k_ring,
-                    Ring& v_ring) {
-  constexpr int CHUNK = 64, CHUNKS = D / CHUNK;
-  const auto& [sram, shape, work, full, consumer, lane_row, q_parity, scale, q_scale, k_scale, v_scale, tile, first_tile] =
-      row_tile;
-
-  // step: load_q (in turn)
-  const float c = scale * load_global<float>(q_scale + tile);
-  mbarrier_wait(sram.q_full(), q_parity);
-
-  float s[S_FRAGMENTS][4], alpha[2];
-  unsigned p[P_REGISTERS][4];
-  for (int j = work.tiles.last; j >= work.tiles.first; --j) {
-    float t[2][CHUNK / 8][4], sums[1][4];
-
-    // step: load_k (in turn)
-    mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
-
-    // step: scores (in turn)
-    settle(s);
-    wgmma_fence();
-    multiply_qk(s, sram.q(), consumer * 64, sram.k(k_ring.slot));
-
-    // step: load_k (in turn: its scale, meanwhile)
-    const float factor_k = load_global<float>(k_scale + first_tile + j);
-
-    // step: load_v (in turn: its scale)
-    const float factor_v = load_global<float>(v_scale + first_tile + j);
-
-    // step: scores (in turn: done)
-    wgmma_wait<0>();
-    settle(s);
-    release(sram.k_empty(k_ring.slot));
-    k_ring.advance();
-
-    // step: mask (in turn)
-    softmax.c = c * factor_k;
-    if (j < full.first || j > full.last) softmax.mask(s, shape, lane_row, j, full);
-
-    // step: softmax (in turn)
-    if (any_lane(softmax.risen(s))) {
-      softmax.raise(s, alpha);
-
-      // step: rescale (in turn)
-      rescale(o, alpha);
-      softmax.rescale(alpha);
-    }
-
-    // step: softmax (in turn: P)
-    softmax.exponentials(s);
-    round_p(p, s);
-
-    // step: load_v (in turn)
-    const VTile v_tile = sram.v(v_ring.slot);
-    mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-
-    // step: output (in turn)
-    settle(p);
-    settle(sums);
-    settle(t[0]);
-    settle(t[1]);
-    wgmma_fence();
-    multiply_pv(sums, p, v_tile, D);
-    multiply_pv(t[0], p, v_tile, 0);
-    multiply_pv(t[1], p, v_tile, CHUNK);
+      // step: output (in turn)
+      settle(p);
+      settle(sums);
+      settle(t[0]);
+      settle(t[1]);
+      wgmma_fence();
+      multiply_pv(sums, p, v_tile, D);
+      multiply_pv(t[0], p, v_tile, 0);
+      multiply_pv(t[1], p, v_tile, CHUNK);
 #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) {
-      i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();
-      settle(t[i % 2]);
-      if (i + 1 == CHUNKS) release(sram.v_empty(v_ring.slot));
-      fold(o, i * CHUNK / 8, t[i % 2], CHUNK / 8, factor_v);
-      if (i + 2 < CHUNKS) {
+      for (int i = 0; i < CHUNKS; ++i) {
+        i + 1 < CHUNKS ? wgmma_wait<1>() : wgmma_wait<0>();
         settle(t[i % 2]);
-        wgmma_fence();
-        multiply_pv(t[i % 2], p, v_tile, (i + 2) * CHUNK);
+        if (i + 1 == CHUNKS) release(sram.v_empty(v_ring.slot));
+        fold(o, i * CHUNK / 8, t[i % 2], CHUNK / 8, factor_v);
+        if (i + 2 < CHUNKS) {
+          settle(t[i % 2]);
+          wgmma_fence();
+          multiply_pv(t[i % 2], p, v_tile, (i + 2) * CHUNK);
+        }
       }
+      settle(sums);
+      softmax.add(sums[0]);
+      v_ring.advance();
     }
-    settle(sums);
-    softmax.add(sums[0]);
-    v_ring.advance();
+    release(sram.q_empty());
   }
-  release(sram.q_empty());
-}
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
@@ -377,11 +370,10 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     softmax.begin();
     const int kv = work.batch * shape.kv_heads + kv_head(shape, work.head), key_tiles = ceil_div(shape.len_kv, BC);
     const int tile = (work.batch * shape.heads + work.head) * ceil_div(shape.len_q, BR) + work.first_row / BR;
-
-    const RowTile row_tile{sram, shape, work, full, consumer, lane_row, q_parity, scale,
-                           q_scale, k_scale, v_scale, tile, kv * key_tiles};
-    if constexpr (OVERLAPPED) overlapped<HEAD_DIM>(row_tile, softmax, o, k_ring, v_ring);
-    else in_turn<HEAD_DIM>(row_tile, softmax, o, k_ring, v_ring);
+    const Scales scales{q_scale, k_scale, v_scale, tile, kv * key_tiles};
+    const RowTile<HEAD_DIM> rows{sram, shape, work, scales, full, consumer, lane_row, q_parity, scale};
+    if constexpr (OVERLAPPED) rows.overlapped(softmax, o, k_ring, v_ring);
+    else rows.in_turn(softmax, o, k_ring, v_ring);
     q_parity ^= 1;
 
 #pragma unroll

@@ -21,7 +21,7 @@ static_assert(BR % 64 == 0 && BC % 16 == 0 && HEAD_DIM % 16 == 0, "64 rows per w
 // product is over too soon to hide it.
 constexpr bool RESCALE_LATE = HEAD_DIM > 64;
 
-// SRAM: Q | STAGES x K | STAGES x V (in e4m3 each with its ones) | mbarriers.
+// SRAM: Q | STAGES x K | STAGES x V (each with its ones, where it has some) | mbarriers.
 struct Sram {
   static constexpr int MBARRIERS = 16, V_BYTES = VTile::BYTES + ONES_BYTES;
   static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + V_BYTES) + MBARRIERS * MBARRIER_BYTES;
@@ -47,7 +47,7 @@ static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
-  name_sram(E4M3 ? "v_t" : "v", sram.v(0).base, STAGES * Sram::V_BYTES);
+  name_sram(name_of_v(), sram.v(0).base, STAGES * Sram::V_BYTES);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);
@@ -97,7 +97,7 @@ struct Ring {
 template <class TileT>
 DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int first_row, unsigned full,
                       unsigned long long hint, int first_column = 0) {
-  constexpr int PANEL_ELEMENTS = TileT::PANEL_COLUMNS * (E4M3 ? 2 : 1);
+  constexpr int PANEL_ELEMENTS = TileT::PANEL_COLUMNS * PACKED;
   mbarrier_arrive_expect(full, TileT::BYTES);
 #pragma unroll
   for (int i = 0; i < TileT::PANELS; ++i)

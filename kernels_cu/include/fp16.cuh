@@ -6,6 +6,7 @@
 #include "softmax.cuh"
 #include "wgmma.cuh"
 
+DEVICE constexpr const char* name_of_v() { return "v"; }
 using QTile = PanelTile<BR, HEAD_DIM>;
 using KTile = PanelTile<BC, HEAD_DIM>;
 using VTile = PanelTile<BC, HEAD_DIM>;

@@ -5,10 +5,11 @@
 #include "softmax.cuh"
 #include "wgmma.cuh"
 
-// Tiles count pairs of elements, 16 bits each. V lies transposed, head_dim x keys.
-using QTile = PanelTile<BR, HEAD_DIM / 2>;
-using KTile = PanelTile<BC, HEAD_DIM / 2>;
-using VTile = PanelTile<HEAD_DIM, round_up(BC, 128) / 2>;  // keys beyond BC are loaded, and not used
+// V lies transposed, head_dim x keys.
+DEVICE constexpr const char* name_of_v() { return "v_t"; }
+using QTile = PanelTile<BR, HEAD_DIM / PACKED>;
+using KTile = PanelTile<BC, HEAD_DIM / PACKED>;
+using VTile = PanelTile<HEAD_DIM, round_up(BC, 128) / PACKED>;  // keys beyond BC are loaded, and not used
 constexpr int P_REGISTERS = BC / 32;
 constexpr int ONES_BYTES = 8 * 128;  // behind each tile of V lie 8 rows of ones
 static_assert(BC <= 128, "V has one panel, so that the ones are its next rows");

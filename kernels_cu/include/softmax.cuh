@@ -4,21 +4,11 @@
 // pair.
 #pragma once
 
+#include "e4m3.cuh"
 #include "packed_mask.cuh"
 #include "scores.cuh"
 
-#ifndef E4M3
-#define E4M3 0  // 1: operands of 8 bits (flash3_fp8)
-#endif
-#ifndef EXACT_LSE
-#define EXACT_LSE 0  // 1: the LSE of 8 bits is that of P before it is rounded
-#endif
-
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;  // of 8 columns
-
-// A maximum may lag behind by TAU before O and l are rescaled: exponentials then reach 2^TAU. P is multiplied by
-// 2^LARGEST_P. exp2(3.8 + 5) is just within e4m3's 448.
-constexpr float TAU = E4M3 ? 3.8f : 8, LARGEST_P = E4M3 ? 5 : 0;
 
 // A soft cap doesn't change the order of scores. So S stays what Q and K make it, maxima are of that, and tanh is a part of the
 // exponentials: c tanh(factor s) - m takes two FMAs of each score then, or three. ALiBi adds to capped scores, so with it S is

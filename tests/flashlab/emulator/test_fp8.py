@@ -185,7 +185,7 @@ def test_a_neighbours_scale_is_seen(name: str) -> None:
 
 FAULTS = {
     "offset forgotten in P": ("softmax.cuh", "- (m[e / 2] - LARGEST_P));", "- m[e / 2]);", {"out", "lse"}),
-    "no offset at all": ("softmax.cuh", "LARGEST_P = E4M3 ? 5 : 0;", "LARGEST_P = 0;", {"out", "lse"}),
+    "no offset at all": ("e4m3.cuh", "LARGEST_P = 5;", "LARGEST_P = 0;", {"out", "lse"}),
     "offset forgotten in the LSE": ("flash3.cuh", "(m - LARGEST_P + log2_approx", "(m + log2_approx", {"lse"}),
 }
 """Of P: file, code, what takes its place, what is off then."""
