@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from flashlab.run.latent import mla
     from flashlab.run.merge import merge
     from flashlab.run.plan import plan
+    from flashlab.run.tables import block_table
     from flashlab.views.comparison import Comparison, compare
     from flashlab.views.sweeps import Sweep, sweep
 
@@ -88,6 +89,7 @@ _LAZY = {
     "attention": "flashlab.run.call",
     "attention_backward": "flashlab.run.backward",
     "block_mask": "flashlab.run.blocks",
+    "block_table": "flashlab.run.tables",
     "plan": "flashlab.run.plan",
     "cascade": "flashlab.run.cascade",
     "check": "flashlab.lessons",
@@ -162,8 +164,8 @@ __all__ = [
     "Empty", "Emulation", "EmulationError", "FileKernel", "FileRun", "HbmTensor", "Machine", "Player", "Problem", "Program",
     "QuantizedCache", "Reference", "Registers", "Report", "Run", "Scales", "Spec", "SramOverflow", "SramTile", "Sweep",
     "Tile", "Timeline", "Trace", "Unavailable", "UsageError", "__version__", "attention", "attention_backward",
-    "block_mask", "cascade", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file", "kernel",
-    "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
+    "block_mask", "block_table", "cascade", "catalogue", "check", "check_formula", "compare", "count", "emulate", "emulate_file",
+    "kernel", "latent_problem", "load_inputs", "merge", "mla", "naive", "naive_loop", "plan", "player", "predict", "program",
     "progress", "quantize_cache", "random_inputs", "sample", "shape_run", "simulate", "softmax", "sweep", "timeline",
     "verify",
 ]  # fmt: skip

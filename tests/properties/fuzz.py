@@ -177,6 +177,10 @@ FIRST: Mapping[str, Callable[[Random], dict[str, Any]]] = {
         "lses": [np.full((1, 2, 5), -float(r.randrange(3)), np.float32)] * 3,
     },
     "block_mask": lambda r: {"kv_num_blocks": np.array([1, r.randrange(3)]), "kv_indices": np.array([[0, 1], [1, 0]])},
+    "block_table": lambda r: {
+        "indptr": np.array([0, 1, 2 + r.randrange(2)]), "indices": np.array([1, 0, 2]),
+        "last_page_len": np.array([2, r.randrange(1, 4)]), "page_size": 4, "pages": 3,
+    },
     "random_inputs": lambda r: {"problem": problem(r)},
     "softmax": lambda r: {"name": "softmax_online", "x": np.arange(r.randrange(1, 40), dtype=np.float32)},
     "plan": lambda r: {"algorithm": "flash2", "problem": problem(r), "backend": r.choice(["simulator", "emulator"])},
