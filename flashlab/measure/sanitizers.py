@@ -362,7 +362,7 @@ def parse(text: str) -> Findings:
     """Read what compute-sanitizer printed.
 
     >>> parse("========= ERROR SUMMARY: 0 errors")
-    Findings(number=0, kernels=(), first='', warnings=0, places=())
+    Findings(number=0, kernels=(), first='', warnings=0, places=(), ended=True)
     >>> found = parse("========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)")
     >>> found.number, found.warnings
     (2, 1)

@@ -22,7 +22,7 @@ GLOSSARY = {
 
 REGISTERS = {
     **dict.fromkeys(("m_i", "row_max", "top"), GLOSSARY["m"]),
-    **dict.fromkeys(("l_i", "row_sum", "total"), GLOSSARY["ℓ"]),
+    **dict.fromkeys(("l_i", "exact_i", "row_sum", "total"), GLOSSARY["ℓ"]),
     **dict.fromkeys(("s", "s_ij"), GLOSSARY["S"]),
     "p": GLOSSARY["P"],
     "acc": GLOSSARY["accumulator"],
