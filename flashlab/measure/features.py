@@ -203,6 +203,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="per cell")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the files")
     parser.add_argument("--force", action="store_true", help="replace files of that name")
+    parser.add_argument(
+        "--condition", help="what sets this run apart, such as some of the features: in the file's name"
+    )
     given = parser.parse_args()
     for algorithm in given.algorithms:
         work = [
@@ -216,7 +219,10 @@ def main() -> None:
             list(pool.map(partial(gpu_plan, algorithm), problems))
         rows = [asdict(measure(algorithm, *each, given.seconds, given.peers)) for each in track(work, algorithm)]
         data = {"algorithm": algorithm, "rows": rows}
-        print(results.save(KIND, [algorithm], data, subject=algorithm, folder=given.out, replace=given.force))
+        path = results.save(
+            KIND, [algorithm], data, condition=given.condition, subject=algorithm, folder=given.out, replace=given.force
+        )
+        print(path)
 
 
 if __name__ == "__main__":
