@@ -206,7 +206,7 @@ def test_an_operator_as_torch_wants_it() -> None:
     """Schema, autograd, and what a compiler is told of the outputs: also in flash-attn's layout."""
     assert door().attention
     tensors = [x.detach().transpose(1, 2).requires_grad_() for x in swapped(*leaves())]
-    options = [None, None, None, "emulator", None, False, True, [9, -1], 0.3, None, None]
+    options = [None, None, None, "emulator", None, False, True, [9, -1], 0.3, None, None, False]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     found = torch().library.opcheck(
         torch().ops.flashlab.attention, (*tensors, None, None, None, "auto", None, True, *options), test_utils=checks
