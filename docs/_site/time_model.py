@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,10 @@ def figures() -> dict[str, float]:
             name = f"exponentials_beside_{what}"
             beside.append(128 * warps / of(name, warps=warps))
             products.append((of(name, "products", warps) - latency) / clocks)
-    clocks = machine.data["clocks"]
-    boost = rates.Rates(fl.DEVICES[blind.DEVICE], "bfloat16").boost / 1e9
-    line = np.polyfit([_tensor_load(row) for row in clocks], [row["gigahertz"] / boost for row in clocks], 1)
+    compared = [of(f"{what}_beside_products") / 0.5 for what in ("maximum", "maximum_of_three")]
     return {
-        "AT_REST": line[1], "DRAWN": -line[0], "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        **clock(), "VECTOR": statistics.fmean(beside), "PRODUCTS": statistics.fmean(products),
+        "COMPARED": statistics.fmean(compared),
         "ALONE": statistics.fmean(128 * warps / of("exponentials", warps=warps) for warps in (4, 8, 12)),
         "LAUNCH": of("empty_launch") * 1e-6, "TURNOVER": of("block_turnover"), "TURN": of("turn"), "DEPENDENT": of("dependent"),
         "SRAM_BYTES": of("shared_bandwidth"), "SRAM_LATENCY": of("shared_latency"), "EXP": of("exponential"),
@@ -109,21 +109,34 @@ def figures() -> dict[str, float]:
         "L2_BYTES": statistics.fmean((of("l2_bandwidth_of_all"), of("boxes_of_all"))),
         "BOX_L2_LATENCY": of("box_latency") - box, "BOX_DRAM_LATENCY": of("box_latency_dram") - box,
         "SS_LATENCY": ss, "RS_LATENCY": rs, "MMA_SHARE": of("warp_products", warps=8) / peak,
+        "MMA_ALONE": of("warp_products", warps=4) / peak,
         "DRAM_SHARE": statistics.fmean(y["copy"] for r in blind.benchmarks() for y in r.data["yardsticks"]) * 1e9
         / fl.DEVICES[blind.DEVICE].bandwidth,
     }  # fmt: skip
 
 
-def _tensor_load(row: Mapping[str, Any]) -> float:
-    """How busy the tensor cores were at that clock; mma.sync keeps them busy longer for the same products."""
+@cache
+def clock() -> dict[str, float]:
+    """The plane through the clocks that SMs counted, over the loads that the model has in these launches."""
+    machine = results.latest("rates", ROOT / results.FOLDER, device=blind.DEVICE)
+    assert machine is not None, f"no rates in {results.FOLDER}"
+    counted = [row["gigahertz"] * 1e9 for row in machine.data["clocks"]]
+    boost = rates.Rates(fl.DEVICES[blind.DEVICE], "bfloat16").boost
+    loads = np.array([_load(row) for row in machine.data["clocks"]])
+    plane = np.linalg.lstsq(loads, np.array(counted) / boost, rcond=None)[0]
+    return dict(zip(("AT_REST", "DRAWN", "FLOAT16", "MOVED"), map(float, plane), strict=True))
+
+
+def _load(row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """One, and what lowers the clock in a launch: the tensor cores' load, that in float16, and that of the way to the L2."""
     cell = blind.cell_of(row)
-    flops = cell.tera * 1e12 / (row["milliseconds"] * 1e-3) / (fl.DEVICES[blind.DEVICE].sms * row["gigahertz"] * 1e9)
-    return flops / 4096 / (rates.MMA_SHARE[9] if cell.algorithm == "flash2" else 1)
+    busy = fl.timeline(cell.algorithm, cell.problem, device=blind.DEVICE).longest.utilisation
+    return 1.0, -busy["tensor"], -busy["tensor"] * (cell.dtype == "float16"), -busy["copy"]
 
 
 def constants() -> str:
     """A table of them, and what the model has."""
-    shown = {**vars(rates), "MMA_SHARE": rates.MMA_SHARE[9]}
+    shown = {**vars(rates), **{name: getattr(rates, name)[9] for name in ("MMA_SHARE", "MMA_ALONE")}}
     lines = ["| constant | measured | in the model |", "|---|--:|--:|"]
     lines += [f"| `{name}` | {value:.3g} | {shown[name]:g} |" for name, value in figures().items()]
     return "\n".join(lines) + "\n"

@@ -1,13 +1,13 @@
 """How exponentials and matrix products slow each other down.
 
 Warpgroups share the exponential, FMA and ALU units and the tensor cores instruction by instruction. While one kind of
-work runs beside the other, both take longer (`VECTOR` and `PRODUCTS` in rates.py).
+work runs beside the other, both take longer (`VECTOR`, `COMPARED` and `PRODUCTS` in rates.py).
 """
 
 from __future__ import annotations
 
 from simulator.time.engine import SM, Actor
-from simulator.time.rates import ALONE, PRODUCTS, VECTOR
+from simulator.time.rates import ALONE, COMPARED, PRODUCTS, VECTOR
 
 
 def vector(sm: SM, name: str, pieces: int = 8, **cycles: float) -> Actor:
@@ -18,6 +18,12 @@ def vector(sm: SM, name: str, pieces: int = 8, **cycles: float) -> Actor:
     for _ in range(pieces):
         rate = VECTOR if sm.free["tensor"] > sm.now else ALONE
         yield max(sm.use(unit, share / pieces / rate, name) for unit, share in cycles.items())
+
+
+def compared(sm: SM, name: str, cycles: float, pieces: int = 8) -> Actor:
+    """Maxima, comparisons and selections of one warpgroup: `cycles` at their full rate."""
+    for _ in range(pieces):
+        yield sm.use("alu", cycles / pieces / (COMPARED if sm.free["tensor"] > sm.now else ALONE), name)
 
 
 def products(sm: SM, cycles: float, name: str) -> float:

@@ -75,6 +75,12 @@ def resident(config: Config, device: Device, sram: int, registers: int = 0) -> i
     return max(1, min(by_sram, device.max_warps_per_sm // config.warps, by_registers))
 
 
+def rows_inside(problem: Problem, tile: Tile) -> tuple[float, float]:
+    """How many rows of Q, and of K, a tile has within the problem, in the mean. Rows outside are neither loaded nor stored."""
+    q, k = max(1, problem.row_tiles(tile)), max(1, problem.key_tiles(tile))
+    return min(tile.rows, problem.len_q / q), min(tile.cols, problem.len_kv / k)
+
+
 def first_touch(problem: Problem, tile: Tile) -> float:
     """The share of the loads of K and V that DRAM serves if the L2 serves all others."""
     loads = walk(problem, tile).pairs * problem.queries_per_kv

@@ -208,7 +208,7 @@ def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
         cycles = finish(cycles_of, slots * sms)
     share = busy / (cycles * sms) if cycles else busy
     utilisation = {unit: float(x) for unit, x in zip(UNITS, share, strict=True)}
-    on_sms, dram = cycles / rates.loaded(utilisation["tensor"]), moved / rates.bandwidth
+    on_sms, dram = cycles / rates.loaded(utilisation["tensor"], utilisation["copy"]), moved / rates.bandwidth
     seconds = LAUNCH + max(on_sms, dram)
     balance = work / (slots * sms * cycles) if cycles else 0.0
     bound = _bound(seconds, on_sms, dram, utilisation, balance)

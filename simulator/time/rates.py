@@ -11,10 +11,11 @@ from math import log2
 
 from simulator.devices import Device
 
-AT_REST, DRAWN = 0.95, 0.17
-"""Clock rates as shares of the boost clock. An SM with idle tensor cores runs at `AT_REST`. The power limit lowers this
-by `DRAWN` if the tensor cores are busy all the time. Both come from a line through the clocks of 180 kernels (`clocks`
-in the same file)."""
+AT_REST, DRAWN, FLOAT16, MOVED = 0.98, 0.08, 0.02, 0.11
+"""Clock rates as shares of the boost clock. An SM under a light load runs at `AT_REST`. The power that it draws lowers
+this: by `DRAWN` if the tensor cores are busy all the time, by `FLOAT16` more if their operands are float16, and by
+`MOVED` if bytes arrive from the L2 all the time. All come from a plane through the clocks of 180 launches (`clocks` in
+the same file)."""
 
 LAUNCH = 2.8e-6
 """Seconds that an empty launch takes, by CUDA events."""
@@ -22,6 +23,8 @@ TURNOVER = 370.0
 """Clocks from the last instruction of a block to the first instruction of the next block in its place."""
 VECTOR, ALONE = 0.71, 0.94
 """Share of the exponential and FMA/ALU rates that a softmax reaches: beside matrix products, and without them."""
+COMPARED = 0.5
+"""Share of their rate that maxima, comparisons and selections reach beside matrix products."""
 PRODUCTS = 1.15
 """The factor by which matrix products take longer beside exponentials."""
 DEPENDENT = 4.5
@@ -44,6 +47,7 @@ L2_BYTES = 36.0
 """Bytes per clock and SM from the L2 while all SMs load."""
 _LANES = {(7, 5): 64, (8, 0): 64}  # float32 lanes per SM, from the datasheets' rates and boost clocks
 MMA_SHARE = {9: 0.646}  # mma.sync's share of wgmma's rate; for older GPUs, datasheets quote the rate of mma.sync
+MMA_ALONE = {9: 0.509}  # the same for one warp per scheduler
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,13 @@ class Rates:
 
     @property
     def clock(self) -> float:
-        """Hertz under load, while the tensor cores are idle."""
+        """Hertz under a light load."""
         return AT_REST * self.boost
 
-    def loaded(self, tensor: float) -> float:
-        """Hertz while the tensor cores are busy for the share `tensor` of the time, 0 to 1."""
-        return (AT_REST - DRAWN * tensor) * self.boost
+    def loaded(self, tensor: float, copy: float) -> float:
+        """Hertz while the tensor cores, and the way to the L2, are busy for these shares of the time, 0 to 1."""
+        drawn = DRAWN + (FLOAT16 if self.dtype == "float16" else 0.0)
+        return (AT_REST - drawn * tensor - MOVED * copy) * self.boost
 
     @property
     def tensor(self) -> float:
@@ -90,6 +95,12 @@ class Rates:
     def warp_matmul(self, flops: float) -> float:
         """Cycles of matrix products by mma.sync, with operands in registers."""
         return flops / (self.tensor * MMA_SHARE.get(self.device.compute_capability[0], 1.0))
+
+    @property
+    def alone(self) -> float:
+        """How many times as long mma.sync takes if a scheduler has no other warp that multiplies."""
+        major = self.device.compute_capability[0]
+        return MMA_SHARE.get(major, 1.0) / MMA_ALONE.get(major, 1.0)
 
     def exp(self, elements: float) -> float:
         return elements / EXP

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import flashlab as fl
 from simulator.time import beside, costs, engine, order, prediction, rates, schedule
 from simulator.time.engine import SM, UNITS
-from simulator.time.launch import Work
+from simulator.time.launch import Work, rows_inside
 from simulator.time.schedules import flash2, flash3_fp8
 from tests.simulator.problems import taken_by
 
@@ -106,6 +106,7 @@ def test_a_rate_that_the_hardware_does_not_have_is_found(
     else:
         monkeypatch.setattr(rates, "AT_REST", 1.0)
         monkeypatch.setattr(rates, "DRAWN", 0.0)
+        monkeypatch.setattr(rates, "MOVED", 0.0)
         later = fl.timeline("flash3", cell(16384, 256 if name == "warpgroup_matmul" else 64, False), device="h200")
         assert later.seconds < before["flash3"].seconds and (breaks(later) or name == "exp")
 
@@ -287,18 +288,41 @@ def test_exponentials_and_products_slow_each_other_down():
     assert took(0) == pytest.approx(512 / rates.ALONE)
     assert took(1e4) == pytest.approx(512 / rates.VECTOR)
     sm = SM()
+    sm.use("tensor", 1e4, "scores")
+    sm.start("", beside.compared(sm, "softmax", 128.0))
+    sm.run()
+    assert sm.free["alu"] == pytest.approx(128 / rates.COMPARED)
+    sm = SM()
     sm.use("exp", 100.0, "softmax")
     assert beside.products(sm, 50.0, "output") == pytest.approx(50 * rates.PRODUCTS)
+
+
+def test_the_clock_falls_with_products_and_with_bytes():
+    """And a little more in float16."""
+    brain, half = (rates.Rates(fl.DEVICES["h200"], dtype) for dtype in ("bfloat16", "float16"))
+    assert brain.loaded(0, 0) == brain.clock > brain.loaded(0.9, 0) > brain.loaded(0.9, 0.7) > half.loaded(0.9, 0.7)
+    assert half.loaded(0, 0.7) == brain.loaded(0, 0.7)
+
+
+def test_rows_outside_are_not_loaded():
+    """281 rows are three tiles of 128, and as many bytes as 281 rows have."""
+    problem = fl.Problem(batch=1, heads=8, len_q=281, head_dim=256, dtype="bfloat16")
+    rows, keys = rows_inside(problem, fl.Tile(128, 64))
+    assert (3 * rows, 5 * keys) == (pytest.approx(281), pytest.approx(281))
+    assert rows_inside(problem.replace(len_q=0, len_kv=0), fl.Tile(128, 64)) == (0, 0)
 
 
 @pytest.mark.parametrize("algorithm", ["flash3_1", "flash3_2", "flash3_fp8"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int):
-    """And by chance, in between."""
+    """And by chance, in between. The warpgroups of flash3_1 meet anyway, so there chance decides between blocks."""
     problem = taken_by(algorithm, cell(4096, head_dim))
     module = importlib.import_module(f"simulator.time.schedules.{algorithm}")
     config = fl.CATALOGUE[algorithm].program.configure(problem, fl.DEVICES["h200"], None)
     launch = module.launches(problem, config, rates.Rates(fl.DEVICES["h200"], problem.dtype))[-1]
+    assert (launch.in_step is None) == (algorithm == "flash3_1" and launch.slots == 1)
+    if launch.in_step is None:
+        return
     apart, chance, step = (
         costs.Costs(replace(launch, chance=p), launch.slots, 370.0).of((Work(12),)).cycles
         for p in (0.0, launch.chance, 1.0)

@@ -10,15 +10,19 @@ from collections.abc import Sequence
 
 from simulator.config import Config, padded
 from simulator.problem import Problem
-from simulator.time.beside import products, vector
+from simulator.time.beside import compared, products, vector
 from simulator.time.engine import SM, Actor
-from simulator.time.launch import Launch, Work, first_touch, resident
+from simulator.time.launch import Launch, Work, first_touch, resident, rows_inside
 from simulator.time.order import by_groups_of_heads, longest_first
 from simulator.time.rates import DRAM_LATENCY, L2_LATENCY, SRAM_LATENCY, Rates
 
 MAX, EXP, MASK = 2, 3, 4
 """ALU operations per element. `MAX`: a maximum at half rate. `EXP`: an FMA, an addition and half a conversion at half
 rate. `MASK`: two comparisons and a selection, partly at half rate."""
+FACTORS = 4
+"""Exponentials per row for the factor of a rescaling: each of the four lanes that share a row takes it."""
+COLUMNS = 64
+"""Columns of V that a warp reads before it multiplies them. It reads the next ones meanwhile."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -41,8 +45,9 @@ class _Cycles:
         matmul = rates.fma if problem.dtype == "float32" else rates.warp_matmul
         self.unit = "alu" if problem.dtype == "float32" else "tensor"
         cold = first_touch(problem, config.tile)
-        self.q, self.out = rates.copy(br * d * es, dram=1), rates.copy(br * dv * es, dram=1)
-        self.k, self.v = rates.copy(bc * d * es, cold), rates.copy(bc * dv * es, cold)
+        rows, keys = rows_inside(problem, config.tile)
+        self.q, self.out = rates.copy(rows * d * es, dram=1), rates.copy(rows * dv * es, dram=1)
+        self.k, self.v = rates.copy(keys * d * es, cold), rates.copy(keys * dv * es, cold)
         self.d_steps, self.key_steps = d // 16, bc // 16
         self.scores = matmul(2 * br * bc * 16)
         self.output = matmul(2 * br * 16 * dv)
@@ -51,6 +56,8 @@ class _Cycles:
         self.maximum, self.mask = rates.alu(MAX * br * bc), rates.alu(MASK * br * bc)
         self.exp, self.exp_alu = rates.exp(br * 16), rates.alu(EXP * br * 16)
         self.rescale = self.normalize = rates.alu(br * dv)
+        self.factors = rates.exp(br * FACTORS)
+        self.alone, self.pieces = rates.alone, max(1, dv // COLUMNS)
         self.sram = (br * d + config.stages * bc * (d + dv)) * es
 
 
@@ -96,22 +103,29 @@ def _scores(sm: SM, c: _Cycles) -> Actor:
 
 
 def _multiply(sm: SM, c: _Cycles, cycles: float, name: str) -> float:
-    return products(sm, cycles, name) if c.unit == "tensor" else sm.use(c.unit, cycles, name)
+    """When products end. A block has one warp on each scheduler, which leaves gaps that only the other block fills."""
+    if c.unit != "tensor":
+        return sm.use(c.unit, cycles, name)
+    return max(products(sm, cycles, name), sm.now + c.alone * cycles)
 
 
 def _softmax(sm: SM, c: _Cycles, masked: bool) -> Actor:
     if masked:
-        yield from vector(sm, "mask", alu=c.mask)
-    yield from vector(sm, "softmax", alu=c.maximum)
+        yield from compared(sm, "mask", c.mask)
+    yield from compared(sm, "softmax", c.maximum)
     yield sm.now + 4 * SRAM_LATENCY  # as flash3_2
-    yield from vector(sm, "rescale", alu=c.rescale)
+    yield from vector(sm, "rescale", exp=c.factors, alu=c.rescale)
 
 
 def _output(sm: SM, c: _Cycles) -> Actor:
     for _ in range(c.key_steps):
         yield from vector(sm, "softmax", pieces=1, exp=c.exp, alu=c.exp_alu)
-        yield sm.use("sram", c.v_read, "output") + SRAM_LATENCY
-        yield _multiply(sm, c, c.output, "output")
+        read = sm.use("sram", c.v_read / c.pieces, "output")
+        for piece in range(c.pieces):
+            yield read + SRAM_LATENCY
+            if piece + 1 < c.pieces:
+                read = sm.use("sram", c.v_read / c.pieces, "output")
+            yield _multiply(sm, c, c.output / c.pieces, "output")
 
 
 def _store(sm: SM, c: _Cycles) -> Actor:

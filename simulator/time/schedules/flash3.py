@@ -13,9 +13,9 @@ from typing import Self
 
 from simulator.config import Config
 from simulator.problem import Problem, round_up
-from simulator.time.beside import products, vector
+from simulator.time.beside import compared, products, vector
 from simulator.time.engine import SM, Actor, Barrier
-from simulator.time.launch import Launch, Work, first_touch
+from simulator.time.launch import Launch, Work, first_touch, rows_inside
 from simulator.time.order import by_groups_of_heads, in_pairs, longest_first
 from simulator.time.rates import (
     BOX_DRAM_LATENCY,
@@ -37,6 +37,8 @@ RISEN, MAX, EXP, MASK = 1, 2, 3, 4
 - `EXP`: an FMA, an addition, and half a conversion at half rate.
 - `MASK`: two comparisons and a selection, partly at half rate.
 """
+FACTORS = 4
+"""Exponentials per row for the factor of a rescaling: each of the four lanes that share a row takes it."""
 
 
 def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
@@ -53,7 +55,7 @@ def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
 class Cycles:
     """The cycles of each operation of a warpgroup; loads are for the whole block. `sram` is bytes per block."""
 
-    computed = ("scores", "output", "risen", "maximum", "mask", "exp", "exp_alu", "rescale", "normalize")
+    computed = ("scores", "output", "risen", "maximum", "mask", "exp", "exp_alu", "rescale", "factors", "normalize")
 
     def __init__(self, problem: Problem, config: Config, rates: Rates) -> None:
         d, dv, es, bc = (
@@ -64,8 +66,10 @@ class Cycles:
         )
         self.consumers, self.stages = config.consumers, config.stages
         cold = first_touch(problem, config.tile)
-        self.q, self.out = rates.copy(config.tile.rows * d * es, dram=1), rates.copy(ROWS * dv * es, dram=1)
-        self.k, self.v = rates.copy(bc * d * es, cold), rates.copy(bc * dv * es, cold)
+        rows, keys = rows_inside(problem, config.tile)
+        self.q = rates.copy(rows * d * es, dram=1)
+        self.out = rates.copy(rows / config.consumers * dv * es, dram=1)
+        self.k, self.v = rates.copy(keys * d * es, cold), rates.copy(keys * dv * es, cold)
         self.scores, self.output = rates.warpgroup_matmul(2 * ROWS * bc * d), rates.warpgroup_matmul(2 * ROWS * bc * dv)
         self.d_steps, self.key_steps = d // 16, bc // 16
         self.risen, self.maximum, self.mask = (rates.alu(n * ROWS * bc) for n in (RISEN, MAX, MASK))
@@ -73,14 +77,20 @@ class Cycles:
         self.accumulators = (3 * bc // 2 + dv) // 2  # registers per lane: S in float32, P in half of that, O
         self.sram = (config.tile.rows * d + config.stages * bc * (d + dv)) * es
         self.rescale = self.normalize = rates.alu(ROWS * dv)
+        self.factors = rates.exp(ROWS * FACTORS)
+
+    def together(self, blocks: int) -> Self:
+        """The cycles of `blocks` blocks that do the same at the same time, as if they were one block."""
+        one = copy(self)
+        for name in ("q", "k", "v", "out", *self.computed):
+            setattr(one, name, getattr(self, name) * blocks)
+        return one
 
     def in_step(self, blocks: int) -> Self:
         """The cycles of all consumers of `blocks` blocks together, as if they were one consumer."""
-        one = copy(self)
-        for name in ("q", "k", "v"):
-            setattr(one, name, getattr(self, name) * blocks)
+        one = self.together(blocks)
         for name in ("out", *self.computed):
-            setattr(one, name, getattr(self, name) * blocks * self.consumers)
+            setattr(one, name, getattr(one, name) * self.consumers)
         one.consumers = 1
         return one
 
@@ -166,8 +176,8 @@ def _consumer(sm: SM, walk: Sequence[Work], c: Cycles, shared: Shared, w: int) -
             if j == work.tiles - 1:
                 shared.q_empty.arrive()
             if j < work.masked:
-                yield from vector(sm, "mask", alu=c.mask)
-            yield from vector(sm, "softmax", alu=c.risen if j else c.maximum)
+                yield from compared(sm, "mask", c.mask)
+            yield from compared(sm, "softmax", c.risen if j else c.maximum)
             if j:
                 yield output.opening(turns - 1)
                 yield sm.now + RS_LATENCY

@@ -24,10 +24,11 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
     slots = resident(config, rates.device, c.sram, registers=c.accumulators + OTHER_REGISTERS)
 
     def in_step(blocks: int) -> Block:
-        return partial(_block, c=c.in_step(blocks))
+        return partial(_block, c=c.together(blocks))
 
-    # the warpgroups of a block are in step, because they meet after each tile: chance decides between blocks
-    return [Launch("flash3_1", partial(_block, c=c), order, slots, in_step=in_step, chance=1 / slots)]
+    # the warpgroups of a block meet after each tile: chance decides between blocks
+    by_chance = in_step if slots > 1 else None
+    return [Launch("flash3_1", partial(_block, c=c), order, slots, in_step=by_chance, chance=1 / slots)]
 
 
 def _block(sm: SM, walk: Sequence[Work], c: Cycles) -> list[tuple[str, Actor]]:

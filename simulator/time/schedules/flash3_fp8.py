@@ -18,7 +18,7 @@ from functools import partial
 from simulator.config import Config
 from simulator.problem import Problem, round_up
 from simulator.programs.flash3_fp8 import KEYS, ONES, PANEL
-from simulator.time.beside import vector
+from simulator.time.beside import compared, vector
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.launch import Block, Launch, Work, resident
 from simulator.time.rates import DRAM_LATENCY, RS_LATENCY, SRAM_LATENCY, SS_LATENCY, Rates
@@ -109,8 +109,8 @@ def _overlapped(sm: SM, walk: Sequence[Work], c: _Cycles, shared: Shared) -> Act
             if j == work.tiles - 1:
                 shared.q_empty.arrive()
             if j < work.masked:
-                yield from vector(sm, "mask", alu=c.mask)
-            yield from vector(sm, "softmax", alu=c.risen if j else c.maximum)
+                yield from compared(sm, "mask", c.mask)
+            yield from compared(sm, "softmax", c.risen if j else c.maximum)
             if j:
                 yield output.opening(beside)
                 yield sm.now + RS_LATENCY
@@ -151,8 +151,8 @@ def _in_turn(sm: SM, walk: Sequence[Work], c: _Cycles, shared: Shared) -> Actor:
             yield from multiply(sm, c.scores, c.d_steps, "scores", SS_LATENCY)
             shared.k.release(k)
             if j < work.masked:
-                yield from vector(sm, "mask", alu=c.mask)
-            yield from vector(sm, "softmax", alu=c.risen if j else c.maximum)
+                yield from compared(sm, "mask", c.mask)
+            yield from compared(sm, "softmax", c.risen if j else c.maximum)
             yield from exponentials(sm, c)
             yield from shared.v.ready(k)
             first = k * c.chunks
