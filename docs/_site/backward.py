@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from docs._site.blocks import replaced
 from docs._site.controls import control
@@ -18,10 +19,12 @@ PEERS = {
 }  # fmt: skip
 
 
-def newest(kind: str) -> results.Result | None:
-    """The newest result of a kind that this algorithm is part of."""
-    found = results.find(ROOT / results.FOLDER, kind=kind, algorithm=NAME)
-    return found[-1] if found else None
+RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic")}
+
+
+def newest(kind: str, condition: str | None = None) -> results.Result | None:
+    """The newest result of a kind that this algorithm is part of, under this condition."""
+    return results.latest(kind, ROOT / results.FOLDER, algorithm=NAME, condition=condition)
 
 
 def counted(of: results.Result | None) -> str:
@@ -37,11 +40,33 @@ def counted(of: results.Result | None) -> str:
     )
 
 
+def odd(of: results.Result | None) -> str:
+    """The drawn cells: which kernel ran, and how fast beside the peers that took the cell."""
+    if of is None:
+        return "This was not measured yet.\n"
+    cells: dict[tuple[Any, ...], dict[str | None, Any]] = {}
+    for row in of.data["rows"]:
+        cells.setdefault((row["dtype"], row["head_dim"], row["causal"], row["shape"]), {})[row["peer"]] = row
+    timed = {row["peer"] for row in of.data["rows"]}
+    titles = {peer: title for peer, title in PEERS.items() if peer in timed}
+    rows = [
+        (
+            shape, f"{dtype} × {dim}", "causal" if causal else "full", f"`{found[None]['kernel'] or NAME}`",
+            f"{found[None]['tflops']:.0f}", *(f"{found[x]['ratio']:.2f} ×" if x in found else "–" for x in titles),
+        )
+        for (dtype, dim, causal, shape), found in cells.items()
+    ]  # fmt: skip
+    header = ("(heads, KV heads) and lengths", "dtype × head dim", "mask", "kernel", "TFLOP/s", *titles.values())
+    return f"{device(of)} ({link(of)}).\n\n{results.markdown_table(header, rows)}\n"
+
+
 def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
         "timed": timed(newest("bench"), PEERS),
         "control": control("mbarrier-of-a-warp"),
+        "odd": odd(newest("bench", "odd")),
+        "rungs": timed(newest("ladder"), RUNGS),
     }
 
 

@@ -8,6 +8,8 @@ nothing follows from them. Tensors on a CPU run on the emulator, which is slow.
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import index
 from typing import Any
 
 from flashlab.integrations.torch import attention, check_tensors, torch
@@ -20,9 +22,7 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
 _SPEED = ("num_splits", "pack_gqa", "sm_margin")
 """What FlashAttention-3 may be told about its speed."""
-_NOTHING = dict.fromkeys(("seqused_q", "seqused_k", "qv", "q_descale", "k_descale", "v_descale")) | {
-    "attention_chunk": 0
-}
+_NOTHING = dict.fromkeys(("qv", "q_descale", "k_descale", "v_descale")) | {"attention_chunk": 0}
 """What else its functions take, each with the value that asks for nothing."""
 
 
@@ -53,12 +53,13 @@ def flash_attn_varlen_func(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
-    return_attn_probs: bool = False, block_table: Any = None, **others: Any,
+    return_attn_probs: bool = False, block_table: Any = None, seqused_q: Any = None, seqused_k: Any = None, **others: Any,
 ) -> Any:  # fmt: skip
     """Attention over sequences of any lengths, one behind the other: q is (total_q, heads, head_dim), and so are k and v.
 
     `cu_seqlens_q` and `cu_seqlens_k`, int32 (sequences + 1,), say where each begins, and where the last one ends. They are fetched
-    from the GPU, because a launch is planned for the lengths. The longest sequence follows from them.
+    from the GPU, because a launch is planned for the lengths. The longest sequence follows from them. `seqused_q` and `seqused_k`,
+    (sequences,), say how many of a sequence's rows are used, from its first: of the others `out` and gradients are 0.
 
     >>> import torch
     >>> q, k, v = (torch.randn(50, 2, 16) for _ in "qkv")
@@ -75,14 +76,39 @@ def flash_attn_varlen_func(
         raise UsageError(
             "cu_seqlens_k", Said(f"{len(cu_seqlens_k)} offsets"), f"{len(cu_seqlens_q)}, as cu_seqlens_q has"
         )
+    rows_q, cu_seqlens_q = _used("seqused_q", seqused_q, cu_seqlens_q)
+    rows_k, cu_seqlens_k = _used("seqused_k", seqused_k, cu_seqlens_k)
+    every = q
+    q, k, v = (x if rows is None else x[rows] for x, rows in ((q, rows_q), (k, rows_k), (v, rows_k)))
     options = _options(q, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, others)
     _check_promises(return_attn_probs, options)
     out, lse = attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), lse=True, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         deterministic=deterministic, **options,
     )  # fmt: skip
-    out = out[0].transpose(0, 1).contiguous()
-    return (out, lse[0], None) if return_attn_probs else out
+    out, lse = out[0].transpose(0, 1).contiguous(), lse[0]
+    if rows_q is not None:
+        out = torch.zeros_like(every).index_copy(0, rows_q, out)
+        lse = lse.new_full((lse.shape[0], len(every)), -torch.inf).index_copy(1, rows_q, lse)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _used(name: str, used: Any, ends: Any) -> tuple[Any, Any]:
+    """The rows of the sequences that are used, and where the sequences end among these. None stands for all rows."""
+    if used is None:
+        return None, ends
+    _check_axes("(sequences)", **{name: used})
+    rooms, numbers, begins = ends.diff().tolist(), used.tolist(), ends.tolist()
+    if len(numbers) != len(rooms):
+        raise UsageError(f"{name}.shape", (len(numbers),), f"({len(rooms)},), one per sequence")
+    for s, (n, room) in enumerate(zip(numbers, rooms, strict=True)):
+        if not 0 <= n <= room:
+            raise UsageError(f"{name}[{s}]", n, f"0 to {room}, the rows of the sequence")
+    if numbers == rooms:
+        return None, ends
+    rows = [begin + i for begin, n in zip(begins, numbers, strict=False) for i in range(n)]
+    counted = torch.tensor([0, *accumulate(numbers)], dtype=ends.dtype, device=ends.device)
+    return torch.tensor(rows, dtype=torch.int64, device=ends.device), counted
 
 
 def _check_axes(accepted: str, **named: Any) -> None:
@@ -136,7 +162,7 @@ def _checked(name: str, field: str, value: Any) -> Any:
 def _window(window_size: Any) -> Pair:
     """A window in which -1 stands for no bound, as flash-attn says it. FlashAttention-3 also says None."""
     try:
-        window_size = tuple(None if side == -1 else side for side in window_size)
+        window_size = tuple(None if side is None or side == -1 else index(side) for side in window_size)
     except TypeError:  # no pair at all, which is refused
         pass
     return _checked("window_size", "window", window_size)

@@ -604,8 +604,8 @@ BENCH = Kind(
 )
 LADDER = Kind(
     "ladder",
-    "Speed: FlashAttention-3, rung by rung",
-    "the rungs of FlashAttention-3 beside each other",
+    "Speed: rung by rung",
+    "the rungs of an algorithm beside each other",
     "flashlab bench flash3 --against flash3_3,flash3_2,flash3_1,flash2,cudnn --save docs/results",
     Bench,
     headline,

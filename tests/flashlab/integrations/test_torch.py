@@ -267,6 +267,32 @@ def test_flash_attn_varlen_func(deterministic: bool) -> None:
             assert torch().allclose(x.grad[cut], y.grad[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("of_queries", [False, True])
+def test_rows_that_no_sequence_uses(of_queries: bool) -> None:
+    """As if they weren't there, whatever they hold. What nobody used is 0, and so are its gradients."""
+    whole = [x[0].detach().requires_grad_() for x in swapped(*leaves(P.replace(batch=1, len_q=30, len_kv=30)))]
+    ends, used = (torch().tensor(each, dtype=torch().int32) for each in ([0, 14, 14, 30], [11, 0, 16]))
+    rows = torch().tensor([*range(11), *range(14, 30)])
+    spoilt = [x.detach().clone() for x in whole]
+    for x in spoilt if of_queries else spoilt[1:]:
+        x[11:14] = torch().nan
+    spoilt = [x.requires_grad_() for x in spoilt]
+    named = {"causal": True, "return_attn_probs": True, "seqused_k": used} | ({"seqused_q": used} if of_queries else {})
+    out, lse, _ = door("flash_attn").flash_attn_varlen_func(*spoilt, ends, ends, 16, 16, **named)
+    mine, fewer = slice(None) if not of_queries else rows, torch().tensor([0, 11, 11, 27], dtype=torch().int32)
+    own = [whole[0][mine], whole[1][rows], whole[2][rows]]
+    right, logs, _ = door("flash_attn").flash_attn_varlen_func(
+        *own, fewer if of_queries else ends, fewer, causal=True, return_attn_probs=True
+    )
+    assert torch().equal(out[mine], right) and torch().equal(lse[:, mine], logs)
+    out.square().sum().backward()
+    right.square().sum().backward()
+    for x, y in zip(spoilt, whole, strict=True):
+        assert torch().allclose(x.grad, y.grad, atol=1e-5)
+    if of_queries:
+        assert not out[11:14].any() and bool((lse[:, 11:14] == -torch().inf).all())
+
+
 def test_one_order_of_dq() -> None:
     """The same bits, and those of the algorithm that keeps it."""
     found = list[Any]()
@@ -323,7 +349,8 @@ VARLEN: list[tuple[Callable[[Any], dict[str, Any]], str]] = [
     (lambda ends: {"cu_seqlens_q": ends.float()}, "cu_seqlens_q.dtype = 'torch.float32': expected torch.int32"),
     (lambda ends: {"cu_seqlens_q": ends + 1, "cu_seqlens_k": ends // 2}, "lengths = 15 keys in all: expected 30"),
     (lambda ends: {"block_table": ends}, "block_table = Tensor: expected None"),
-    (lambda ends: {"seqused_k": ends}, "seqused_k = Tensor: expected None"),
+    (lambda ends: {"seqused_k": ends}, r"seqused_k.shape = \(3,\): expected \(2,\), one per sequence"),
+    (lambda ends: {"seqused_q": ends[1:]}, r"seqused_q\[1\] = 30: expected 0 to 18, the rows of the sequence"),
 ]
 
 
