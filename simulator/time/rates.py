@@ -11,7 +11,7 @@ from math import log2
 
 from simulator.devices import Device
 
-AT_REST, DRAWN, FLOAT16, MOVED = 0.98, 0.08, 0.02, 0.11
+AT_REST, DRAWN, FLOAT16, MOVED = 0.98, 0.085, 0.02, 0.12
 """Clock rates as shares of the boost clock. An SM under a light load runs at `AT_REST`. The power that it draws lowers
 this: by `DRAWN` if the tensor cores are busy all the time, by `FLOAT16` more if their operands are float16, and by
 `MOVED` if bytes arrive from the L2 all the time. All come from a plane through the clocks of 180 launches (`clocks` in
@@ -119,10 +119,12 @@ class Rates:
     def copy(self, nbytes: float, dram: float = 0.0) -> float:
         """Cycles of a copy between the L2 and the SM. The share `dram` of it goes on to DRAM.
 
-        The L2's clock stays at boost. An SM has its part of DRAM's bandwidth.
+        The L2's clock stays at boost, and the SM's is what it is while bytes arrive all the time. An SM has its part of
+        DRAM's bandwidth.
         """
-        l2 = L2_BYTES / AT_REST
-        return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * self.clock)))
+        clock = self.loaded(0.0, 1.0)
+        l2 = L2_BYTES * self.boost / clock
+        return nbytes * ((1 - dram) / l2 + dram / min(l2, self.bandwidth / (self.device.sms * clock)))
 
     @property
     def bandwidth(self) -> float:
