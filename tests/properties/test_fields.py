@@ -231,6 +231,7 @@ def test_metadata_are_whole():
         "row_blocks",
         "block_list",
         "whole",
+        "sequences_of_lengths",
     }
     assert sized - others <= set(SIZES)
 

@@ -66,11 +66,16 @@ def test_the_same_bits_a_thousand_times() -> None:
         assert dk.tobytes() == first["dk"].tobytes() and dv.tobytes() == first["dv"].tobytes()
 
 
+PLAIN: dict[str, Any] = {"batch": 3, "len_q": 2900, "len_kv": 3000}
+SEQUENCES: dict[str, Any] = {"batch": 1, "lengths": [700, 3, (1400, 1500), 0, (0, 40), 129, (700, 90)]}
+
+
 @pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": (300, 40)}], ids=str)
-def test_dq_the_same_a_thousand_times(masks: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lengths", [PLAIN, SEQUENCES], ids=["plain", "sequences"])
+def test_dq_the_same_a_thousand_times(masks: dict[str, Any], lengths: dict[str, Any]) -> None:
     """In one order, beside other work that makes blocks late; with more blocks than find room at once."""
     cupy: Any = importlib.import_module("cupy")
-    p = fl.Problem(batch=3, heads=8, kv_heads=4, len_q=2900, len_kv=3000, head_dim=64, dtype="float16", **masks)
+    p = fl.Problem(heads=8, kv_heads=4, head_dim=64, dtype="float16", **masks, **lengths)
     given = {name: cupy.asarray(x) for name, x in BACKWARD.draw(p, 3).items()}
     first = [x.copy() for x in fl.attention_backward(**given, **p.masks, deterministic=True)]
     beside = cupy.cuda.Stream(non_blocking=True)
@@ -81,6 +86,17 @@ def test_dq_the_same_a_thousand_times(masks: dict[str, Any]) -> None:
                 load @ load
         again = fl.attention_backward(**given, **p.masks, deterministic=True)
         assert all(bool((x.view("u2") == y.view("u2")).all()) for x, y in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_sinks_of_sequences(deterministic: bool) -> None:
+    p = fl.Problem(heads=8, kv_heads=4, head_dim=64, dtype="bfloat16", causal=True, sinks=True, **SEQUENCES)
+    arrays: dict[str, Any] = BACKWARD.draw(p, 4)
+    given = {name: from_numpy(x, "cupy", None) for name, x in arrays.items()}
+    *_, dsinks = fl.attention_backward(**given, **p.masks, deterministic=deterministic)
+    truth = BACKWARD.judge(p, arrays)
+    allowed = BACKWARD.bounds(p, arrays, truth)["dsinks"].sum(0)
+    assert (abs(to_numpy("dsinks", dsinks) - truth["dsinks"].sum(0)) <= allowed + 1e-6).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
