@@ -22,7 +22,7 @@ EXP_FACTOR = (0.9, 1.25)
 EXP_PER_THREAD = 160
 """Within which the unit for special functions must agree with `exp`. It also does reciprocals, logarithms and the integer
 divisions by which a block finds its work: three instructions each, and up to 50 of them a thread, whatever `exp` is. Measured
-are 80 instructions of a thread in paged, 127 in mla."""
+were 80 instructions of a thread in paged and 127 in mla, when these still divided for each row and key."""
 EXP_OF_A_CAP = 3
 """A soft cap's tanh adds an exponential and a reciprocal to a score's own exponential, where scores aren't small."""
 
