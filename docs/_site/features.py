@@ -1,8 +1,8 @@
-"""The table of docs/flash3.md that says what soft caps, sinks, ALiBi, windows and masks cost, from the newest result."""
+"""The table of docs/flash3.md that says what soft caps, sinks, ALiBi, windows and masks cost, from the newest results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flashlab.measure import results
@@ -13,10 +13,15 @@ PEERS = {"flex": "FlexAttention", "cudnn": "cuDNN"}
 """The kernels of others that say a feature, by their columns in the data. They are timed at one head dim."""
 
 
-def table(of: results.Result) -> tuple[list[str], list[list[str]]]:
-    """The header and rows: each feature's time over the plain kernel's by head dim, and others' times over the feature's."""
-    features = dict.fromkeys(row["feature"] for row in of.data["rows"])
-    found = {name: [row for row in of.data["rows"] if row["feature"] == name] for name in features}
+def table(runs: Sequence[results.Result]) -> tuple[list[str], list[list[str]]]:
+    """The header and rows: each feature's time over the plain kernel's by head dim, and others' times over the feature's.
+
+    A later run's rows of a feature take the place of an earlier one's.
+    """
+    found: dict[str, list[Row]] = {}
+    for of in runs:
+        for name in dict.fromkeys(row["feature"] for row in of.data["rows"]):
+            found[name] = [row for row in of.data["rows"] if row["feature"] == name]
     rows = [
         [
             name,

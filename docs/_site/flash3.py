@@ -46,9 +46,9 @@ Speeds = Mapping[tuple[str, int, bool, int], Row]
 """Rows of a benchmark by kernel, head dim, mask and length."""
 
 
-def result(kind: str, algorithm: str | None) -> results.Result:
+def result(kind: str, algorithm: str | None, condition: str | None = None) -> results.Result:
     """The newest result of a kind on this page's device. Raises `FileNotFoundError` without one."""
-    found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE)
+    found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE, condition=condition)
     if found is None:
         raise FileNotFoundError(f"no {kind} of {algorithm or 'anything'} in {results.FOLDER}")
     return found
@@ -153,10 +153,21 @@ def peers() -> str:
     return table([*header, *(["MHz"] if clocked else [])], shown, left=2) + remarks(of) + source(of)
 
 
-def odd() -> str:
+def fa3() -> str:
+    """A table of the 18 cells beside FlashAttention-3, built from its source."""
+    of = result("bench", "flash3", "fa3")
+    found = {
+        (row["head_dim"], row["causal"], row["length"]): row["ratio"] for row in of.data["rows"] if row["peer"] == "fa3"
+    }
+    rows = [
+        [str(dim), *(f"{found[dim, causal, length]:.2f}" for causal in MASKS for length in LENGTHS)] for dim in DIMS
+    ]
+    return table(["head dim", *COLUMNS], rows) + source(of)
+
+
+def odd(condition: str = "odd") -> str:
     """A table of the odd cells beside others' kernels."""
-    of = results.latest("bench", RESULTS, algorithm="flash3", device=DEVICE, condition="odd")
-    assert of is not None
+    of = result("bench", "flash3", condition)
     names, clocked = others(of), any(row.get("mhz") for row in of.data["rows"])
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in of.data["rows"]:
@@ -177,8 +188,8 @@ def odd() -> str:
 
 def features() -> str:
     """A table of what users ask of the kernel, and what it costs."""
-    of = result("features", "flash3")
-    return table(*asked.table(of)) + source(of)
+    runs = result("features", "flash3"), result("features", "flash3", "soft-caps")
+    return table(*asked.table(runs)) + "".join(map(source, runs))
 
 
 OTHERS = {
@@ -344,7 +355,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "features": features, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
+          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "features": features, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""
 

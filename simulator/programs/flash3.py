@@ -36,12 +36,12 @@ def choose_tile(problem: Problem, device: Device) -> Tile:
         # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
         tight = d > 128 and problem.soft_cap and problem.lengths is not None
         return Tile(128, 48 if tight else 64 if d > 128 else 128)
-    tall, usual = Tile(192, 112), Tile(128, 128)
-    if d <= 80:  # the taller is faster, unless the last round of its blocks is emptier
+    if d <= 96:  # the taller is faster, unless the last round of its blocks is emptier
+        tall, usual = Tile(192, 112 if d <= 80 else 96), Tile(128, 128)
         return tall if rounds(problem, tall, device) * 192 < 1.08 * rounds(problem, usual, device) * 128 else usual
-    return Tile(
-        128, next((cols for most, cols in ((96, 160), (128, 128), (160, 96), (192, 112), (256, 64)) if d <= most), 16)
-    )
+    if 160 < d <= 192 and problem.padded.len_kv <= 1024:
+        return Tile(128, 80)  # wide tiles are mostly padding or hidden there
+    return Tile(128, next((cols for most, cols in ((128, 128), (160, 96), (192, 112), (256, 64)) if d <= most), 16))
 
 
 def rounds(problem: Problem, tile: Tile, device: Device) -> int:
