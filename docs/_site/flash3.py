@@ -355,7 +355,8 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "features": features, "fp8": fp8, "beside": beside, "verified": verified, "links": links,
+          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "features": features,
+          "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""
 
