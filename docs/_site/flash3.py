@@ -26,7 +26,7 @@ from docs._site.blocks import replaced
 from docs._site.figures import STYLE
 from docs._site.flash3_binds import prose
 from flashlab.files import replace_file
-from flashlab.measure import results, speed
+from flashlab.measure import results, speed, tiles
 from simulator.catalogue import get, ladder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,6 +184,22 @@ def odd(condition: str = "odd") -> str:
     header = ["batch × (heads, KV heads) × queries × keys", "dtype", "head dim", "mask", "flash3, TFLOP/s"]
     header += [*(f"× {OTHERS[peer]}" for peer in names), *(["MHz"] if clocked else [])]
     return table(header, rows, left=4) + remarks(of) + source(of)
+
+
+def sweep() -> str:
+    """A paragraph: how far the tiles that were chosen when all were timed are from the best ones."""
+    of = result("tiles", "flash3")
+    cells = tiles.by_cell(tiles.Tiles.model_validate(of.data).rows)
+    far = {cell: min(row.ratio for row in rows) for cell, rows in cells.items()}
+    worst = min(far, key=lambda cell: far[cell])
+    own = next(row for row in cells[worst] if row.chosen)
+    best = min(cells[worst], key=lambda row: row.ratio)
+    return prose(
+        f"A sweep times every tile that fits, in {len(cells)} cells. In {sum(x >= 0.97 for x in far.values())} of them no tile "
+        f"was faster than the rule's by more than 3 %. The worst choice was {own.tile[0]} × {own.tile[1]} at head dim "
+        f"{own.head_dim}: with {own.length:,} tokens, {'causal' if own.causal else 'full'}, it took {1 / far[worst]:.2f} times "
+        f"as long as {best.tile[0]} × {best.tile[1]}."
+    ) + source(of)
 
 
 def features() -> str:
@@ -355,7 +371,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "features": features,
+          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "sweep": sweep, "features": features,
           "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""
