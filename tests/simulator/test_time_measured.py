@@ -17,8 +17,8 @@ from flashlab.measure import results, speed
 from simulator.time import beside, prediction, rates
 
 ROOT = Path(__file__).resolve().parents[2]
-LADDER_ERROR = 0.065
-"""The ladder x 18 cells: below this. The goal is 12 %; the best that was published, 5.7 %."""
+LADDER_ERROR = 0.048
+"""The ladder x 18 cells: below this. It is 3.9 % now, and the wrong rates below make 5.0 % and more of it."""
 
 
 @pytest.fixture(scope="module")
