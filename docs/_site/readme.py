@@ -146,11 +146,16 @@ def link(found: Path | results.Result) -> str:
 
 
 def speed() -> str:
-    """A table of flash3 at 16k tokens beside the fastest peers that its newest benchmark timed."""
-    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    """A table of flash3 at 16k tokens beside the fastest peers that its newest benchmarks timed, FA3's source in a run by itself."""
+    of, beside_fa3 = (
+        results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", condition=condition)
+        for condition in (None, "fa3")
+    )
     if of is None:
         return "No speed has been measured yet.\n"
-    found = {(row["peer"], row["head_dim"], row["causal"], row["length"]): row for row in of.data["rows"]}
+    runs = [of, *([beside_fa3] if beside_fa3 else [])]
+    timed = [row for run in runs for row in run.data["rows"] if run is of or row["peer"] == "fa3"]
+    found = {(row["peer"], row["head_dim"], row["causal"], row["length"]): row for row in timed}
     peers = [peer for peer in PEERS if any(key[0] == peer for key in found)]
     rows = [
         [
@@ -163,19 +168,19 @@ def speed() -> str:
         for causal in MASKS
     ]
     header = ["head dim", "mask", "`flash3`, TFLOP/s", *(PEERS[peer] for peer in peers)]
-    cells = best(of, peers)
+    cells = best(timed, peers)
     said = (
-        f"{of.content['device']['name']}, bfloat16, calls interleaved ([data]({link(of)})). Above 1 ×, `flash3` is the faster "
-        f"one: at least {min(map(min, cells)):.2f} × in all {len(cells)} cells from 1k to 16k tokens. Compare ratios: power "
-        "limits move the clock."
+        f"{of.content['device']['name']}, bfloat16, calls interleaved ({', '.join(f'[data]({link(run)})' for run in runs)}). "
+        f"Above 1 ×, `flash3` is the faster one: at least {min(map(min, cells)):.2f} × in all {len(cells)} cells from 1k to 16k "
+        "tokens. Compare ratios: power limits move the clock."
     )
     return f"{table(header, rows, '--:')}\n{textwrap.fill(said, 100, break_long_words=False, break_on_hyphens=False)}\n"
 
 
-def best(of: results.Result, peers: list[str]) -> list[list[float]]:
+def best(timed: list[Any], peers: list[str]) -> list[list[float]]:
     """Each cell's ratios to these peers, above 1 where the algorithm is the faster one."""
     cells: dict[tuple[Any, ...], list[float]] = {}
-    for row in of.data["rows"]:
+    for row in timed:
         if row["peer"] in peers:
             cells.setdefault((row["dtype"], row["head_dim"], row["causal"], row["length"]), []).append(row["ratio"])
     return list(cells.values())
