@@ -146,7 +146,7 @@ def link(found: Path | results.Result) -> str:
 
 
 def speed() -> str:
-    """A table of flash3 at 16k tokens beside the fastest peers that its newest benchmarks timed, FA3's source in a run by itself."""
+    """A table of flash3 at 16k tokens beside the fastest peers that its newest runs timed (FA3 has a run of its own)."""
     of, beside_fa3 = (
         results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", condition=condition)
         for condition in (None, "fa3")
