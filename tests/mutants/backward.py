@@ -336,11 +336,11 @@ KERNELS = [
                 check="misuse",
             ),
             KernelMutant(
-                mechanism="keys numbered from those of the head", old="own.q + own.aligned : 0", new="own.q : 0", check="rule",
+                mechanism="keys numbered from those of the head", old="own.q + own.aligned : 0", new="own.q : 0", check="misuse",
             ),
             KernelMutant(
                 mechanism="keys that end where the queries do", old="shape.len_kv = own.keys - own.aligned",
-                new="shape.len_kv = own.keys", check="rule",
+                new="shape.len_kv = own.keys", check="misuse",
             ),
             KernelMutant(
                 mechanism="empty places not left", old="if (RAGGED && own.first_row >= own.keys) return;", new="", check="misuse",
