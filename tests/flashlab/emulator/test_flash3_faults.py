@@ -123,7 +123,7 @@ WAITS = [
     ),
     Fault(
         name="product never committed", file="fp16.cuh", old="void multiply_qk( … wgmma_commit();", new="",
-        sees="wait forgotten", at="softmax.raise(s, alpha); softmax.exponentials",
+        sees="wait forgotten", at="softmax.raise(s, alpha); if constexpr (!CAP_LATE) softmax.exponentials",
         other=QK_FIRST, also=("race",),
     ),
     Fault(
