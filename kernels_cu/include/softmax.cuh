@@ -11,8 +11,8 @@
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = HEAD_DIM / 8;  // of 8 columns
 
 // A soft cap doesn't change the order of scores. So S stays what Q and K make it, maxima are of that, and tanh is a part of the
-// exponentials: c tanh(factor s) - m takes two FMAs of each score then, or three. ALiBi adds to capped scores, so with it S is
-// capped before.
+// exponentials: c tanh(factor s) - m takes two or three FMAs more of each score than c s - m does. ALiBi adds to capped scores, so
+// with it S is capped before.
 constexpr bool CAP_LATE = SOFT_CAP && !ALIBI;
 
 // m becomes the maximum of a row so far, as an exponent. Returns alpha, with which the row of O and its sum have to be multiplied.
@@ -133,7 +133,8 @@ struct Softmax : Scores {
     return !any_lane(highest > bits(limit) || lowest > static_cast<unsigned>(bits(-limit)));
   }
 
-  // The same with a soft cap, under a mask as mask() takes it: of a hidden score tanh makes -1, so its weight is set to 0.
+  // S becomes P, and l grows by its sum, with a soft cap and under a mask as mask() takes it: of a hidden score tanh makes -1, so
+  // its weight is set to 0.
   DEVICE void exponentials(float (&s)[S_FRAGMENTS][4], const Shape& shape, int row, int j, Keys full) {
     capped_exponentials(s);
     hide(s, shape, row, j, full, 0);
@@ -148,7 +149,7 @@ struct Softmax : Scores {
   // P = exp2(c tanh(factor S) - m).
   //
   // 1 - 2 / (exp(2x) + 1) is off by 2.4e-7, so the logit by that times the cap. Up to a cap of EXACT this is below what the sum of
-  // the products may be off.
+  // the products may be off. Powers of a factor above 2^20 may overflow in the polynomial.
   static constexpr float EXACT = 64;
 
   DEVICE void capped_exponentials(float (&s)[S_FRAGMENTS][4]) const {
