@@ -32,7 +32,7 @@ constexpr bool ONE_TILE = RAGGED && HEAD_DIM > 128;
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
        const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
-       const unsigned* mask_bits, const int* mask_tiles, const Shape shape) {
+       const unsigned* mask_bits, const int* mask_tiles, unsigned* drawn, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
@@ -64,6 +64,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(), q_parity ^ 1);  // NEW
+        if (DYNAMIC && agenda.number >= gridDim.x) store_shared(sram.number(), agenda.number);  // NEW
         load_tile(sram.q(), q, work.batch, work.head, work.q + work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;  // NEW
 
@@ -80,6 +81,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
           v_ring.advance();
         }
         if (ONE_TILE) break;
+
+        // step: load_q (producer: draws the next rows)
+        if constexpr (DYNAMIC) agenda.draw(drawn);  // NEW
+      }
+
+      // step: load_q (producer: no rows are left)
+      if constexpr (DYNAMIC) {  // NEW
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        store_shared(sram.number(), agenda.number);
+        mbarrier_arrive(sram.q_full());
       }
     }
     return;
@@ -261,5 +272,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
     if (ONE_TILE) break;
+
+    // step: load_q (which rows the producer has drawn)
+    if constexpr (DYNAMIC) {  // NEW
+      mbarrier_wait(sram.q_full(), q_parity);
+      agenda.number = told(sram);
+    }
   }
 }

@@ -312,7 +312,8 @@ struct RowTile {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-           const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
+           const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, unsigned* drawn,
+           const Shape shape) {
   const Sram sram;
   write_ones(sram);
   open(sram);
@@ -336,6 +337,7 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        if (DYNAMIC && agenda.number >= gridDim.x) store_shared(sram.number(), agenda.number);
         load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;
 
@@ -348,6 +350,16 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           load_tile(sram.v(v_ring.slot), v, work.batch, kv, 0, sram.v_full(v_ring.slot), EVICT_LAST, j * BC);
           v_ring.advance();
         }
+
+        // step: load_q (producer: draws the next rows)
+        if constexpr (DYNAMIC) agenda.draw(drawn);
+      }
+
+      // step: load_q (producer: no rows are left)
+      if constexpr (DYNAMIC) {
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        store_shared(sram.number(), agenda.number);
+        mbarrier_arrive(sram.q_full());
       }
     }
     return;
@@ -388,6 +400,12 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 
       // step: store_lse
       store_lse(lse, shape, work, row, softmax.m[half], softmax.of_lse(half));
+    }
+
+    // step: load_q (which rows the producer has drawn)
+    if constexpr (DYNAMIC) {
+      mbarrier_wait(sram.q_full(), q_parity);
+      agenda.number = told(sram);
     }
   }
 }

@@ -271,13 +271,13 @@ CATALOGUE = {
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
         Algorithm(
             "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL), _BOXES, "sm_90a", persistent=True)),
+            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL, "drawn"), _BOXES, "sm_90a", persistent=True)),
             replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
         ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,
             (Kernel("flash3_fp8", "flash3_fp8_transpose", ("v", "v_t"), arch="sm_90a"),
-             Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse"),
+             Kernel("flash3_fp8", "flash3_fp8", ("q", "k", "v_t", "q_scale", "k_scale", "v_scale", "out", "lse", "drawn"),
                     (("q", "rows"), ("k", "cols"), ("v_t", "head_dim")), "sm_90a", persistent=True)),
             Support(dtypes=(FP8,), only=(9, 0), masks=(*COMMON_MASKS, "exact_lse"), tile=flash3_fp8_program.accepts,
                     tiles=(None, *flash3_fp8_program.TILES[1:])),

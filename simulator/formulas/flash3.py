@@ -36,6 +36,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     )
 
     tiles, pairs = heads * rows, heads * visited.pairs
+    count_draws(book, config, tiles)
     if p.lengths is not None:  # rows of the next sequence are cleared
         book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * boxes * es)
         book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * boxes_v * es)
@@ -61,3 +62,13 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
         + tiles * (tile.rows * p.head_dim_v + 2 * column),
         exp=pairs * (square + column),
     )
+
+
+def count_draws(book: Book, config: Config, tiles: int) -> None:
+    """Blocks that draw their row tiles count up for each, and tell the warps that multiply by a number in SRAM."""
+    if config.dynamic:
+        book.tensor(Spec("drawn", 1, 1, 1, "int32", "workspace", vector=True, zeros=True))
+        book.add("load_q", "drawn", hbm_atomic=4 * tiles)
+        book.add("load_q", "number", sram_write=4 * tiles, sram_read=4 * tiles * 4 * config.consumers)
+        for way in ("read", "write"):
+            book.distinct("drawn", way, 4 * (tiles > 0))

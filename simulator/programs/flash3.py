@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from simulator.block import Block
 from simulator.config import Config, dividing, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
@@ -21,7 +22,6 @@ PANEL = 64
 """Columns of a box: 128 bytes of 16-bit elements, the widest row that TMA swizzles."""
 MBARRIERS = 32
 """Room for the ring's mbarriers in float32 elements: 128 bytes of SRAM."""
-_LONG = 64  # with more row tiles per head, the start of a block hardly counts
 
 
 def choose_tile(problem: Problem, device: Device) -> Tile:
@@ -93,29 +93,35 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         default = Tile(dividing(default.rows, problem.block.rows, 64), dividing(default.cols, problem.block.cols))
     rung = configure_rung(problem, device, tile, default)
     together = heads_that_share_the_l2(problem, device)
-    work = order(problem, rung.tile)
-    if work["pairs"] and uneven(problem, rung.tile, device):
-        work = {"persistent": False, "pairs": False}
-    return replace(rung, heads_together=together, constants=features(problem), **work)
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem))
 
 
-def order(problem: Problem, tile: Tile) -> dict[str, bool]:
-    """The order of work: `persistent` and `pairs` of a `Config`.
+def order(problem: Problem) -> dict[str, bool]:
+    """The order of work: `persistent` and `dynamic` of a `Config`.
 
-    If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
-    tiles, each has a block of its own instead, and the longest start first. So it is in a ragged batch, whose row tiles are
-    unequal, unless its sequences are all alike. (Wide heads leave it no registers for more than one.)
+    If a mask makes rows unequal, persistent blocks draw them, the longest first. In a ragged batch, whose row tiles are
+    unequal, too, each has a block of its own instead, unless its sequences are all alike and none of its rows sees more than
+    another. (Wide heads leave it no registers for more than one.)
     """
-    triangular, long = _triangular(problem), problem.padded.row_tiles(tile) > _LONG
-    alike = problem.lengths is None or (len(set(problem.sequences)) == 1 and problem.head_dim <= 2 * PANEL)
-    persistent = alike and not (triangular and long)
-    return {"persistent": persistent, "pairs": persistent and triangular}
+    triangular = _triangular(problem)
+    alike = len(set(problem.sequences)) == 1 and not triangular and problem.head_dim <= 2 * PANEL
+    persistent = problem.lengths is None or alike
+    return {"persistent": persistent, "dynamic": persistent and triangular}
 
 
-def uneven(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Would pairs of row tiles leave the SMs without work for a tenth of the time? Then blocks of their own are faster."""
-    pairs = problem.batch * problem.heads * -(-problem.row_tiles(tile) // 2)
-    return pairs < 0.9 * device.sms * -(-pairs // device.sms)
+def counter(m: Machine) -> HbmTensor | None:
+    """The counter from which blocks draw their row tiles, if they do."""
+    return m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if m.config.dynamic else None
+
+
+def tell(block: Block, drawn: HbmTensor | None, warps: int) -> None:
+    """The mbarriers. Where blocks draw their row tiles: the next number, which the producer tells the `warps` that multiply."""
+    block.alloc("mbarriers", MBARRIERS - (drawn is not None))
+    if drawn is not None:
+        block.arrive(drawn, 0)
+        number = block.alloc("number", 1)
+        block.put(number, block.full(1, 1, 0.0))
+        block.get(number, warps)
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
@@ -140,6 +146,7 @@ def attend(
     """
     c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")
+    drawn = counter(m)
     packed = pack_mask(m, tile, backwards=True)
     visible = packed.walk if packed else partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
@@ -147,7 +154,7 @@ def attend(
         block.step("load_q")
         for ring in (k, v):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
-        block.alloc("mbarriers", MBARRIERS)
+        tell(block, drawn, 4 * c.consumers)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
         slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
         if packed:
