@@ -68,6 +68,9 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         load_tile(sram.q(), q, work.batch, work.head, work.q + work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;  // NEW
 
+        // step: load_q (producer: draws the next rows, ahead)
+        if constexpr (DYNAMIC) agenda.draw(drawn);  // NEW
+
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           here = next;
 
@@ -82,8 +85,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         }
         if (ONE_TILE) break;
 
-        // step: load_q (producer: draws the next rows)
-        if constexpr (DYNAMIC) agenda.draw(drawn);  // NEW
+        // step: load_q (producer: which rows are next)
+        if constexpr (DYNAMIC) agenda.take();  // NEW
       }
 
       // step: load_q (producer: no rows are left)

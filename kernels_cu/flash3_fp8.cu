@@ -235,6 +235,7 @@ struct RowTile {
     const float c = scale * scales.of_q();
     mbarrier_wait(sram.q_full(), q_parity);
 
+    if (work.tiles.first > work.tiles.last) release(sram.q_empty());
     float s[S_FRAGMENTS][4], alpha[2];
     unsigned p[P_REGISTERS][4];
     for (int j = work.tiles.last; j >= work.tiles.first; --j) {
@@ -259,6 +260,7 @@ struct RowTile {
       settle(s);
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
+      if (j == work.tiles.first) release(sram.q_empty());
 
       // step: mask (in turn)
       softmax.c = c * factor_k;
@@ -306,7 +308,6 @@ struct RowTile {
       softmax.add(sums[0]);
       v_ring.advance();
     }
-    release(sram.q_empty());
   }
 };
 
@@ -341,6 +342,9 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;
 
+        // step: load_q (producer: draws the next rows, ahead)
+        if constexpr (DYNAMIC) agenda.draw(drawn);
+
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);
@@ -351,8 +355,8 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
           v_ring.advance();
         }
 
-        // step: load_q (producer: draws the next rows)
-        if constexpr (DYNAMIC) agenda.draw(drawn);
+        // step: load_q (producer: which rows are next)
+        if constexpr (DYNAMIC) agenda.take();
       }
 
       // step: load_q (producer: no rows are left)

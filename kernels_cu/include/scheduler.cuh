@@ -33,6 +33,7 @@ struct Agenda {
   const Shape& shape;
   Offsets offsets = {};
   int number = blockIdx.x;
+  unsigned drawn = 0;
 
   DEVICE bool next(Work& work) {
     const int row_tiles = row_tiles_of(shape), all_heads = shape.batch * shape.heads;
@@ -46,8 +47,10 @@ struct Agenda {
     return true;
   }
 
-  // Draws the next number. All blocks together draw once for each row tile, so the counter ends at 0, where it began.
-  DEVICE void draw(unsigned* drawn) {
-    number = gridDim.x + draw_from(drawn, row_tiles_of(shape) * shape.batch * shape.heads - 1);
+  // Draws the next number, which take() waits for. All blocks together draw once for each row tile, so the counter ends at 0,
+  // where it began.
+  DEVICE void draw(unsigned* counter) {
+    drawn = draw_from(counter, row_tiles_of(shape) * shape.batch * shape.heads - 1);
   }
+  DEVICE void take() { number = gridDim.x + drawn; }
 };
