@@ -4,11 +4,11 @@
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
 // Rung 3 computes a tile as fast as this one. What is left is which block computes what, and when (scheduler.cuh):
-//   - Blocks are persistent: there is one per SM, with a list of row tiles. While the consumers finish one tile, the producer
-//     loads the next.
-//   - Under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head. All pairs see
-//     about the same number of keys, so all lists take the same time. Where a head has so many tiles that its start hardly
-//     counts, blocks aren't persistent, and the longest tile comes first. Nor are they where sequences have different lengths.
+//   - Blocks are persistent: there is one per SM, which takes row tile after row tile. While the consumers finish one tile, the
+//     producer loads the next.
+//   - Under a causal mask a tile at the end of a head takes longer than one at its start. So blocks draw tiles from a counter, the
+//     longest first (DYNAMIC): whoever is free takes the next one. The draw is on its way while keys are loaded.
+//   - Where sequences have different lengths, each row tile has a block of its own, and the longest comes first.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
 // NEW marks what this kernel adds to rung 3.
@@ -277,9 +277,6 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     if (ONE_TILE) break;
 
     // step: load_q (which rows the producer has drawn)
-    if constexpr (DYNAMIC) {  // NEW
-      mbarrier_wait(sram.q_full(), q_parity);
-      agenda.number = told(sram);
-    }
+    if constexpr (DYNAMIC) agenda.number = told(sram, q_parity);  // NEW
   }
 }

@@ -407,9 +407,6 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
     }
 
     // step: load_q (which rows the producer has drawn)
-    if constexpr (DYNAMIC) {
-      mbarrier_wait(sram.q_full(), q_parity);
-      agenda.number = told(sram);
-    }
+    if constexpr (DYNAMIC) agenda.number = told(sram, q_parity);
   }
 }

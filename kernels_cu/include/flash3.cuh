@@ -86,8 +86,11 @@ DEVICE void release(unsigned empty) {
   if (lane_id() == 0) mbarrier_arrive(empty);
 }
 
-// What the producer has drawn, once Q's mbarrier says that it is there. Lane 0 reads it for its warp, as it also arrives for it.
-DEVICE int told(const Sram& sram) { return uniform(lane_id() == 0 ? load_shared<int>(sram.number()) : 0); }
+// What the producer has drawn: it comes with Q, or alone if no rows are left. Lane 0 reads it for its warp, as it also arrives for it.
+DEVICE int told(const Sram& sram, unsigned q_parity) {
+  mbarrier_wait(sram.q_full(), q_parity);
+  return uniform(lane_id() == 0 ? load_shared<int>(sram.number()) : 0);
+}
 
 // A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
 // (CUTLASS: a pipeline state.)

@@ -24,8 +24,9 @@ DEVICE Work work_in_order(const Shape& shape) {
   return work_of(shape, {}, block / row_tiles, block % row_tiles);
 }
 
-// The row tiles of one persistent block, by number: the longest of each head come first. The block begins with its own number, and
-// takes every gridDim-th (CUTLASS: a static tile scheduler), or with DYNAMIC the next that nobody has drawn yet (a dynamic one).
+// The row tiles of one persistent block, by number. The last of each head come first: under a causal mask they take longest. The
+// block begins with its own number, and takes every gridDim-th one (CUTLASS: a static tile scheduler), or with DYNAMIC the next one
+// that nobody has drawn yet (a dynamic one).
 //
 // `group` heads run side by side before the next ones start (a swizzle of the heads for the L2): few enough that their K
 // and V stay in the L2 while all their rows pass.

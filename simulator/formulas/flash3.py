@@ -67,7 +67,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
 def count_draws(book: Book, config: Config, tiles: int) -> None:
     """Blocks that draw their row tiles count up for each, and tell the warps that multiply by a number in SRAM."""
     if config.dynamic:
-        book.tensor(Spec("drawn", 1, 1, 1, "int32", "workspace", vector=True, zeros=True))
+        book.tensor(Spec("drawn", 1, 1, 1, "int32", "workspace", vector=True, zeros=True, shared=True))
         book.add("load_q", "drawn", hbm_atomic=4 * tiles)
         book.add("load_q", "number", sram_write=4 * tiles, sram_read=4 * tiles * 4 * config.consumers)
         for way in ("read", "write"):

@@ -114,14 +114,11 @@ def counter(m: Machine) -> HbmTensor | None:
     return m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if m.config.dynamic else None
 
 
-def tell(block: Block, drawn: HbmTensor | None, warps: int) -> None:
-    """The mbarriers. Where blocks draw their row tiles: the next number, which the producer tells the `warps` that multiply."""
-    block.alloc("mbarriers", MBARRIERS - (drawn is not None))
+def draw(block: Block, drawn: HbmTensor | None, warps: int) -> None:
+    """Where blocks draw their row tiles: draw the next one's number, which the producer tells the `warps` that multiply."""
     if drawn is not None:
         block.arrive(drawn, 0)
-        number = block.alloc("number", 1)
-        block.put(number, block.full(1, 1, 0.0))
-        block.get(number, warps)
+        block.tell("number", warps)
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
@@ -154,7 +151,8 @@ def attend(
         block.step("load_q")
         for ring in (k, v):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
-        tell(block, drawn, 4 * c.consumers)
+        block.alloc("mbarriers", MBARRIERS)
+        draw(block, drawn, 4 * c.consumers)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
         slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
         if packed:

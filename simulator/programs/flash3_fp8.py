@@ -11,7 +11,7 @@ from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, counter, order, tell
+from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, counter, draw, order
 from simulator.tensors import HbmTensor
 
 PANEL = 128
@@ -92,7 +92,8 @@ def flash3_fp8(
         block.alloc("k", tile.cols, k.cols, k.dtype, copies=c.stages, panel=PANEL)
         block.alloc("v_t", d, tile.cols, v_t.dtype, copies=c.stages, panel=PANEL)
         block.alloc("ones", c.stages * ONES * round_up(tile.cols, PANEL) // 4)
-        tell(block, drawn, warps)
+        block.alloc("mbarriers", MBARRIERS)
+        draw(block, drawn, warps)
         q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
         of_q = block.fetch(q_scale, i, 1, warps=warps)
         m_i = block.full(tile.rows, 1, -inf)
