@@ -23,16 +23,19 @@
 // without a pause. On zeros, which take less power, the kernel is 1.15 to 1.37 times as fast. Within the clocks: at D = 128 and
 // 256 the tensor cores bind; at D = 64 no unit does; at 1k the first scores and the last output of each tile do.
 #include "flash3.cuh"
+#include "philox.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 // Where sequences leave a wide head no registers for a list of row tiles, each has a block of its own.
 constexpr bool ONE_TILE = RAGGED && HEAD_DIM > 128;
 
+using Kept = KeptWeights<S_FRAGMENTS, false>;  // of a key tile, for dropout
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
        const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
-       const unsigned* mask_bits, const int* mask_tiles, unsigned* drawn, const Shape shape) {
+       const unsigned* mask_bits, const int* mask_tiles, const long long* rng_state, unsigned* drawn, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
@@ -129,6 +132,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
     // step: load_q
     const float slope = of_head<ALIBI>(alibi_slopes, work.head, 0);
+    const Dropout dropout = Dropout(rng_state, shape.kept).of_head(work.batch * shape.heads + work.head);
+    const int rows_16 = work.first_row / 16 + warp_id() - 4;  // this warp's, of the head
     mbarrier_wait(sram.q_full(), q_parity);  // NEW
     q_parity ^= 1;  // NEW
     if (RAGGED && work.first_row + BR > own.len_q) clear_rows(sram.q(), own.len_q - work.first_row);
@@ -171,6 +176,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       else
         softmax.exponentials(s, own, lane_row, work.tiles.last, full);
       round_p(p, s);
+      if constexpr (DROPOUT) {
+        Kept kept;
+        kept.draw(dropout, rows_16, key_tile(work.tiles.last, here) * (BC / 16));
+        kept.drop(p);
+      }
 
       // step: load_v (of the last tile, if it isn't full)
       const int last_key = key_tile(work.tiles.last, here) * BC;
@@ -210,7 +220,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         wgmma_fence();
         multiply_pv(o, p, sram.v(v_ring.slot));
         turns.pass();
-        wgmma_wait<1>();  // S
+
+        // step: output (which weights are kept, while the tensor cores are busy)
+        Kept kept;
+        if constexpr (DROPOUT) kept.draw(dropout, rows_16, key_tile(j, here) * (BC / 16));
+
+        // step: scores (done)
+        wgmma_wait<1>();
         settle(s);
         release(sram.k_empty(k_ring.slot));
         k_ring.advance();
@@ -245,6 +261,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         else
           softmax.exponentials(s, own, lane_row, j, full);
         round_p(p, s);
+        if constexpr (DROPOUT) kept.drop(p);
       }
 
       // step: rescale
@@ -266,7 +283,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       // step: normalize
       float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
       const float alpha_of_sink = join_sink(softmax.m[half], sum, sink);
-      const float factor = sum > 0 ? alpha_of_sink * reciprocal(sum) : 0;
+      const float factor = sum > 0 ? of_kept(alpha_of_sink * reciprocal(sum), shape.kept) : 0;
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);

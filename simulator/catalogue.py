@@ -271,8 +271,8 @@ CATALOGUE = {
         _rung("flash3_3", flash3_3, flash3_3_schedule.launches, "flash3_2"),
         Algorithm(
             "flash3", flash3, flash3_formula.flash3, flash3_schedule.launches,
-            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL, "drawn"), _BOXES, "sm_90a", persistent=True)),
-            replace(_HOPPER, masks=_ALL), {"flash3": flash3_program.ABOUT}, "flash3_3",
+            (_PACK, Kernel("flash3", "flash3", (*_FORWARD, *_OPTIONAL, "rng_state", "drawn"), _BOXES, "sm_90a", persistent=True)),
+            replace(_HOPPER, masks=(*_ALL, "dropout")), {"flash3": flash3_program.ABOUT}, "flash3_3",
         ),
         Algorithm(
             "flash3_fp8", flash3_fp8, flash3_fp8_formula.flash3_fp8, flash3_fp8_schedule.launches,

@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.formulas.mask import count_masked, count_packing
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
@@ -54,12 +55,13 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
 
     count_masked(book, p, tile, readers=4 * readers + 1)
     count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * readers)
+    count_state(book, p, "load_q", blocks=tiles, warps=4 * readers)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
         other=pairs * (passes * square + 4 * column + tile.rows * p.head_dim_v)
-        + tiles * (tile.rows * p.head_dim_v + 2 * column),
+        + tiles * (tile.rows * p.head_dim_v + (2 + bool(p.dropout)) * column),
         exp=pairs * (square + column),
     )
 

@@ -14,6 +14,7 @@ from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, read_state
 from simulator.programs.mask import pack_mask
 from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
@@ -26,15 +27,15 @@ MBARRIERS = 32
 
 def choose_tile(problem: Problem, device: Device) -> Tile:
     """The tile of the top rung: as many keys as registers and SRAM leave room for beside O, or three warpgroups."""
-    d, extra = padded(problem.head_dim), problem.alibi or problem.mask
+    d, extra = padded(problem.head_dim), problem.alibi or problem.mask or problem.dropout
     if d <= 64:
         # in a short causal problem, the mask hides too much of a tile of 192 rows
         short = _triangular(problem) and problem.padded.len_kv <= 2048
-        # three warpgroups leave a thread no registers for a bias, or for bits
+        # three warpgroups leave a thread no registers for a bias, for bits, or for random bytes
         return Tile(128 if short or extra else 192, 128)
     if extra or problem.soft_cap or problem.sinks or problem.lengths is not None:  # they take registers, too
-        # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
-        tight = d > 128 and problem.soft_cap and problem.lengths is not None
+        # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns, nor do random bytes
+        tight = (d > 128 and problem.soft_cap and problem.lengths is not None) or (d > 192 and problem.dropout)
         return Tile(128, 48 if tight else 64 if d > 128 else 128)
     if d <= 96:  # the taller is faster, unless the last round of its blocks is emptier
         tall, usual = Tile(192, 112 if d <= 80 else 96), Tile(128, 128)
@@ -155,6 +156,7 @@ def attend(
         draw(block, drawn, 4 * c.consumers)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
         slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
+        read_state(m, block, 4 * c.consumers)
         if packed:
             packed.begin(block, 1 + 4 * c.consumers)
         m_i = block.full(tile.rows, 1, -inf)
@@ -182,10 +184,11 @@ def attend(
             block.step("load_v")
             v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL, clear=ragged)
             block.step("output")
+            p = dropped(m, block, p, i, j)
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
         m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
-        acc = acc / l_i.nonzero()
+        acc = acc / kept_sum(l_i, problem).nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)
