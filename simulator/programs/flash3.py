@@ -35,7 +35,9 @@ def choose_tile(problem: Problem, device: Device) -> Tile:
         return Tile(128 if short or extra else 192, 128)
     if extra or problem.soft_cap or problem.sinks or problem.lengths is not None:  # they take registers, too
         # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns, nor do random bytes
-        tight = (d > 128 and problem.soft_cap and problem.lengths is not None) or (d > 192 and problem.dropout)
+        tight = (d > 128 and problem.soft_cap and problem.lengths is not None) or (
+            d > 192 and problem.dropout and not problem.soft_cap
+        )
         return Tile(128, 48 if tight else 64 if d > 128 else 128)
     if d <= 96:  # the taller is faster, unless the last round of its blocks is emptier
         tall, usual = Tile(192, 112 if d <= 80 else 96), Tile(128, 128)
