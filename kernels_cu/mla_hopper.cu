@@ -1,4 +1,4 @@
-// Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper: TMA, WGMMA, and a warpgroup for each kind of work.
+// Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper: TMA, WGMMA, and a warpgroup for each task.
 //
 //   q (batch, heads, len_q, HEAD_DIM)    latent (batch, 1, len_kv, HEAD_DIM)    out (batch, heads, len_q, VALUE_DIM)
 //   lse (batch, heads, len_q) float32, or NULL    q, latent and out in float16 or bfloat16
@@ -19,8 +19,8 @@
 //   SRAM        Q  BR x HEAD_DIM | latent  STAGES x (BC x HEAD_DIM) | P  BR x BC | alpha  BR | mbarriers
 //   registers   S  BR x BC, and O  BR x VALUE_DIM / 2 in each of two warpgroups, in float32
 //
-// Expected: per tile 1,152 cycles of the tensor cores for S and 1,024 for O, and 2,400 of SRAM, which both read. So up to four fifths
-// of the tensor cores' rate, where the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
+// Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O, and SRAM 2,400, which both read. So they reach up to
+// nine tenths of their rate, if the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
 #include "latent.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
@@ -29,11 +29,11 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
-static_assert(BR == 64 && BC == 64 && WARPS == 16 && STAGES == 2, "64 rows are a warpgroup's, and registers are shared out for these");
+static_assert(BR == 64 && BC == 64 && WARPS == 16 && STAGES == 2, "registers and SRAM are shared out for these");
 
 constexpr int THREADS = WARPS * 32;
 constexpr int HALF = VALUE_DIM / 2;   // columns of a warpgroup's output
-constexpr int PRODUCTS = 2, PRODUCT = HALF / PRODUCTS;  // columns of a product: more need more registers than a launch gives threads
+constexpr int PRODUCTS = 2, PRODUCT = HALF / PRODUCTS;  // columns of a product: ptxas takes no more, for 128 registers at the launch
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16;
 constexpr int OUTPUT_WARPS = 8;
 constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
@@ -225,10 +225,11 @@ struct Weighing {
   DEVICE void multiply(float (&s)[S_FRAGMENTS][4], int columns) const {
     mbarrier_wait(sram.full(ring.slot, columns), ring.parity);
     wgmma_fence();
+    const LatentTile tile = sram.latent(ring.slot);
     const int first = first_panel(columns) * 64;
 #pragma unroll
     for (int d = 0; d < panels_of(columns) * 64; d += 16)
-      wgmma_ss(s, rows_operand(sram.q(), 0, first + d), rows_operand(sram.latent(ring.slot), 0, first + d), columns != ROPE || d > 0);
+      wgmma_ss(s, rows_operand(sram.q(), 0, first + d), rows_operand(tile, 0, first + d), columns != ROPE || d > 0);
   }
 
   DEVICE void operator()(const Results& here, const Place& place) {

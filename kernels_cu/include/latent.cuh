@@ -28,7 +28,9 @@ struct Results {
     return row_address(out, unit.batch, packed % group, packed / group);
   }
   // The first number of a row's partial output.
-  DEVICE float* part_row(const Level& level, int row) const { return partial + part_at(level.place_of(level.node), row) * VALUE_DIM; }
+  DEVICE float* part_row(const Level& level, int row) const {
+    return partial + part_at(level.place_of(level.node), row) * VALUE_DIM;
+  }
 
   DEVICE void store_lse(int row, float m, float l) const {
     const int packed = first_row + row;

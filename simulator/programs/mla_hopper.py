@@ -75,7 +75,7 @@ def mla_hopper(m: Machine, q: HbmTensor, latent: HbmTensor, problem: Problem, ti
 def attend(
     m: Machine, name: str, q: HbmTensor, latent: HbmTensor, problem: Problem, tile: Tile, panel: int | None
 ) -> tuple[HbmTensor, ...]:
-    """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), split as Flash-Decoding, with a warpgroup per task.
+    """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), split as Flash-Decoding, a warpgroup per task.
 
     q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
     natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys. Latent rows come in boxes of `panel` columns,
