@@ -19,9 +19,11 @@
 //
 // Expected: few heads, and the bandwidth of DRAM binds, for each row is read once; from about 100 heads and queries on, the tensor
 // cores and their operands from SRAM.
-#include "latent.cuh"
+#include "divisor.cuh"
+#include "elements.cuh"
 #include "mma.cuh"
 #include "scores.cuh"
+#include "tree.cuh"
 
 constexpr int THREADS = WARPS * 32;
 constexpr int ROW_FRAGMENTS = BR / 16, ROW_WARPS = ROW_FRAGMENTS, KEY_WARPS = WARPS / ROW_WARPS;  // S: 16 rows each
@@ -249,69 +251,156 @@ DEVICE void attend(Output& x, Latent& copies, const Place& place, const Shape& s
       for (int w = 0; w < KEY_WARPS; ++w) x.l[i][half] += load_shared<float>(sram.l_of(w, row_of(i, half)));
 }
 
-// A unit's rows, of which each warp has its own columns.
-DEVICE void store(const Results& results, const Level& level, int rows, const Output& x) {
-#pragma unroll
-  for (int i = 0; i < ROW_FRAGMENTS; ++i)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_of(i, half);
-      const bool inside = row < rows;
-      if (level.is_root()) {
-        const float factor = x.l[i][half] > 0 ? reciprocal(x.l[i][half]) : 0;
-        char* to = results.out_row(inside ? row : 0) + warp_id() * WARP_COLUMNS * ELEMENT_BYTES;
-        // step: store_o (of a unit)
-        store_row(to, x.o[i], half, factor, inside ? WARP_COLUMNS * ELEMENT_BYTES : 0);
+// What a unit has, from there up the tree to out and lse.
+struct Results {
+  const Tensor& out;
+  float* lse;
+  float* partial;
+  float* partial_m;
+  float* partial_l;
+  const Shape& shape;
+  const Units& units;
+  const Divisor& group;
+  unsigned* arrivals;
+  Room room;
+  Unit unit = {};
+  int first_row = 0;
 
-        // step: store_lse (of a unit)
-        lanes_meet();
-        if (warp_id() == 0 && lane_id() % 4 == 0 && inside) results.store_lse(row, x.m[i][half], x.l[i][half]);
-      } else {
-        // step: store_partial
-        lanes_meet();
-        if (warp_id() == 0 && lane_id() % 4 == 0 && inside) results.store_statistics(level, row, x.m[i][half], x.l[i][half]);
-        float* to = results.part_row(level, row) + warp_id() * WARP_COLUMNS + 2 * (lane_id() % 4);
+  DEVICE long long part_at(int at, int row) const {
+    return (static_cast<long long>(unit.batch) * room.places + at) * units.all_rows + first_row + row;
+  }
+  DEVICE char* out_row(int row) const {
+    const int packed = first_row + row;
+    return row_address(out, unit.batch, packed % group, packed / group);
+  }
+  DEVICE float* lse_at(int row) const {
+    const int packed = first_row + row;
+    return lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
+  }
+
+  // A unit's rows, of which each warp has its own columns.
+  DEVICE void store(const Level& level, int rows, const Output& x) const {
 #pragma unroll
-        for (int n = 0; n < O_FRAGMENTS; ++n) {
+    for (int i = 0; i < ROW_FRAGMENTS; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(i, half);
+        const bool inside = row < rows;
+        if (level.is_root()) {
+          const float factor = x.l[i][half] > 0 ? reciprocal(x.l[i][half]) : 0;
+          char* to = out_row(inside ? row : 0) + warp_id() * WARP_COLUMNS * ELEMENT_BYTES;
+          // step: store_o (of a unit)
+          ::store_row(to, x.o[i], half, factor, inside ? WARP_COLUMNS * ELEMENT_BYTES : 0);
+
+          // step: store_lse (of a unit)
           lanes_meet();
-          if (inside) store_global(to + 8 * n, make_float2(x.o[i][n][2 * half], x.o[i][n][2 * half + 1]));
-        }
-      }
-    }
-}
-
-// Merges what lies in several units, as far up as this warp is the last one.
-DEVICE void climb(const Results& results, const Place& place) {
-  for (Level level = place.level(); !level.is_root(); level = level.above()) {
-    // step: arrive
-    if (!results.last_to_come(level, warp_id(), WARPS)) return;
-    const Siblings siblings(results, level);
-    const Level above = level.above();
-#pragma unroll 1
-    for (int row = warp_id(); row < place.rows; row += WARPS) {
-      // step: merge
-      const Weights weights = siblings.weights(row);
-#pragma unroll 1  // or what is asked for at once fills the registers
-      for (int column = 4 * lane_id(); column < VALUE_DIM; column += 128) {
-        // step: merge (columns)
-        const float4 o = siblings.merged(weights, row, column);
-        lanes_meet();
-        if (above.is_root()) {
-          // step: store_o
-          store_elements(results.out_row(row) + column * ELEMENT_BYTES, times(o, weights.l > 0 ? reciprocal(weights.l) : 0));
+          if (warp_id() == 0 && lane_id() % 4 == 0 && inside && lse)
+            store_global(lse_at(row), (x.m[i][half] + log2_approx(x.l[i][half])) * LN2);
         } else {
-          // step: store_partial (of a node)
-          store_global(results.part_row(above, row) + column, o);
+          const long long at = part_at(level.place_of(level.node), row);
+          // step: store_partial
+          lanes_meet();
+          if (warp_id() == 0 && lane_id() % 4 == 0 && inside) {
+            store_global(partial_m + at, x.m[i][half]);
+            store_global(partial_l + at, x.l[i][half]);
+          }
+#pragma unroll
+          for (int n = 0; n < O_FRAGMENTS; ++n) {
+            float* to = partial + at * VALUE_DIM + warp_id() * WARP_COLUMNS + 8 * n + 2 * (lane_id() % 4);
+            lanes_meet();
+            if (inside) store_global(to, make_float2(x.o[i][n][2 * half], x.o[i][n][2 * half + 1]));
+          }
         }
       }
-      if (lane_id() == 0 && above.is_root()) {
-        // step: store_lse
-        results.store_lse(row, weights.m, weights.l);
-      } else if (lane_id() == 0) {
-        // step: store_partial (statistics of a node)
-        results.store_statistics(above, row, weights.m, weights.l);
-      }
+  }
+
+  // What lies in several units, as far up as this warp is the last one.
+  DEVICE void climb(const Place& place) const {
+    for (Level level = place.level(); !level.is_root(); level = level.above()) {
+      // step: arrive
+      const long long counter = static_cast<long long>(unit.batch) * room.counters + level.counter_of_parent();
+      const Keys siblings = level.siblings();
+      bool last = false;
+      warp_barrier();  // this warp's partial results are written
+      if (lane_id() == 0)
+        last = last_to_arrive(arrivals + (counter * units.row_tiles + unit.row_tile) * WARPS + warp_id(), siblings.last - siblings.first);
+      if (!any_lane(last)) return;
+      warp_barrier();  // those of the others are there
+      merge_siblings(level, place.rows);
     }
+  }
+
+  // The partial results of all siblings, which are there.
+  DEVICE void merge_siblings(const Level& level, int rows) const {
+    const Keys siblings = level.siblings();
+    const int child = level.parent() * CHILDREN, lane = lane_id(), place = level.place_of(child);  // were all of them there
+    auto is_there = [&](int n) { return child + n >= siblings.first && child + n <= siblings.last; };
+    const long long apart = static_cast<long long>(units.all_rows) * VALUE_DIM;  // from one to the next
+#pragma unroll 1
+    for (int row = warp_id(); row < rows; row += WARPS) {
+      // step: merge
+      float m = LOWEST, l = 0;
+      lanes_meet();
+      if (is_there(lane)) {
+        m = load_global<float>(partial_m + part_at(place + lane, row));
+        l = load_global<float>(partial_l + part_at(place + lane, row));
+      }
+      const Weights weights(m, l);
+      const Level above = level.above();
+#pragma unroll 1  // or what is asked for at once fills the registers
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int column = 128 * turn + 4 * lane;
+        const float* from = partial + part_at(place, row) * VALUE_DIM + column;
+        float4 sides[2];
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          // step: merge (columns)
+          float4 o[CHILDREN / 2];
+          lanes_meet();
+#pragma unroll
+          for (int n = 0; n < CHILDREN / 2; ++n, from += opaque(apart)) {  // or its multiples wait in registers
+            o[n] = make_float4(0, 0, 0, 0);
+            if (is_there(side * CHILDREN / 2 + n)) o[n] = load_global<float4>(from);
+          }
+          sides[side] = weights.merged<Weights::LEVELS - 1>(o, side, side * CHILDREN / 2);
+        }
+        store_columns(above, row, column, weights.whole(sides[0], sides[1]), weights.l);
+      }
+      store_statistics(above, row, weights.m, weights.l);
+    }
+  }
+
+  // What has been merged of a row: four columns of each lane, and the statistics.
+  DEVICE void store_columns(const Level& level, int row, int column, float4 o, float l) const {
+    lanes_meet();
+    if (level.is_root()) {
+      // step: store_o
+      store_elements(out_row(row) + column * ELEMENT_BYTES, times(o, l > 0 ? reciprocal(l) : 0));
+    } else {
+      // step: store_partial (of a node)
+      store_global(partial + part_at(level.place_of(level.node), row) * VALUE_DIM + column, o);
+    }
+  }
+  DEVICE void store_statistics(const Level& level, int row, float m, float l) const {
+    if (lane_id() != 0) return;
+    if (level.is_root()) {
+      // step: store_lse
+      if (lse) store_global(lse_at(row), (m + log2_approx(l)) * LN2);
+    } else {
+      const long long at = part_at(level.place_of(level.node), row);
+      // step: store_partial (statistics of a node)
+      store_global(partial_m + at, m);
+      store_global(partial_l + at, l);
+    }
+  }
+};
+
+template <class Work>
+DEVICE void for_each_unit(Results results, Work work) {
+  for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
+    const Place place(results.units, unit);
+    results.unit = unit, results.first_row = place.first_row;
+    if (place.chunks.first <= place.chunks.last) work(results, place);
   }
 }
 
@@ -333,11 +422,11 @@ DEVICE void decode(const Tensor& q, const Tensor& latent, const Tensor& out, flo
     }
     Output x;
     attend(x, copies, place, shape, group, sram);
-    store(here, place.level(), place.rows, x);
+    here.store(place.level(), place.rows, x);
   });
 
   barrier();  // now that nothing streams, all warps merge
-  for_each_unit(results, [](const Results& here, const Place& place) { climb(here, place); });
+  for_each_unit(results, [](const Results& here, const Place& place) { here.climb(place); });
 }
 
 #if PAGED

@@ -2,11 +2,13 @@
 //
 //   q (batch, heads, len_q, HEAD_DIM)    latent (batch, 1, len_kv, HEAD_DIM)    out (batch, heads, len_q, VALUE_DIM)
 //   lse (batch, heads, len_q) float32, or NULL    q, latent and out in float16 or bfloat16
-//   partial (batch, places, rows, VALUE_DIM), partial_m, partial_l (batch, places, rows)    float32
-//   arrivals (batch, nodes, row tiles, OUTPUT_WARPS)    zeros
+//   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
-// Units of work and the tree over them are those of mla.cu, but a chunk has 1,024 keys: partial results are half as large. A tile
-// has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
+// A unit of work is 64 rows and a chunk of 1,024 keys, as in mla.cu, where chunks have half as many. A second launch adds up what the
+// chunks of a row have: all SMs do, while a tree's last node would be left to one. They add up in their order, so bits don't
+// depend on the batch.
+//
+// A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
 //   - One loads tiles: by TMA, or from pages by copies of 16 bytes, with two warps for each slot of the ring.
 //   - One has the scores: it fetches the queries, multiplies them by all 576 columns, and takes the exponentials. P and what has to
 //     be rescaled go to the others through SRAM.
@@ -21,11 +23,14 @@
 //
 // Expected: a tile takes the tensor cores 1,152 cycles for S and 1,024 for O, and SRAM 2,400, which both read. So they reach up to
 // nine tenths of their rate, if the L2 brings 72 KB in that time. Few heads leave rows empty: then the bandwidth of DRAM binds.
-#include "latent.cuh"
+#define ONE_KV_HEAD 1
+#include "divisor.cuh"
+#include "elements.cuh"
 #include "mma.cuh"
 #include "ring.cuh"
 #include "scores.cuh"
 #include "tma.cuh"
+#include "tree.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
@@ -37,11 +42,12 @@ constexpr int PRODUCTS = 2, PRODUCT = HALF / PRODUCTS;  // columns of a product:
 constexpr int S_FRAGMENTS = BC / 8, O_FRAGMENTS = PRODUCT / 8, P_STEPS = BC / 16;
 constexpr int OUTPUT_WARPS = 8;
 constexpr int SLOT_WARPS = 2;  // that copy a tile from pages
-constexpr int MERGING = (OUTPUT_WARPS + 4) * 32;            // threads that wait for each other before partial results are merged
+constexpr int MERGE_WARPS = 4, IN_FLIGHT = 16;  // of a row: warps with 128 columns each, and chunks that a warp asks for at once
+static_assert(VALUE_DIM == MERGE_WARPS * 128, "a lane has four columns");
 constexpr float TAU = 8;  // a maximum may lag behind by so much: then exponentials reach 2^TAU, and nothing has to be rescaled
 
 enum Role { LOADS, SCORES, OUTPUT };  // of a warpgroup: OUTPUT is the first of two
-enum NamedBarrier { QUERIES = 1, PARTIALS };
+enum NamedBarrier { QUERIES = 1 };
 enum Columns { ROPE, LEFT, RIGHT, SETS };  // in the order in which a slot's are free, and loaded
 
 using QTile = PanelTile<BR, HEAD_DIM>;
@@ -96,6 +102,51 @@ template <class TileT>
 DEVICE unsigned chunk_of(TileT tile, int row, int chunk) {
   return tile.panel(chunk / 8) + row * 128 + (chunk % 8 ^ row % 8) * CHUNK_BYTES;
 }
+
+// Where what a unit has goes: to out and lse if its rows see no other chunk, else to the partial results. m and l are to the base 2.
+struct Results {
+  const Tensor& out;
+  float* lse;
+  float* partial;
+  float* partial_m;
+  float* partial_l;
+  const Shape& shape;
+  const Units& units;
+  const Divisor& group;
+  Unit unit = {};
+  int first_row = 0;
+
+  DEVICE char* out_row(int row) const {
+    const int packed = first_row + row;
+    return row_address(out, unit.batch, packed % group, packed / group);
+  }
+  DEVICE long long part_at(int row) const {
+    return (static_cast<long long>(unit.batch) * units.most_runs() + unit.run) * units.all_rows + first_row + row;
+  }
+
+  DEVICE void store_lse(int row, float m, float l) const {
+    const int packed = first_row + row;
+    float* to = lse + (static_cast<long long>(unit.batch) * shape.heads + packed % group) * shape.len_q + packed / group;
+    if (lse) store_global(to, (m + log2_approx(l)) * LN2);
+  }
+  DEVICE void store_statistics(int row, float m, float l) const {
+    store_global(partial_m + part_at(row), m);
+    store_global(partial_l + part_at(row), l);
+  }
+};
+
+// Calls work(results, place) for each of this block's units.
+template <class Work>
+DEVICE void for_each_unit(Results results, Work work) {
+  for (Unit unit = results.units.first(); results.units.has(unit); results.units.move_on(unit)) {
+    const Place place(results.units, unit);
+    results.unit = unit, results.first_row = place.first_row;
+    if (place.chunks.first <= place.chunks.last) work(results, place);
+  }
+}
+
+// Does a unit have all keys that its rows see?
+DEVICE bool is_whole(const Place& place) { return place.first_chunk == place.last_chunk; }
 
 #if PAGED
 DEVICE int length_of(const int* lengths, int request, int requests) {
@@ -289,17 +340,16 @@ struct Weighing {
     l[0] = quad_sum(l[0]), l[1] = quad_sum(l[1]);
     mbarrier_wait(sram.p_empty(), p_parity ^ 1);
     pass_on(l);
-    const Level level = place.level();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       lanes_meet();
       if (lane_id() % 4 == 0 && own_row(half) < place.rows) {
-        if (level.is_root()) {
+        if (is_whole(place)) {
           // step: store_lse (of a unit)
           here.store_lse(own_row(half), m[half], l[half]);
         } else {
-          // step: store_partial (statistics of a unit)
-          here.store_statistics(level, own_row(half), m[half], l[half]);
+          // step: store_partial (statistics)
+          here.store_statistics(own_row(half), m[half], l[half]);
         }
       }
     }
@@ -377,9 +427,8 @@ struct Accumulating {
     const float l[] = {load_shared<float>(sram.alpha(own_row(0))), load_shared<float>(sram.alpha(own_row(1)))};
     release(sram.p_empty());
 
-    const Level level = place.level();
     const int first_column = half_of_columns() * HALF;
-    if (level.is_root()) {
+    if (is_whole(place)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const bool inside = own_row(half) < place.rows;
@@ -394,7 +443,7 @@ struct Accumulating {
       // step: store_partial
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float* to = here.part_row(level, own_row(half)) + first_column + 2 * (lane_id() % 4);
+        float* to = here.partial + here.part_at(own_row(half)) * VALUE_DIM + first_column + 2 * (lane_id() % 4);
         lanes_meet();
         if (own_row(half) >= place.rows) continue;
 #pragma unroll
@@ -407,42 +456,6 @@ struct Accumulating {
   }
 };
 
-// Merges what lies in several units, as far up as this warp is the last one.
-DEVICE void climb(const Results& results, const Place& place) {
-  const int warp = warp_id() - 4 * OUTPUT;
-  for (Level level = place.level(); !level.is_root(); level = level.above()) {
-    // step: arrive
-    if (!results.last_to_come(level, warp, OUTPUT_WARPS)) return;
-    const Siblings siblings(results, level);
-    const Level above = level.above();
-#pragma unroll 1
-    for (int row = warp; row < place.rows; row += OUTPUT_WARPS) {
-      // step: merge
-      const Weights weights = siblings.weights(row);
-#pragma unroll 1  // or what is asked for at once fills the registers
-      for (int column = 4 * lane_id(); column < VALUE_DIM; column += 128) {
-        // step: merge (columns)
-        const float4 o = siblings.merged(weights, row, column);
-        lanes_meet();
-        if (above.is_root()) {
-          // step: store_o
-          store_elements(results.out_row(row) + column * ELEMENT_BYTES, times(o, weights.l > 0 ? reciprocal(weights.l) : 0));
-        } else {
-          // step: store_partial (of a node)
-          store_global(results.part_row(above, row) + column, o);
-        }
-      }
-      if (lane_id() == 0 && above.is_root()) {
-        // step: store_lse
-        results.store_lse(row, weights.m, weights.l);
-      } else if (lane_id() == 0) {
-        // step: store_partial (statistics of a node)
-        results.store_statistics(above, row, weights.m, weights.l);
-      }
-    }
-  }
-}
-
 // A launch gives all warpgroups the same share of an SM's 65,536 registers: 128 of a thread. They share them out anew.
 DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results, const Sram& sram) {
   if (warpgroup_id() == LOADS) {
@@ -452,36 +465,95 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
     release_registers<96>();
     Weighing weighing{q, sram, Scores(results.shape)};
     for_each_unit(results, [&](const Results& here, const Place& place) { weighing(here, place); });
-    named_barrier_arrive(PARTIALS, MERGING);
   } else {
     claim_registers<184>();
     Accumulating accumulating{sram};
     for_each_unit(results, [&](const Results& here, const Place& place) { accumulating(here, place); });
-    named_barrier_sync(PARTIALS, MERGING);  // now that nothing streams, these warps merge
-    for_each_unit(results, [](const Results& here, const Place& place) { climb(here, place); });
   }
+}
+
+// Adds up what the chunks of a row have, in their order. A block has the row, and each of its warps 128 of the columns.
+DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float* partial, const float* partial_m, const float* partial_l,
+                  const Shape& batch) {
+  const int heads = batch.heads, all_rows = batch.len_q * heads;
+  const int request = blockIdx.x / all_rows, row = blockIdx.x - request * all_rows, query = row / heads, head = row - query * heads;
+  const int first_row = row / BR * BR, last_row = min(first_row + BR, all_rows) - 1;
+
+  // step: merge
+  Shape own = batch;
+  if (PAGED) own.len_kv = min(max(load_global<int>(lengths + request), 0), batch.len_kv);
+  const Keys seen = visible_tiles(own, first_row / heads, last_row / heads, BC);
+  const int chunks = max(seen.last, 0) / TILES_PER_CHUNK - seen.first / TILES_PER_CHUNK + 1;
+  if (chunks == 1) return;  // the unit had the whole row
+  const long long first_part = static_cast<long long>(request) * most_runs(batch, heads) * all_rows + row;
+  const int column = warp_id() * 128 + lane_id() * 4;
+  float m = LOWEST, l = 0;
+  float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+  for (int first = 0; first < chunks; first += 32) {
+    float own_m = LOWEST, own_l = 0;
+    lanes_meet();
+    if (first + lane_id() < chunks) {
+      const long long at = first_part + static_cast<long long>(first + lane_id()) * all_rows;
+      own_m = load_global<float>(partial_m + at), own_l = load_global<float>(partial_l + at);
+    }
+    const float top = fmaxf(m, warp_max(own_m)), alpha = exp2_approx(m - top), weight = exp2_approx(own_m - top);
+    m = top, l = l * alpha + warp_sum(weight * own_l), o = times(o, alpha);
+#pragma unroll 1
+    for (int k = first; k < min(first + 32, chunks); k += IN_FLIGHT) {
+      const float* from = partial + (first_part + static_cast<long long>(k) * all_rows) * VALUE_DIM + column;
+      float x[IN_FLIGHT][4];
+      lanes_meet();
+#pragma unroll
+      for (int n = 0; n < IN_FLIGHT; ++n, from += static_cast<long long>(all_rows) * VALUE_DIM) {
+        const float4 part = k + n < chunks ? load_global<float4>(from) : make_float4(0, 0, 0, 0);
+        x[n][0] = part.x, x[n][1] = part.y, x[n][2] = part.z, x[n][3] = part.w;
+      }
+      settle(x);  // all are asked for before any is waited for
+#pragma unroll
+      for (int n = 0; n < IN_FLIGHT; ++n)
+        o = weighed(make_float4(x[n][0], x[n][1], x[n][2], x[n][3]), shuffle(weight, k - first + n), o, 1);
+    }
+  }
+
+  // step: store_o
+  store_elements(row_address(out, request, head, query) + column * ELEMENT_BYTES, times(o, l > 0 ? reciprocal(l) : 0));
+
+  // step: store_lse
+  if (threadIdx.x == 0 && lse)
+    store_global(lse + (static_cast<long long>(request) * heads + head) * batch.len_q + query, (m + log2_approx(l)) * LN2);
 }
 
 #if PAGED
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 mla_hopper_paged(const Tensor q, const Tensor latent, const Tensor out, float* lse, const int* block_table, const int* seq_lens,
-                 float* partial, float* partial_m, float* partial_l, unsigned* arrivals, const Shape shape) {
+                 float* partial, float* partial_m, float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);
   const Units units(shape, seq_lens);
   const Divisor group(units.group);
-  decode(q, {latent, block_table, shape, sram, Divisor(shape.page_size)},
-         {out, lse, partial, partial_m, partial_l, shape, units, group, arrivals, Room(units.most_runs(), shape.len_kv)}, sram);
+  decode(q, {latent, block_table, shape, sram, Divisor(shape.page_size)}, {out, lse, partial, partial_m, partial_l, shape, units, group},
+         sram);
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
+mla_hopper_paged_merge(const Tensor out, float* lse, const int* seq_lens, const float* partial, const float* partial_m,
+                       const float* partial_l, const Shape shape) {
+  merge(out, lse, seq_lens, partial, partial_m, partial_l, shape);
 }
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 mla_hopper(const Tensor q, const __grid_constant__ TensorMap latent, const Tensor out, float* lse, float* partial, float* partial_m,
-           float* partial_l, unsigned* arrivals, const Shape shape) {
+           float* partial_l, const Shape shape) {
   const Sram sram;
   open(sram);
   const Units units(shape);
   const Divisor group(units.group);
-  decode(q, {latent, sram},
-         {out, lse, partial, partial_m, partial_l, shape, units, group, arrivals, Room(units.most_runs(), shape.len_kv)}, sram);
+  decode(q, {latent, sram}, {out, lse, partial, partial_m, partial_l, shape, units, group}, sram);
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_WARPS * 32)
+mla_hopper_merge(const Tensor out, float* lse, const float* partial, const float* partial_m, const float* partial_l, const Shape shape) {
+  merge(out, lse, nullptr, partial, partial_m, partial_l, shape);
 }
 #endif

@@ -209,7 +209,8 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _REQUESTS = ("block_table", "seq_lens")
-_TREE = ("partial", "partial_m", "partial_l", "arrivals")
+_PARTIAL = ("partial", "partial_m", "partial_l")
+_TREE = (*_PARTIAL, "arrivals")
 _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel(
@@ -324,14 +325,17 @@ CATALOGUE = {
         ),
         Algorithm(
             "mla_hopper", mla_hopper, mla_hopper_formula.mla_hopper, None,
-            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", *_TREE), (("latent", "cols"),), "sm_90a",
-                    persistent=True),),
+            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", *_PARTIAL), (("latent", "cols"),), "sm_90a",
+                    persistent=True),
+             Kernel("mla_hopper", "mla_hopper_merge", ("out", "lse", *_PARTIAL), arch="sm_90a",
+                    when=lambda p: mla_hopper_program.merges(p, mla_hopper_program.TILE))),
             _LATENT_HOPPER, about=mla_hopper_program.ABOUT, follows="mla",
         ),
         Algorithm(
             "mla_hopper_paged", mla_hopper_paged, mla_hopper_paged_formula.mla_hopper_paged, None,
-            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_TREE), arch="sm_90a",
-                    persistent=True),),
+            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_PARTIAL), arch="sm_90a",
+                    persistent=True),
+             Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "seq_lens", *_PARTIAL), arch="sm_90a")),
             replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "lengths"), instead="mla_paged"), about=mla_hopper_paged_program.ABOUT,
             follows="mla_hopper",
         ),

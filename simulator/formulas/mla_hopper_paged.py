@@ -6,12 +6,9 @@ from __future__ import annotations
 from simulator.config import Config
 from simulator.counts import Book
 from simulator.formulas.mla_hopper import count_hopper
-from simulator.formulas.paged import count_look_ups
 from simulator.problem import Problem, Tile
-from simulator.programs.mla_hopper import splits
 
 
 def mla_hopper_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """Per request: what mla_hopper moves, and 4 bytes of the block table for each page that a warp's rows of a tile touch."""
     count_hopper(book, "mla_hopper_paged", problem, tile, config, lse=lse)
-    count_look_ups(book, "load_latent", splits(problem, tile), config)

@@ -1,14 +1,15 @@
 """Latent attention on Hopper: TMA brings tiles, one warpgroup has the scores, and two have the output.
 
 The warpgroups of the output hold half of its columns each, which is all that their registers have room for. The third one computes
-the scores of the next tile in the meantime, and hands P over through SRAM. Units of work and their tree are those of `mla`, with
-chunks of 1,024 keys: there are half as many partial results.
+the scores of the next tile in the meantime, and hands P over through SRAM. Chunks of 1,024 keys run in parallel, and a second
+launch adds up what they have, in their order: so a result is the same bit for bit, whatever lies beside it.
 """
 
 from __future__ import annotations
 
 from math import inf
 
+from simulator.block import Block
 from simulator.config import Config, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
@@ -17,17 +18,19 @@ from simulator.operations.latent import LATENT
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash3 import MBARRIERS, PANEL
-from simulator.programs.flash_decoding import Splits, Tree, climb
+from simulator.programs.flash_decoding import Part, Splits
 from simulator.programs.mla import ABOUT as MLA
 from simulator.tensors import HbmTensor
 
 CHUNK = 1024
 """Keys of a chunk, whatever the tile is."""
+TILE = Tile(64, 64)
 STAGES = 2
 WARPS = 16
 HALVES = 2
 """Warpgroups that have the output, each half of its columns."""
-OUTPUT_WARPS = 4 * HALVES
+MERGE_WARPS = 4
+"""Warps that add up a row, 128 columns each."""
 
 
 def splits(problem: Problem, tile: Tile) -> Splits:
@@ -35,10 +38,15 @@ def splits(problem: Problem, tile: Tile) -> Splits:
     return Splits(problem, tile, 1, max(1, CHUNK // tile.cols))
 
 
+def merges(problem: Problem, tile: Tile) -> bool:
+    """Is there a second launch? In pages there is: how long requests are is known when it runs."""
+    return problem.page_size is not None or problem.len_kv > splits(problem, tile).chunk * tile.cols
+
+
 def accepts(tile: Tile, problem: Problem) -> str | None:
     """None for the tile that the warpgroups' registers are shared out for, else what is accepted."""
     del problem
-    return None if tile == Tile(64, 64) else "64x64: registers and SRAM are shared out for this tile"
+    return None if tile == TILE else "64x64: registers and SRAM are shared out for this tile"
 
 
 def sram_bytes(problem: Problem, tile: Tile) -> int:
@@ -49,7 +57,7 @@ def sram_bytes(problem: Problem, tile: Tile) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """64 rows and 64 keys. (Smaller tiles are a last resort for small GPUs, where the kernel doesn't run anyway.)"""
-    candidates = [Tile(64, 64), Tile(32, 32), Tile(16, 16)] if tile is None else [Tile.parse(tile)]
+    candidates = [TILE, Tile(32, 32), Tile(16, 16)] if tile is None else [Tile.parse(tile)]
     for chosen in candidates:
         needed = sram_bytes(problem, chosen)
         if needed <= device.sram_per_block:
@@ -84,8 +92,13 @@ def attend(
     """
     s, d = splits(problem, tile), problem.head_dim_v
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
-    q = m.packed(q)
-    tree = Tree.of(m, s, q, OUTPUT_WARPS)
+    q, out = m.packed(q), [m.packed(x) for x in outputs]
+    parts = {"parts": s.runs}
+    partial = () if s.runs == 1 else (
+        m.workspace("partial", d, rows=q.rows, of=q, axes=parts, flat=True),
+        m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True),
+        m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True),
+    )  # fmt: skip
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=WARPS, readers=HALVES):
         row_tile = int(block.i.min()) if not isinstance(block.i, int) else block.i
         chunks = s.chunks_of(row_tile, block.j)
@@ -125,21 +138,66 @@ def attend(
         block.step("share_sum")
         block.put(alpha_i, l_i)
         l_i = block.get(alpha_i, HALVES)
-        climb(m, block, s, tree, (acc, m_i, l_i), chunks[-1], outputs)
+        if len(s.chunks(row_tile)) > 1:
+            block.step("store_partial")
+            for tensor, x in zip(partial, (acc, m_i, l_i), strict=True):
+                block.store(tensor.at(parts=block.j), x, block.i, tile.rows)
+        else:
+            finish(block, out, (acc, m_i, l_i), tile.rows)
+    if merges(problem, tile):
+        for block in m.launch(
+            f"{name}_merge", rows=s.rows, walk=lambda row: s.chunks(row // tile.rows), of=q, warps=MERGE_WARPS
+        ):
+            if len(block.walk) < 2:
+                continue  # one block had the whole row
+            block.step("merge")
+            added = added_up(block, [
+                (block.fetch(o.at(parts=n), block.i, 1), block.fetch(m_n.at(parts=n), block.i, 1, warps=MERGE_WARPS),
+                 block.fetch(l_n.at(parts=n), block.i, 1, warps=MERGE_WARPS))
+                for o, m_n, l_n in [partial] for n in range(len(block.walk))
+            ])  # fmt: skip
+            finish(block, out, added, 1)
     return outputs
+
+
+def added_up(block: Block, parts: list[Part]) -> Part:
+    """Partial results in one, added up in their order."""
+    top = parts[0][1]
+    for _, m_n, _ in parts[1:]:
+        top = block.maximum(top, m_n)
+    weights = [block.exp(m_n - top.finite()) for _, m_n, _ in parts]
+    o, l_i = ([x * w for x, w in zip(column, weights, strict=True)] for column in list(zip(*parts, strict=True))[::2])
+    return sum(o[1:], o[0]), top, sum(l_i[1:], l_i[0])
+
+
+def finish(block: Block, outputs: list[HbmTensor], part: Part, rows: int) -> None:
+    """The output and the LSE of rows whose keys have all been seen."""
+    o, m_i, l_i = part
+    block.step("store_o")
+    block.store(outputs[0], o / l_i.nonzero(), block.i, rows)
+    if len(outputs) > 1:
+        block.step("store_lse")
+        block.store(outputs[1], m_i + block.log(l_i), block.i, rows)
 
 
 ABOUT = {
     "mla_hopper": {
-        **MLA["mla"],
         "load_q": "The scores' warpgroup fetches the queries of up to 64 heads: rows of one tile, which share the latent rows.",
         "load_latent": "TMA brings the next tile of latent rows: once, as K and as V. It comes in three sets of columns.",
         "scores": "One warpgroup multiplies the queries by all 576 columns, while others still have the tile before.",
+        "mask": MLA["mla"]["mask"],
         "softmax": "The row maximum m, and P = exp(S − m). P and α = exp(m_old − m_new) go to the output's warpgroups by SRAM.",
         "rescale": "Where the maximum rose, what was summed up before shrinks: the accumulator times α.",
         "output": "Two warpgroups weigh the first 512 columns of the same tile with P, half of the columns each.",
         "share_sum": "The scores' warpgroup tells the others ℓ.",
+        "store_partial": "Other blocks have other keys of these rows: what this one has goes to HBM.",
+        "store_o": MLA["mla"]["store_o"],
+        "store_lse": MLA["mla"]["store_lse"],
+    },
+    "mla_hopper_merge": {
+        "merge": "Fetch what all chunks have of a row, and add it up in their order, each weighed with exp(m − the largest m).",
+        "store_o": MLA["mla"]["store_o"],
+        "store_lse": MLA["mla"]["store_lse"],
     },
 }
 """What each step of each launch is for, in a sentence or two: the player's words."""
-del ABOUT["mla_hopper"]["join"]

@@ -13,14 +13,11 @@ from simulator.program import program
 from simulator.programs import mla_hopper
 from simulator.tensors import HbmTensor
 
-WALKS = mla_hopper.WARPS + mla_hopper.OUTPUT_WARPS
-"""How often a block walks over its units: each warp does, to compute them, and those of the output once more, to merge."""
-
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """As mla_hopper's, so that its bits are the same."""
     plain = mla_hopper.configure(problem, device, tile)
-    return replace(plain, walks=WALKS, constants=(*plain.constants, ("PAGED", 1)))
+    return replace(plain, walks=mla_hopper.WARPS, constants=(*plain.constants, ("PAGED", 1)))
 
 
 @program(configure=configure, operation=PAGED_LATENT)
@@ -36,11 +33,13 @@ def mla_hopper_paged(
     return mla_hopper.attend(m, "mla_hopper_paged", q, m.paged(latent, block_table), problem, tile, panel=None)
 
 
+_MERGE = mla_hopper.ABOUT["mla_hopper_merge"]
 ABOUT = {
     "mla_hopper_paged": mla_hopper.ABOUT["mla_hopper"]
     | {
         "load_q": "Find the unit from the lengths of all requests. Fetch the queries of up to 64 heads.",
         "load_latent": "Two warps look the pages of the next tile's rows up, and fetch the rows: once, as K and as V.",
-    }
+    },
+    "mla_hopper_paged_merge": _MERGE | {"merge": f"Look the request's length up. {_MERGE['merge']}"},
 }
 """What each step is for, in a sentence or two: the player's words."""

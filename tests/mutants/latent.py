@@ -9,7 +9,7 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/mla.cu"
-TREE, PAGES, SCORES, SHARED = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "pages", "scores", "latent"))
+TREE, PAGES, SCORES = (f"kernels_cu/include/{name}.cuh" for name in ("tree", "pages", "scores"))
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": {"heads": 5, "len_kv": 30},
@@ -69,19 +69,19 @@ KERNELS = [
     mutant("columns of one warp written by all", "out_row(inside ? row : 0) + warp_id() * WARP_COLUMNS * ELEMENT_BYTES",
            "out_row(inside ? row : 0)", "misuse"),
     mutant("rows beyond the end stored", "inside ? WARP_COLUMNS * ELEMENT_BYTES : 0);", "WARP_COLUMNS * ELEMENT_BYTES);", "misuse"),
-    mutant("the LSE to the base 2", "(m + log2_approx(l)) * LN2", "(m + log2_approx(l))", "rule", file=SHARED),
+    mutant("the LSE to the base 2", "(x.m[i][half] + log2_approx(x.l[i][half])) * LN2",
+           "(x.m[i][half] + log2_approx(x.l[i][half]))", "rule", step="store_lse"),
     mutant("a sum of 0 inverted", "x.l[i][half] > 0 ? reciprocal(x.l[i][half]) : 0", "reciprocal(x.l[i][half])", "rule",
            "hidden rows"),
     mutant("sums over those that others still read", "barrier(); if (place.has_keys())", "if (place.has_keys())",
            "misuse", "units"),
     mutant("the last one too early", "siblings.last - siblings.first);", "siblings.last - siblings.first - 1);", "zeros", "chunks",
-           file=SHARED),
+           step="arrive"),
     mutant("row tiles with one counter", "(counter * units.row_tiles + unit.row_tile)", "(counter * units.row_tiles)", "misuse",
-           "row tiles", file=SHARED),
-    mutant("a part that isn't there merged", "child + n <= siblings.last", "child + n <= siblings.last + 1", "misuse", "chunks",
-           file=SHARED),
+           "row tiles", step="arrive"),
+    mutant("a part that isn't there merged", "child + n <= siblings.last", "child + n <= siblings.last + 1", "misuse", "chunks"),
     mutant("a part of no keys merged as if it had some", "float m = LOWEST, l = 0;", "float m = 0, l = 1;", "rule", "chunks",
-           file=SHARED),
+           step="merge"),
     mutant("siblings' sums not weighed", "left ? weighed(this->l, own, other_l, other)", "left ? weighed(this->l, 1, other_l, 1)",
            "rule", "chunks", file=TREE),
     paged("stale rows of the last page read", "WHOLE || row < left ? CHUNK_BYTES : 0", "CHUNK_BYTES", "bytes"),
