@@ -4,9 +4,9 @@
 //   lse (batch, heads, len_q) float32, or NULL    q, latent and out in float16 or bfloat16
 //   partial (batch, chunks, rows, VALUE_DIM), partial_m, partial_l (batch, chunks, rows)    float32
 //
-// A unit of work is 64 rows and a chunk of 1,024 keys, as in mla.cu, where chunks have half as many. A second launch adds up what the
-// chunks of a row have: all SMs do, while a tree's last node would be left to one. They add up in their order, so bits don't
-// depend on the batch.
+// A unit of work is 64 rows and a chunk of 1,024 keys, which begins at a multiple of 1,024. A block takes one unit after the other. A
+// second launch adds up what the chunks of a row have. All SMs share in that, where the last node of a tree (mla.cu) is left to one.
+// The order is fixed, so no bit depends on the batch.
 //
 // A tile has 64 rows, and 64 latent rows, which serve as K and as V. Four warpgroups share a tile's work, each with a part of its own:
 //   - One loads tiles: by TMA, or from pages by copies of 16 bytes, with two warps for each slot of the ring.
@@ -472,7 +472,7 @@ DEVICE void decode(const Tensor& q, const Latent& latent, const Results& results
   }
 }
 
-// Adds up what the chunks of a row have, in their order. A block has the row, and each of its warps 128 of the columns.
+// Adds up what the chunks of a row have, in a fixed order. A block has the row, and each of its warps 128 of the columns.
 DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float* partial, const float* partial_m, const float* partial_l,
                   const Shape& batch) {
   const int heads = batch.heads, all_rows = batch.len_q * heads;
@@ -502,17 +502,16 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
 #pragma unroll 1
     for (int k = first; k < min(first + 32, chunks); k += IN_FLIGHT) {
       const float* from = partial + (first_part + static_cast<long long>(k) * all_rows) * VALUE_DIM + column;
-      float x[IN_FLIGHT][4];
+      float4 x[IN_FLIGHT];
       lanes_meet();
 #pragma unroll
       for (int n = 0; n < IN_FLIGHT; ++n, from += static_cast<long long>(all_rows) * VALUE_DIM) {
-        const float4 part = k + n < chunks ? load_global<float4>(from) : make_float4(0, 0, 0, 0);
-        x[n][0] = part.x, x[n][1] = part.y, x[n][2] = part.z, x[n][3] = part.w;
+        x[n] = make_float4(0, 0, 0, 0);
+        if (k + n < chunks) x[n] = load_global<float4>(from);
       }
-      settle(x);  // all are asked for before any is waited for
 #pragma unroll
-      for (int n = 0; n < IN_FLIGHT; ++n)
-        o = weighed(make_float4(x[n][0], x[n][1], x[n][2], x[n][3]), shuffle(weight, k - first + n), o, 1);
+      for (int n = IN_FLIGHT - 1; n >= 0; --n)  // the last first: so all are asked for before any is waited for
+        o = weighed(x[n], shuffle(weight, k - first + n), o, 1);
     }
   }
 

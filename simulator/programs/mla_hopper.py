@@ -2,7 +2,7 @@
 
 The warpgroups of the output hold half of its columns each, which is all that their registers have room for. The third one computes
 the scores of the next tile in the meantime, and hands P over through SRAM. Chunks of 1,024 keys run in parallel, and a second
-launch adds up what they have, in their order: so a result is the same bit for bit, whatever lies beside it.
+launch adds up what they have, in a fixed order: so a result is the same bit for bit, whatever lies beside it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def attend(
 
 
 def added_up(block: Block, parts: list[Part]) -> Part:
-    """Partial results in one, added up in their order."""
+    """Partial results in one."""
     top = parts[0][1]
     for _, m_n, _ in parts[1:]:
         top = block.maximum(top, m_n)
@@ -195,7 +195,7 @@ ABOUT = {
         "store_lse": MLA["mla"]["store_lse"],
     },
     "mla_hopper_merge": {
-        "merge": "Fetch what all chunks have of a row, and add it up in their order, each weighed with exp(m − the largest m).",
+        "merge": "Fetch what all chunks have of a row, and add it up, each weighed with exp(m − the largest m).",
         "store_o": MLA["mla"]["store_o"],
         "store_lse": MLA["mla"]["store_lse"],
     },

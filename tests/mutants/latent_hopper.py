@@ -9,16 +9,18 @@ import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
 KERNEL = "kernels_cu/mla_hopper.cu"
-SHARED = "kernels_cu/include/latent.cuh"
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": {"heads": 5, "len_kv": 30},
     "tiles": {"heads": 5, "len_q": 2, "len_kv": 190, "causal": True},
     "steep": {"heads": 5, "len_kv": 300, "scale": 1.0},
     "chunks": {"heads": 3, "len_kv": 1100},
-    "row tiles": {"heads": 70, "len_kv": 1030},
+    "row tiles": {"batch": 2, "heads": 70, "len_kv": 1030},
+    "many chunks": {"heads": 2, "len_kv": 34000, "scale": 0.5},
+    "window": {"heads": 16, "len_q": 9, "len_kv": 1100, "window": (30, 0)},
     "hidden rows": {"heads": 2, "len_q": 20, "len_kv": 7, "causal": True},
     "units": {"batch": 140, "heads": 2, "len_kv": 70},
+    "long requests": {"batch": 2, "heads": 2, "lengths": [(1, 1100), (1, 90)], "page_size": 64, "pages": 30},
     "pages": {"batch": 2, "heads": 3, "lengths": [(2, 50), (2, 175)], "page_size": 7, "pages": 40, "causal": True},
 }
 """Of "units" some blocks have two. Chunks have 1,024 keys."""
@@ -31,13 +33,13 @@ def problem(case: str) -> fl.Problem:
 
 
 def mutant(mechanism: str, old: str, new: str, check: str, case: str = "tiles", **where: Any) -> KernelMutant:
-    """`check` is what must find it: "misuse", "bytes", "zeros" (counters left above 0) or "rule" (wrong numbers)."""
+    """`check` is what must find it: "misuse", "bytes" or "rule" (wrong numbers)."""
     at: dict[str, Any] = {"file": KERNEL, "algorithm": "mla_hopper", **where}
     return KernelMutant(mechanism=mechanism, old=old, new=new, check=check, case=case, **at)
 
 
-def paged(mechanism: str, old: str, new: str, check: str, **where: Any) -> KernelMutant:
-    return mutant(mechanism, old, new, check, "pages", algorithm="mla_hopper_paged", **where)
+def paged(mechanism: str, old: str, new: str, check: str, case: str = "pages", **where: Any) -> KernelMutant:
+    return mutant(mechanism, old, new, check, case, algorithm="mla_hopper_paged", **where)
 
 
 KERNELS = [
@@ -80,13 +82,17 @@ KERNELS = [
     mutant("rows beyond the end stored", "inside ? PRODUCT * ELEMENT_BYTES : 0", "PRODUCT * ELEMENT_BYTES", "misuse"),
     mutant("partial rows beyond the end stored", "if (own_row(half) >= place.rows) continue;", "", "misuse", "chunks",
            step="store_partial"),
-    mutant("merged before all warps have stored", "named_barrier_sync(PARTIALS, MERGING);", "", "misuse", "chunks"),
-    mutant("the last one too early", "siblings.last - siblings.first);", "siblings.last - siblings.first - 1);", "zeros", "chunks",
-           file=SHARED),
-    mutant("row tiles with one counter", "(counter * units.row_tiles + unit.row_tile)", "(counter * units.row_tiles)", "misuse",
-           "row tiles", file=SHARED),
     mutant("the queries of a block's first unit for all", "if (place.has_keys()) load_queries(here, place);",
            "if (here.unit.batch < 132) load_queries(here, place);", "bytes", "units"),
+    mutant("a chunk left out", "if (k + n < chunks) x[n]", "if (k + n < chunks - 1) x[n]", "rule", "chunks", step="merge"),
+    mutant("chunks that aren't weighed", "weight = exp2_approx(own_m - top);", "weight = 1;", "rule", "chunks", step="merge"),
+    mutant("sums of the chunks before not weighed", "l = l * alpha + warp_sum", "l = l + warp_sum", "rule", "many chunks",
+           step="merge"),
+    mutant("parts of the first request", "static_cast<long long>(request) * most_runs(batch, heads)", "0", "rule", "row tiles",
+           step="merge"),
+    mutant("a row merged that one unit had", "if (chunks == 1) return;", "", "rule", "window", step="merge"),
+    mutant("each warp writes the LSE", "threadIdx.x == 0 && lse", "lane_id() == 0 && lse", "bytes", "chunks", step="store_lse"),
+    mutant("chunks of a row, not of its tile", "first_row = row / BR * BR", "first_row = row", "rule", "window"),
     paged("stale rows of the last page read", "WHOLE || row < left ? CHUNK_BYTES : 0", "CHUNK_BYTES", "bytes"),
     paged("pages of the first request", "static_cast<long long>(unit.batch) * batch.table_pages", "0", "rule"),
     paged("places in pages of another size", "key % page_size", "key % 8", "rule"),
@@ -95,5 +101,7 @@ KERNELS = [
     paged("copies that the tensor cores don't see", "fence_async();", "", "misuse", step="load_latent"),
     paged("rows of one warp alone", "mbarrier_init(sram.full(slot, columns), PAGED ? SLOT_WARPS : 1)",
           "mbarrier_init(sram.full(slot, columns), 1)", "misuse"),
+    paged("one length for all", "load_global<int>(lengths + request), 0)", "load_global<int>(lengths), 0)", "misuse",
+          "long requests", step="merge"),
     paged("both warps the same rows", "warp_id() % SLOT_WARPS * ROWS", "0", "misuse"),
 ]  # fmt: skip

@@ -63,6 +63,6 @@ def test_the_real_hopper_kernel_passes(case: str) -> None:
 
 
 def test_the_zoos_are_as_large_as_claimed() -> None:
-    for kernels, least in ((latent.KERNELS, 32), (latent_hopper.KERNELS, 36)):
+    for kernels, least, checks in ((latent.KERNELS, 32, CHECKS), (latent_hopper.KERNELS, 40, CHECKS - {"zeros"})):
         assert len({mutant.mechanism for mutant in kernels}) == len(kernels) >= least
-        assert {mutant.check for mutant in kernels} == CHECKS
+        assert {mutant.check for mutant in kernels} == checks
