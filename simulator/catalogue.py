@@ -19,6 +19,8 @@ from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import mla as mla_formula
+from simulator.formulas import mla_hopper as mla_hopper_formula
+from simulator.formulas import mla_hopper_paged as mla_hopper_paged_formula
 from simulator.formulas import mla_paged as mla_paged_formula
 from simulator.formulas import online_softmax as online_softmax_formula
 from simulator.formulas import paged as paged_formula
@@ -41,6 +43,8 @@ from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import mla as mla_program
+from simulator.programs import mla_hopper as mla_hopper_program
+from simulator.programs import mla_hopper_paged as mla_hopper_paged_program
 from simulator.programs import mla_paged as mla_paged_program
 from simulator.programs import online_softmax as online_softmax_program
 from simulator.programs import paged as paged_program
@@ -62,6 +66,8 @@ from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.mla import mla
+from simulator.programs.mla_hopper import mla_hopper
+from simulator.programs.mla_hopper_paged import mla_hopper_paged
 from simulator.programs.mla_paged import mla_paged
 from simulator.programs.online_softmax import online_softmax
 from simulator.programs.paged import paged
@@ -203,7 +209,8 @@ _SCORES = Kernel("standard", "standard_scores", ("q", "k", "s"))
 _OUTPUT = Kernel("standard", "standard_output", ("p", "v", "out"))
 _FORWARD = ("q", "k", "v", "out", "lse")
 _REQUESTS = ("block_table", "seq_lens")
-_TREE = ("partial", "partial_m", "partial_l", "arrivals")
+_PARTIAL = ("partial", "partial_m", "partial_l")
+_TREE = (*_PARTIAL, "arrivals")
 _OF_HEAD = ("sinks", "alibi_slopes")
 _OFFSETS = ("offsets_q", "offsets_kv")
 _PACK = Kernel(
@@ -231,6 +238,7 @@ _LATENT = Support(
     dtypes=("float16", "bfloat16"), least=(8, 0), head_dims=range(576, 577), head_dim_v=512, tile=mla_program.accepts,
     tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
 )  # fmt: skip
+_LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
 _TRITON = Support(
     least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
@@ -314,6 +322,22 @@ CATALOGUE = {
             "mla_paged", mla_paged, mla_paged_formula.mla_paged, None,
             (Kernel("mla", "mla_paged", ("q", "latent", "out", "lse", "block_table", "seq_lens", *_TREE), persistent=True),),
             replace(_LATENT, masks=(*COMMON_MASKS, "lengths"), instead="mla"), about=mla_paged_program.ABOUT, follows="mla",
+        ),
+        Algorithm(
+            "mla_hopper", mla_hopper, mla_hopper_formula.mla_hopper, None,
+            (Kernel("mla_hopper", "mla_hopper", ("q", "latent", "out", "lse", *_PARTIAL), (("latent", "cols"),), "sm_90a",
+                    persistent=True),
+             Kernel("mla_hopper", "mla_hopper_merge", ("out", "lse", *_PARTIAL), arch="sm_90a",
+                    when=lambda p: mla_hopper_program.merges(p, mla_hopper_program.TILE))),
+            _LATENT_HOPPER, about=mla_hopper_program.ABOUT, follows="mla",
+        ),
+        Algorithm(
+            "mla_hopper_paged", mla_hopper_paged, mla_hopper_paged_formula.mla_hopper_paged, None,
+            (Kernel("mla_hopper", "mla_hopper_paged", ("q", "latent", "out", "lse", *_REQUESTS, *_PARTIAL), arch="sm_90a",
+                    persistent=True),
+             Kernel("mla_hopper", "mla_hopper_paged_merge", ("out", "lse", "seq_lens", *_PARTIAL), arch="sm_90a")),
+            replace(_LATENT_HOPPER, masks=(*COMMON_MASKS, "lengths"), instead="mla_paged"), about=mla_hopper_paged_program.ABOUT,
+            follows="mla_hopper",
         ),
         Algorithm(
             "cascade", cascade, cascade_formula.cascade, None,

@@ -137,7 +137,7 @@ def _launch(
             for (name, way), n in total.distinct.items()
         }
         peak = max(launch.sram_peak for launch in each)
-        return _dealt(replace(total, sram_peak=peak, distinct=distinct), p, parts[0].device, config)
+        return _dealt(replace(total, sram_peak=peak, distinct=distinct), index, p, parts[0].device, config)
     axes = {x.name: set(x.axes) for x in (*operation.taken(p), *operation.outputs)}
     boxes, distinct = Counter[Box](), dict(total.distinct)
     for launch, (rows, keys) in zip(each, p.spans, strict=True):
@@ -168,12 +168,16 @@ def _launch(
     )
 
 
-def _dealt(total: LaunchCounts, problem: Problem, device: Device, config: Config) -> LaunchCounts:
-    """A launch whose persistent blocks deal out the units of all requests."""
+def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, config: Config) -> LaunchCounts:
+    """A launch whose persistent blocks deal out the units of all requests. Blocks of a further launch have a request each, whose
+    length every warp looks up to merge."""
     ledger, distinct, lengths = dict(total.ledger), dict(total.distinct), _NUMBER * problem.batch
     if total.blocks:
         blocks = config.grid(problem, device, total.blocks)
-        ledger[Entry("load_q", "seq_lens", "hbm.read")] = lengths * config.walks * blocks
+        dealt = Entry("load_q", "seq_lens", "hbm.read"), lengths * config.walks * blocks
+        looked_up = Entry("merge", "seq_lens", "hbm.read"), _NUMBER * total.warps * total.blocks
+        entry, read = looked_up if index else dealt
+        ledger[entry] = read
         distinct["seq_lens", "read"] = lengths
     return replace(total, ledger=ledger, distinct=distinct, walk=None)
 

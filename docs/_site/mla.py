@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "mla.md"
 
 
 def blocks() -> dict[str, str]:
-    return {name: timed(name) for name in ("mla", "mla_paged")}
+    return {name: timed(name) for name in ("mla", "mla_paged", "mla_hopper", "mla_hopper_paged")}
 
 
 if __name__ == "__main__":

@@ -77,6 +77,8 @@ CELLS: Mapping[str, tuple[Cell, ...]] = {
     ),
     "mla": _cells(*_LATENT_CELLS),
     "mla_paged": _cells(*_LATENT_CELLS, page_size=_PAGE),
+    "mla_hopper": _cells(*_LATENT_CELLS),
+    "mla_hopper_paged": _cells(*_LATENT_CELLS, page_size=_PAGE),
     "cascade": _cells((128, 32, 8, 256), len_prefix=32768),
 }  # fmt: skip
 """What is timed, by algorithm."""
@@ -86,6 +88,8 @@ AGAINST: Mapping[str, tuple[str, ...]] = {
     "paged": ("flash_decoding",),
     "mla": ("flashinfer",),
     "mla_paged": ("mla", "flashinfer"),
+    "mla_hopper": ("mla", "flashinfer"),
+    "mla_hopper_paged": ("mla_hopper", "flashinfer"),
     "cascade": ("flash_decoding", "paged", "flashinfer"),
 }
 """The peers that each algorithm has, where nothing else is said. Those of mla and cascade have no others."""
@@ -189,16 +193,16 @@ def _latent(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> C
     pool, table = pool[order], torch.argsort(order).int()[table.long()]
     lengths = torch.full((cell.batch,), cell.len_kv, dtype=torch.int32, device=DEVICE)
 
-    def of_pages() -> Any:
-        return mla(q, pool.swapaxes(1, 2), block_table=table, seq_lens=lengths, backend=_backend())
+    def call_of(name: str) -> Call:
+        if name == "flashinfer":
+            return _flashinfer_latent(torch, q, pool, table, lengths)
+        if CATALOGUE[name].operation.in_pages:
+            paged: dict[str, Any] = {"block_table": table, "seq_lens": lengths}
+            return lambda: mla(q, pool.swapaxes(1, 2), **paged, algorithm=name, backend=_backend())
+        return lambda: mla(q, rows, algorithm=name, backend=_backend())
 
-    makers: dict[str, Callable[[], Call]] = {
-        "mla": lambda: lambda: mla(q, rows, backend=_backend()),
-        "mla_paged": lambda: of_pages,
-        "flashinfer": lambda: _flashinfer_latent(torch, q, pool, table, lengths),
-    }
     halves = rows.flatten().chunk(2)
-    return {**_agree({name: makers[name]() for name in (algorithm, *against)}, cell), "read": _read(torch, q, *halves)}
+    return {**_agree({name: call_of(name) for name in (algorithm, *against)}, cell), "read": _read(torch, q, *halves)}
 
 
 def _shared(torch: Any, algorithm: str, cell: Cell, against: Sequence[str]) -> Calls:

@@ -5,8 +5,8 @@ inputs, together larger than the L2, so K and V come from DRAM. Graphs take turn
 the same bytes: the roof. Needs a GPU and torch.
 
 With `--algorithm paged` requests have lengths of any kind, and their keys lie in pages of a random order. Peers get as many
-requests, all as long as these are on average: the same bytes, evenly dealt. `mla`, `mla_paged` and `cascade` are timed beside
-FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix.
+requests, all as long as these are on average: the same bytes, evenly dealt. Latent attention (`mla`, `mla_hopper`, both in pages)
+and `cascade` are timed beside FlashInfer where it is installed, and `cascade` beside our kernels that don't share a prefix.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from flashlab.measure.workload import Case
 from simulator import CATALOGUE, Problem
 from simulator.operations.backward import BACKWARD
 from simulator.problem import FEATURES, FP8, SCORES
-from simulator.programs import mla
+from simulator.programs import mla, mla_hopper
 from simulator.support import a_lane_per_key, few_rows
 
 __all__ = ["l2_problems", "matrix"]
@@ -124,7 +124,7 @@ def matrix(algorithms: Sequence[str]) -> list[Case]:
             return shared
         paged = row.operation.in_pages
         own = shapes | (boxed_bytes if row.support.eight_bit else boxed if row.arch else {})
-        own |= few if row.support.tile in (few_rows, a_lane_per_key, mla.accepts) else {}
+        own |= few if row.support.tile in (few_rows, a_lane_per_key, mla.accepts, mla_hopper.accepts) else {}
         masked: dict[str, dict[str, Any]] = {
             f"{name} {word}": {**shape, "causal": causal}
             for (word, causal), (name, shape) in product({"full": False, "causal": True}.items(), own.items())

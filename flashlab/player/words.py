@@ -72,7 +72,7 @@ COLOURS = {
     "k_prefix": "k",
     "v_prefix": "v",
     **dict.fromkeys(
-        ("l", "m", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "partial_lse", "l_warps",
+        ("l", "m", "alpha", "lse", "row_max", "row_sum", "a", "b", "d", "delta", "partial_l", "partial_m", "partial_lse", "l_warps",
          "m_warps"),
         "stat",
     ),

@@ -9,14 +9,15 @@ from simulator.devices import Device
 from simulator.errors import UsageError, among
 from simulator.names import Backend, DeviceName
 from simulator.operations.latent import LATENT, PAGED_LATENT
+from simulator.program import Program
 from simulator.simulate import TileLike
 
 __all__ = ["mla"]
 
 
 def mla(
-    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, lse: bool = False, causal: bool = False,
-    window: Any = None, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
+    q: Any, latent: Any, *, block_table: Any = None, seq_lens: Any = None, algorithm: str | Program = "auto", lse: bool = False,
+    causal: bool = False, window: Any = None, scale: float | None = None, tile: TileLike = None, backend: Backend = "gpu",
     device: Device | DeviceName | None = None,
 ) -> Any:  # fmt: skip
     """DeepSeek's latent attention, in the absorbed form that decodes: arrays of CuPy, torch or JAX in GPU memory in, the same kind
@@ -32,6 +33,8 @@ def mla(
     With `block_table`, int32 `(batch, pages)`, latent is a pool of pages, `(pages, 1, page_size, 576)`. `seq_lens`, int32
     `(batch,)`, says how many tokens each request has. Both are as in `fl.attention`. A pool `(pages, page_size, 1, 576)` goes in as
     `pool.swapaxes(1, 2)`, and isn't copied.
+
+    `algorithm="auto"` is the fastest that takes the problem there: `mla_hopper` on Hopper, else `mla`, or the same in pages.
 
     `backend="emulator"` runs the kernel on the CPU as built for `device`, and takes NumPy arrays, too. Raises `UsageError` for bad
     input, `Unavailable` without a GPU or CuPy.
@@ -50,6 +53,6 @@ def mla(
         raise UsageError("seq_lens", type(seq_lens).__name__, "None without a block_table")
     given = {"q": q, "latent": latent, **({"block_table": block_table, "seq_lens": seq_lens} if in_pages else {})}
     return paged.attention(
-        PAGED_LATENT if in_pages else LATENT, given, algorithm="mla_paged" if in_pages else "mla", lse=lse, tile=tile,
-        backend=backend, device=device, causal=causal, window=window, scale=scale,
+        PAGED_LATENT if in_pages else LATENT, given, algorithm=algorithm, lse=lse, tile=tile, backend=backend, device=device,
+        causal=causal, window=window, scale=scale,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def attention(
     found = operation.bound((), given)
     for name, x in found.items():
         host.check_no_grad(name, x)
-    if plans.catalogue.get(algorithm).operation is not operation:
+    if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not operation:
         raise unknown("algorithm", algorithm, list(plans.catalogue.of(operation)))
     if (lengths := masks.get("lengths")) is not None:
         masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list
@@ -40,7 +40,9 @@ def attention(
                 raise UsageError(
                     name, type(x).__name__, f"an array of the same kind as q ({type(found['q']).__name__})"
                 )
-        run = emulate(algorithm, **found, lse=lse, tile=tile, device=device, **masks).checked()
+        run = emulate(
+            plans.elsewhere(algorithm, operation), **found, lse=lse, tile=tile, device=device, **masks
+        ).checked()
         outputs = {name: host.like(found["q"], x) for name, x in run.outputs.items()}
     else:
         if device is not None:
@@ -50,12 +52,14 @@ def attention(
         views = framework.views({name: framework.place(name, x) for name, x in held.items()})
         shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
         with framework.stream(views["q"].device):
-            outputs = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, lse, **masks).run(found)
+            device_number = views["q"].device
+            outputs = _plan(operation, shapes, device_number, plans.ARCH, algorithm, tile, lse, **masks).run(found)
     return (outputs["out"], outputs["lse"]) if lse else outputs["out"]
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
 def _plan(
+    operation: Operation,
     shapes: tuple[tuple[str, tuple[int, ...], str], ...],
     device: int,
     arch: str | None,
@@ -68,7 +72,7 @@ def _plan(
     """The plan for inputs of these shapes and dtypes on the current device."""
     del device  # part of the key
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
-    operation = plans.catalogue.get(algorithm).operation
     problem = operation.problem(inputs, **masks)
     operation.check(problem, inputs)
+    algorithm = plans.on_the_gpu(algorithm, operation, problem, tile, arch)
     return plans.gpu_plan(algorithm, problem, tile=tile, lse=lse, arch=arch)

@@ -46,7 +46,12 @@ __all__ = [
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
-_FASTEST = {"attention": ("flash3", "flash2"), "backward": ("flash3_backward", "flash2_backward")}
+_FASTEST = {
+    "attention": ("flash3", "flash2"),
+    "backward": ("flash3_backward", "flash2_backward"),
+    "latent attention": ("mla_hopper", "mla"),
+    "paged latent attention": ("mla_hopper_paged", "mla_paged"),
+}
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead

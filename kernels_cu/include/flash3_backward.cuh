@@ -4,6 +4,7 @@
 #include "mbarrier.cuh"
 #include "mma.cuh"
 #include "philox.cuh"
+#include "ring.cuh"
 #include "scores.cuh"
 #include "tma.cuh"
 #include "warpgroup.cuh"
@@ -75,22 +76,6 @@ DEVICE void open(const Sram& sram) {
 
 DEVICE void become_producer() { release_registers<24>(); }
 DEVICE void become_consumer() { claim_registers<240>(); }
-
-// All lanes of this warp have arrived.
-DEVICE void release(unsigned mbarrier) {
-  warp_barrier();
-  if (lane_id() == 0) mbarrier_arrive(mbarrier);
-}
-
-// A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
-struct Ring {
-  int slot = 0;
-  unsigned parity = 0;
-
-  DEVICE void advance() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-};
 
 // One thread asks for a whole tile, panel by panel. `full` is told when the bytes have come.
 template <class TileT>

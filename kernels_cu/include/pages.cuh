@@ -26,7 +26,7 @@ struct Units {
 
   DEVICE Units(const Shape& shape, const int* lengths)
       : batch(shape), lengths(lengths), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group),
-        row_tiles(ceil_div(all_rows, BR)), kv_heads(shape.kv_heads), batches(shape.batch) {}
+        row_tiles(ceil_div(all_rows, BR)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch) {}
 
   DEVICE Unit first() const {
     Unit unit = {};

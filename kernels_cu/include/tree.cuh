@@ -16,6 +16,9 @@
 #ifndef VALUE_DIM
 #define VALUE_DIM HEAD_DIM  // columns of the output
 #endif
+#ifndef ONE_KV_HEAD
+#define ONE_KV_HEAD 0  // 1: there is no other, and no register needs to say so
+#endif
 
 constexpr int CHILDREN = 32;  // a lane each
 constexpr int CHUNK_KEYS = TILES_PER_CHUNK * BC;
@@ -121,7 +124,7 @@ struct Units {
 
   DEVICE explicit Units(const Shape& shape)
       : shape(shape), group(shape.heads / shape.kv_heads), all_rows(shape.len_q * group), row_tiles(ceil_div(all_rows, BR)),
-        runs(::most_runs(shape, group)), kv_heads(shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
+        runs(::most_runs(shape, group)), kv_heads(ONE_KV_HEAD ? 1 : shape.kv_heads), batches(shape.batch), step(at(gridDim.x)) {}
 
   DEVICE Unit first() const { return at(blockIdx.x); }
   DEVICE bool has(const Unit& unit) const { return unit.batch < batches; }

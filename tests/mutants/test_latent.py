@@ -1,7 +1,8 @@
-"""Every seeded bug of mla's kernel is found on the emulator, by the check that is meant for it."""
+"""Every seeded bug of mla's kernels is found on the emulator, by the check that is meant for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +12,57 @@ import pytest
 import flashlab as fl
 import kernels_cu
 from flashlab.run.emulated import emulate_problem
+from tests.mutants import latent, latent_hopper
 from tests.mutants.backward import KernelMutant
-from tests.mutants.latent import CASES, KERNELS, problem
 from tests.simulator.test_latent import within
 from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 TILE = (16, 32)
+CHECKS = {"misuse", "bytes", "zeros", "rule"}
 
 
-def found(case: str) -> set[str]:
+def found(algorithm: str, p: fl.Problem) -> set[str]:
     """What is wrong with a run, by the names of the checks."""
-    p = problem(case)
-    row = fl.CATALOGUE["mla_paged" if p.page_size else "mla"]
+    row = fl.CATALOGUE[algorithm]
     arrays: Any = row.operation.draw(p, 1)
-    run = emulate_problem(row, p, arrays, lse=True, tile=TILE)
+    run = emulate_problem(row, p, arrays, lse=True, tile=None if row.arch else TILE)
     findings = {"misuse": run.findings or run.unwritten, "bytes": run.differences, "zeros": run.left}
     wrong = {name for name, lines in findings.items() if lines}
     return wrong if within(row.operation, run.outputs, p, arrays) else wrong | {"rule"}
 
 
-@pytest.mark.parametrize(
-    "mutant", one_of_each(KERNELS, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
-)
+def some(kernels: Sequence[KernelMutant]) -> Any:
+    return one_of_each(kernels, lambda each: (each.algorithm, each.check), lambda each: each.mechanism)
+
+
+@pytest.mark.parametrize("mutant", some(latent.KERNELS))
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
-        assert mutant.check in found(mutant.case)
+        assert mutant.check in found(mutant.algorithm, latent.problem(mutant.case))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mutant", some(latent_hopper.KERNELS))
+def test_a_hopper_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
+    with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
+        assert mutant.check in found(mutant.algorithm, latent_hopper.problem(mutant.case))
+
+
+@pytest.mark.parametrize("case", latent.CASES)
 def test_the_real_kernel_passes(case: str) -> None:
+    p = latent.problem(case)
     with np.errstate(invalid="ignore"):
-        assert found(case) == set()
+        assert found("mla_paged" if p.page_size else "mla", p) == set()
 
 
-def test_the_zoo_is_as_large_as_claimed() -> None:
-    assert len({mutant.mechanism for mutant in KERNELS}) == len(KERNELS) >= 32
-    assert {mutant.check for mutant in KERNELS} == {"misuse", "bytes", "zeros", "rule"}
+@pytest.mark.parametrize("case", latent_hopper.CASES)
+def test_the_real_hopper_kernel_passes(case: str) -> None:
+    p = latent_hopper.problem(case)
+    with np.errstate(invalid="ignore"):
+        assert found("mla_hopper_paged" if p.page_size else "mla_hopper", p) == set()
+
+
+def test_the_zoos_are_as_large_as_claimed() -> None:
+    for kernels, least, checks in ((latent.KERNELS, 32, CHECKS), (latent_hopper.KERNELS, 40, CHECKS - {"zeros"})):
+        assert len({mutant.mechanism for mutant in kernels}) == len(kernels) >= least
+        assert {mutant.check for mutant in kernels} == checks

@@ -69,7 +69,10 @@ def test_the_absorbed_form_is_the_heads_own_attention() -> None:
     assert np.abs(found["lse"] - plain.lse).max() < 1e-4
 
 
-@pytest.mark.parametrize("name", ["mla", pytest.param("mla_paged", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name",
+    ["mla", "mla_hopper", *(pytest.param(name, marks=pytest.mark.long) for name in ("mla_paged", "mla_hopper_paged"))],
+)
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_program_judge_and_formula_agree(name: str, data: st.DataObject) -> None:

@@ -15,10 +15,19 @@ from simulator.errors import Unavailable, UsageError
 SMALL = {
     "mla": Cell(batch=2, heads=3, kv_heads=1, len_kv=128),
     "mla_paged": Cell(batch=2, heads=3, kv_heads=1, len_kv=70, page_size=16),
+    "mla_hopper": Cell(batch=2, heads=3, kv_heads=1, len_kv=128),
+    "mla_hopper_paged": Cell(batch=2, heads=3, kv_heads=1, len_kv=70, page_size=16),
     "cascade": Cell(batch=3, heads=4, kv_heads=2, len_kv=37, len_prefix=48),
     "paged": Cell(batch=2, heads=2, kv_heads=1, len_kv=20, page_size=3, longest=30),
 }
-OURS = {"mla": ["mla_paged"], "mla_paged": ["mla"], "cascade": ["flash_decoding", "paged"], "paged": []}
+OURS = {
+    "mla": ["mla_paged"],
+    "mla_paged": ["mla"],
+    "mla_hopper": ["mla", "mla_hopper_paged"],
+    "mla_hopper_paged": ["mla_hopper"],
+    "cascade": ["flash_decoding", "paged"],
+    "paged": [],
+}
 
 
 def drawn(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

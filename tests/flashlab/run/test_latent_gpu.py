@@ -1,4 +1,5 @@
-"""mla on a GPU: right over many chunks and requests, the same bits in pages of any size, and lengths that a graph follows."""
+"""mla and mla_hopper on a GPU: right over many chunks and requests, the same bits in pages of any size and in any batch, and
+lengths that a graph follows."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import flashlab as fl
+from flashlab.run.plan import gpu_device
 from flashlab.verify.pages import repaged
 from simulator.dtypes import numpy_dtype
 from simulator.operations.latent import LATENT, PAGED_LATENT
@@ -21,6 +23,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "several queries, causal": {"batch": 2, "heads": 16, "len_q": 3, "len_kv": 700, "causal": True},
     "one key": {"heads": 3, "len_kv": 1},
     "more units than blocks at a time": {"batch": 140, "heads": 1, "len_kv": 10},
+    "several units of a block, of several tiles": {"batch": 40, "heads": 128, "len_kv": 2500, "dtype": "float16"},
+    "steep": {"batch": 2, "heads": 64, "len_kv": 3000, "scale": 1.0},
 }
 PAGED: dict[str, dict[str, Any]] = {
     "long and short": {"heads": 128, "lengths": [(1, 9000), (1, 1), (1, 0), (1, 777)], "page_size": 64},
@@ -41,28 +45,44 @@ def judged(operation: Any, p: fl.Problem, arrays: Any, out: Any, lse: Any) -> No
         assert ((logs == truth["lse"]) | (np.abs(logs - truth["lse"]) <= bounds["lse"])).all()
 
 
+@pytest.fixture(params=["mla", "mla_hopper"])
+def algorithm(request: pytest.FixtureRequest) -> str:
+    """A kernel that runs on this GPU."""
+    name: str = request.param
+    if (said := fl.CATALOGUE[name].refuses(fl.latent_problem(heads=1, len_kv=1), gpu_device(None))) is not None:
+        pytest.skip(said)
+    return name
+
+
 @pytest.mark.parametrize("name", DENSE)
-def test_right(name: str) -> None:
+def test_right(name: str, algorithm: str) -> None:
     p = fl.latent_problem(**DENSE[name])
     arrays = LATENT.draw(p, 1)
-    given = on_the_gpu(arrays)
-    out, lse = fl.mla(**given, causal=p.causal, lse=True)
+    given, how = on_the_gpu(arrays), {"algorithm": algorithm, "causal": p.causal, "scale": p.scale, "lse": True}
+    out, lse = fl.mla(**given, **how)
     judged(LATENT, p, arrays, out, lse)
     for _ in range(100):
-        assert [bits(x) for x in fl.mla(**given, causal=p.causal, lse=True)] == [bits(out), bits(lse)]
+        assert [bits(x) for x in fl.mla(**given, **how)] == [bits(out), bits(lse)]
+    for b in range(0, p.batch, 7):  # alone, the last bit is the same
+        alone = fl.mla(**{name: x[b : b + 1] for name, x in given.items()}, **how)
+        assert [bits(x) for x in alone] == [bits(out[b : b + 1]), bits(lse[b : b + 1])]
 
 
 @pytest.mark.parametrize("name", PAGED)
-def test_right_in_pages(name: str) -> None:
+def test_right_in_pages(name: str, algorithm: str) -> None:
     p = fl.latent_problem(batch=len(PAGED[name]["lengths"]), **PAGED[name])
     p = p.replace(pages=p.pages + 3, len_kv=p.len_kv + 100)
     arrays: Any = PAGED_LATENT.draw(p, 1)
-    out, lse = fl.mla(**on_the_gpu(arrays), causal=p.causal, lse=True)
+    how = {"algorithm": f"{algorithm}_paged", "causal": p.causal, "lse": True}
+    out, lse = fl.mla(**on_the_gpu(arrays), **how)
     judged(PAGED_LATENT, p, arrays, out, lse)
     for size in (1, 16, 100):
-        other, moved = repaged(p, arrays, range(p.batch), size, 5, PAGED_LATENT)
-        again = fl.mla(**on_the_gpu(moved), causal=other.causal, lse=True)
-        assert [bits(x) for x in again] == [bits(out), bits(lse)]
+        _, moved = repaged(p, arrays, range(p.batch), size, 5, PAGED_LATENT)
+        assert [bits(x) for x in fl.mla(**on_the_gpu(moved), **how)] == [bits(out), bits(lse)]
+    gathered: Any = PAGED_LATENT.gathered(p, arrays)
+    for b, (_, own) in enumerate(gathered):  # and so it is in one piece
+        alone = fl.mla(**on_the_gpu(own), **{**how, "algorithm": algorithm})
+        assert [bits(x) for x in alone] == [bits(out[b : b + 1]), bits(lse[b : b + 1])]
 
 
 def test_a_captured_graph_follows_the_lengths() -> None:

@@ -1,0 +1,203 @@
+"""Latent attention on Hopper: TMA brings tiles, one warpgroup has the scores, and two have the output.
+
+The warpgroups of the output hold half of its columns each, which is all that their registers have room for. The third one computes
+the scores of the next tile in the meantime, and hands P over through SRAM. Chunks of 1,024 keys run in parallel, and a second
+launch adds up what they have, in a fixed order: so a result is the same bit for bit, whatever lies beside it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from simulator.block import Block
+from simulator.config import Config, padded
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.machine import Machine
+from simulator.operations.latent import LATENT
+from simulator.problem import Problem, Tile
+from simulator.program import program
+from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.programs.flash_decoding import Part, Splits
+from simulator.programs.mla import ABOUT as MLA
+from simulator.tensors import HbmTensor
+
+CHUNK = 1024
+"""Keys of a chunk, whatever the tile is."""
+TILE = Tile(64, 64)
+STAGES = 2
+WARPS = 16
+HALVES = 2
+"""Warpgroups that have the output, each half of its columns."""
+MERGE_WARPS = 4
+"""Warps that add up a row, 128 columns each."""
+
+
+def splits(problem: Problem, tile: Tile) -> Splits:
+    """How a problem is split: into chunks of `CHUNK` keys, and no runs."""
+    return Splits(problem, tile, 1, max(1, CHUNK // tile.cols))
+
+
+def merges(problem: Problem, tile: Tile) -> bool:
+    """Is there a second launch? In pages there is: how long requests are is known when it runs."""
+    return problem.page_size is not None or problem.len_kv > splits(problem, tile).chunk * tile.cols
+
+
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """None for the tile that the warpgroups' registers are shared out for, else what is accepted."""
+    del problem
+    return None if tile == TILE else "64x64: registers and SRAM are shared out for this tile"
+
+
+def sram_bytes(problem: Problem, tile: Tile) -> int:
+    """SRAM per block: queries, two tiles of the latent cache, P, a number per row, the mbarriers."""
+    d, rows, cols = padded(problem.head_dim), padded(tile.rows), padded(tile.cols)
+    return (rows * d + STAGES * cols * d + rows * cols) * problem.itemsize + 4 * rows + 4 * MBARRIERS
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """64 rows and 64 keys. (Smaller tiles are a last resort for small GPUs, where the kernel doesn't run anyway.)"""
+    candidates = [TILE, Tile(32, 32), Tile(16, 16)] if tile is None else [Tile.parse(tile)]
+    for chosen in candidates:
+        needed = sram_bytes(problem, chosen)
+        if needed <= device.sram_per_block:
+            constants = (
+                ("RUN", 1),
+                ("TILES_PER_CHUNK", splits(problem, chosen).chunk),
+                ("VALUE_DIM", problem.head_dim_v),
+            )
+            return Config(
+                tile=chosen, warps=WARPS, stages=STAGES, consumers=HALVES, blocks_per_sm=1, persistent=True,
+                constants=constants,
+            )  # fmt: skip
+    needed = sram_bytes(problem, candidates[-1])
+    raise SramOverflow("tile", str(candidates[-1]), needed=needed, limit=device.sram_per_block, device=device.name)
+
+
+@program(configure=configure, operation=LATENT)
+def mla_hopper(m: Machine, q: HbmTensor, latent: HbmTensor, problem: Problem, tile: Tile) -> tuple[HbmTensor, ...]:
+    """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), on Hopper: see `attend`."""
+    return attend(m, "mla_hopper", q, latent, problem, tile, panel=PANEL)
+
+
+def attend(
+    m: Machine, name: str, q: HbmTensor, latent: HbmTensor, problem: Problem, tile: Tile, panel: int | None
+) -> tuple[HbmTensor, ...]:
+    """Multi-head latent attention, absorbed (DeepSeek-V2, arXiv 2405.04434), split as Flash-Decoding, a warpgroup per task.
+
+    q (batch, heads, len_q, 576); latent (batch, 1, len_kv, 576); out (batch, heads, len_q, 512); lse (batch, heads, len_q) float32,
+    natural logarithm. There is one unit of work per row tile and chunk of 1,024 keys. Latent rows come in boxes of `panel` columns,
+    or row by row. One warpgroup computes S, and hands on P, and what the output of the tiles before is multiplied with. Two
+    warpgroups compute the output, each for half of its columns.
+    """
+    s, d = splits(problem, tile), problem.head_dim_v
+    outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
+    q, out = m.packed(q), [m.packed(x) for x in outputs]
+    parts = {"parts": s.runs}
+    partial = () if s.runs == 1 else (
+        m.workspace("partial", d, rows=q.rows, of=q, axes=parts, flat=True),
+        m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True),
+        m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True),
+    )  # fmt: skip
+    for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=WARPS, readers=HALVES):
+        row_tile = int(block.i.min()) if not isinstance(block.i, int) else block.i
+        chunks = s.chunks_of(row_tile, block.j)
+        if not chunks:
+            continue  # this row tile sees fewer chunks
+        q_i = block.alloc("q", tile.rows, q.cols, q.dtype)
+        block.alloc("latent", tile.cols, latent.cols, latent.dtype, copies=STAGES)
+        p_i, alpha_i = block.alloc("p", tile.rows, tile.cols, q.dtype), block.alloc("alpha", tile.rows)
+        block.alloc("mbarriers", MBARRIERS)
+        if block.walk:
+            block.step("load_q")
+            q_i = block.load(q, block.i, tile.rows)
+        m_i = block.full(tile.rows, 1, -inf)
+        l_i = block.full(tile.rows, 1, 0.0)
+        acc = block.full(tile.rows, d, 0.0)
+        for j in block.walk:
+            block.step("load_latent")
+            block.look_up(latent, j, tile.cols)  # where it lies in pages
+            k_j = block.load(latent, j, tile.cols, stages=STAGES, panel=panel)
+            block.step("scores")
+            x = block.matmul(q_i, k_j.T, split=("rows", 1), scale=problem.scale)
+            block.step("mask")
+            x = block.mask(x, block.i, j, group=s.group)
+            block.step("softmax")
+            m_new = block.maximum(m_i, x.max())
+            p = block.exp(x - m_new.finite())
+            block.put(p_i, p.round(problem.dtype))
+            alpha = block.exp(m_i - m_new.finite())
+            l_i = l_i * alpha + p.sum()
+            block.put(alpha_i, alpha)
+            m_i = m_new
+            block.step("rescale")
+            acc = acc * block.get(alpha_i, HALVES)
+            block.step("output")
+            v_j = k_j.columns(0, d)  # the same tile
+            acc = block.matmul(p_i, v_j, split=(HALVES, "cols"), acc=acc)
+        block.step("share_sum")
+        block.put(alpha_i, l_i)
+        l_i = block.get(alpha_i, HALVES)
+        if len(s.chunks(row_tile)) > 1:
+            block.step("store_partial")
+            for tensor, x in zip(partial, (acc, m_i, l_i), strict=True):
+                block.store(tensor.at(parts=block.j), x, block.i, tile.rows)
+        else:
+            finish(block, out, (acc, m_i, l_i), tile.rows)
+    if merges(problem, tile):
+        for block in m.launch(
+            f"{name}_merge", rows=s.rows, walk=lambda row: s.chunks(row // tile.rows), of=q, warps=MERGE_WARPS
+        ):
+            if len(block.walk) < 2:
+                continue  # one block had the whole row
+            block.step("merge")
+            added = added_up(block, [
+                (block.fetch(o.at(parts=n), block.i, 1), block.fetch(m_n.at(parts=n), block.i, 1, warps=MERGE_WARPS),
+                 block.fetch(l_n.at(parts=n), block.i, 1, warps=MERGE_WARPS))
+                for o, m_n, l_n in [partial] for n in range(len(block.walk))
+            ])  # fmt: skip
+            finish(block, out, added, 1)
+    return outputs
+
+
+def added_up(block: Block, parts: list[Part]) -> Part:
+    """Partial results in one."""
+    top = parts[0][1]
+    for _, m_n, _ in parts[1:]:
+        top = block.maximum(top, m_n)
+    weights = [block.exp(m_n - top.finite()) for _, m_n, _ in parts]
+    o, l_i = ([x * w for x, w in zip(column, weights, strict=True)] for column in list(zip(*parts, strict=True))[::2])
+    return sum(o[1:], o[0]), top, sum(l_i[1:], l_i[0])
+
+
+def finish(block: Block, outputs: list[HbmTensor], part: Part, rows: int) -> None:
+    """The output and the LSE of rows whose keys have all been seen."""
+    o, m_i, l_i = part
+    block.step("store_o")
+    block.store(outputs[0], o / l_i.nonzero(), block.i, rows)
+    if len(outputs) > 1:
+        block.step("store_lse")
+        block.store(outputs[1], m_i + block.log(l_i), block.i, rows)
+
+
+ABOUT = {
+    "mla_hopper": {
+        "load_q": "The scores' warpgroup fetches the queries of up to 64 heads: rows of one tile, which share the latent rows.",
+        "load_latent": "TMA brings the next tile of latent rows: once, as K and as V. It comes in three sets of columns.",
+        "scores": "One warpgroup multiplies the queries by all 576 columns, while others still have the tile before.",
+        "mask": MLA["mla"]["mask"],
+        "softmax": "The row maximum m, and P = exp(S − m). P and α = exp(m_old − m_new) go to the output's warpgroups by SRAM.",
+        "rescale": "Where the maximum rose, what was summed up before shrinks: the accumulator times α.",
+        "output": "Two warpgroups weigh the first 512 columns of the same tile with P, half of the columns each.",
+        "share_sum": "The scores' warpgroup tells the others ℓ.",
+        "store_partial": "Other blocks have other keys of these rows: what this one has goes to HBM.",
+        "store_o": MLA["mla"]["store_o"],
+        "store_lse": MLA["mla"]["store_lse"],
+    },
+    "mla_hopper_merge": {
+        "merge": "Fetch what all chunks have of a row, and add it up, each weighed with exp(m − the largest m).",
+        "store_o": MLA["mla"]["store_o"],
+        "store_lse": MLA["mla"]["store_lse"],
+    },
+}
+"""What each step of each launch is for, in a sentence or two: the player's words."""
