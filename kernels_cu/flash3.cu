@@ -7,7 +7,8 @@
 //   - Blocks are persistent: there is one per SM, which takes row tile after row tile. While the consumers finish one tile, the
 //     producer loads the next.
 //   - Under a causal mask a tile at the end of a head takes longer than one at its start. So blocks draw tiles from a counter, the
-//     longest first (DYNAMIC): whoever is free takes the next one. The draw is on its way while keys are loaded.
+//     longest first (DYNAMIC): whoever is free takes the next one. A draw is on its way while the last keys are loaded: no sooner, or
+//     it would be for a block that is not free for long.
 //   - Where sequences have different lengths, each row tile has a block of its own, and the longest comes first.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
@@ -71,14 +72,17 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         load_tile(sram.q(), q, work.batch, work.head, work.q + work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;  // NEW
 
-        // step: load_q (producer: draws the next rows, ahead)
-        if constexpr (DYNAMIC) agenda.draw(drawn);  // NEW
+        // step: load_q (producer: draws the next rows, with no time to spare)
+        if (DYNAMIC && work.tiles.first >= work.tiles.last) agenda.draw(drawn);  // NEW
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           here = next;
 
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);  // NEW
+
+          // step: load_q (producer: draws the next rows, a key tile ahead)
+          if (DYNAMIC && j == work.tiles.first + 1) agenda.draw(drawn);  // NEW
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);

@@ -342,12 +342,15 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
         load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;
 
-        // step: load_q (producer: draws the next rows, ahead)
-        if constexpr (DYNAMIC) agenda.draw(drawn);
+        // step: load_q (producer: draws the next rows, with no time to spare)
+        if (DYNAMIC && work.tiles.first >= work.tiles.last) agenda.draw(drawn);
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);
+
+          // step: load_q (producer: draws the next rows, a key tile ahead)
+          if (DYNAMIC && j == work.tiles.first + 1) agenda.draw(drawn);
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
