@@ -60,10 +60,13 @@ WIDE = PROBLEMS["head dim 256"].replace(causal=True)
 """Of which nothing is computed beside anything else."""
 
 
+FEW = fl.DEVICES["h200"].replace(sms=4)
+
+
 def run(x: fp8.Quantized, p: fl.Problem, source: Path | None = None, *, sanitize: bool = True) -> fl.Emulation:
-    """The launches on an H200's emulator; one that hangs is stopped."""
+    """The launches on the emulator of an H200 with so few SMs that blocks take several row tiles; one that hangs is stopped."""
     return fl.emulate(
-        "flash3_fp8", x.q, x.k, x.v, scales=x.scales, causal=p.causal, lse=True, device="h200", source=source,
+        "flash3_fp8", x.q, x.k, x.v, scales=x.scales, causal=p.causal, lse=True, device=FEW, source=source,
         sanitize=sanitize, time_limit=60,
     )  # fmt: skip
 
