@@ -4,11 +4,12 @@
 //   lse (batch, heads, len_q) float32         rows padded to 16 bytes
 //
 // Rung 3 computes a tile as fast as this one. What is left is which block computes what, and when (scheduler.cuh):
-//   - Blocks are persistent: there is one per SM, with a list of row tiles. While the consumers finish one tile, the producer
-//     loads the next.
-//   - Under a causal mask the tiles of a list come in PAIRS, one from the end and one from the start of a head. All pairs see
-//     about the same number of keys, so all lists take the same time. Where a head has so many tiles that its start hardly
-//     counts, blocks aren't persistent, and the longest tile comes first. Nor are they where sequences have different lengths.
+//   - Blocks are persistent: there is one per SM, which takes row tile after row tile. While the consumers finish one tile, the
+//     producer loads the next.
+//   - Under a causal mask a tile at the end of a head takes longer than one at its start. So blocks draw tiles from a counter, the
+//     longest first (DYNAMIC): whoever is free takes the next one. A draw is on its way while the last keys are loaded: no sooner, or
+//     it would be for a block that is not free for long.
+//   - Where sequences have different lengths, each row tile has a block of its own, and the longest comes first.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
 // NEW marks what this kernel adds to rung 3.
@@ -23,16 +24,19 @@
 // without a pause. On zeros, which take less power, the kernel is 1.15 to 1.37 times as fast. Within the clocks: at D = 128 and
 // 256 the tensor cores bind; at D = 64 no unit does; at 1k the first scores and the last output of each tile do.
 #include "flash3.cuh"
+#include "philox.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 // Where sequences leave a wide head no registers for a list of row tiles, each has a block of its own.
 constexpr bool ONE_TILE = RAGGED && HEAD_DIM > 128;
 
+using Kept = KeptWeights<S_FRAGMENTS, false>;  // of a key tile, for dropout
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
        const Tensor out, float* lse, const float* sinks, const float* alibi_slopes, const int* offsets_q, const int* offsets_kv,
-       const unsigned* mask_bits, const int* mask_tiles, const Shape shape) {
+       const unsigned* mask_bits, const int* mask_tiles, const long long* rng_state, unsigned* drawn, const Shape shape) {
   const Sram sram;
   open(sram);
   if (warpgroup_id() == 0) {
@@ -64,14 +68,21 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(), q_parity ^ 1);  // NEW
+        if (DYNAMIC && agenda.number >= gridDim.x) store_shared(sram.number(), agenda.number);  // NEW
         load_tile(sram.q(), q, work.batch, work.head, work.q + work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;  // NEW
+
+        // step: load_q (producer: draws the next rows, with no time to spare)
+        if (DYNAMIC && work.tiles.first >= work.tiles.last) agenda.draw(drawn);  // NEW
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           here = next;
 
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);  // NEW
+
+          // step: load_q (producer: draws the next rows, a key tile ahead)
+          if (DYNAMIC && j == work.tiles.first + 1) agenda.draw(drawn);  // NEW
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
@@ -80,6 +91,16 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
           v_ring.advance();
         }
         if (ONE_TILE) break;
+
+        // step: load_q (producer: which rows are next)
+        if constexpr (DYNAMIC) agenda.take();  // NEW
+      }
+
+      // step: load_q (producer: no rows are left)
+      if constexpr (DYNAMIC) {  // NEW
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        store_shared(sram.number(), agenda.number);
+        mbarrier_arrive(sram.q_full());
       }
     }
     return;
@@ -115,6 +136,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
 
     // step: load_q
     const float slope = of_head<ALIBI>(alibi_slopes, work.head, 0);
+    const Dropout dropout = Dropout(rng_state, shape.kept).of_head(work.batch * shape.heads + work.head);
+    const int rows_16 = work.first_row / 16 + warp_id() - 4;  // this warp's, of the head
     mbarrier_wait(sram.q_full(), q_parity);  // NEW
     q_parity ^= 1;  // NEW
     if (RAGGED && work.first_row + BR > own.len_q) clear_rows(sram.q(), own.len_q - work.first_row);
@@ -157,6 +180,11 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       else
         softmax.exponentials(s, own, lane_row, work.tiles.last, full);
       round_p(p, s);
+      if constexpr (DROPOUT) {
+        Kept kept;
+        kept.draw(dropout, rows_16, key_tile(work.tiles.last, here) * (BC / 16));
+        kept.drop(p);
+      }
 
       // step: load_v (of the last tile, if it isn't full)
       const int last_key = key_tile(work.tiles.last, here) * BC;
@@ -196,7 +224,13 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         wgmma_fence();
         multiply_pv(o, p, sram.v(v_ring.slot));
         turns.pass();
-        wgmma_wait<1>();  // S
+
+        // step: output (which weights are kept, while the tensor cores are busy)
+        Kept kept;
+        if constexpr (DROPOUT) kept.draw(dropout, rows_16, key_tile(j, here) * (BC / 16));
+
+        // step: scores (done)
+        wgmma_wait<1>();
         settle(s);
         release(sram.k_empty(k_ring.slot));
         k_ring.advance();
@@ -231,6 +265,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
         else
           softmax.exponentials(s, own, lane_row, j, full);
         round_p(p, s);
+        if constexpr (DROPOUT) kept.drop(p);
       }
 
       // step: rescale
@@ -252,7 +287,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       // step: normalize
       float sum = quad_sum(softmax.l[half]);  // a row without keys has l = 0 and gets 0
       const float alpha_of_sink = join_sink(softmax.m[half], sum, sink);
-      const float factor = sum > 0 ? alpha_of_sink * reciprocal(sum) : 0;
+      const float factor = sum > 0 ? of_kept(alpha_of_sink * reciprocal(sum), shape.kept) : 0;
 
       // step: store_o
       store_o(out, shape, work, row, o, half, factor);
@@ -261,5 +296,8 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       store_lse(lse, shape, work, row, softmax.m[half], sum);
     }
     if (ONE_TILE) break;
+
+    // step: load_q (which rows the producer has drawn)
+    if constexpr (DYNAMIC) agenda.number = told(sram, q_parity);  // NEW
   }
 }

@@ -36,7 +36,7 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
-                const Tensor dv, const Shape shape) {
+                const Tensor dv, const long long* rng_state, const Shape shape) {
   const Sram sram;
   open(sram);
   const Place place = place_of(shape, blockIdx.x);
@@ -77,7 +77,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
         // step: load_do (producer: D, below which the sums of dP begin)
         const Numbers numbers(delta, shape, place.batch, here, 0);
         mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-        numbers.store(sram.delta(ring.slot), [](float x) { return -x; });
+        numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
         release(sram.do_full(ring.slot));
       }
     }
@@ -98,6 +98,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
   // step: load_kv
   mbarrier_wait(sram.k_full(), 0);
   mbarrier_wait(sram.v_full(), 0);
+  const Dropout dropout(rng_state, shape.kept);
 
   auto compute_ds = [&](int n) {  // of tile n: P and dS in registers, and dS in SRAM
     // step: load_q
@@ -106,7 +107,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     // step: load_do
     mbarrier_wait(sram.do_full(ring.slot), ring.parity);
     Transposed s, dp;
-    begin_at(dp, sram.delta(ring.slot));
+    if constexpr (!DROPOUT) begin_at(dp, sram.delta(ring.slot));
 
     // step: scores
     settle(s);
@@ -115,7 +116,14 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     multiply_by_queries(s, sram.k(), 64 * consumer, sram.q(ring.slot), 0);  // Sᵀ = K_j Q_iᵀ
 
     // step: dp
-    multiply_by_queries(dp, sram.v(), 64 * consumer, sram.dout(ring.slot), 1);  // dPᵀ = V_j dO_iᵀ, less D
+    multiply_by_queries(dp, sram.v(), 64 * consumer, sram.dout(ring.slot), !DROPOUT);  // dPᵀ = V_j dO_iᵀ, less D
+
+    // step: exp (which weights are kept, while the tensor cores are busy)
+    Kept kept;
+    if constexpr (DROPOUT)
+      kept.draw(dropout.of_head(place.batch * shape.heads + here.head), first_key / 16 + warp_id() - 4, here.i * (BR / 16));
+
+    // step: scores (done)
     wgmma_wait<1>();
     settle(s);
 
@@ -129,11 +137,18 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     // step: exp
     exponentials(s, scores.c, sram.lse(ring.slot));  // P = exp(S - LSE)
 
-    // step: ds
+    // step: dp (done)
     wgmma_wait<0>();
     settle(dp);
+    if constexpr (DROPOUT) {
+      // step: load_do (D, which is needed only here)
+      drop_gradient(dp, kept, sram.delta(ring.slot));
+    }
+
+    // step: ds
     multiply_into(dp, s);  // dS = P (dP - D)
     round_operand(p, s);
+    if constexpr (DROPOUT) kept.drop(p);
     round_operand(ds, dp);
     mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);
     store_operand(sram.ds(n & 1), 16 * (warp_id() - 4), ds);
@@ -208,8 +223,8 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
-    store_row(row_address(dk, place.batch, place.kv_head, key), dk_sum, half, shape.scale, bytes);
-    store_row(row_address(dv, place.batch, place.kv_head, key), dv_sum, half, 1, bytes);
+    store_row(row_address(dk, place.batch, place.kv_head, key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
+    store_row(row_address(dv, place.batch, place.kv_head, key), dv_sum, half, of_kept(1, shape.kept), bytes);
   }
 }
 
@@ -230,7 +245,7 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + 8 * half + lane_id() / 4, bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;
-      store_row(row_address(dq, rows.batch, rows.head, row), sum, half, shape.scale, bytes);
+      store_row(row_address(dq, rows.batch, rows.head, row), sum, half, of_kept(shape.scale, shape.kept), bytes);
     }
   }
 }

@@ -235,6 +235,7 @@ struct RowTile {
     const float c = scale * scales.of_q();
     mbarrier_wait(sram.q_full(), q_parity);
 
+    if (work.tiles.first > work.tiles.last) release(sram.q_empty());
     float s[S_FRAGMENTS][4], alpha[2];
     unsigned p[P_REGISTERS][4];
     for (int j = work.tiles.last; j >= work.tiles.first; --j) {
@@ -259,6 +260,7 @@ struct RowTile {
       settle(s);
       release(sram.k_empty(k_ring.slot));
       k_ring.advance();
+      if (j == work.tiles.first) release(sram.q_empty());
 
       // step: mask (in turn)
       softmax.c = c * factor_k;
@@ -306,13 +308,13 @@ struct RowTile {
       softmax.add(sums[0]);
       v_ring.advance();
     }
-    release(sram.q_empty());
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-           const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, const Shape shape) {
+           const float* q_scale, const float* k_scale, const float* v_scale, const Tensor out, float* lse, unsigned* drawn,
+           const Shape shape) {
   const Sram sram;
   write_ones(sram);
   open(sram);
@@ -336,18 +338,35 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
 
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        if (DYNAMIC && agenda.number >= gridDim.x) store_shared(sram.number(), agenda.number);
         load_tile(sram.q(), q, work.batch, work.head, work.first_row, sram.q_full(), EVICT_FIRST);
         q_parity ^= 1;
+
+        // step: load_q (producer: draws the next rows, with no time to spare)
+        if (DYNAMIC && work.tiles.first >= work.tiles.last) agenda.draw(drawn);
 
         for (int j = work.tiles.last; j >= work.tiles.first; --j) {
           // step: load_k (producer: the next)
           if (j > work.tiles.first) load_k(j - 1);
+
+          // step: load_q (producer: draws the next rows, a key tile ahead)
+          if (DYNAMIC && j == work.tiles.first + 1) agenda.draw(drawn);
 
           // step: load_v (producer)
           mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
           load_tile(sram.v(v_ring.slot), v, work.batch, kv, 0, sram.v_full(v_ring.slot), EVICT_LAST, j * BC);
           v_ring.advance();
         }
+
+        // step: load_q (producer: which rows are next)
+        if constexpr (DYNAMIC) agenda.take();
+      }
+
+      // step: load_q (producer: no rows are left)
+      if constexpr (DYNAMIC) {
+        mbarrier_wait(sram.q_empty(), q_parity ^ 1);
+        store_shared(sram.number(), agenda.number);
+        mbarrier_arrive(sram.q_full());
       }
     }
     return;
@@ -389,5 +408,8 @@ flash3_fp8(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMa
       // step: store_lse
       store_lse(lse, shape, work, row, softmax.m[half], softmax.of_lse(half));
     }
+
+    // step: load_q (which rows the producer has drawn)
+    if constexpr (DYNAMIC) agenda.number = told(sram, q_parity);
   }
 }

@@ -24,7 +24,7 @@ class Config:
     - `consumers`: warpgroups that multiply. Each reads operands for itself, as a warp does in other kernels. With 0 the
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
-    - `pairs`: a block takes two row tiles at a time, one from the end of a head and one from its start.
+    - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
@@ -42,7 +42,7 @@ class Config:
     blocks_per_sm: int = 16
     consumers: int = 0
     persistent: bool = False
-    pairs: bool = False
+    dynamic: bool = False
     walks: int = 0
     constants: tuple[tuple[str, int], ...] = ()
 
@@ -60,11 +60,8 @@ class Config:
         >>> import flashlab as fl
         >>> p = fl.Problem(batch=1, heads=11, len_q=4096, head_dim=64, dtype="float16", causal=True)
         >>> fl.count("flash3", p).config.grid(p, fl.DEVICES["h100"], 242)
-        121
+        132
         """
-        if self.pairs:
-            heads = problem.batch * problem.heads
-            blocks = heads * -(-(blocks // heads) // 2)
         return min(blocks, device.sms) if self.persistent else blocks
 
 

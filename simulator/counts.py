@@ -51,7 +51,7 @@ class Spec:
     "output" or "workspace". `axes` are axes that a workspace has between heads and rows, with their sizes:
     `(("splits", 4),)` gives each head four planes of rows and columns. Of a `flat` workspace a kernel is told the address
     alone, because the kernels that write and read it know how it lies. One of `zeros` holds zeros before a launch, and the
-    kernel leaves it so.
+    kernel leaves it so. One that is `shared` is there once, for all heads together.
 
     >>> Spec("q", heads=2, rows=10, cols=40, dtype="float16", role="input").nbytes  # rows of 80 bytes
     1600
@@ -67,6 +67,7 @@ class Spec:
     axes: tuple[tuple[str, int], ...] = ()
     flat: bool = False
     zeros: bool = False
+    shared: bool = False
 
     @property
     def by_pointer(self) -> bool:
@@ -324,11 +325,13 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
             for entry, n in launch.ledger.items():
                 ledger[entry] += n
             for key, n in launch.distinct.items():
-                distinct[key] += n
+                distinct[key] = n if first.tensors[key[0]].shared else distinct[key] + n
         total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
         launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
-        name: replace(spec, heads=sum(part.tensors[name].heads for part in parts if name in part.tensors))
+        name: spec
+        if spec.shared
+        else replace(spec, heads=sum(part.tensors[name].heads for part in parts if name in part.tensors))
         for name, spec in first.tensors.items()
     }
     return replace(first, problem=problem, launches=tuple(launches), tensors=tensors)

@@ -135,18 +135,29 @@ class Machine:
         axes: Mapping[str, int] | None = None,
         flat: bool = False,
         zeros: bool = False,
+        shared: bool = False,
     ) -> HbmTensor:
         """A new array in HBM: per head `rows` (None: len_q) x `cols` of a dtype. A `vector` is not padded.
 
-        It has as many heads as the queries, or as `of`. `axes` gives each head several planes of rows and columns, by
-        name. With `axes={"splits": 4}`, `tensor.at(splits=j)` is one plane. `flat` and `zeros` are as in
-        `Spec`.
+        It has as many heads as the queries, or as `of`; one that is `shared` has none. `axes` gives each head several
+        planes of rows and columns, by name. With `axes={"splits": 4}`, `tensor.at(splits=j)` is one plane. `flat` and
+        `zeros` are as in `Spec`.
         """
         rows = self.problem.len_q if rows is None else rows
-        lead = self._lead_of(("batch", "heads")) if of is None else self.lead(of)
+        lead = self._lead_of(() if shared else ("batch", "heads")) if of is None else self.lead(of)
         planes = tuple((axes or {}).items())
         spec = Spec(
-            name, math.prod(lead), rows, cols, dtype, "workspace", vector=vector, axes=planes, flat=flat, zeros=zeros
+            name,
+            math.prod(lead),
+            rows,
+            cols,
+            dtype,
+            "workspace",
+            vector=vector,
+            axes=planes,
+            flat=flat,
+            zeros=zeros,
+            shared=shared,
         )
         return self._new(spec, lead)
 

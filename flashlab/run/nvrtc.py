@@ -95,7 +95,7 @@ def defines(config: Config, dtype: str, head_dim: int) -> tuple[str, ...]:
 
     >>> from simulator.config import Config, Tile
     >>> defines(Config(tile=Tile(64, 32), warps=4, stages=2, q_in_registers=True), "float16", 40)
-    ('-DFL_DTYPE=1', '-DHEAD_DIM=48', '-DBR=64', '-DBC=32', '-DWARPS=4', '-DSTAGES=2', '-DQ_IN_REGISTERS=1', '-DPAIRS=0')
+    ('-DFL_DTYPE=1', '-DHEAD_DIM=48', '-DBR=64', '-DBC=32', '-DWARPS=4', '-DSTAGES=2', '-DQ_IN_REGISTERS=1', '-DDYNAMIC=0')
     """
     if dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r}: the kernels have {', '.join(_DTYPES)}")
@@ -107,7 +107,7 @@ def defines(config: Config, dtype: str, head_dim: int) -> tuple[str, ...]:
         "WARPS": config.warps,
         "STAGES": config.stages,
         "Q_IN_REGISTERS": int(config.q_in_registers),
-        "PAIRS": int(config.pairs),
+        "DYNAMIC": int(config.dynamic),
         **dict(config.constants),
     }
     return tuple(f"-D{name}={value}" for name, value in values.items())

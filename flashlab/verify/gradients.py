@@ -233,7 +233,7 @@ def head_order(subject: Subject, p: Problem, seed: int) -> None:
     def moved(x: Arrays) -> Iterator[tuple[str, Array]]:
         orders = {"batch": batch_order, "heads": order, "kv_heads": kv_order}
         for name, a in x.items():
-            for axis, along in enumerate(BACKWARD.operand(name).axes):
+            for axis, along in enumerate(BACKWARD.operand(name, p).axes):
                 a = a.take(orders[along], axis) if along in orders else a
             yield name, np.ascontiguousarray(a)
 

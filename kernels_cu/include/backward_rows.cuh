@@ -57,10 +57,10 @@ DEVICE void sink_gradient(const float* sinks, const float* lse, const float* del
                           const Shape& shape) {
   constexpr int EACH = 8;  // loads of a lane that are on their way together
   const int head = blockIdx.x % shape.heads, batch = blockIdx.x / shape.heads;
-  const float sink = of_head<SINKS>(sinks, head, -INF);
   const int begin = RAGGED ? load_global<int>(offsets_q + batch) : 0;
   const int rows = RAGGED ? load_global<int>(offsets_q + batch + 1) - begin : shape.len_q;
   const long long first = static_cast<long long>(RAGGED ? head : blockIdx.x) * shape.len_q + begin;
+  const float sink = rows > 0 ? of_head<SINKS>(sinks, head, -INF) : -INF;  // the compiler asks no earlier, either
   float sum = 0;
   for (int row = lane_id(); row < rows; row += 32 * EACH) {
     float logs[EACH], deltas[EACH];

@@ -40,14 +40,18 @@ struct Sram {
   DEVICE unsigned v_full(int slot) const { return mbarrier(2 + STAGES + slot); }
   DEVICE unsigned k_empty(int slot) const { return mbarrier(2 + 2 * STAGES + slot); }
   DEVICE unsigned v_empty(int slot) const { return mbarrier(2 + 3 * STAGES + slot); }
+
+  // Where the producer tells the consumers what it has drawn. It is guarded as Q is.
+  DEVICE unsigned number() const { return mbarrier(MBARRIERS) - sizeof(int); }
 };
-static_assert(2 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
+static_assert(2 + 4 * STAGES < Sram::MBARRIERS, "the ring has its mbarriers, and leaves room for a number");
 
 // Makes the block's mbarriers ready. All threads call it.
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
   name_sram(name_of_v(), sram.v(0).base, STAGES * Sram::V_BYTES);
+  if constexpr (DYNAMIC) name_sram("number", sram.number(), sizeof(int));
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);
@@ -80,6 +84,12 @@ DEVICE void become_consumer() {
 // A consumer warp is done with the slot that `empty` guards.
 DEVICE void release(unsigned empty) {
   if (lane_id() == 0) mbarrier_arrive(empty);
+}
+
+// What the producer has drawn: it comes with Q, or alone if no rows are left. Lane 0 reads it for its warp, as it also arrives for it.
+DEVICE int told(const Sram& sram, unsigned q_parity) {
+  mbarrier_wait(sram.q_full(), q_parity);
+  return uniform(lane_id() == 0 ? load_shared<int>(sram.number()) : 0);
 }
 
 // A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.

@@ -3,6 +3,7 @@
 
 #include "mbarrier.cuh"
 #include "mma.cuh"
+#include "philox.cuh"
 #include "ring.cuh"
 #include "scores.cuh"
 #include "tma.cuh"
@@ -20,6 +21,7 @@ using QTile = PanelTile<BR, COLUMNS>;
 using DSTile = PanelTile<BC, BR>;
 using Transposed = float[BR / 8][4];              // 64 keys x queries
 using Gradient = float[COLUMNS / 8][4];          // 64 keys x columns
+using Kept = KeptWeights<BR / 8, true>;           // 64 keys x queries, for dropout
 using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
 
 // SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers.
@@ -176,6 +178,16 @@ DEVICE void exponentials(Transposed& s, float c, unsigned numbers) {
     const float2 l = of_queries(numbers, n);
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - (e % 2 ? l.y : l.x));
+  }
+}
+
+// dP - D, where dP is 0 for what dropout drops. D's numbers have its part of the scale, and a minus.
+DEVICE void drop_gradient(Transposed& dp, const Kept& kept, unsigned numbers) {
+#pragma unroll
+  for (int n = 0; n < BR / 8; ++n) {
+    const float2 d = of_queries(numbers, n);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) dp[n][e] = float_of(bits(dp[n][e]) & kept.one(n, e)) + (e % 2 ? d.y : d.x);
   }
 }
 

@@ -112,6 +112,9 @@ DEVICE unsigned count_up(void* counter, unsigned last) {
   return before;
 }
 
+// As count_up, where nothing hangs on the order but who gets which number.
+DEVICE unsigned draw_from(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
+
 // True for whoever finds a counter at `last`: all others have been here before.
 DEVICE bool last_to_arrive(void* counter, unsigned last) { return count_up(counter, last) == last; }
 

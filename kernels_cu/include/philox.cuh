@@ -42,6 +42,7 @@ struct RandomWords { unsigned of[2][2]; };
 struct Dropout {
   uint2 seed, start;   // the key, and the lower half of the counters
   unsigned threshold;  // of the upper byte of a word
+  unsigned limits;     // of all four bytes
 
   // `state` has seed and offset.
   DEVICE Dropout(const long long* state, int kept) {
@@ -49,6 +50,7 @@ struct Dropout {
       seed = load_global<uint2>(state);
       start = load_global<uint2>(state + 1);
       threshold = static_cast<unsigned>(kept) << 24;
+      limits = static_cast<unsigned>(kept) * 0x01010101;
     }
   }
 
@@ -113,6 +115,62 @@ struct Dropout {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           if (!keeps<false>(random, m, e)) p[n + m][e] = 0;
+    }
+  }
+};
+
+// The upper bit of each byte becomes 1 if that byte of x is below the one of `limits`. The bits below it mean nothing.
+DEVICE unsigned bytes_below(unsigned x, unsigned limits) {
+  constexpr unsigned UPPER = 0x80808080;
+  const unsigned less = (x | UPPER) - (limits & ~UPPER);  // no byte borrows from the next
+  return (~x & limits) | (~(x ^ limits) & ~less);
+}
+
+// Which weights of a warp's 16 lines are kept, for 16-bit operands: fragments of 8 lines across. Two instructions drop two weights
+// then, and a lane needs 4 registers for 16 weights, so the bytes may be made long before P is known.
+template <int FRAGMENTS, bool TRANSPOSED>
+struct KeptWeights {
+  static_assert(FRAGMENTS % 2 == 0, "blocks of 16 x 16");
+  RandomWords signs[ceil_div(FRAGMENTS, 4)];  // of each byte the upper bit is 1 if its weight is kept
+
+  // Of the 16 lines with this number, and from the 16 across with number `across` on. It is a branch that is always taken, and that
+  // the compiler can't take away: so it doesn't mix this with products that it ought to issue first.
+  DEVICE void draw(const Dropout& dropout, int lines, int across) {
+    if (dropout.limits != 0) {
+#pragma unroll
+      for (int n = 0; n < FRAGMENTS; n += 4) {
+        signs[n / 4] = dropout.words<TRANSPOSED>(lines, across + n / 2, across + min(n / 2 + 1, FRAGMENTS / 2 - 1));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          unsigned& word = signs[n / 4].of[i / 2][i % 2];
+          word = bytes_below(word, dropout.limits);
+        }
+      }
+    }
+  }
+
+  // The byte of a line of a fragment in its words.
+  static DEVICE constexpr int byte_of(int n, int half) { return TRANSPOSED ? 2 * (n % 2) + half : 2 * half + n % 2; }
+
+  // All ones in each half whose weight is kept, of two neighbours in a line of fragment n.
+  DEVICE unsigned pair(int n, int half) const {
+    const RandomWords& of = signs[n / 4];
+    return spread_signs(of.of[n / 2 % 2][0], of.of[n / 2 % 2][1], 0x4400 + 0x1111 * byte_of(n, half));
+  }
+
+  // All ones if element e of fragment n is kept.
+  DEVICE unsigned one(int n, int e) const {
+    const unsigned word = signs[n / 4].of[n / 2 % 2][e % 2];
+    return spread_signs(word, word, 0x1111 * byte_of(n, e / 2));
+  }
+
+  // Drops of an operand A, which has 16 columns in each of its four registers.
+  DEVICE void drop(unsigned (&p)[FRAGMENTS / 2][4]) const {
+    if constexpr (DROPOUT) {
+#pragma unroll
+      for (int n = 0; n < FRAGMENTS; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) p[n / 2][n % 2 * 2 + half] &= pair(n, half);
     }
   }
 };

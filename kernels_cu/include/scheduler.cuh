@@ -24,28 +24,34 @@ DEVICE Work work_in_order(const Shape& shape) {
   return work_of(shape, {}, block / row_tiles, block % row_tiles);
 }
 
-// The row tiles of one persistent block (CUTLASS: a static tile scheduler). The block takes every gridDim-th unit. A unit is
-// a row tile of a head, or with PAIRS two: one from the end of the head and one from its start.
+// The row tiles of one persistent block, by number. The last of each head come first: under a causal mask they take longest. The
+// block begins with its own number, and takes every gridDim-th one (CUTLASS: a static tile scheduler), or with DYNAMIC the next one
+// that nobody has drawn yet (a dynamic one).
 //
 // `group` heads run side by side before the next ones start (a swizzle of the heads for the L2): few enough that their K
 // and V stay in the L2 while all their rows pass.
 struct Agenda {
   const Shape& shape;
   Offsets offsets = {};
-  int unit = blockIdx.x, half = 0;
+  int number = blockIdx.x;
+  unsigned drawn = 0;
 
   DEVICE bool next(Work& work) {
-    const int row_tiles = row_tiles_of(shape), units = PAIRS ? ceil_div(row_tiles, 2) : row_tiles;  // of a head
-    const int all_heads = shape.batch * shape.heads;
+    const int row_tiles = row_tiles_of(shape), all_heads = shape.batch * shape.heads;
     do {
-      if (unit >= units * all_heads) return false;
-      const int first_head = unit / (shape.group * units) * shape.group;  // of the group
-      const int heads = min(shape.group, all_heads - first_head), place = unit - first_head * units;
-      const int front = place / heads, back = row_tiles - 1 - front;
-      work = work_of(shape, offsets, first_head + place % heads, half ? front : back);
-      half = PAIRS && half == 0 && front != back;
-      if (half == 0) unit += gridDim.x;
+      if (number >= row_tiles * all_heads) return false;
+      const int first_head = number / (shape.group * row_tiles) * shape.group;  // of the group
+      const int heads = min(shape.group, all_heads - first_head), place = number - first_head * row_tiles;
+      work = work_of(shape, offsets, first_head + place % heads, row_tiles - 1 - place / heads);
+      if constexpr (!DYNAMIC) number += gridDim.x;
     } while (RAGGED && work.first_row >= work.keys);  // an empty place
     return true;
   }
+
+  // Draws the next number, which take() waits for. All blocks together draw once for each row tile, so the counter ends at 0,
+  // where it began.
+  DEVICE void draw(unsigned* counter) {
+    drawn = draw_from(counter, row_tiles_of(shape) * shape.batch * shape.heads - 1);
+  }
+  DEVICE void take() { number = gridDim.x + drawn; }
 };

@@ -126,8 +126,9 @@ def count_sinks(book: Book, name: str, problem: Problem) -> None:
     heads, tiles = p.batch * p.heads, -(-p.len_q // SINK_ROWS)
     together = book.config.heads_together if book.config else 1
     book.launch(f"{name}_sinks", heads, 1, together, along="sequences_of_lengths")
-    book.add("dsinks", "sinks", hbm_read=4 * heads)
-    book.distinct("sinks", "read", t["sinks"].nbytes)
+    if p.len_q:  # else nobody asks for the sink
+        book.add("dsinks", "sinks", hbm_read=4 * heads)
+        book.distinct("sinks", "read", t["sinks"].nbytes)
     for x in ("lse", "delta"):
         book.add("dsinks", x, hbm_read=t[x].nbytes)
         book.distinct(x, "read", t[x].nbytes)

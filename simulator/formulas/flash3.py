@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.formulas.mask import count_masked, count_packing
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
@@ -36,6 +37,7 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
     )
 
     tiles, pairs = heads * rows, heads * visited.pairs
+    count_draws(book, config, tiles)
     if p.lengths is not None:  # rows of the next sequence are cleared
         book.add("load_q", "q", sram_write=heads * (rows * tile.rows - p.len_q) * boxes * es)
         book.add("load_v", "v", sram_write=heads * (visited.pairs * tile.cols - visited.keys) * boxes_v * es)
@@ -53,11 +55,22 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
 
     count_masked(book, p, tile, readers=4 * readers + 1)
     count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * readers)
+    count_state(book, p, "load_q", blocks=tiles, warps=4 * readers)
     square, column = tile.rows * tile.cols, tile.rows
     passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
     book.compute(
         matmul=pairs * 2 * br * bc * (d + dv),
         other=pairs * (passes * square + 4 * column + tile.rows * p.head_dim_v)
-        + tiles * (tile.rows * p.head_dim_v + 2 * column),
+        + tiles * (tile.rows * p.head_dim_v + (2 + bool(p.dropout)) * column),
         exp=pairs * (square + column),
     )
+
+
+def count_draws(book: Book, config: Config, tiles: int) -> None:
+    """Blocks that draw their row tiles count up for each, and tell the warps that multiply by a number in SRAM."""
+    if config.dynamic:
+        book.tensor(Spec("drawn", 1, 1, 1, "int32", "workspace", vector=True, zeros=True, shared=True))
+        book.add("load_q", "drawn", hbm_atomic=4 * tiles)
+        book.add("load_q", "number", sram_write=4 * tiles, sram_read=4 * tiles * 4 * config.consumers)
+        for way in ("read", "write"):
+            book.distinct("drawn", way, 4 * (tiles > 0))

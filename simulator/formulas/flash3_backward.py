@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.dropout import count_state
 from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
@@ -35,6 +36,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages)
     book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible)
+    count_state(book, p, "load_kv", blocks=visits, warps=4 * readers)
     for name, width in (("k", d), ("v", dv)):
         if visits:
             book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * bc * width * es)
@@ -66,7 +68,8 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     square = tile.rows * tile.cols
     book.compute(
         matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * d),
-        other=pairs * (3 + (p.scale != 1.0)) * square + visits * tile.cols * p.head_dim,
+        other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
+        + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
     count_convert(book, "flash3_backward", tile.rows)

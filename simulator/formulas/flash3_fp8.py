@@ -6,6 +6,7 @@ from functools import partial
 
 from simulator.config import Config, padded
 from simulator.counts import Book, Spec
+from simulator.formulas.flash3 import count_draws
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import backwards
@@ -47,6 +48,7 @@ def flash3_fp8(book: Book, problem: Problem, tile: Tile, config: Config, *, lse:
         partial(backwards, p, tile),
     )
     tiles, pairs = heads * rows, heads * visited.pairs
+    count_draws(book, config, tiles)
     book.add("load_q", "q", hbm_read=tiles * tile.rows * d, sram_write=tiles * br * d)
     book.add("load_q", "q_scale", hbm_read=tiles * 16 * readers)
     book.add("load_k", "k", hbm_read=pairs * tile.cols * d, sram_write=pairs * bc * d)

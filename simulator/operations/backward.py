@@ -70,6 +70,7 @@ class Backward(Operation):
         "a gradient of the LSE, causal, GQA, rows without keys": {
             "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "dlse": True,
         },
+        "dropout, several tiles": {"heads": 1, "len_q": 150, "len_kv": 170, "dropout": 0.25},
         "a gradient of the LSE, dropout": {"heads": 2, "len_q": 50, "dropout": 0.25, "dlse": True},
         "sinks, causal, GQA, batch 2, rows without keys": {
             "batch": 2, "heads": 4, "kv_heads": 2, "len_q": 90, "len_kv": 60, "causal": True, "sinks": True,

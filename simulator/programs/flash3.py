@@ -7,12 +7,14 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
+from simulator.block import Block
 from simulator.config import Config, dividing, features, heads_that_share_the_l2, padded
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, read_state
 from simulator.programs.mask import pack_mask
 from simulator.programs.scores import alibi, join_sink, of_head, soft_cap
 from simulator.tensors import HbmTensor
@@ -21,20 +23,21 @@ PANEL = 64
 """Columns of a box: 128 bytes of 16-bit elements, the widest row that TMA swizzles."""
 MBARRIERS = 32
 """Room for the ring's mbarriers in float32 elements: 128 bytes of SRAM."""
-_LONG = 64  # with more row tiles per head, the start of a block hardly counts
 
 
 def choose_tile(problem: Problem, device: Device) -> Tile:
     """The tile of the top rung: as many keys as registers and SRAM leave room for beside O, or three warpgroups."""
-    d, extra = padded(problem.head_dim), problem.alibi or problem.mask
+    d, extra = padded(problem.head_dim), problem.alibi or problem.mask or problem.dropout
     if d <= 64:
         # in a short causal problem, the mask hides too much of a tile of 192 rows
         short = _triangular(problem) and problem.padded.len_kv <= 2048
-        # three warpgroups leave a thread no registers for a bias, or for bits
+        # three warpgroups leave a thread no registers for a bias, for bits, or for random bytes
         return Tile(128 if short or extra else 192, 128)
     if extra or problem.soft_cap or problem.sinks or problem.lengths is not None:  # they take registers, too
-        # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns
-        tight = d > 128 and problem.soft_cap and problem.lengths is not None
+        # the exponentials of a soft cap and the numbers of a sequence leave no room for 64 columns, nor do random bytes
+        tight = (d > 128 and problem.soft_cap and problem.lengths is not None) or (
+            d > 192 and problem.dropout and not problem.soft_cap
+        )
         return Tile(128, 48 if tight else 64 if d > 128 else 128)
     if d <= 96:  # the taller is faster, unless the last round of its blocks is emptier
         tall, usual = Tile(192, 112 if d <= 80 else 96), Tile(128, 128)
@@ -93,29 +96,32 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         default = Tile(dividing(default.rows, problem.block.rows, 64), dividing(default.cols, problem.block.cols))
     rung = configure_rung(problem, device, tile, default)
     together = heads_that_share_the_l2(problem, device)
-    work = order(problem, rung.tile)
-    if work["pairs"] and uneven(problem, rung.tile, device):
-        work = {"persistent": False, "pairs": False}
-    return replace(rung, heads_together=together, constants=features(problem), **work)
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem))
 
 
-def order(problem: Problem, tile: Tile) -> dict[str, bool]:
-    """The order of work: `persistent` and `pairs` of a `Config`.
+def order(problem: Problem) -> dict[str, bool]:
+    """The order of work: `persistent` and `dynamic` of a `Config`.
 
-    If a mask makes rows unequal, persistent blocks take a long and a short one as a pair. If such a head has many row
-    tiles, each has a block of its own instead, and the longest start first. So it is in a ragged batch, whose row tiles are
-    unequal, unless its sequences are all alike. (Wide heads leave it no registers for more than one.)
+    If a mask makes rows unequal, persistent blocks draw them, the longest first. In a ragged batch, whose row tiles are
+    unequal, too, each has a block of its own instead, unless its sequences are all alike and none of its rows sees more than
+    another. (Wide heads leave it no registers for more than one.)
     """
-    triangular, long = _triangular(problem), problem.padded.row_tiles(tile) > _LONG
-    alike = problem.lengths is None or (len(set(problem.sequences)) == 1 and problem.head_dim <= 2 * PANEL)
-    persistent = alike and not (triangular and long)
-    return {"persistent": persistent, "pairs": persistent and triangular}
+    triangular = _triangular(problem)
+    alike = len(set(problem.sequences)) == 1 and not triangular and problem.head_dim <= 2 * PANEL
+    persistent = problem.lengths is None or alike
+    return {"persistent": persistent, "dynamic": persistent and triangular}
 
 
-def uneven(problem: Problem, tile: Tile, device: Device) -> bool:
-    """Would pairs of row tiles leave the SMs without work for a tenth of the time? Then blocks of their own are faster."""
-    pairs = problem.batch * problem.heads * -(-problem.row_tiles(tile) // 2)
-    return pairs < 0.9 * device.sms * -(-pairs // device.sms)
+def counter(m: Machine) -> HbmTensor | None:
+    """The counter from which blocks draw their row tiles, if they do."""
+    return m.workspace("drawn", 1, "int32", rows=1, vector=True, shared=True, zeros=True) if m.config.dynamic else None
+
+
+def draw(block: Block, drawn: HbmTensor | None, warps: int) -> None:
+    """Where blocks draw their row tiles: draw the next one's number, which the producer tells the `warps` that multiply."""
+    if drawn is not None:
+        block.arrive(drawn, 0)
+        block.tell("number", warps)
 
 
 def backwards(problem: Problem, tile: Tile, i: int) -> range:
@@ -140,6 +146,7 @@ def attend(
     """
     c, ragged = m.config, problem.lengths is not None
     out, lse = m.output("out"), m.output("lse")
+    drawn = counter(m)
     packed = pack_mask(m, tile, backwards=True)
     visible = packed.walk if packed else partial(backwards, problem, tile)
     for block in m.launch(name, rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
@@ -148,8 +155,10 @@ def attend(
         for ring in (k, v):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.alloc("mbarriers", MBARRIERS)
+        draw(block, drawn, 4 * c.consumers)
         q_i = block.load(q, i, tile.rows, panel=PANEL, clear=ragged)
         slope = of_head("alibi_slopes", m, block, 4 * c.consumers)
+        read_state(m, block, 4 * c.consumers)
         if packed:
             packed.begin(block, 1 + 4 * c.consumers)
         m_i = block.full(tile.rows, 1, -inf)
@@ -177,10 +186,11 @@ def attend(
             block.step("load_v")
             v_j = block.load(v, j, tile.cols, stages=c.stages, panel=PANEL, clear=ragged)
             block.step("output")
+            p = dropped(m, block, p, i, j)
             acc = block.matmul(p.round(problem.dtype), v_j, split=("rows", "none"), acc=acc)
         block.step("normalize")
         m_i, l_i, acc = join_sink(block, of_head("sinks", m, block, 4 * c.consumers), m_i, l_i, acc)
-        acc = acc / l_i.nonzero()
+        acc = acc / kept_sum(l_i, problem).nonzero()
         logsumexp = m_i + block.log(l_i)
         block.step("store_o")
         block.store(out, acc, i, tile.rows)

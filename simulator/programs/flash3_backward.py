@@ -11,6 +11,7 @@ from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
+from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL
 from simulator.tensors import HbmTensor
@@ -113,6 +114,7 @@ def flash3_backward(
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
         k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
+        read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
@@ -121,7 +123,7 @@ def flash3_backward(
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
                 do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True)
-                block.put(d_shared, block.fetch(delta.head(g), i, tile.rows))
+                block.put(d_shared, kept_sum(block.fetch(delta.head(g), i, tile.rows), problem))
                 d_i = block.get(d_shared, 4 * c.consumers).T
                 block.step("scores")
                 s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
@@ -132,9 +134,11 @@ def flash3_backward(
                 block.step("exp")
                 p = block.exp(s - block.get(lse_shared, 4 * c.consumers).T.finite())
                 block.step("ds")
+                dp = dropped(m, block, dp.T, i, j, member=g).T
                 ds = (p * (dp - d_i)).round(problem.dtype)
                 block.put(ds_shared, ds)
                 block.step("dv")
+                p = dropped(m, block, p.T, i, j, member=g).T
                 dv_j = block.matmul(p.round(problem.dtype), do_i, split=("rows", "none"), acc=dv_j)
                 block.step("dk")
                 dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
@@ -142,8 +146,8 @@ def flash3_backward(
                 dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
                 block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
         block.step("store_dkv")
-        block.store(dk, dk_j * problem.scale, j, tile.cols)
-        block.store(dv, dv_j, j, tile.cols)
+        block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
+        block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
     return dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
 

@@ -11,7 +11,7 @@ from simulator.devices import Device
 from simulator.machine import Machine
 from simulator.problem import FP8, Problem, Tile, round_up
 from simulator.program import program
-from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, order
+from simulator.programs.flash3 import MBARRIERS, backwards, configure_rung, counter, draw, order
 from simulator.tensors import HbmTensor
 
 PANEL = 128
@@ -45,7 +45,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     """The configuration of `flash3`, with one default tile for all problems."""
     rung = configure_rung(problem, device, tile, TILE, sram=sram_bytes)
     together = heads_that_share_the_l2(problem, device)
-    return replace(rung, heads_together=together, constants=features(problem), **order(problem, rung.tile))
+    return replace(rung, heads_together=together, constants=features(problem), **order(problem))
 
 
 def transpose(m: Machine, v: HbmTensor, problem: Problem) -> HbmTensor:
@@ -84,6 +84,7 @@ def flash3_fp8(
     out, lse = m.output("out"), m.output("lse")
     q_scale, k_scale, v_scale = m.optional("q_scale"), m.optional("k_scale"), m.optional("v_scale")
     v_t = transpose(m, v, problem)
+    drawn = counter(m)
     visible = partial(backwards, problem, tile)
     for block in m.launch("flash3_fp8", rows=problem.row_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
@@ -92,6 +93,7 @@ def flash3_fp8(
         block.alloc("v_t", d, tile.cols, v_t.dtype, copies=c.stages, panel=PANEL)
         block.alloc("ones", c.stages * ONES * round_up(tile.cols, PANEL) // 4)
         block.alloc("mbarriers", MBARRIERS)
+        draw(block, drawn, warps)
         q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
         of_q = block.fetch(q_scale, i, 1, warps=warps)
         m_i = block.full(tile.rows, 1, -inf)

@@ -20,10 +20,8 @@ class Work(NamedTuple):
     masked: int = 0
 
 
-Unit = tuple[Work, ...]
-"""The works that a block takes at a time: one, or two if row tiles are paired."""
-Runs = Sequence[tuple[Unit, int]]
-"""Units in the order in which blocks take them, and how many of each in a row."""
+Runs = Sequence[tuple[Work, int]]
+"""Works in the order in which blocks take them, and how many of each in a row."""
 Block = Callable[[SM, Sequence[Work]], "list[tuple[str, Actor]]"]
 """`block(sm, works)` returns the actors of one block with their names. They do these works one after the other. The
 actors of a persistent block call `sm.work_ends(n)` when work n ends."""
@@ -35,8 +33,9 @@ class Launch:
 
     - `order`: parts (runs, how often), in the order in which blocks take them.
     - `slots`: how many blocks an SM has room for.
-    - `persistent`: each slot has one block for the whole launch, and block b takes the units b, b + blocks, and so on.
-      Otherwise each unit has a block of its own.
+    - `persistent`: each slot has one block for the whole launch, and block b takes the works b, b + blocks, and so on.
+      Otherwise each work has a block of its own.
+    - `dynamic`: a persistent block takes the next work that none has taken yet.
     - `in_step(blocks)`: one block in place of all `blocks` of an SM, whose warpgroups do the same at the same time. It
       is None if the kernel arranges turns.
     - `chance`: the share of the time for which warpgroups are in step if nothing arranges turns.
@@ -47,21 +46,22 @@ class Launch:
     order: Sequence[tuple[Runs, int]]
     slots: int = 1
     persistent: bool = False
+    dynamic: bool = False
     in_step: Callable[[int], Block] | None = None
     chance: float = 0.0
 
     @property
-    def units(self) -> int:
-        """How many units there are."""
+    def works(self) -> int:
+        """How many works there are."""
         return sum(times * sum(n for _, n in runs) for runs, times in self.order)
 
-    def taken(self) -> Iterator[Unit]:
-        """The units, one by one."""
+    def taken(self) -> Iterator[Work]:
+        """The works, one by one."""
         for runs, times in self.order:
             for _ in range(times if runs else 0):
-                for unit, n in runs:
+                for work, n in runs:
                     for _ in range(n):  # which may be over 2^63: `repeat` takes no such number
-                        yield unit
+                        yield work
 
 
 def resident(config: Config, device: Device, sram: int, registers: int = 0) -> int:

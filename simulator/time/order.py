@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import gcd
 
 from simulator.config import Config
 from simulator.problem import Problem, Tile
 from simulator.time.costs import LONGEST_WALK
-from simulator.time.launch import Runs, Unit, Work
+from simulator.time.launch import Runs, Work
 
 LISTED = 1024
-"""The most units of a head that are listed one by one."""
+"""The most row tiles of a head that are listed one by one."""
 GROUPS = 64
-"""About how many groups the others make, and then each end has `LISTED` / 8 units that are listed."""
+"""About how many groups the others make, and then each end has `LISTED` / 8 that are listed."""
 
 
 def in_order(problem: Problem, tile: Tile) -> Runs:
     """The work of each row tile of a head, in the order of the rows."""
-    return _runs(lambda i: (work(problem, tile, i),), problem.row_tiles(tile), problem, tile)
+    return _runs(problem.row_tiles(tile), problem, tile)
 
 
 def longest_first(problem: Problem, tile: Tile) -> Runs:
@@ -26,22 +26,12 @@ def longest_first(problem: Problem, tile: Tile) -> Runs:
     return in_order(problem, tile)[::-1]
 
 
-def in_pairs(problem: Problem, tile: Tile) -> Runs:
-    """The last row tile paired with the first, and so on inwards."""
-    n = problem.row_tiles(tile)
-
-    def pair(i: int) -> Unit:
-        return tuple(work(problem, tile, row) for row in ([n - 1 - i, i] if n - 1 - i != i else [i]))
-
-    return _runs(pair, -(-n // 2), problem, tile)
-
-
 def by_groups_of_heads(runs: Runs, problem: Problem, config: Config) -> list[tuple[Runs, int]]:
-    """The order of a launch in which a group of heads takes a unit before it takes the next one."""
+    """The order of a launch in which a group of heads takes a row tile before it takes the next one."""
     together = config.heads_together
     whole, rest = divmod(problem.batch * problem.heads, together)
     return [
-        ([(unit, n * heads) for unit, n in runs], times) for heads, times in ((together, whole), (rest, 1)) if heads
+        ([(each, n * heads) for each, n in runs], times) for heads, times in ((together, whole), (rest, 1)) if heads
     ]
 
 
@@ -55,15 +45,15 @@ def work(problem: Problem, tile: Tile, i: int) -> Work:
     return Work(len(tiles), len(tiles) - min(len(tiles), len(full)))
 
 
-def _runs(unit: Callable[[int], Unit], n: int, problem: Problem, tile: Tile) -> Runs:
-    """`unit(i)` for each i under n.
+def _runs(n: int, problem: Problem, tile: Tile) -> Runs:
+    """The work of each of `n` row tiles.
 
     Of many, those at the ends are listed, which decide how evenly a launch ends, and those about a row where the mask begins
     to cut otherwise. Between them a walk is as much longer than the walk a period before as all others are. So a group of
     walks whose distance is a period is said by its mean.
     """
     if n <= LISTED:
-        return [(unit(i), 1) for i in range(n)]
+        return [(work(problem, tile, i), 1) for i in range(n)]
     period = tile.cols // gcd(tile.rows, tile.cols)
     rows, margin = problem.row_tiles(tile), period + (LONGEST_WALK + 2) * (tile.cols // tile.rows + 1)
     listed = [
@@ -71,11 +61,11 @@ def _runs(unit: Callable[[int], Unit], n: int, problem: Problem, tile: Tile) -> 
         (n, LISTED // 8),
         *((i, margin) for cut in _cuts(problem, tile) for i in (cut, rows - cut)),
     ]
-    runs: list[tuple[Unit, int]] = []
+    runs: list[tuple[Work, int]] = []
     at = 0
     for low, high in sorted((max(0, i - wide), min(n, i + wide)) for i, wide in listed if -wide < i < n + wide):
-        runs += _grouped(unit, at, low, period, -(-n // GROUPS))
-        runs += [(unit(i), 1) for i in range(max(at, low), high)]
+        runs += _grouped(problem, tile, range(at, low), period, -(-n // GROUPS))
+        runs += [(work(problem, tile, i), 1) for i in range(max(at, low), high)]
         at = max(at, high)
     return runs
 
@@ -88,20 +78,20 @@ def _cuts(problem: Problem, tile: Tile) -> Iterator[int]:
             yield from ((key - p.offset - shift) // tile.rows for key in (0, p.len_kv))
 
 
-def _grouped(unit: Callable[[int], Unit], start: int, stop: int, period: int, size: int) -> Iterator[tuple[Unit, int]]:
-    """The units from start to stop, in groups of about `size` neighbours."""
+def _grouped(problem: Problem, tile: Tile, rows: range, period: int, size: int) -> Iterator[tuple[Work, int]]:
+    """The works of row tiles, in groups of about `size` neighbours."""
     size = -(-size // period) * period
-    for first in range(start, stop, size):
-        for i in range(first, min(first + period, first + size, stop)):
-            alike = range(i, min(first + size, stop), period)
-            down, up = _means(unit(alike[0]), unit(alike[-1]))
+    for first in rows[::size]:
+        for i in range(first, min(first + period, first + size, rows.stop)):
+            alike = range(i, min(first + size, rows.stop), period)
+            down, up = _means(work(problem, tile, alike[0]), work(problem, tile, alike[-1]))
             yield from ((down, len(alike) - len(alike) // 2), (up, len(alike) // 2))
 
 
-def _means(first: Unit, last: Unit) -> tuple[Unit, Unit]:
-    """Two units that together are as much as the first and the last, and half as many of each as all between them.
+def _means(first: Work, last: Work) -> tuple[Work, Work]:
+    """Two works that together are as much as the first and the last, and half as many of each as all between them.
 
     A further tile of a long walk costs what the last one did (`Costs`), so only the sum of their tiles matters.
     """
-    both = [(a.tiles + b.tiles, a.masked) for a, b in zip(first, last, strict=True)]
-    return tuple(Work(n // 2, masked) for n, masked in both), tuple(Work(n - n // 2, masked) for n, masked in both)
+    tiles = first.tiles + last.tiles
+    return Work(tiles // 2, first.masked), Work(tiles - tiles // 2, first.masked)

@@ -21,7 +21,7 @@ from simulator.program import Program
 from simulator.simulate import TileLike
 from simulator.time.costs import LONGEST_WALK, Costs, run
 from simulator.time.engine import UNITS, Event
-from simulator.time.launch import Launch, Unit, Work
+from simulator.time.launch import Launch, Work
 from simulator.time.rates import LAUNCH, TURNOVER, Rates
 from simulator.time.schedule import deal, finish
 
@@ -195,15 +195,15 @@ def timeline(
 def _time(launch: Launch, rates: Rates, moved: int) -> LaunchTime:
     """The time of one launch. `moved` is how many distinct bytes it reads and writes."""
     sms = rates.device.sms
-    slots = max(1, min(launch.slots, -(-launch.units // sms)))
+    slots = max(1, min(launch.slots, -(-launch.works // sms)))
     costs = Costs(launch, slots, TURNOVER)
-    parts = [([(costs.of(unit), n) for unit, n in runs], times) for runs, times in launch.order]
+    parts = [([(costs.of(each), n) for each, n in runs], times) for runs, times in launch.order]
     work = sum(times * sum(cost.cycles * n for cost, n in runs) for runs, times in parts)
     busy = sum((float(times * n) * cost.busy for runs, times in parts for cost, n in runs), np.zeros(len(UNITS)))
     cycles_of = [(list(_merged((cost.cycles, n) for cost, n in runs)), times) for runs, times in parts]
     if launch.persistent:
         first = next((runs[0][0].fill for runs, _ in parts if runs), 0.0)
-        cycles = deal(cycles_of, slots * sms) + first
+        cycles = (finish if launch.dynamic else deal)(cycles_of, slots * sms) + first
     else:
         cycles = finish(cycles_of, slots * sms)
     share = busy / (cycles * sms) if cycles else busy
@@ -240,16 +240,16 @@ def _bound(seconds: float, on_sms: float, dram: float, utilisation: dict[str, fl
 
 
 def _first_blocks(launch: Launch, slots: int, sms: int) -> list[Event]:
-    """What runs on the first SM until its first blocks are done, or the first two units of each persistent block."""
-    units = list(islice(launch.taken(), 2 * slots * sms))
-    shown = [[_shortened(unit) for unit in units[s * sms :: slots * sms]] for s in range(slots)]
+    """What runs on the first SM until its first blocks are done, or the first two works of each persistent block."""
+    works = list(islice(launch.taken(), 2 * slots * sms))
+    shown = [[_shortened(work) for work in works[s * sms :: slots * sms]] for s in range(slots)]
     if not launch.persistent:
         shown = [agenda[:1] for agenda in shown]
     return sorted(run(launch, shown, TURNOVER, record=True).events, key=lambda event: (event.start, event.end))
 
 
-def _shortened(unit: Unit) -> Unit:
-    return tuple(Work(min(work.tiles, max(LONGEST_WALK, work.masked)), work.masked) for work in unit)
+def _shortened(work: Work) -> Work:
+    return Work(min(work.tiles, max(LONGEST_WALK, work.masked)), work.masked)
 
 
 __all__: Sequence[str] = ["UNIT_NAMES", "LaunchTime", "Timeline", "timeline"]

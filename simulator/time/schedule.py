@@ -58,7 +58,7 @@ def _taken(free: list[float], runs: Runs) -> list[float]:
 
 
 def deal(parts: Parts, blocks: int) -> float:
-    """When the last of `blocks` persistent blocks ends. Block b takes the units b, b + blocks, and so on, in turn.
+    """When the last of `blocks` persistent blocks ends. Block b takes the works b, b + blocks, and so on, in turn.
 
     >>> deal([([(3.0, 1), (1.0, 3)], 1)], 2)
     4.0

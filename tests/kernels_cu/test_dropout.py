@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
@@ -43,6 +43,34 @@ def test_philox_is_random123s(source: Path, rounds: int, counter: str, key: str,
     given = {"from": words, "to": fl.Empty((4,), "uint32"), "rounds": np.int32(rounds)}
     run = fl.emulate_file(source, given, grid=1, block=1)
     assert " ".join(f"{int(word):08x}" for word in run.arrays["to"]) == result
+
+
+BYTES = """
+#include "philox.cuh"
+
+extern "C" __global__ void bytes(unsigned* below, unsigned* pairs) {
+  const unsigned byte = threadIdx.x, limit = blockIdx.x;
+  const unsigned x = byte << 24 | (byte ^ 255) << 16 | (255 - byte / 2) << 8 | byte / 2;
+  const unsigned found = bytes_below(x, limit * 0x01010101);
+  store_global(below + limit * 256 + byte, found);
+  store_global(pairs + limit * 256 + byte, spread_signs(found, ~found, 0x7213));
+}
+"""
+
+
+def test_bytes_are_compared_four_at_a_time(tmp_path: Path) -> None:
+    """Of all bytes with all limits, beside any neighbours; and a pattern of the results is spread over the bytes of a word."""
+    path = tmp_path / "bytes.cu"
+    path.write_text(BYTES, encoding="utf-8")
+    to = {name: fl.Empty((256, 256), "uint32") for name in ("below", "pairs")}
+    run = fl.emulate_file(path, to, grid=256, block=256)
+    byte = np.arange(256)
+    x = np.stack([byte // 2, 255 - byte // 2, byte ^ 255, byte], -1)
+    below = x[None] < np.arange(256)[:, None, None]
+    found, pairs = (np.ascontiguousarray(run.arrays[name]).view(np.uint8).reshape(256, 256, 4) for name in to)
+    assert ((found >= 128) == below).all()
+    wanted = np.stack([below[..., 3], below[..., 1], below[..., 2], ~below[..., 3]], -1)
+    assert (pairs == np.where(wanted, 255, 0)).all()
 
 
 def mask_of(p: fl.Problem, state: Any) -> Any:
@@ -88,7 +116,7 @@ def cells() -> Iterator[Any]:
             ("bfloat16", (128, 16)),
             ("float16", (32, 32)),
         ):
-            yield pytest.param(by_values, algorithm, dtype, tile, id=f"{algorithm}-{dtype}-{tile}")
+            yield pytest.param(by_values, algorithm, dtype, tile, {}, id=f"{algorithm}-{dtype}-{tile}")
     for algorithm in ("flash2_backward", "flash1_backward", "standard_backward"):
         for dtype, tile in (
             ("float16", (64, 64)),
@@ -96,18 +124,26 @@ def cells() -> Iterator[Any]:
             ("bfloat16", (32, 48)),
             ("float16", (48, 32)),
         ):
-            yield pytest.param(by_gradients, algorithm, dtype, tile, id=f"{algorithm}-{dtype}-{tile}")
+            yield pytest.param(by_gradients, algorithm, dtype, tile, {}, id=f"{algorithm}-{dtype}-{tile}")
+    wide = {"heads": 2, "kv_heads": 1, "len_q": 90, "len_kv": 128, "head_dim": 128}  # several tiles both ways
+    for dtype, tile, sizes in (("float16", (64, 64), {}), ("bfloat16", (192, 16), {}), ("bfloat16", (64, 48), wide)):
+        yield pytest.param(by_values, "flash3", dtype, tile, sizes, id=f"flash3-{dtype}-{tile}")
+    for dtype, sizes in (("float16", {}), ("bfloat16", wide | {"len_kv": 150})):
+        yield pytest.param(by_gradients, "flash3_backward", dtype, None, sizes, id=f"flash3_backward-{dtype}")
 
 
-@pytest.mark.parametrize(("read_off", "algorithm", "dtype", "tile"), [*cells()])
-def test_every_kernel_has_the_same_mask(read_off: Any, algorithm: str, dtype: str, tile: Any) -> None:
+@pytest.mark.parametrize(("read_off", "algorithm", "dtype", "tile", "sizes"), [*cells()])
+def test_every_kernel_has_the_same_mask(
+    read_off: Any, algorithm: str, dtype: str, tile: Any, sizes: dict[str, int]
+) -> None:
     """And that of the definition, so that the two passes agree at whatever tiles."""
-    p = problem(batch=2, heads=4, kv_heads=2, len_q=50, len_kv=61, head_dim=64, dtype=dtype, dropout=0.4)
+    usual = {"batch": 2, "heads": 4, "kv_heads": 2, "len_q": 50, "len_kv": 61, "head_dim": 64}
+    p = problem(**usual | sizes, dtype=dtype, dropout=0.4)
     state = np.array([-(2**62) + 5, 2**63 - 4])  # heads carry into the offset's upper half
     assert (read_off(algorithm, p, state, tile) == mask_of(p, state)).all()
 
 
-@pytest.mark.parametrize("algorithm", ["flash2", "standard"])
+@pytest.mark.parametrize("algorithm", ["flash2", "standard", "flash3"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.too_slow])
 @given(
     state=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
@@ -128,7 +164,7 @@ def test_outputs_keep_the_rule(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward", "standard_backward"])
+@pytest.mark.parametrize("algorithm", ["flash2_backward", "flash1_backward", "standard_backward", "flash3_backward"])
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rate=st.floats(0.01, 0.99), len_q=st.integers(0, 70), len_kv=st.integers(0, 70), causal=st.booleans(),
@@ -137,6 +173,7 @@ def test_outputs_keep_the_rule(
 def test_gradients_keep_the_rule(
     algorithm: str, rate: float, len_q: int, len_kv: int, causal: bool, dtype: str, seed: int
 ) -> None:
+    assume(dtype in fl.CATALOGUE[algorithm].dtypes)
     p = problem(heads=4, kv_heads=2, len_q=len_q, len_kv=len_kv, causal=causal, dropout=rate, dtype=dtype)
     arrays: dict[str, Any] = dict(BACKWARD.draw(p, seed))
     truth = BACKWARD.judge(p, arrays)

@@ -222,8 +222,8 @@ KERNELS = [
                 mechanism="an LSE to the base e", step="load_q", old="return lse_of(x);", new="return x;", check="rule",
             ),
             KernelMutant(
-                mechanism="D added where it is taken away", step="load_do", old="return -x;", new="return x;", check="equal_keys",
-                case="aligned",
+                mechanism="D added where it is taken away", step="load_do", old="kept_part(-x,", new="kept_part(x,",
+                check="equal_keys", case="aligned",
             ),
             KernelMutant(
                 mechanism="a tile's dQ added to the first one's",
@@ -234,8 +234,8 @@ KERNELS = [
                 check="rule", case="a query less than a tile, a key more",
             ),
             KernelMutant(
-                mechanism="dK of TMA's keys without the scale", step="store_dkv", old="dk_sum, half, shape.scale",
-                new="dk_sum, half, 1", check="adjoint",
+                mechanism="dK of TMA's keys without the scale", step="store_dkv", old="dk_sum, half, of_kept(shape.scale",
+                new="dk_sum, half, of_kept(1", check="adjoint",
             ),
             KernelMutant(
                 mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="round_up(shape.len_q, BR) + row",

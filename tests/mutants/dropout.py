@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.mutants.backward import PHILOX, TILES, KernelMutant
-from tests.mutants.scores import FLASH2, ScoreMutant
+from tests.mutants.backward import HOPPER, HOPPER_TILES, PHILOX, TILES, KernelMutant
+from tests.mutants.scores import FLASH2, FLASH3, ScoreMutant
 
 WHICH, ROWS, GQA = "which are kept", "which are kept, one in 256", "which are kept, causal, GQA, batch 2"
 KEYS = "which are kept, several tiles of keys"
-BACKWARD = "dropout, causal, GQA, batch 2"
+BACKWARD, SEVERAL = "dropout, causal, GQA, batch 2", "dropout, several tiles"
 STANDARD = "kernels_cu/standard.cu"
 DROPS = {"dropout": 0.25}
 
@@ -18,12 +18,28 @@ def forward(mechanism: str, file: str, old: str, new: str, case: str = WHICH, al
     )  # fmt: skip
 
 
+def hopper(mechanism: str, old: str, new: str, case: str = WHICH, file: str = FLASH3) -> ScoreMutant:
+    return forward(mechanism, file, old, new, case, "flash3")
+
+
 def backward(
-    mechanism: str, old: str, new: str, check: str, file: str = TILES, algorithm: str = "flash2_backward"
+    mechanism: str,
+    old: str,
+    new: str,
+    check: str,
+    file: str = TILES,
+    algorithm: str = "flash2_backward",
+    case: str = BACKWARD,
 ) -> KernelMutant:
     return KernelMutant(
-        mechanism=mechanism, file=file, old=old, new=new, check=check, case=BACKWARD, algorithm=algorithm
+        mechanism=mechanism, file=file, old=old, new=new, check=check, case=case, algorithm=algorithm
     )  # fmt: skip
+
+
+def hopper_backward(
+    mechanism: str, old: str, new: str, check: str, file: str = HOPPER, case: str = BACKWARD
+) -> KernelMutant:
+    return backward(mechanism, old, new, check, file, "flash3_backward", case)
 
 
 def by_squares(mechanism: str, old: str, new: str, check: str) -> KernelMutant:
@@ -63,6 +79,23 @@ FORWARD = [
     forward("half of the columns not looked at", PHILOX, "+ column / 8 % 2;\n    return make_float4",
             ";\n    return make_float4", WHICH, "standard"),
     forward("a row scaled before it is summed", STANDARD, "of_kept(reciprocal(l), shape.kept)", "reciprocal(l)", WHICH, "standard"),
+    hopper("every key tile but the last stays whole", "round_p(p, s); if constexpr (DROPOUT) kept.drop(p);",
+           "round_p(p, s);", KEYS),
+    hopper("the last key tile stays whole", "last, here) * (BC / 16)); kept.drop(p);", "last, here) * (BC / 16));"),
+    hopper("every key tile drops what the last does", "kept.draw(dropout, rows_16, key_tile(j, here) * (BC / 16));",
+           "kept.draw(dropout, rows_16, key_tile(work.tiles.last, here) * (BC / 16));", KEYS),
+    hopper("every row tile of a persistent block drops what the first does", "work.first_row / 16 + warp_id() - 4",
+           "warp_id() - 4", ROWS),
+    hopper("both warpgroups drop what the first does", "work.first_row / 16 + warp_id() - 4",
+           "work.first_row / 16 + warp_id() % 4"),
+    hopper("the mask of another batch's head", "of_head(work.batch * shape.heads + work.head);", "of_head(work.head);", GQA),
+    hopper("an output not scaled by what is kept", "of_kept(alpha_of_sink * reciprocal(sum), shape.kept)",
+           "alpha_of_sink * reciprocal(sum)"),
+    hopper("bytes that borrow from the next", "(x | UPPER) - (limits & ~UPPER)", "x - limits", ROWS, PHILOX),
+    hopper("only the lower bits of bytes compared", "(~x & limits) | (~(x ^ limits) & ~less)", "~less", WHICH, PHILOX),
+    hopper("both neighbours have the first one's byte", "0x4400 + 0x1111", "0x1111", WHICH, PHILOX),
+    hopper("rows g and g + 8 exchanged in operands", ": 2 * half + n % 2;", ": 2 * (1 - half) + n % 2;", WHICH, PHILOX),
+    hopper("the first block's words for both", "of.of[n / 2 % 2][0]", "of.of[0][0]", WHICH, PHILOX),
 ]  # fmt: skip
 GRADIENTS = [
     backward("D left out where dP is dropped", "if (p[f][m][n][e] < 0) dp[f][m][n][e] = -d[e % 2];",
@@ -85,6 +118,23 @@ GRADIENTS = [
     backward("mask of another batch", "dropout.of_head(batch * shape.heads + here.head)", "dropout.of_head(here.head)", "key_sets",
              "kernels_cu/flash2_backward.cu"),
     backward("dV not scaled", "of_kept(1, shape.kept)", "1", "rule", "kernels_cu/flash2_backward.cu"),
+    hopper_backward("P with what is dropped goes into TMA's dV", "if constexpr (DROPOUT) kept.drop(p);", "", "key_sets"),
+    hopper_backward("dP with what is dropped goes into TMA's dS", "bits(dp[n][e]) & kept.one(n, e)", "bits(dp[n][e])", "adjoint",
+                    HOPPER_TILES),
+    hopper_backward("no D where dP is dropped", "float_of(bits(dp[n][e]) & kept.one(n, e)) + (e % 2 ? d.y : d.x)",
+                    "float_of(bits(dp[n][e] + (e % 2 ? d.y : d.x)) & kept.one(n, e))", "adjoint", HOPPER_TILES),
+    hopper_backward("D in a ring without its part of the scale", "kept_part(-x, shape.kept)", "-x", "equal_keys"),
+    hopper_backward("a mask of the other warpgroup", "first_key / 16 + warp_id() - 4", "first_key / 16 + warp_id() % 4",
+                    "key_sets"),
+    hopper_backward("a mask of the first keys", "first_key / 16 + warp_id() - 4", "warp_id() - 4", "key_sets", case=SEVERAL),
+    hopper_backward("a mask of the first queries", "here.i * (BR / 16)", "0", "key_sets", case=SEVERAL),
+    hopper_backward("a mask of the group's first head", "place.batch * shape.heads + here.head",
+                    "place.batch * shape.heads + place.kv_head * group", "key_sets"),
+    hopper_backward("an operand's bytes not transposed", "TRANSPOSED ? 2 * (n % 2) + half :", "false ? 2 * (n % 2) + half :",
+                    "key_sets", PHILOX),
+    hopper_backward("an element's byte of the other row", "byte_of(n, e / 2)", "byte_of(n, 1 - e / 2)", "adjoint", PHILOX),
+    hopper_backward("dQ from its sums not scaled by what is kept", "sum, half, of_kept(shape.scale, shape.kept)",
+                    "sum, half, shape.scale", "rule"),
     by_squares("P with what is dropped goes into dV", "x = dropout.dropped(x, first_row + row, first_key + column);", ";",
                "key_sets"),
     by_squares("P dropped by places in its tile", "first_row + row, first_key + column", "first_row + row, column", "key_sets"),

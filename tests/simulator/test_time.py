@@ -272,7 +272,7 @@ def a_tile(problem: fl.Problem, stages: int) -> float:
     config = replace(fl.CATALOGUE["flash2"].program.configure(problem, fl.DEVICES["h200"], None), stages=stages)
     launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], problem.dtype))[0]
     known = costs.Costs(launch, 1, 2000.0)
-    return (known.of((Work(12),)).cycles - known.of((Work(6),)).cycles) / 6
+    return (known.of(Work(12)).cycles - known.of(Work(6)).cycles) / 6
 
 
 def test_exponentials_and_products_slow_each_other_down():
@@ -324,7 +324,7 @@ def test_warpgroups_in_step_are_slower_than_apart(algorithm: str, head_dim: int)
     if launch.in_step is None:
         return
     apart, chance, step = (
-        costs.Costs(replace(launch, chance=p), launch.slots, 370.0).of((Work(12),)).cycles
+        costs.Costs(replace(launch, chance=p), launch.slots, 370.0).of(Work(12)).cycles
         for p in (0.0, launch.chance, 1.0)
     )
     assert apart < step and chance == pytest.approx(apart + launch.chance * (step - apart))
@@ -391,7 +391,7 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
     config = fl.CATALOGUE["flash2"].program.configure(problem, fl.DEVICES["h200"], None)
     launch = flash2.launches(problem, config, rates.Rates(fl.DEVICES["h200"], "bfloat16"))[0]
     known = costs.Costs(launch, launch.slots, 2000.0)
-    durations = sorted(known.of(unit).cycles for unit in launch.taken())
+    durations = sorted(known.of(work).cycles for work in launch.taken())
     slots = launch.slots * 132
     assert schedule.finish([([(d, 1) for d in reversed(durations)], 1)], slots) <= schedule.finish(
         [([(d, 1) for d in durations], 1)], slots
@@ -401,7 +401,7 @@ def test_the_longest_first_is_never_slower_than_the_shortest_first(length: int, 
 @given(problems, st.sampled_from([fl.Tile(64, 64), fl.Tile(128, 64), fl.Tile(64, 128), fl.Tile(192, 128)]))
 def test_masked_tiles_are_those_with_a_hidden_pair(problem: fl.Problem, tile: fl.Tile):
     problem = problem.replace(len_q=problem.len_q % 700, len_kv=problem.len_kv % 700)
-    for i, ((work,), n) in enumerate(order.in_order(problem, tile)):
+    for i, (work, n) in enumerate(order.in_order(problem, tile)):
         assert n == 1
         rows = range(i * tile.rows, min((i + 1) * tile.rows, problem.len_q))
         tiles = problem.tiles_of_row(i, tile)
@@ -433,8 +433,7 @@ def groups_are_whole(problem: fl.Problem, tile: fl.Tile, listed: int = 16) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(order, "LISTED", listed)
         patch.setattr(order, "GROUPS", 4)
-        for runs in (order.in_order(problem, tile), order.in_pairs(problem, tile)):
-            assert alike((work, n) for unit, n in runs for work in unit) == exact
+        assert alike(order.in_order(problem, tile)) == exact
 
 
 @given(problems, tiles_of_any_shape)

@@ -69,4 +69,4 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
     sram = (bc * (d + dv) + br * d) * es + w * br * (min(dv, CHUNK) + 2) * 4 + br * 8
     tiles = outer * p.row_tiles(config.tile)
-    return [Launch("flash1", block, [([((Work(tiles),), p.batch * p.heads)], 1)], resident(config, rates.device, sram))]
+    return [Launch("flash1", block, [([(Work(tiles), p.batch * p.heads)], 1)], resident(config, rates.device, sram))]

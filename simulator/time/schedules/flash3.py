@@ -16,7 +16,7 @@ from simulator.problem import Problem, round_up
 from simulator.time.beside import compared, products, vector
 from simulator.time.engine import SM, Actor, Barrier
 from simulator.time.launch import Launch, Work, first_touch, rows_inside
-from simulator.time.order import by_groups_of_heads, in_pairs, longest_first
+from simulator.time.order import by_groups_of_heads, longest_first
 from simulator.time.rates import (
     BOX_DRAM_LATENCY,
     BOX_L2_LATENCY,
@@ -46,10 +46,9 @@ def launches(problem: Problem, config: Config, rates: Rates) -> list[Launch]:
 
 
 def launch(name: str, problem: Problem, config: Config, c: Cycles) -> Launch:
-    """A launch with the kernel's tile scheduler: groups of heads share the L2, the longest rows first or in pairs."""
-    runs = (in_pairs if config.pairs else longest_first)(problem, config.tile)
-    order = by_groups_of_heads(runs, problem, config)
-    return Launch(name, partial(overlapped, c=c), order, persistent=config.persistent)
+    """A launch with the kernel's tile scheduler: groups of heads share the L2, the longest rows first."""
+    order = by_groups_of_heads(longest_first(problem, config.tile), problem, config)
+    return Launch(name, partial(overlapped, c=c), order, persistent=config.persistent, dynamic=config.dynamic)
 
 
 class Cycles:

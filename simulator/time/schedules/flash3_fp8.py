@@ -64,7 +64,7 @@ def _transpose(problem: Problem, config: Config, rates: Rates) -> Launch:
 
     blocks = problem.batch * problem.kv_heads * -(-problem.len_kv // KEYS)
     slots = resident(replace(config, warps=4, blocks_per_sm=16), rates.device, elements)
-    return Launch("flash3_fp8_transpose", block, [([((Work(1),), blocks)], 1)], slots)
+    return Launch("flash3_fp8_transpose", block, [([(Work(1), blocks)], 1)], slots)
 
 
 class _Cycles(Cycles):

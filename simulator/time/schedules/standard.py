@@ -52,7 +52,7 @@ def scores(problem: Problem, config: Config, rates: Rates) -> Launch:
 
     blocks = p.batch * p.heads * p.row_tiles(tile) * p.key_tiles(tile)
     return Launch(
-        "standard_scores", block, [([((Work(1),), blocks)], 1)], resident(config, rates.device, (br + bc) * d * es)
+        "standard_scores", block, [([(Work(1), blocks)], 1)], resident(config, rates.device, (br + bc) * d * es)
     )
 
 
@@ -77,7 +77,7 @@ def softmax(name: str, passes: Sequence[Pass], problem: Problem, rates: Rates) -
         return [("warps", warps(sm, walk))]
 
     tiles = -(-p.len_kv // (COLS * IN_FLIGHT))
-    return Launch(name, block, [([((Work(tiles),), p.batch * p.heads * -(-p.len_q // ROWS))], 1)], slots)
+    return Launch(name, block, [([(Work(tiles), p.batch * p.heads * -(-p.len_q // ROWS))], 1)], slots)
 
 
 def output(problem: Problem, config: Config, rates: Rates) -> Launch:
@@ -101,7 +101,7 @@ def output(problem: Problem, config: Config, rates: Rates) -> Launch:
     def block(sm: SM, walk: Sequence[Work]) -> list[tuple[str, Actor]]:
         return [("warps", warps(sm, walk))]
 
-    order = [([((Work(p.key_tiles(tile)),), p.batch * p.heads * p.row_tiles(tile))], 1)]
+    order = [([(Work(p.key_tiles(tile)), p.batch * p.heads * p.row_tiles(tile))], 1)]
     return Launch("standard_output", block, order, resident(config, rates.device, bc * (br + dv) * es))
 
 

@@ -19,8 +19,8 @@ from tests.tiers import one_of_each
 
 pytestmark = pytest.mark.compiler
 
-CHECKS = ("numbers", "bytes", "unwritten")
-"""What catches a fault that misuses nothing: the rule, bytes by the formula, outputs that nobody wrote."""
+CHECKS = ("numbers", "bytes", "unwritten", "zeros")
+"""What catches a fault that misuses nothing: the rule, bytes by the formula, outputs that nobody wrote, counters that aren't 0."""
 
 HEADER, SCHEDULER = "flash3.cuh", "scheduler.cuh"
 CAUSAL = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=150, len_kv=110, head_dim=40, dtype="float16", causal=True)
@@ -73,6 +73,7 @@ Q_FULL = "mbarrier_wait(sram.q_full(), q_parity);"
 K_EMPTY = "mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);"
 V_EMPTY = "mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);"
 Q_EMPTY = "mbarrier_wait(sram.q_empty(), q_parity ^ 1);"
+TELL = "if (DYNAMIC && agenda.number >= gridDim.x) store_shared(sram.number(), agenda.number);"
 RELEASE_K = "release(sram.k_empty(k_ring.slot));"
 RELEASE_V = "release(sram.v_empty(v_ring.slot));"
 WAIT_S = "wgmma_wait<1>(); settle(s);"
@@ -92,7 +93,7 @@ WAITS = [
     ),
     Fault(
         name="wait for Q removed", old=Q_FULL, new="", sees="wait forgotten", at=QK_FIRST, other=LOAD_Q,
-        also=("mbarrier",),
+        also=("mbarrier", "race"),
     ),
     Fault(
         name="parity of an empty slot wrong", old=K_EMPTY, new=K_EMPTY.replace(" ^ 1", ""), sees="deadlock",
@@ -103,7 +104,7 @@ WAITS = [
         also=("mbarrier", "wait forgotten", "deadlock"),
     ),
     Fault(
-        name="wait for the row tile before removed", old=Q_EMPTY, new="", sees="wait forgotten", at=QK, other=LOAD_Q,
+        name="wait for the row tile before removed", old=Q_EMPTY + TELL, new=TELL, sees="wait forgotten", at=QK, other=LOAD_Q,
     ),
     Fault(
         name="K released before its product is waited for", old=WAIT_S + RELEASE_K, new=RELEASE_K + WAIT_S,
@@ -223,21 +224,40 @@ RESULTS = [
         sees="out of bounds", at="store_lse(lse",
     ),
     Fault(
-        name="agenda drops the last unit", file=SCHEDULER, old="unit >= units * all_heads)", new="unit >= units * all_heads - 1)",
-        sees="unwritten", also=("numbers", "bytes"),
+        name="agenda drops the last row tile", file=SCHEDULER, old="number >= row_tiles * all_heads)",
+        new="number >= row_tiles * all_heads - 1)", sees="unwritten", also=("numbers", "bytes", "zeros"),
     ),
     Fault(
-        name="middle tile of a head computed twice", file=SCHEDULER, old=" && half == 0 && front != back;", new=" && half == 0;",
-        sees="bytes",
-    ),
-    Fault(
-        name="last tile of a head in every pair", file=SCHEDULER, old="back = row_tiles - 1 - front;", new="back = row_tiles - 1;",
+        name="last row tile of a head each time", file=SCHEDULER, old="row_tiles - 1 - place / heads", new="row_tiles - 1",
         sees="race between blocks", at="store_o(out",
     ),
 ]  # fmt: skip
 """What is loaded, computed and stored: by whom, and which."""
 
-FAULTS = [*WAITS, *BARRIERS, *RESULTS]
+DRAWS = [
+    Fault(
+        name="number told while the last one may be unread", old=Q_EMPTY + TELL, new=TELL + Q_EMPTY, sees="race",
+        at="agenda.number = told(", other=TELL, problem=CAUSAL.replace(heads=12, len_q=40, len_kv=16),
+    ),
+    Fault(
+        name="number read before it is told", file=HEADER, old="mbarrier_wait(sram.q_full(), q_parity); return uniform(",
+        new="return uniform(", sees="race", at="agenda.number = told(", other=TELL,
+    ),
+    Fault(
+        name="a number passed over", file=SCHEDULER, old="number = gridDim.x + drawn;",
+        new="number = gridDim.x + drawn + 1;", sees="unwritten", also=("numbers", "bytes", "zeros"),
+    ),
+    Fault(
+        name="the end is not told", old="mbarrier_arrive(sram.q_full());", new="", sees="deadlock",
+        at="agenda.number = told(",
+    ),
+    Fault(
+        name="counter goes on to the next call", file=SCHEDULER, old="shape.heads - 1);", new="shape.heads);", sees="zeros",
+    ),
+]  # fmt: skip
+"""How blocks draw their row tiles, where there are fewer blocks than those."""
+
+FAULTS = [*WAITS, *BARRIERS, *RESULTS, *DRAWS]
 SOUND = sorted({(fault.kernel, fault.problem.dtype, fault.tile) for fault in FAULTS})
 
 
@@ -268,19 +288,24 @@ def test_sound_kernels_have_no_complaint(sound: tuple[str, str, tuple[int, int]]
 def run(kernel: str, problem: fl.Problem, tile: tuple[int, int], source: Path) -> tuple[fl.Emulation, set[str]]:
     """A run of that file, and which of the checks fail."""
     arrays = fl.random_inputs(problem, seed=0)
-    pairs = problem.batch * problem.heads * -(-problem.row_tiles(fl.Tile(*tile)) // 2)
+    row_tiles = problem.batch * problem.heads * problem.row_tiles(fl.Tile(*tile))
     done = fl.emulate(
         kernel,
         *arrays,
         causal=problem.causal,
         lse=True,
         tile=tile,
-        device=replace(fl.DEVICES["h200"], name="a few SMs of an H200", sms=pairs),  # or blocks take no pairs
+        device=replace(fl.DEVICES["h200"], name="a few SMs of an H200", sms=row_tiles // 2),  # or nobody draws
         source=source,
         time_limit=20,
     )
     right = judge(expect(problem, *arrays), done.out, done.lse).passed
-    failed = {"numbers": not right, "bytes": bool(done.differences), "unwritten": bool(done.unwritten)}
+    failed = {
+        "numbers": not right,
+        "bytes": bool(done.differences),
+        "unwritten": bool(done.unwritten),
+        "zeros": bool(done.left),
+    }
     return done, {check for check in CHECKS if failed[check]}
 
 
