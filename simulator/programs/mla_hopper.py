@@ -7,6 +7,7 @@ launch adds up what they have, in a fixed order: so a result is the same bit for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from simulator.block import Block
@@ -93,12 +94,7 @@ def attend(
     s, d = splits(problem, tile), problem.head_dim_v
     outputs = tuple(m.output(name) for name in (("out", "lse") if m.lse else ("out",)))
     q, out = m.packed(q), [m.packed(x) for x in outputs]
-    parts = {"parts": s.runs}
-    partial = () if s.runs == 1 else (
-        m.workspace("partial", d, rows=q.rows, of=q, axes=parts, flat=True),
-        m.workspace("partial_m", 1, rows=q.rows, of=q, axes=parts, vector=True),
-        m.workspace("partial_l", 1, rows=q.rows, of=q, axes=parts, vector=True),
-    )  # fmt: skip
+    partial = workspaces(m, s, q)
     for block in m.launch(name, rows=s.row_tiles, cols=s.runs, walk=s.walk, of=q, warps=WARPS, readers=HALVES):
         row_tile = int(block.i.min()) if not isinstance(block.i, int) else block.i
         chunks = s.chunks_of(row_tile, block.j)
@@ -145,19 +141,40 @@ def attend(
         else:
             finish(block, out, (acc, m_i, l_i), tile.rows)
     if merges(problem, tile):
-        for block in m.launch(
-            f"{name}_merge", rows=s.rows, walk=lambda row: s.chunks(row // tile.rows), of=q, warps=MERGE_WARPS
-        ):
-            if len(block.walk) < 2:
-                continue  # one block had the whole row
-            block.step("merge")
-            added = added_up(block, [
-                (block.fetch(o.at(parts=n), block.i, 1), block.fetch(m_n.at(parts=n), block.i, 1, warps=MERGE_WARPS),
-                 block.fetch(l_n.at(parts=n), block.i, 1, warps=MERGE_WARPS))
-                for o, m_n, l_n in [partial] for n in range(len(block.walk))
-            ])  # fmt: skip
-            finish(block, out, added, 1)
+        merge(m, f"{name}_merge", s, q, partial, out)
     return outputs
+
+
+def workspaces(m: Machine, s: Splits, q: HbmTensor) -> tuple[HbmTensor, HbmTensor, HbmTensor]:
+    """Where partial results lie: outputs, maxima and sums. A single chunk has none."""
+    if s.runs == 1:
+        return q, q, q
+    axes = {"parts": s.runs}
+    return (
+        m.workspace("partial", s.problem.head_dim_v, rows=q.rows, of=q, axes=axes, flat=True),
+        m.workspace("partial_m", 1, rows=q.rows, of=q, axes=axes, vector=True),
+        m.workspace("partial_l", 1, rows=q.rows, of=q, axes=axes, vector=True),
+    )
+
+
+def merge(
+    m: Machine, name: str, s: Splits, q: HbmTensor, partial: Sequence[HbmTensor], outputs: Sequence[HbmTensor]
+) -> None:
+    """The launch that adds up what the chunks of a row have, of each row that sees several."""
+
+    def chunks(row: int) -> range:
+        return s.chunks(row // s.tile.rows)
+
+    for block in m.launch(name, rows=s.rows, walk=chunks, of=q, warps=MERGE_WARPS):
+        if len(block.walk) < 2:
+            continue  # one block had the whole row
+        block.step("merge")
+        parts: list[Part] = []
+        for n in range(len(block.walk)):
+            o, *statistics = (x.at(parts=n) for x in partial)
+            m_n, l_n = (block.fetch(x, block.i, 1, warps=MERGE_WARPS) for x in statistics)
+            parts.append((block.fetch(o, block.i, 1), m_n, l_n))
+        finish(block, outputs, added_up(block, parts), 1)
 
 
 def added_up(block: Block, parts: list[Part]) -> Part:
@@ -166,11 +183,13 @@ def added_up(block: Block, parts: list[Part]) -> Part:
     for _, m_n, _ in parts[1:]:
         top = block.maximum(top, m_n)
     weights = [block.exp(m_n - top.finite()) for _, m_n, _ in parts]
-    o, l_i = ([x * w for x, w in zip(column, weights, strict=True)] for column in list(zip(*parts, strict=True))[::2])
-    return sum(o[1:], o[0]), top, sum(l_i[1:], l_i[0])
+    o, l_i = parts[0][0] * weights[0], parts[0][2] * weights[0]
+    for (o_n, _, l_n), weight in zip(parts[1:], weights[1:], strict=True):
+        o, l_i = o + o_n * weight, l_i + l_n * weight
+    return o, top, l_i
 
 
-def finish(block: Block, outputs: list[HbmTensor], part: Part, rows: int) -> None:
+def finish(block: Block, outputs: Sequence[HbmTensor], part: Part, rows: int) -> None:
     """The output and the LSE of rows whose keys have all been seen."""
     o, m_i, l_i = part
     block.step("store_o")
