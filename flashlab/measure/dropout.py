@@ -70,7 +70,8 @@ class Dropout(Data):
 def measure(cell: Cell, of: Literal["forward", "backward"], seconds: float, not_run: list[str]) -> list[Row]:
     """Time one pass in one cell, for about so many `seconds`. Raises `RuntimeError` if our kernels differ."""
     torch: Any = import_module("torch")
-    arrays = dict(zip(("q", "k", "v", "dout"), normal(torch, cell, ("q", "k", "v", "dout")), strict=True))
+    names = ["q", "k", "v", "dout"]
+    arrays = dict(zip(names, normal(torch, cell, names), strict=True))
     (ours, other), p = PASSES[of], cell.problem.replace(dropout=RATE)
     state = {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
     calls = {ours: _ours(ours, p, arrays, state), PLAIN: _ours(ours, cell.problem, arrays, {})}
