@@ -1,7 +1,7 @@
 """How fast attention with dropout is, in both passes: `python -m flashlab.measure.dropout`.
 
-Our kernels for Hopper take turns with themselves without dropout, with those for any GPU, and with cuDNN and flash as torch has them,
-on the same arrays. A ratio is a call's time over that of ours with dropout, in one round. Kernels of ours have one mask, so their
+Our kernels for Hopper take turns with themselves without dropout, with those for any GPU, and with torch's cuDNN and flash, on the
+same arrays. A ratio is a call's time over that of ours with dropout, in one round. Kernels of ours have one mask, so their
 results are compared. Which weights a library drops is its own affair: there only a result that has all weights is refused. Our
 backward passes get the output and the LSE of our forward pass, the others' those of their own.
 Needs a GPU and torch.
