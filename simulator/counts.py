@@ -316,6 +316,7 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
     """The counts of a problem whose heads or batches were run in parts. Everything adds up but what one block holds."""
     first = parts[0]
     launches: list[LaunchCounts] = []
+    shared = {name for part in parts for name, spec in part.tensors.items() if spec.shared}
     for same in zip(*(part.launches for part in parts), strict=True):
         ledger: defaultdict[Entry, int] = defaultdict(int)
         distinct: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -325,7 +326,7 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
             for entry, n in launch.ledger.items():
                 ledger[entry] += n
             for key, n in launch.distinct.items():
-                distinct[key] = n if first.tensors[key[0]].shared else distinct[key] + n
+                distinct[key] = n if key[0] in shared else distinct[key] + n
         total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
         launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
