@@ -320,12 +320,12 @@ def summed(parts: Sequence[Counts], problem: Problem) -> Counts:
         ledger: defaultdict[Entry, int] = defaultdict(int)
         distinct: defaultdict[tuple[str, str], int] = defaultdict(int)
         boxes = Counter[Box]()
-        for launch in same:
+        for part, launch in zip(parts, same, strict=True):  # the first may lack a workspace that others have
             boxes.update(launch.boxes)
             for entry, n in launch.ledger.items():
                 ledger[entry] += n
             for key, n in launch.distinct.items():
-                distinct[key] = n if first.tensors[key[0]].shared else distinct[key] + n
+                distinct[key] = n if part.tensors[key[0]].shared else distinct[key] + n
         total = {name: sum(getattr(x, name) for x in same) for name in ("blocks", "flops_matmul", "flops_other", "exp")}
         launches.append(replace(same[0], ledger=dict(ledger), distinct=dict(distinct), boxes=boxes, **total))
     tensors = {
