@@ -153,21 +153,9 @@ def peers() -> str:
     return table([*header, *(["MHz"] if clocked else [])], shown, left=2) + remarks(of) + source(of)
 
 
-def fa3() -> str:
-    """A table of the 18 cells beside FlashAttention-3, built from its source."""
-    of = result("bench", "flash3", "fa3")
-    found = {
-        (row["head_dim"], row["causal"], row["length"]): row["ratio"] for row in of.data["rows"] if row["peer"] == "fa3"
-    }
-    rows = [
-        [str(dim), *(f"{found[dim, causal, length]:.2f}" for causal in MASKS for length in LENGTHS)] for dim in DIMS
-    ]
-    return table(["head dim", *COLUMNS], rows) + source(of)
-
-
-def odd(condition: str = "odd") -> str:
+def odd() -> str:
     """A table of the odd cells beside others' kernels."""
-    of = result("bench", "flash3", condition)
+    of = result("bench", "flash3", "odd")
     names, clocked = others(of), any(row.get("mhz") for row in of.data["rows"])
     cells: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in of.data["rows"]:
@@ -371,7 +359,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "fa3": fa3, "odd_fa3": lambda: odd("odd-fa3"), "sweep": sweep, "features": features,
+          "peers": peers, "odd": odd, "sweep": sweep, "features": features,
           "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""

@@ -146,15 +146,11 @@ def link(found: Path | results.Result) -> str:
 
 
 def speed() -> str:
-    """A table of flash3 at 16k tokens beside the fastest peers that its newest runs timed (FA3 has a run of its own)."""
-    of, beside_fa3 = (
-        results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", condition=condition)
-        for condition in (None, "fa3")
-    )
+    """A table of flash3 at 16k tokens beside the fastest peers that its newest run timed."""
+    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
     if of is None:
         return "No speed has been measured yet.\n"
-    runs = [of, *([beside_fa3] if beside_fa3 else [])]
-    timed = [row for run in runs for row in run.data["rows"] if run is of or row["peer"] == "fa3"]
+    timed = of.data["rows"]
     found = {(row["peer"], row["head_dim"], row["causal"], row["length"]): row for row in timed}
     peers = [peer for peer in PEERS if any(key[0] == peer for key in found)]
     rows = [
@@ -170,7 +166,7 @@ def speed() -> str:
     header = ["head dim", "mask", "`flash3`, TFLOP/s", *(PEERS[peer] for peer in peers)]
     cells = best(timed, peers)
     said = (
-        f"{of.content['device']['name']}, bfloat16, calls interleaved ({', '.join(f'[data]({link(run)})' for run in runs)}). "
+        f"{of.content['device']['name']}, bfloat16, calls interleaved ([data]({link(of)})). "
         f"Above 1 ×, `flash3` is the faster one: at least {min(map(min, cells)):.2f} × in all {len(cells)} cells from 1k to 16k "
         "tokens. Compare ratios: power limits move the clock."
     )

@@ -1,7 +1,7 @@
 """How fast attention with dropout is, in both passes: `python -m flashlab.measure.dropout`.
 
-Our kernels for Hopper take turns with themselves without dropout, with those for any GPU, and with torch's backends cuDNN and flash,
-on the same arrays. A ratio is a call's time over that of ours with dropout, in one round. Kernels of ours have one mask, so their
+Our kernels for Hopper take turns with themselves without dropout, with those for any GPU, and with torch's cuDNN and flash, on the
+same arrays. A ratio is a call's time over that of ours with dropout, in one round. Kernels of ours have one mask, so their
 results are compared. Which weights a library drops is its own affair: there only a result that has all weights is refused. Our
 backward passes get the output and the LSE of our forward pass, the others' those of their own.
 Needs a GPU and torch.
@@ -70,7 +70,8 @@ class Dropout(Data):
 def measure(cell: Cell, of: Literal["forward", "backward"], seconds: float, not_run: list[str]) -> list[Row]:
     """Time one pass in one cell, for about so many `seconds`. Raises `RuntimeError` if our kernels differ."""
     torch: Any = import_module("torch")
-    arrays = dict(zip(("q", "k", "v", "dout"), normal(torch, cell, ("q", "k", "v", "dout")), strict=True))
+    names = ["q", "k", "v", "dout"]
+    arrays = dict(zip(names, normal(torch, cell, names), strict=True))
     (ours, other), p = PASSES[of], cell.problem.replace(dropout=RATE)
     state = {name: torch.from_numpy(x).cuda() for name, x in random_optional(p).items()}
     calls = {ours: _ours(ours, p, arrays, state), PLAIN: _ours(ours, cell.problem, arrays, {})}
