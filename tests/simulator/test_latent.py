@@ -96,6 +96,14 @@ def test_pages_change_no_bit() -> None:
         assert alone.out.tobytes() == run.out[b].tobytes()
 
 
+@pytest.mark.parametrize("name", ["mla_paged", "mla_hopper_paged"])
+def test_the_first_request_may_be_short(name: str) -> None:
+    """It has no partial results then, and others have."""
+    p = fl.latent_problem(batch=2, heads=2, lengths=[(1, 64), (1, 1030)], page_size=64, dtype="float16")
+    run = fl.simulate(name, **PAGED_LATENT.draw(p, 1), device="h200", lse=True)
+    assert run.counts == fl.count(name, run.counts.problem, device="h200", lse=True)
+
+
 def test_a_latent_row_is_read_once_for_64_heads() -> None:
     p = fl.latent_problem(heads=64, len_kv=4096)
     c = fl.count("mla", p, device="h200")

@@ -77,10 +77,13 @@ def main(counts: Counts) -> LaunchCounts:
 @pytest.mark.parametrize("algorithm", [name for name, row in fl.CATALOGUE.items() if row.arch])
 def test_boxes_of_a_run_are_its_bytes(algorithm: str) -> None:
     """On data, on shapes, and in the formula's ledger: the boxes of each tensor make up the bytes read of it."""
-    dtype = fl.CATALOGUE[algorithm].dtypes[0]
-    p = Problem(batch=2, heads=4, kv_heads=2, len_q=150, len_kv=277, head_dim=72, dtype=dtype, causal=True)
+    row = fl.CATALOGUE[algorithm]
+    dtype = row.dtypes[0]
+    p = row.operation.fitted(
+        Problem(batch=2, heads=4, kv_heads=2, len_q=150, len_kv=277, head_dim=72, dtype=dtype, causal=True)
+    )
     shapes = main(shape_run(algorithm, p, tile=(64, 64), device="h200"))
-    arrays: dict[str, Any] = fl.CATALOGUE[algorithm].operation.draw(p)
+    arrays: dict[str, Any] = row.operation.draw(p)
     assert main(fl.simulate(algorithm, **arrays, causal=True, tile=(64, 64)).counts).boxes == shapes.boxes
     formula = main(count(algorithm, p, tile=(64, 64), device="h200"))
     for name in {box.tensor for box in shapes.boxes}:
