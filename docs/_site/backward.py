@@ -60,10 +60,30 @@ def odd(of: results.Result | None) -> str:
     return f"{device(of)} ({link(of)}).\n\n{results.markdown_table(header, rows)}\n"
 
 
+def dropped(of: results.Result | None) -> str:
+    """Both passes with dropout: how fast, and how many times its time the others take."""
+    if of is None:
+        return "This was not measured yet.\n"
+    cells: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in of.data["rows"]:
+        cells.setdefault((row["of"], row["head_dim"], row["causal"], row["length"]), {})[row["call"]] = row
+    kernels = {"forward": "flash3", "backward": NAME}
+    rows = [
+        (
+            passed, str(dim), "causal" if causal else "full", f"{length:,}", f"{found[kernels[passed]]['tflops']:.0f}",
+            *(f"{found[x]['ratio']:.2f} ×" for x in ("without dropout", "cudnn", "sdpa-flash")),
+        )
+        for (passed, dim, causal, length), found in cells.items()
+    ]  # fmt: skip
+    header = ("pass", "head dim", "mask", "tokens", "TFLOP/s", "without dropout", "cuDNN", "SDPA's flash")
+    return f"{device(of)}, dropout {of.data['rate']:g} ({link(of)}).\n\n{results.markdown_table(header, rows)}\n"
+
+
 def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
         "timed": timed(newest("bench"), PEERS),
+        "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),
         "control": control("mbarrier-of-a-warp"),
         "odd": odd(newest("bench", "odd")),
         "rungs": timed(newest("ladder"), RUNGS),

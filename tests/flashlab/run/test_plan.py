@@ -95,9 +95,10 @@ def test_a_call_allocates_its_outputs_and_its_workspace(cupy: FakeCupy, given: A
     assert list(found) == (["out", "lse"] if lse else ["out"])
     assert sum(cupy.log) == OUT + lse * LSE + plan.workspace
     out = found["out"]
-    cupy.log.clear()
     if arrays.framework("out", out).writable:
-        call.attention(**arrays_, algorithm=algorithm, causal=True, lse=lse, out=out)
+        for _ in range(2):  # this plan, too, makes counters ahead
+            cupy.log.clear()
+            call.attention(**arrays_, algorithm=algorithm, causal=True, lse=lse, out=out)
         assert sum(cupy.log) == lse * LSE + plan.workspace
 
 
