@@ -26,7 +26,7 @@ from flashlab.run.arrays import cupy
 
 SOURCE = Path(__file__).with_name("rates.cu")
 CHAINS = 8  # of rates.cu
-MACROS = ("-DFL_DTYPE=2", "-DHEAD_DIM=128", "-DBR=128", "-DBC=128", "-DSTAGES=2", "-DPAIRS=0")
+MACROS = ("-DFL_DTYPE=2", "-DHEAD_DIM=128", "-DBR=128", "-DBC=128", "-DSTAGES=2", "-DDYNAMIC=0")
 """The macros of flash3 for head dim 128 in bfloat16."""
 MB = 1 << 20
 LANES = 1024  # threads that keep an SM's units busy
