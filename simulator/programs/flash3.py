@@ -102,13 +102,15 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def order(problem: Problem) -> dict[str, bool]:
     """The order of work: `persistent` and `dynamic` of a `Config`.
 
-    If a mask makes rows unequal, persistent blocks draw them, the longest first. In a ragged batch, whose row tiles are
-    unequal, too, each has a block of its own instead, unless its sequences are all alike and none of its rows sees more than
-    another. (Wide heads leave it no registers for more than one.)
+    If a mask makes rows unequal, persistent blocks draw them, the longest first, unless the registers are needed for a mask's
+    bits, or beside a wide head for what bends scores. Then each has a block of its own instead. So it is in a ragged batch,
+    whose row tiles are unequal, too, unless its sequences are all alike and none of its rows sees more than another. (Wide heads
+    leave it no registers for more than one.)
     """
-    triangular = _triangular(problem)
-    alike = len(set(problem.sequences)) == 1 and not triangular and problem.head_dim <= 2 * PANEL
-    persistent = problem.lengths is None or alike
+    p, triangular, wide = problem, _triangular(problem), problem.head_dim > 2 * PANEL
+    crowded = p.mask is not None or (wide and (p.soft_cap is not None or p.sinks or p.alibi))
+    alike = len(set(p.sequences)) == 1 and not triangular and not wide
+    persistent = alike if p.lengths is not None else not (triangular and crowded)
     return {"persistent": persistent, "dynamic": persistent and triangular}
 
 
