@@ -9,7 +9,8 @@
 //   - Under a causal mask a tile at the end of a head takes longer than one at its start. So blocks draw tiles from a counter, the
 //     longest first (DYNAMIC): whoever is free takes the next one. A draw is on its way while the last keys are loaded: no sooner, or
 //     it would be for a block that is not free for long.
-//   - Where sequences have different lengths, each row tile has a block of its own, and the longest comes first.
+//   - Where sequences have different lengths, or a mask of an array takes the registers, each row tile has a block of its own, and
+//     the longest comes first.
 //   - Heads run in groups whose K and V stay in the L2 while all their rows pass.
 //
 // NEW marks what this kernel adds to rung 3.
