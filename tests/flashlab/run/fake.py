@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -403,6 +404,8 @@ class Tensor:
         self.x, self.shape, self.dtype = x, x.shape, f"torch.{x.dtype.name}"
 
     def stride(self) -> tuple[int, ...]:
+        if 0 in self.shape:  # torch counts an axis without elements as one of 1
+            return tuple(math.prod(max(n, 1) for n in self.shape[i:]) for i in range(1, len(self.shape) + 1))
         return tuple(n // self.x.dtype.itemsize for n in self.x.strides)
 
     def data_ptr(self) -> int:

@@ -288,6 +288,14 @@ def test_empty_lengths(cupy: FakeCupy, len_q: int, len_kv: int) -> None:
         assert not cupy.launches
 
 
+@pytest.mark.parametrize(("len_q", "len_kv"), [(0, 7), (5, 0), (0, 0)])
+def test_empty_lengths_of_torch_tensors(torch: Any, cupy: FakeCupy, len_q: int, len_kv: int) -> None:
+    q, k, v = (Tensor(cupy.asarray(x)) for x in inputs(len_q=len_q, len_kv=len_kv, head_dim=40))
+    out, lse = call.attention(q, k, v, lse=True)
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
+    assert not out.x.host.any()
+
+
 def test_a_second_call_reuses_the_plan(cupy: FakeCupy) -> None:
     q, k, v = map(cupy.asarray, inputs())
     for _ in range(2):
