@@ -109,16 +109,20 @@ FAULTS: Mapping[str, Fault] = {
 CONTROLS: Mapping[str, Control] = {
     "barrier-arrive": Control(
         "racecheck",
-        "two warps write and say barrier.arrive, two others wait with barrier.sync and read",
+        "two warps wait for room, write and say barrier.arrive; two others say barrier.arrive, wait and read",
         r"""
 extern "C" __global__ void control(float* x) {
   __shared__ volatile float s[64];
-  if (threadIdx.x < 64) {
-    s[threadIdx.x] = threadIdx.x;
-    asm volatile("barrier.arrive 1, 128;" ::: "memory");
-  } else {
-    asm volatile("barrier.sync 1, 128;" ::: "memory");
-    x[threadIdx.x - 64] = s[127 - threadIdx.x];
+  for (int round = 0; round < 3; ++round) {
+    if (threadIdx.x < 64) {
+      asm volatile("barrier.sync 2, 128;" ::: "memory");
+      s[threadIdx.x] = threadIdx.x;
+      asm volatile("barrier.arrive 1, 128;" ::: "memory");
+    } else {
+      asm volatile("barrier.arrive 2, 128;" ::: "memory");
+      asm volatile("barrier.sync 1, 128;" ::: "memory");
+      x[threadIdx.x - 64] = s[127 - threadIdx.x];
+    }
   }
 }
 """,

@@ -15,8 +15,10 @@ WARM_UP = 3
 """Rounds, and calls, before the ones that count: the first may compile."""
 
 
-def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Milliseconds of every call in every round, in the order of `calls`."""
+def interleaved(
+    torch: Any, calls: Sequence[Callable[[], Any]], seconds: float, *, least: int = 11
+) -> list[list[float]]:
+    """Milliseconds of every call in every round, in the order of `calls`. There are `least` rounds, or more in `seconds`."""
     l2 = torch.cuda.get_device_properties().L2_cache_size
     flush = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
     pause = _pause(torch, calls)
@@ -34,7 +36,7 @@ def interleaved(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) 
         return [begin.elapsed_time(end) for begin, end in events]
 
     warm = [one_round(i) for i in range(WARM_UP)][-1]
-    rounds = min(200, max(11, round(1000 * seconds / max(0.01, sum(warm)))))
+    rounds = min(200, max(least, round(1000 * seconds / max(0.01, sum(warm)))))
     return [list(times) for times in zip(*(one_round(i) for i in range(rounds)), strict=True)]
 
 

@@ -177,8 +177,8 @@ def test_a_control_is_right_and_no_longer_without_the_line_that_orders(control: 
 
     assert run().passed
     assert run().arrays["x"].tolist() == [*range(each.words - 1, -1, -1)]
-    late = each.source.replace("    s[threadIdx.x] = threadIdx.x;\n", "")  # the words come when all have arrived
-    path.write_text(late.replace("  } else", "    s[threadIdx.x] = threadIdx.x;\n  } else"))
+    word = "s[threadIdx.x] = threadIdx.x;"
+    path.write_text(each.source.replace(word, "").replace("} else", f"{word} }} else"))  # it comes when all have arrived
     assert "race" in str(run())
     ordered = next(code for code in each.source.splitlines() if line in code)
     path.write_text(each.source.replace(ordered, ""))

@@ -156,7 +156,9 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Row], lis
 
     def run(peers_: Peers, milliseconds: float = 1.0, graph: Callable[..., Any] | None = None) -> Any:
         monkeypatch.setattr(peers, "prepare", lambda name, *_, **__: lambda: right * np.float16(peers_[name]))
-        monkeypatch.setattr(speed, "interleaved", lambda torch, calls, seconds: [[milliseconds] * 2 for _ in calls])
+        monkeypatch.setattr(
+            speed, "interleaved", lambda torch, calls, seconds, least=11: [[milliseconds] * 2 for _ in calls]
+        )
         monkeypatch.setattr(speed, "captured", graph)
         drawn = iter(arrays)
         torch = SimpleNamespace(
