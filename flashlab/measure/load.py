@@ -176,7 +176,7 @@ def clocks(torch: Any, calls: Sequence[Callable[[], Any]], seconds: float) -> li
 
         return both
 
-    interleaved(torch, [stamped(*each) for each in zip(calls, seen, strict=True)], seconds)
+    interleaved(torch, [stamped(*each) for each in zip(calls, seen, strict=True)], seconds, least=5)
     return [mhz(stamps.elapsed() for stamps in found[len(found) // 3 :]) for found in seen]
 
 
