@@ -73,9 +73,10 @@ def attention(
     `flash_decoding`, or `paged`.
 
     `dropout=0.1, seed=7, offset=0` drops weights, and multiplies the others so that nothing is biased. `flash2`, `flash3` and
-    `standard` do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads. `attention_backward` is
-    told the same numbers. `rng_state` says both instead, contiguous int64 `(2,)` of the same kind: kernels read it when they run,
-    so that a CUDA graph may drop other weights at each replay. The rate is rounded to a multiple of 1/256.
+    `standard` do. Equal seeds and offsets drop the same: another call raises `offset` by at least batch × heads.
+    `attention_backward` is told the same numbers. `rng_state` says both instead, contiguous int64 `(2,)` of the same kind:
+    kernels read it when they run, so that a CUDA graph may drop other weights at each replay. The rate is rounded to a
+    multiple of 1/256.
 
     Runs on the framework's current stream, on the GPU where the arrays lie. `out=` (CuPy, torch) is
     written in place and returned. Inputs never change; those that a kernel can't take as they lie are copied.

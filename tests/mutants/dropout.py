@@ -23,7 +23,13 @@ def hopper(mechanism: str, old: str, new: str, case: str = WHICH, file: str = FL
 
 
 def backward(
-    mechanism: str, old: str, new: str, check: str, file: str = TILES, algorithm: str = "flash2_backward", case: str = BACKWARD
+    mechanism: str,
+    old: str,
+    new: str,
+    check: str,
+    file: str = TILES,
+    algorithm: str = "flash2_backward",
+    case: str = BACKWARD,
 ) -> KernelMutant:
     return KernelMutant(
         mechanism=mechanism, file=file, old=old, new=new, check=check, case=case, algorithm=algorithm
@@ -73,7 +79,8 @@ FORWARD = [
     forward("half of the columns not looked at", PHILOX, "+ column / 8 % 2;\n    return make_float4",
             ";\n    return make_float4", WHICH, "standard"),
     forward("a row scaled before it is summed", STANDARD, "of_kept(reciprocal(l), shape.kept)", "reciprocal(l)", WHICH, "standard"),
-    hopper("every key tile but the last stays whole", "round_p(p, s); if constexpr (DROPOUT) kept.drop(p);", "round_p(p, s);", KEYS),
+    hopper("every key tile but the last stays whole", "round_p(p, s); if constexpr (DROPOUT) kept.drop(p);",
+           "round_p(p, s);", KEYS),
     hopper("the last key tile stays whole", "last, here) * (BC / 16)); kept.drop(p);", "last, here) * (BC / 16));"),
     hopper("every key tile drops what the last does", "kept.draw(dropout, rows_16, key_tile(j, here) * (BC / 16));",
            "kept.draw(dropout, rows_16, key_tile(work.tiles.last, here) * (BC / 16));", KEYS),
@@ -117,11 +124,13 @@ GRADIENTS = [
     hopper_backward("no D where dP is dropped", "float_of(bits(dp[n][e]) & kept.one(n, e)) + (e % 2 ? d.y : d.x)",
                     "float_of(bits(dp[n][e] + (e % 2 ? d.y : d.x)) & kept.one(n, e))", "adjoint", HOPPER_TILES),
     hopper_backward("D in a ring without its part of the scale", "kept_part(-x, shape.kept)", "-x", "equal_keys"),
-    hopper_backward("a mask of the other warpgroup", "first_key / 16 + warp_id() - 4", "first_key / 16 + warp_id() % 4", "key_sets"),
-    hopper_backward("a mask of the first keys", "first_key / 16 + warp_id() - 4", "warp_id() - 4", "key_sets", case=SEVERAL),
+    hopper_backward("a mask of the other warpgroup", "work.first_key / 16 + warp_id() - 4", "work.first_key / 16 + warp_id() % 4",
+                    "key_sets"),
+    hopper_backward("a mask of the first keys", "work.first_key / 16 + warp_id() - 4", "warp_id() - 4", "key_sets",
+                    case=SEVERAL),
     hopper_backward("a mask of the first queries", "here.i * (BR / 16)", "0", "key_sets", case=SEVERAL),
-    hopper_backward("a mask of the group's first head", "place.batch * shape.heads + here.head",
-                    "place.batch * shape.heads + place.kv_head * group", "key_sets"),
+    hopper_backward("a mask of the group's first head", "of_head(here.head)",
+                    "of_head(work.first(shape).head)", "key_sets"),
     hopper_backward("an operand's bytes not transposed", "TRANSPOSED ? 2 * (n % 2) + half :", "false ? 2 * (n % 2) + half :",
                     "key_sets", PHILOX),
     hopper_backward("an element's byte of the other row", "byte_of(n, e / 2)", "byte_of(n, 1 - e / 2)", "adjoint", PHILOX),

@@ -210,7 +210,9 @@ def test_rates_that_are_refused(rate: Any, accepted: str):
 
 def test_what_is_refused_says_why():
     p = problem(dtype="float16")
-    assert fl.CATALOGUE["flash3_3"].refuses(p) == "dropout = 0.3: expected nothing: flash3_3 knows causal, window, scale"
+    assert (
+        fl.CATALOGUE["flash3_3"].refuses(p) == "dropout = 0.3: expected nothing: flash3_3 knows causal, window, scale"
+    )
     with pytest.raises(fl.UsageError, match=r"^dropout = 0\.3: expected None with lengths$"):
         problem(len_q=None, lengths=[10, 20])
     q, k, v = fl.random_inputs(p)
