@@ -4,8 +4,8 @@
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
 //   rows padded to 16 bytes; dq_sum lies as the accumulators of dQ do (SumTile)
 //
-// The launches are those of flash2_backward, and so is the work of a thread block: BC keys of a KV head, against the query tiles
-// that see them, of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV never leave its registers.
+// The launches are those of flash2_backward, and so is a piece of work: BC keys of a KV head, against the query tiles that see them,
+// of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
 // It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
@@ -13,13 +13,23 @@
 // A tile's dQ is computed one tile later, beside the next dV and dK. So nobody waits for the other warpgroup's dS in the middle of a
 // tile, and the two drift apart: one multiplies while the other takes exponentials.
 //
-//   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers
+// Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
+// end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
+// keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
+// the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+//
+//   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers | work
 //   registers   dK and dV (64 x D), S and dP (64 x BR) in float32; then dQ in place of the last two
 //
 #include "backward_rows.cuh"
 #include "flash3_backward.cuh"
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
+
+// Where the sums of a head begin: it has whole tiles.
+DEVICE int first_sum(const Shape& shape, const Rows& rows) {
+  return (rows.batch * shape.heads + rows.head) * round_up(shape.len_q, BR);
+}
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const Shape shape) {
@@ -29,202 +39,240 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
-  const SumTile sums(dq_sum, shape, rows.batch, rows.head, rows.first);
+  const SumTile sums(dq_sum, first_sum(shape, rows) + rows.first);
   for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.base + i, make_float4(0, 0, 0, 0));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
-                const Tensor dv, const long long* rng_state, const Shape shape) {
+                const Tensor dv, const long long* rng_state, unsigned* drawn, const Shape shape) {
   const Sram sram;
   open(sram);
-  const Place place = place_of(shape, blockIdx.x);
-  const int first_key = place.first_key, group = shape.heads / shape.kv_heads;
-  const Shape keys_first = transposed(shape);
-  const Keys seen = visible_tiles(keys_first, first_key, min(first_key + BC, shape.len_kv) - 1, BR);  // tiles of queries
-  const Keys tiles = {uniform(seen.first), uniform(seen.last)};
-  Visit here{place.kv_head * group, tiles.first};
-  const int end_head = tiles.first <= tiles.last ? here.head + group : here.head;
+  Agenda agenda{shape, sram};
+  const Work& work = agenda.work;
 
   if (warpgroup_id() == 0) {
     become_producer();
-    if (warp_id() == 0 && lane_id() == 0) {
-      // step: load_kv (producer)
-      load_tile(sram.k(), k, place.batch, place.kv_head, first_key, sram.k_full(), EVICT_FIRST);
-      load_tile(sram.v(), v, place.batch, place.kv_head, first_key, sram.v_full(), EVICT_FIRST);
-      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
-        // step: load_q (producer)
-        mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
-        load_tile(sram.q(ring.slot), q, place.batch, here.head, here.i * BR, sram.q_full(ring.slot), EVICT_LAST);
+    Ring ring;
+    if (warp_id() == 0) {
+      while (work.end > 0) {
+        if (lane_id() == 0) {
+          Visit at = work.first(shape);
+          auto load_queries = [&] {
+            // step: load_q (producer)
+            const int batch = at.head / shape.heads, head = at.head % shape.heads;
+            mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
+            load_tile(sram.q(ring.slot), q, batch, head, at.i * BR, sram.q_full(ring.slot), EVICT_LAST);
 
-        // step: load_do (producer)
-        mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-        load_tile(sram.dout(ring.slot), dout, place.batch, here.head, here.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+            // step: load_do (producer)
+            mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+            load_tile(sram.dout(ring.slot), dout, batch, head, at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+            at.advance(work.tiles);
+            ring.advance();
+          };
+          if (work.left(at)) load_queries();  // their slots are free before K's and V's
+
+          // step: load_kv (producer: while the consumers write the gradients of the keys before)
+          const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
+          mbarrier_wait(sram.kv_empty(), agenda.parity ^ 1);
+          load_tile(sram.k(), k, batch, head, work.first_key, sram.kv_full(), EVICT_FIRST);
+          load_tile(sram.v(), v, batch, head, work.first_key, sram.kv_full(), EVICT_FIRST);
+          while (work.left(at)) load_queries();
+        }
+
+        // step: load_kv (which keys are next)
+        agenda.take();
       }
     }
     if (warp_id() == 1) {
-      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
-        // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
-        const Numbers numbers(lse, shape, place.batch, here, INF);
-        mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
-        numbers.store(sram.lse(ring.slot), [](float x) { return lse_of(x); });
-        release(sram.q_full(ring.slot));
+      while (work.end > 0) {
+        for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
+          // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
+          const Numbers numbers(lse, shape, at, INF);
+          mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
+          numbers.store(sram.lse(ring.slot), [](float x) { return lse_of(x); });
+          release(sram.q_full(ring.slot));
+        }
+
+        // step: load_kv (which keys are next)
+        agenda.take();
       }
     }
     if (warp_id() == 2) {
-      for (Ring ring; here.head < end_head; here.advance(tiles), ring.advance()) {
-        // step: load_do (producer: D, below which the sums of dP begin)
-        const Numbers numbers(delta, shape, place.batch, here, 0);
-        mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-        numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
-        release(sram.do_full(ring.slot));
+      while (work.end > 0) {
+        for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
+          // step: load_do (producer: D, below which the sums of dP begin)
+          const Numbers numbers(delta, shape, at, 0);
+          mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+          numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
+          release(sram.do_full(ring.slot));
+        }
+
+        // step: load_kv (which keys are next)
+        agenda.take();
       }
+    }
+    if (warp_id() == 3 && lane_id() == 0) {
+      // step: load_kv (producer: tells which keys are next, ahead)
+      agenda.tell(drawn);
     }
     return;
   }
 
   become_consumer();
-  const int consumer = warpgroup_id() - 1, own_key = first_key + 64 * consumer;
-  const int lane_key = first_key + (warp_id() - 4) * 16 + lane_id() / 4;
-  const Keys full = full_tiles(keys_first, own_key, own_key + 63, BR);  // need no mask
+  const int consumer = warpgroup_id() - 1;
+  const Shape keys_first = transposed(shape);
   const Scores scores(shape);
-  const bool masked = scores.sign != 1 || own_key + 64 > shape.len_kv;
-  Gradient dk_sum = {}, dv_sum = {};
-  Visit before = here;
-  Ring ring;
-  unsigned p[QUERY_STEPS][4], ds[QUERY_STEPS][4];
+  unsigned n = 0;  // tiles of queries so far
+  while (work.end > 0) {
+    const int own_key = work.first_key + 64 * consumer, lane_key = work.first_key + (warp_id() - 4) * 16 + lane_id() / 4;
+    const Keys full = full_tiles(keys_first, own_key, own_key + 63, BR);  // need no mask
+    const bool masked = scores.sign != 1 || own_key + 64 > shape.len_kv;
+    Gradient dk_sum = {}, dv_sum = {};
+    Visit here = work.first(shape);
+    int before = 0;
+    unsigned p[QUERY_STEPS][4], ds[QUERY_STEPS][4];
 
-  // step: load_kv
-  mbarrier_wait(sram.k_full(), 0);
-  mbarrier_wait(sram.v_full(), 0);
-  const Dropout dropout(rng_state, shape.kept);
+    // step: load_kv
+    mbarrier_wait(sram.kv_full(), agenda.parity);
+    const Dropout dropout(rng_state, shape.kept);
 
-  auto compute_ds = [&](int n) {  // of tile n: P and dS in registers, and dS in SRAM
-    // step: load_q
-    mbarrier_wait(sram.q_full(ring.slot), ring.parity);
+    auto compute_ds = [&] {  // P and dS in registers, and dS in SRAM
+      const Ring ring = Ring::of(n);
 
-    // step: load_do
-    mbarrier_wait(sram.do_full(ring.slot), ring.parity);
-    Transposed s, dp;
-    if constexpr (!DROPOUT) begin_at(dp, sram.delta(ring.slot));
+      // step: load_q
+      mbarrier_wait(sram.q_full(ring.slot), ring.parity);
 
-    // step: scores
-    settle(s);
-    settle(dp);
-    wgmma_fence();
-    multiply_by_queries(s, sram.k(), 64 * consumer, sram.q(ring.slot), 0);  // Sᵀ = K_j Q_iᵀ
+      // step: load_do
+      mbarrier_wait(sram.do_full(ring.slot), ring.parity);
+      Transposed s, dp;
+      if constexpr (!DROPOUT) begin_at(dp, sram.delta(ring.slot));
 
-    // step: dp
-    multiply_by_queries(dp, sram.v(), 64 * consumer, sram.dout(ring.slot), !DROPOUT);  // dPᵀ = V_j dO_iᵀ, less D
+      // step: scores
+      settle(s);
+      settle(dp);
+      wgmma_fence();
+      multiply_by_queries(s, sram.k(), 64 * consumer, sram.q(ring.slot), 0);  // Sᵀ = K_j Q_iᵀ
 
-    // step: exp (which weights are kept, while the tensor cores are busy)
-    Kept kept;
-    if constexpr (DROPOUT)
-      kept.draw(dropout.of_head(place.batch * shape.heads + here.head), first_key / 16 + warp_id() - 4, here.i * (BR / 16));
+      // step: dp
+      multiply_by_queries(dp, sram.v(), 64 * consumer, sram.dout(ring.slot), !DROPOUT);  // dPᵀ = V_j dO_iᵀ, less D
 
-    // step: scores (done)
-    wgmma_wait<1>();
-    settle(s);
+      // step: exp (which weights are kept, while the tensor cores are busy)
+      Kept kept;
+      if constexpr (DROPOUT)
+        kept.draw(dropout.of_head(here.head), work.first_key / 16 + warp_id() - 4, here.i * (BR / 16));
 
-    // step: mask
-    if (masked || here.i < full.first || here.i > full.last) {
-      scores.flip(s);
-      mask_scores(s, keys_first, lane_key, here.i * BR, 2 * (opaque(lane_id()) % 4));
-      mask_rows(s, lane_key, shape.len_kv);
+      // step: scores (done)
+      wgmma_wait<1>();
+      settle(s);
+
+      // step: mask
+      if (masked || here.i < full.first || here.i > full.last) {
+        scores.flip(s);
+        mask_scores(s, keys_first, lane_key, here.i * BR, 2 * (opaque(lane_id()) % 4));
+        mask_rows(s, lane_key, shape.len_kv);
+      }
+
+      // step: exp
+      exponentials(s, scores.c, sram.lse(ring.slot));  // P = exp(S - LSE)
+
+      // step: dp (done)
+      wgmma_wait<0>();
+      settle(dp);
+      if constexpr (DROPOUT) {
+        // step: load_do (D, which is needed only here)
+        drop_gradient(dp, kept, sram.delta(ring.slot));
+      }
+
+      // step: ds
+      multiply_into(dp, s);  // dS = P (dP - D)
+      round_operand(p, s);
+      if constexpr (DROPOUT) kept.drop(p);
+      round_operand(ds, dp);
+      mbarrier_wait(sram.ds_full((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
+      store_operand(sram.ds(n & 1), 16 * (warp_id() - 4), ds);
+      fence_async();
+    };
+    auto issue_dkv = [&] {
+      const Ring ring = Ring::of(n);
+
+      // step: dv
+      multiply_by_columns(dv_sum, p, sram.dout(ring.slot));  // dV_j += Pᵀ dO_i
+
+      // step: dk
+      multiply_by_columns(dk_sum, ds, sram.q(ring.slot));  // dK_j += dSᵀ Q_i
+    };
+    auto finish_dkv = [&] {
+      const Ring ring = Ring::of(n);
+      wgmma_wait<1>();
+      settle(dv_sum);
+      release(sram.do_empty(ring.slot));
+      wgmma_wait<0>();
+      settle(dk_sum);
+      release(sram.q_empty(ring.slot));
+      release(sram.ds_full(n++ & 1));
+      before = tile_of(shape, here);
+      here.advance(work.tiles);
+    };
+    auto ready = [&] {
+      settle(dv_sum);
+      settle(dk_sum);
+      settle(p);
+      settle(ds);
+      wgmma_fence();
+    };
+
+    if (work.left(here)) {
+      compute_ds();
+      ready();
+      issue_dkv();
+      finish_dkv();
+    }
+    while (work.left(here)) {
+      compute_ds();
+
+      // step: dq (of the tile before)
+      QueryGradient dq;
+      settle(dq);
+      ready();
+      multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
+      issue_dkv();
+
+      // step: dq (of the tile before: add it to HBM)
+      wgmma_wait<2>();
+      settle(dq);
+      add_gradient(dq_sum, before, dq, consumer);
+
+      // step: dk (done)
+      finish_dkv();
+    }
+    if (work.seen()) {
+      // step: dq
+      mbarrier_wait(sram.ds_full((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
+      QueryGradient dq;
+      settle(dq);
+      wgmma_fence();
+      multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
+      wgmma_wait<0>();
+      settle(dq);
+      add_gradient(dq_sum, before, dq, consumer);
     }
 
-    // step: exp
-    exponentials(s, scores.c, sram.lse(ring.slot));  // P = exp(S - LSE)
+    // step: load_kv (the next ones may come)
+    release(sram.kv_empty());
 
-    // step: dp (done)
-    wgmma_wait<0>();
-    settle(dp);
-    if constexpr (DROPOUT) {
-      // step: load_do (D, which is needed only here)
-      drop_gradient(dp, kept, sram.delta(ring.slot));
-    }
-
-    // step: ds
-    multiply_into(dp, s);  // dS = P (dP - D)
-    round_operand(p, s);
-    if constexpr (DROPOUT) kept.drop(p);
-    round_operand(ds, dp);
-    mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);
-    store_operand(sram.ds(n & 1), 16 * (warp_id() - 4), ds);
-    fence_async();
-  };
-  auto issue_dkv = [&] {
-    // step: dv
-    multiply_by_columns(dv_sum, p, sram.dout(ring.slot));  // dV_j += Pᵀ dO_i
-
-    // step: dk
-    multiply_by_columns(dk_sum, ds, sram.q(ring.slot));  // dK_j += dSᵀ Q_i
-  };
-  auto finish_dkv = [&](int n) {
-    wgmma_wait<1>();
-    settle(dv_sum);
-    release(sram.do_empty(ring.slot));
-    wgmma_wait<0>();
-    settle(dk_sum);
-    release(sram.q_empty(ring.slot));
-    release(sram.ds_full(n & 1));
-    before = here;
-    here.advance(tiles);
-    ring.advance();
-  };
-  auto ready = [&] {
-    settle(dv_sum);
-    settle(dk_sum);
-    settle(p);
-    settle(ds);
-    wgmma_fence();
-  };
-
-  int n = 2;
-  if (here.head < end_head) {
-    compute_ds(n);
-    ready();
-    issue_dkv();
-    finish_dkv(n);
-    ++n;
-  }
-  for (; here.head < end_head; ++n) {
-    compute_ds(n);
-
-    // step: dq (of the tile before)
-    QueryGradient dq;
-    settle(dq);
-    ready();
-    multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
-    issue_dkv();
-
-    // step: dq (of the tile before: add it to HBM)
-    wgmma_wait<2>();
-    settle(dq);
-    add_gradient(dq_sum, shape, place.batch, before, dq, consumer);
-
-    // step: dk (done)
-    finish_dkv(n);
-  }
-  if (n > 2) {
-    // step: dq
-    mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);
-    QueryGradient dq;
-    settle(dq);
-    wgmma_fence();
-    multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
-    wgmma_wait<0>();
-    settle(dq);
-    add_gradient(dq_sum, shape, place.batch, before, dq, consumer);
-  }
-
-  // step: store_dkv
+    // step: store_dkv
+    const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
-    store_row(row_address(dk, place.batch, place.kv_head, key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
-    store_row(row_address(dv, place.batch, place.kv_head, key), dv_sum, half, of_kept(1, shape.kept), bytes);
+    for (int half = 0; half < 2; ++half) {
+      const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
+      store_row(row_address(dk, batch, head, key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
+      store_row(row_address(dv, batch, head, key), dv_sum, half, of_kept(1, shape.kept), bytes);
+    }
+
+    // step: load_kv (which keys are next)
+    agenda.take();
   }
 }
 
@@ -236,7 +284,7 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
 #pragma unroll 1
   for (int first = rows.first + warp_id() * 16; first < rows.first + BR; first += DELTA_THREADS / 32 * 16) {
     float sum[COLUMNS / 8][4];
-    const SumTile sums(dq_sum, shape, rows.batch, rows.head, first);
+    const SumTile sums(dq_sum, first_sum(shape, rows) + first);
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; ++n) {
       const float4 part = load_global<float4>(sums.part(n));

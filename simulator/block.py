@@ -222,9 +222,9 @@ class Block:
         self._count(buffer.name, sram_read=nbytes * self._uses(split) * self.lockstep)
         return self.registers(rows, cols, buffer.values)
 
-    def tell(self, name: str, warps: int) -> None:
-        """One thread tells `warps` warps a number, 4 bytes through SRAM. It lies where mbarriers leave room."""
-        self._count(name, sram_write=4 * self.lockstep, sram_read=4 * warps * self.lockstep)
+    def tell(self, name: str, warps: int, nbytes: int = 4) -> None:
+        """One thread tells `warps` warps something through SRAM: a number, say. It lies where mbarriers leave room."""
+        self._count(name, sram_write=nbytes * self.lockstep, sram_read=nbytes * warps * self.lockstep)
 
     def to_registers(self, tile: SramTile, split: Split = "rows") -> Registers:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""

@@ -13,6 +13,8 @@
 constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
 constexpr int QUERY_STEPS = BR / 16;
+// Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own.
+constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64;
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
 static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
@@ -24,7 +26,7 @@ using Gradient = float[COLUMNS / 8][4];          // 64 keys x columns
 using Kept = KeptWeights<BR / 8, true>;           // 64 keys x queries, for dropout
 using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
 
-// SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers.
+// SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers | what is next.
 struct Sram {
   static constexpr int MBARRIERS = 16, NUMBERS = BR * 4;
   unsigned base = sram_base();
@@ -40,15 +42,20 @@ struct Sram {
 
   // "Full" counts the bytes of a tile that have come, and the producer's warp that loads its LSE or D. "Empty" counts the consumer
   // warps that are done with it, as does `ds_full`, when they have written their part.
-  DEVICE unsigned k_full() const { return mbarrier(0); }
-  DEVICE unsigned v_full() const { return mbarrier(1); }
+  DEVICE unsigned kv_full() const { return mbarrier(0); }
+  DEVICE unsigned kv_empty() const { return mbarrier(1); }
   DEVICE unsigned ds_full(int side) const { return mbarrier(2 + side); }
   DEVICE unsigned q_full(int slot) const { return mbarrier(4 + slot); }
   DEVICE unsigned do_full(int slot) const { return mbarrier(4 + STAGES + slot); }
   DEVICE unsigned q_empty(int slot) const { return mbarrier(4 + 2 * STAGES + slot); }
   DEVICE unsigned do_empty(int slot) const { return mbarrier(4 + 3 * STAGES + slot); }
+
+  // Where one thread tells all other warps what is next.
+  DEVICE unsigned work_full() const { return mbarrier(4 + 4 * STAGES); }
+  DEVICE unsigned work_empty() const { return mbarrier(5 + 4 * STAGES); }
+  DEVICE unsigned work() const { return mbarrier(MBARRIERS - 2); }
 };
-static_assert(4 + 4 * STAGES <= Sram::MBARRIERS, "the ring has its mbarriers");
+static_assert(6 + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
 // Makes the block's mbarriers ready. All threads call it.
 DEVICE void open(const Sram& sram) {
@@ -59,9 +66,12 @@ DEVICE void open(const Sram& sram) {
   name_sram("ds", sram.ds(0).base, 2 * DSTile::BYTES);
   name_sram("lse", sram.lse(0), STAGES * Sram::NUMBERS);
   name_sram("delta", sram.delta(0), STAGES * Sram::NUMBERS);
+  name_sram("work", sram.work(), 16);
   if (threadIdx.x == 0) {
-    mbarrier_init(sram.k_full(), 1);
-    mbarrier_init(sram.v_full(), 1);
+    mbarrier_init(sram.kv_full(), 2);
+    mbarrier_init(sram.kv_empty(), 4 * CONSUMERS);
+    mbarrier_init(sram.work_full(), 1);
+    mbarrier_init(sram.work_empty(), 4 * CONSUMERS + 3);
     for (int side = 0; side < 2; ++side) mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(sram.q_full(slot), 2);
@@ -86,20 +96,7 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
     tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
 }
 
-// Which keys of which KV head a block owns. Blocks start in the order of their number, so under a causal mask the keys that most
-// queries see (the first) come first. The KV heads of a group run side by side before the next ones start, so that what their
-// blocks share (Q, dO and the sums of dQ) stays in the L2.
-struct Place { int batch, kv_head, first_key; };
-
-DEVICE Place place_of(const Shape& shape, int block) {
-  const int key_tiles = ceil_div(shape.len_kv, BC), group = shape.group / (shape.heads / shape.kv_heads);
-  const int first_head = block / (group * key_tiles) * group;  // of the group
-  const int heads = min(group, shape.batch * shape.kv_heads - first_head);
-  const int place = block - first_head * key_tiles, flat_head = first_head + place % heads;
-  return {flat_head / shape.kv_heads, flat_head % shape.kv_heads, place / heads * BC};
-}
-
-// A tile of queries of one of the group's heads.
+// A tile of queries of one of the group's heads, which is numbered among those of all batches.
 struct Visit {
   int head, i;
 
@@ -108,17 +105,83 @@ struct Visit {
   }
 };
 
+// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head. `end` is 0 if no key
+// tile is left.
+struct alignas(16) Work {
+  int first_key, end;
+  Keys tiles;
+
+  DEVICE bool left(Visit at) const { return at.head < end; }
+  DEVICE bool seen() const { return tiles.first <= tiles.last; }
+  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - shape.heads / shape.kv_heads : end, tiles.first}; }
+  DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
+};
+
+// The key tiles of one persistent block, by number. The first of each head come first: under a causal mask most queries see them.
+// The block begins with its own number, and takes every gridDim-th one, or with DYNAMIC the next one that nobody has drawn yet. One
+// thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
+//
+// The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
+// stays in the L2.
+struct Agenda {
+  const Shape& shape;
+  const Sram& sram;
+  Work work = work_of(blockIdx.x);
+  unsigned parity = 0;  // of this round, of K and V, too
+
+  DEVICE int key_tiles() const { return ceil_div(shape.len_kv, BC); }
+  DEVICE int last() const { return key_tiles() * shape.batch * shape.kv_heads - 1; }
+
+  DEVICE Work work_of(int number) const {
+    if (number > last()) return {};
+    const int members = shape.heads / shape.kv_heads, group = shape.group / members;
+    const int first_head = number / (group * key_tiles()) * group;  // of the group
+    const int heads = min(group, shape.batch * shape.kv_heads - first_head), place = number - first_head * key_tiles();
+    const int first_key = place / heads * BC;
+    const Keys seen = visible_tiles(transposed(shape), first_key, min(first_key + BC, shape.len_kv) - 1, BR);
+    return {first_key, (first_head + place % heads + 1) * members, {seen.first, seen.last}};
+  }
+
+  // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile, so the counter
+  // ends at 0, where it began.
+  DEVICE void tell(unsigned* counter) {
+    if constexpr (!ONE_TILE)
+      for (int number = blockIdx.x; number <= last(); parity ^= 1) {
+        mbarrier_wait(sram.work_empty(), parity ^ 1);
+        number = gridDim.x + (DYNAMIC ? draw_from(counter, last()) : number);
+        store_shared(sram.work(), work_of(number));
+        mbarrier_arrive(sram.work_full());
+      }
+  }
+
+  // Goes on to what was told, as all other warps do.
+  DEVICE void take() {
+    if constexpr (ONE_TILE) {
+      work = {};
+      return;
+    }
+    mbarrier_wait(sram.work_full(), parity);
+    const Work told = lane_id() == 0 ? load_shared<Work>(sram.work()) : Work{};
+    work = {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
+    release(sram.work_empty());
+    parity ^= 1;
+  }
+};
+
 // An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
 DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
+
+// A tile's number among those of all heads.
+DEVICE int tile_of(const Shape& shape, Visit at) { return at.head * ceil_div(shape.len_q, BR) + at.i; }
 
 // A number for each query of a tile, in the registers of a warp: all are on their way before one is needed.
 struct Numbers {
   float x[BR / 32];
 
   // Without a query, the number is `without`.
-  DEVICE Numbers(const float* of_rows, const Shape& shape, int batch, Visit at, float without) {
+  DEVICE Numbers(const float* of_rows, const Shape& shape, Visit at, float without) {
     const int first = at.i * BR + lane_id(), left = shape.len_q - first;
-    const float* own = of_rows + (static_cast<long long>(batch) * shape.heads + at.head) * shape.len_q + first;
+    const float* own = of_rows + static_cast<long long>(at.head) * shape.len_q + first;
 #pragma unroll
     for (int r = 0; r < BR / 32; ++r) {
       x[r] = without;
@@ -221,21 +284,19 @@ DEVICE void store_operand(DSTile tile, int row, const unsigned (&a)[QUERY_STEPS]
     }
 }
 
-// 16 rows of the sums of dQ, as a warp's accumulators hold them: for every 8 columns a float4 of each lane. So 32 lanes add to 512
+// 16 rows of the sums of a head's dQ, as a warp's accumulators hold them: for every 8 columns a float4 of each lane. So 32 lanes add to 512
 // bytes in a row, which takes the load-store unit a quarter of the time that 16 rows of 32 bytes take it. A head has whole tiles.
 struct SumTile {
   float4* base;
 
-  DEVICE SumTile(float* sums, const Shape& shape, int batch, int head, int row)
-      : base(reinterpret_cast<float4*>(
-            sums + ((static_cast<long long>(batch) * shape.heads + head) * round_up(shape.len_q, BR) + row) * COLUMNS)) {}
+  DEVICE SumTile(float* sums, int row) : base(reinterpret_cast<float4*>(sums + static_cast<long long>(row) * COLUMNS)) {}
 
   DEVICE float4* part(int fragment) const { return base + fragment * 32 + lane_id(); }
 };
 
 // Adds this warpgroup's share of dQ to the sums in HBM.
-DEVICE void add_gradient(float* dq_sum, const Shape& shape, int batch, Visit at, const QueryGradient& dq, int consumer) {
-  const SumTile sums(dq_sum, shape, batch, at.head, at.i * BR + consumer / ASIDE * 64 + warp_id() % 4 * 16);
+DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int consumer) {
+  const SumTile sums(dq_sum, tile * BR + consumer / ASIDE * 64 + warp_id() % 4 * 16);
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
   for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));

@@ -68,9 +68,15 @@ def flash3(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: boo
 
 def count_draws(book: Book, config: Config, tiles: int) -> None:
     """Blocks that draw their row tiles count up for each, and tell the warps that multiply by a number in SRAM."""
+    count_counter(book, config, tiles, "load_q")
+    if config.dynamic:
+        book.add("load_q", "number", sram_write=4 * tiles, sram_read=4 * tiles * 4 * config.consumers)
+
+
+def count_counter(book: Book, config: Config, tiles: int, step: str) -> None:
+    """The counter from which blocks draw their tiles, if they do."""
     if config.dynamic:
         book.tensor(Spec("drawn", 1, 1, 1, "int32", "workspace", vector=True, zeros=True, shared=True))
-        book.add("load_q", "drawn", hbm_atomic=4 * tiles)
-        book.add("load_q", "number", sram_write=4 * tiles, sram_read=4 * tiles * 4 * config.consumers)
+        book.add(step, "drawn", hbm_atomic=4 * tiles)
         for way in ("read", "write"):
             book.distinct("drawn", way, 4 * (tiles > 0))

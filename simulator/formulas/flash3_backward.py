@@ -8,10 +8,11 @@ from simulator.config import Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
+from simulator.formulas.flash3 import count_counter
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward import sram_bytes, warpgroups
+from simulator.programs.flash3_backward import WORK, listeners, sram_bytes, warpgroups
 
 
 def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -36,6 +37,9 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages)
     book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible)
+    count_counter(book, config, visits, "load_kv")
+    if config.persistent:
+        book.add("load_kv", "work", sram_write=visits * WORK, sram_read=visits * listeners(config) * WORK)
     count_state(book, p, "load_kv", blocks=visits, warps=4 * readers)
     for name, width in (("k", d), ("v", dv)):
         if visits:

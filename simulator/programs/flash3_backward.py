@@ -13,7 +13,7 @@ from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
-from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.programs.flash3 import MBARRIERS, PANEL, counter, order
 from simulator.tensors import HbmTensor
 
 KEYS = 64
@@ -25,6 +25,15 @@ def warpgroups(tile: Tile) -> tuple[int, int]:
     all_of_them = max(1, tile.cols // KEYS)
     above = max(1, min(all_of_them, tile.rows // 64))
     return above, all_of_them // above
+
+
+WORK = 16
+"""Bytes that say which key tile is next, and which tiles of queries see it."""
+
+
+def listeners(config: Config) -> int:
+    """The warps that are told which key tile is next: those that multiply, and three that load."""
+    return 4 * config.consumers + 3
 
 
 def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
@@ -72,6 +81,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
         constants=features(problem),
+        # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
+        **({} if problem.dropout or problem.head_dim > PANEL else order(problem)),
     )
 
 
@@ -90,9 +101,10 @@ def flash3_backward(
     """Algorithm 2 of FlashAttention-2 (arXiv 2307.08691), with the engines of Hopper (arXiv 2407.08608).
 
     q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
-    len_q) float32. There is one block per KV head and key tile of Bc keys, 64 per warpgroup. dK_j and dV_j stay in its
-    registers, summed over the query heads of the group. S and dP are computed transposed, with keys as rows. So P and dS
-    lie in registers as the products for dV and dK want them. Only for dQ, which needs all keys, dS passes through SRAM.
+    len_q) float32. A block has Bc keys of a KV head, 64 per warpgroup. (A kernel's block takes such key tiles one after
+    the other.) dK_j and dV_j stay in its registers, summed over the query heads of the group. S and dP are computed
+    transposed, with keys as rows. So P and dS lie in registers as the products for dV and dK want them. Only for dQ,
+    which needs all keys, dS passes through SRAM.
     The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM. The sums of dQ lie as the
     accumulators do, so whole tiles of them count, with their rows and columns outside.
     """
@@ -100,6 +112,7 @@ def flash3_backward(
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
     delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows)
+    drawn = counter(m)
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
@@ -113,6 +126,10 @@ def flash3_backward(
         for ring in (q, dout):
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
+        if drawn is not None:
+            block.arrive(drawn, 0)
+        if c.persistent:
+            block.tell("work", listeners(c), WORK)
         k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
         read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)

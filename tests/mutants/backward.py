@@ -208,7 +208,7 @@ KERNELS = [
         for each in (
             KernelMutant(
                 mechanism="the other warpgroup's dS not waited for", step="ds",
-                old="mbarrier_wait(sram.ds_full((n - 1) & 1), ((n - 1) / 2 & 1) ^ 1);", new="",
+                old="mbarrier_wait(sram.ds_full((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);", new="",
                 check="misuse", case=GROUP,
             ),
             KernelMutant(
@@ -219,6 +219,22 @@ KERNELS = [
                 case=GROUP,
             ),
             KernelMutant(
+                mechanism="the next keys loaded over those in use", old="mbarrier_wait(sram.kv_empty(), agenda.parity ^ 1);",
+                new="", check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="keys given back before the last dQ", old="if (work.seen()) {",
+                new="release(sram.kv_empty()); if (work.seen()) {", check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="work told before all know the last", file=HOPPER_TILES,
+                old="mbarrier_wait(sram.work_empty(), parity ^ 1);", new="", check="misuse", case=SINKS,
+            ),
+            KernelMutant(
+                mechanism="key tiles dealt out where they are drawn", file=HOPPER_TILES,
+                old="DYNAMIC ? draw_from(counter, last()) : number", new="number", check="bytes", case=SINKS,
+            ),
+            KernelMutant(
                 mechanism="an LSE to the base e", step="load_q", old="return lse_of(x);", new="return x;", check="rule",
             ),
             KernelMutant(
@@ -227,19 +243,20 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="a tile's dQ added to the first one's",
-                old="before = here;\n    here.advance(tiles);", new="here.advance(tiles);", check="rule", case=GROUP,
+                old="before = tile_of(shape, here);", new="", check="rule", case=GROUP,
             ),
             KernelMutant(
                 mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, shape.len_kv);", new="",
                 check="rule", case="a query less than a tile, a key more",
             ),
             KernelMutant(
-                mechanism="dK of TMA's keys without the scale", step="store_dkv", old="dk_sum, half, of_kept(shape.scale",
-                new="dk_sum, half, of_kept(1", check="adjoint",
+                mechanism="dK of TMA's keys without the scale", step="store_dkv",
+                old="of_kept(shape.scale, shape.kept), bytes); store_row(row_address(dv",
+                new="of_kept(1, shape.kept), bytes); store_row(row_address(dv", check="adjoint",
             ),
             KernelMutant(
-                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="round_up(shape.len_q, BR) + row",
-                new="shape.len_q + row", check="misuse", case=GROUP,
+                mechanism="heads of dQ's sums that overlap", old="rows.head) * round_up(shape.len_q, BR)",
+                new="rows.head) * shape.len_q", check="misuse", case=GROUP,
             ),
             KernelMutant(
                 mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",

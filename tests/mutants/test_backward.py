@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tests.tiers import one_of_each
 
 TILE = (32, 32)
 """Four warps, in a grid of two by two."""
+FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)
+"""Persistent blocks take several tiles there, and draw them."""
 
 
 def problem(case: str) -> fl.Problem:
@@ -44,7 +47,8 @@ def kills(mutant: KernelMutant) -> None:
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
         # blocks that wait for ever are stopped
-        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile_of(mutant.algorithm), time_limit=4)
+        tile, device = tile_of(mutant.algorithm), FEW if fl.catalogue.get(mutant.algorithm).arch else "h100"
+        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile, device=device, time_limit=4)
         if mutant.check == "misuse":
             run.checked()
         elif run.differences:

@@ -178,7 +178,9 @@ def test_a_control_is_right_and_no_longer_without_the_line_that_orders(control: 
     assert run().passed
     assert run().arrays["x"].tolist() == [*range(each.words - 1, -1, -1)]
     word = "s[threadIdx.x] = threadIdx.x;"
-    path.write_text(each.source.replace(word, "").replace("} else", f"{word} }} else"))  # it comes when all have arrived
+    path.write_text(
+        each.source.replace(word, "").replace("} else", f"{word} }} else")
+    )  # it comes when all have arrived
     assert "race" in str(run())
     ordered = next(code for code in each.source.splitlines() if line in code)
     path.write_text(each.source.replace(ordered, ""))
