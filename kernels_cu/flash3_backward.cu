@@ -125,6 +125,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
   const Shape keys_first = transposed(shape);
   const Scores scores(shape);
   unsigned n = 0;  // tiles of queries so far
+  Ring ring;
   while (work.end > 0) {
     const int own_key = work.first_key + 64 * consumer, lane_key = work.first_key + (warp_id() - 4) * 16 + lane_id() / 4;
     const Keys full = full_tiles(keys_first, own_key, own_key + 63, BR);  // need no mask
@@ -139,8 +140,6 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     const Dropout dropout(rng_state, shape.kept);
 
     auto compute_ds = [&] {  // P and dS in registers, and dS in SRAM
-      const Ring ring = Ring::of(n);
-
       // step: load_q
       mbarrier_wait(sram.q_full(ring.slot), ring.parity);
 
@@ -161,7 +160,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: exp (which weights are kept, while the tensor cores are busy)
       Kept kept;
       if constexpr (DROPOUT)
-        kept.draw(dropout.of_head(here.head), work.first_key / 16 + warp_id() - 4, here.i * (BR / 16));
+        kept.draw(dropout.of_head(here.head), opaque(lane_key) / 16, here.i * (BR / 16));
 
       // step: scores (done)
       wgmma_wait<1>();
@@ -195,8 +194,6 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       fence_async();
     };
     auto issue_dkv = [&] {
-      const Ring ring = Ring::of(n);
-
       // step: dv
       multiply_by_columns(dv_sum, p, sram.dout(ring.slot));  // dV_j += Pᵀ dO_i
 
@@ -204,7 +201,6 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       multiply_by_columns(dk_sum, ds, sram.q(ring.slot));  // dK_j += dSᵀ Q_i
     };
     auto finish_dkv = [&] {
-      const Ring ring = Ring::of(n);
       wgmma_wait<1>();
       settle(dv_sum);
       release(sram.do_empty(ring.slot));
@@ -214,6 +210,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       release(sram.ds_full(n++ & 1));
       before = tile_of(shape, here);
       here.advance(work.tiles);
+      ring.advance();
     };
     auto ready = [&] {
       settle(dv_sum);

@@ -16,9 +16,6 @@ struct Ring {
   int slot = 0;
   unsigned parity = 0;
 
-  // Where the n-th tile lies. Who counts tiles needs no registers for more.
-  static DEVICE Ring of(unsigned n) { return {static_cast<int>(n % STAGES), n / STAGES & 1}; }
-
   DEVICE void advance() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
