@@ -26,9 +26,9 @@
 
 constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
-// Where the sums of a head begin: it has whole tiles.
-DEVICE int first_sum(const Shape& shape, const Rows& rows) {
-  return (rows.batch * shape.heads + rows.head) * round_up(shape.len_q, BR);
+// A tile's number among those of all heads, where its rows are a block's.
+DEVICE int tile_of(const Shape& shape, const Rows& rows) {
+  return tile_of(shape, Visit{rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
@@ -39,8 +39,8 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
 
   // step: zero_dq
-  const SumTile sums(dq_sum, first_sum(shape, rows) + rows.first);
-  for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.base + i, make_float4(0, 0, 0, 0));
+  const SumTile sums(dq_sum, tile_of(shape, rows), 0);
+  for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.begin + i, make_float4(0, 0, 0, 0));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -58,10 +58,11 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     if (warp_id() == 0) {
       while (work.end > 0) {
         if (lane_id() == 0) {
+          const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads;
           Visit at = work.first(shape);
           auto load_queries = [&] {
             // step: load_q (producer)
-            const int batch = at.head / shape.heads, head = at.head % shape.heads;
+            const int head = at.head - batch * shape.heads;
             mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
             load_tile(sram.q(ring.slot), q, batch, head, at.i * BR, sram.q_full(ring.slot), EVICT_LAST);
 
@@ -74,10 +75,10 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           if (work.left(at)) load_queries();  // their slots are free before K's and V's
 
           // step: load_kv (producer: while the consumers write the gradients of the keys before)
-          const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
+          const int own_head = kv_head - batch * shape.kv_heads;
           mbarrier_wait(sram.kv_empty(), agenda.parity ^ 1);
-          load_tile(sram.k(), k, batch, head, work.first_key, sram.kv_full(), EVICT_FIRST);
-          load_tile(sram.v(), v, batch, head, work.first_key, sram.kv_full(), EVICT_FIRST);
+          load_tile(sram.k(), k, batch, own_head, work.first_key, sram.kv_full(), EVICT_FIRST);
+          load_tile(sram.v(), v, batch, own_head, work.first_key, sram.kv_full(), EVICT_FIRST);
           while (work.left(at)) load_queries();
         }
 
@@ -281,7 +282,7 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
 #pragma unroll 1
   for (int first = rows.first + warp_id() * 16; first < rows.first + BR; first += DELTA_THREADS / 32 * 16) {
     float sum[COLUMNS / 8][4];
-    const SumTile sums(dq_sum, first_sum(shape, rows) + first);
+    const SumTile sums(dq_sum, tile_of(shape, rows), first - rows.first);
 #pragma unroll
     for (int n = 0; n < COLUMNS / 8; ++n) {
       const float4 part = load_global<float4>(sums.part(n));

@@ -284,19 +284,23 @@ DEVICE void store_operand(DSTile tile, int row, const unsigned (&a)[QUERY_STEPS]
     }
 }
 
-// 16 rows of the sums of a head's dQ, as a warp's accumulators hold them: for every 8 columns a float4 of each lane. So 32 lanes add to 512
-// bytes in a row, which takes the load-store unit a quarter of the time that 16 rows of 32 bytes take it. A head has whole tiles.
+// 16 rows of a tile of the sums of dQ, as a warp's accumulators hold them: for every 8 columns a float4 of each lane. So 32 lanes add
+// to 512 bytes in a row, which takes the load-store unit a quarter of the time that 16 rows of 32 bytes take it. A head has whole
+// tiles. Where a tile begins is the same for all lanes. The rest fits into 32 bits, which takes a register less, and the compiler
+// puts the sum beside products, not before them.
 struct SumTile {
-  float4* base;
+  float4* begin;
+  unsigned own;
 
-  DEVICE SumTile(float* sums, int row) : base(reinterpret_cast<float4*>(sums + static_cast<long long>(row) * COLUMNS)) {}
+  DEVICE SumTile(float* sums, int tile, int row)
+      : begin(reinterpret_cast<float4*>(sums + static_cast<long long>(tile) * (BR * COLUMNS))), own(row * (COLUMNS / 4) + lane_id()) {}
 
-  DEVICE float4* part(int fragment) const { return base + fragment * 32 + lane_id(); }
+  DEVICE float4* part(int fragment) const { return begin + (own + fragment * 32); }
 };
 
-// Adds this warpgroup's share of dQ to the sums in HBM.
+// Adds this warpgroup's share of a tile's dQ to the sums in HBM.
 DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int consumer) {
-  const SumTile sums(dq_sum, tile * BR + consumer / ASIDE * 64 + warp_id() % 4 * 16);
+  const SumTile sums(dq_sum, tile, consumer / ASIDE * 64 + warp_id() % 4 * 16);
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
   for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));

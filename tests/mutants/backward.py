@@ -255,8 +255,8 @@ KERNELS = [
                 new="of_kept(1, shape.kept), bytes); store_row(row_address(dv", check="adjoint",
             ),
             KernelMutant(
-                mechanism="heads of dQ's sums that overlap", old="rows.head) * round_up(shape.len_q, BR)",
-                new="rows.head) * shape.len_q", check="misuse", case=GROUP,
+                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="at.head * ceil_div(shape.len_q, BR)",
+                new="at.head * (shape.len_q / BR)", check="misuse", case=GROUP,
             ),
             KernelMutant(
                 mechanism="the sums of dQ read in another order", step="convert_dq", old="sums.part(n)",
