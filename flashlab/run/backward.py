@@ -64,7 +64,7 @@ def attention_backward(
     given = BACKWARD.bound((), named)
     if flag("deterministic", deterministic):
         algorithm = one_order(algorithm)
-    if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not BACKWARD:
+    if not plans.is_auto(algorithm) and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
         chosen = plans.elsewhere(algorithm, BACKWARD)

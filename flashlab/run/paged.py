@@ -28,7 +28,7 @@ def attention(
     found = operation.bound((), given)
     for name, x in found.items():
         host.check_no_grad(name, x)
-    if algorithm != "auto" and plans.catalogue.get(algorithm).operation is not operation:
+    if not plans.is_auto(algorithm) and plans.catalogue.get(algorithm).operation is not operation:
         raise unknown("algorithm", algorithm, list(plans.catalogue.of(operation)))
     if (lengths := masks.get("lengths")) is not None:
         masks["lengths"] = FIELDS["lengths"].checked(lengths)  # a plan is kept by them, and not by a list

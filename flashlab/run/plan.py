@@ -383,7 +383,7 @@ def on_the_gpu(
     algorithm: str | Program, operation: Operation, problem: Problem, tile: TileLike, arch: str | None
 ) -> str | Program:
     """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU."""
-    if not _is_auto(algorithm):
+    if not is_auto(algorithm):
         return algorithm
     fastest, _ = _FASTEST[operation.name]
     refused = catalogue.get(fastest).refuses(problem, gpu_device(arch), None if tile is None else Tile.parse(tile))
@@ -392,10 +392,10 @@ def on_the_gpu(
 
 def elsewhere(algorithm: str | Program, operation: Operation) -> str | Program:
     """The algorithm itself; for "auto" the one that runs anywhere, and on the emulator is the fastest."""
-    return _FASTEST[operation.name][1] if _is_auto(algorithm) else algorithm
+    return _FASTEST[operation.name][1] if is_auto(algorithm) else algorithm
 
 
-def _is_auto(algorithm: Any) -> bool:
+def is_auto(algorithm: Any) -> bool:
     """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
     return isinstance(algorithm, str) and algorithm == "auto"
 

@@ -62,7 +62,8 @@ DEVICE void sink_gradient(const float* sinks, const float* lse, const float* del
   const long long first = static_cast<long long>(RAGGED ? head : blockIdx.x) * shape.len_q + begin;
   const float sink = rows > 0 ? of_head<SINKS>(sinks, head, -INF) : -INF;  // the compiler asks no earlier, either
   float sum = 0;
-  for (int row = lane_id(); row < rows; row += 32 * EACH) {
+  for (int first_row = 0; first_row < rows; first_row += 32 * EACH) {
+    const int row = first_row + lane_id();
     float logs[EACH], deltas[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {

@@ -68,8 +68,8 @@ KERNELS = [
         check="head_order", case=SINKS,
     ),
     KernelMutant(
-        mechanism="the last rows left out of a sink's gradient", file=ROWS, old="lane_id(); row < rows; row += 32 * EACH",
-        new="lane_id(); row < rows / 256 * 256; row += 32 * EACH", check="rule", case="sinks, a gradient of the LSE",
+        mechanism="the last rows left out of a sink's gradient", file=ROWS, old="first_row < rows; first_row += 32 * EACH",
+        new="first_row < rows / 256 * 256; first_row += 32 * EACH", check="rule", case="sinks, a gradient of the LSE",
     ),
     KernelMutant(
         mechanism="a sink's exponential to base 2", file=ROWS, old="(logs[e] == -INF ? 0 : logs[e])) * LOG2E)",

@@ -27,12 +27,12 @@ ALGORITHMS = sorted({case.split()[0] for case, _ in GPU})
 def changed_since(case: Case) -> bool:
     """Was the kernel of a case another one when it was measured?
 
-    Hopper's 16-bit kernels multiplied the columns that pad a box, too. And flash3's blocks took pairs of row tiles, however few
-    there are. The counters of flash3 hold the bytes of the first since (condition odd-rows).
+    Hopper's 16-bit kernels multiplied the columns that pad a box, too. And under a causal mask the blocks of flash3 and
+    flash3_fp8 took pairs of row tiles; now they draw them. Their newest counters hold the bytes.
     """
     p, row = case.problem, fl.CATALOGUE[case.algorithm]
     columns = bool(row.arch) and not row.support.eight_bit and p.head_dim % 64 != 0
-    return columns or (p.causal and case.algorithm == "flash3")
+    return columns or (p.causal and case.algorithm in ("flash3", "flash3_fp8"))
 
 
 @pytest.mark.long
