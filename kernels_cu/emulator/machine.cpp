@@ -157,8 +157,7 @@ void Block::schedule() {
 void Block::faulted() {
   aborted = true;
   Lane& lane = *running;
-  // The signal may come while the runtime works for a loop, which is no place of the kernel.
-  if (fault.signal == LATE) return too_late(lane, lane.spinning() ? lane.spun_from : fault.place);
+  if (fault.signal == LATE) return too_late(lane, fault.place);
   const auto* at = static_cast<const char*>(fault.address);
   Finding found = finding(fault.signal == SIGFPE ? "division by zero" : "fault", fault.place, lane);
   if (fault.signal == SIGFPE)

@@ -75,7 +75,6 @@ struct Lane : Thread {
   // A loop that waits for others reads one place again and again, by atomics or volatile, and touches nothing else.
   const void* spins_on = nullptr;
   std::uint32_t spins = 0, spun_at = 0;  // how often in a row, and `polls` at the last time
-  Place spun_from = nullptr;
 
   Heard heard;
   void fence(bool everywhere);                        // for all blocks, or its own only

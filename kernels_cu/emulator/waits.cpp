@@ -27,7 +27,6 @@ void Block::spin(Lane& lane, const void* address, Place place) {
   lane.spins = lane.spins_on == address && lane.polls - lane.spun_at < NEAR ? lane.spins + 1 : 1;
   lane.spins_on = address;
   lane.spun_at = lane.polls;
-  lane.spun_from = place;
   if (lane.spins % MANY) return;
   if (launch.late()) too_late(lane, place), yield();
   if (waits() != idle) idle = !idle, launch.idle += idle ? 1 : -1;
