@@ -54,7 +54,7 @@ struct Lane : Thread {
   bool done = false, queued = false;
 
   Wait wait = Wait::nothing;
-  Place place{};           // where it waits
+  Place place{};           // where it waits, or let others run
   const char* what = "";   // for which call, in words: "__shfl_sync"
   Collective collective = nullptr;
   unsigned mask = 0;

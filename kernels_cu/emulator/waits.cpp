@@ -11,6 +11,7 @@ void Block::poll(Lane& lane, Place place) {
   constexpr std::uint32_t PATIENCE = 1024;
   if (++lane.polls % PATIENCE) return;
   if (launch.late()) too_late(lane, place), yield();
+  lane.place = place;
   wake(lane);
   yield();
 }
@@ -31,6 +32,7 @@ void Block::spin(Lane& lane, const void* address, Place place) {
   if (launch.late()) too_late(lane, place), yield();
   if (waits() != idle) idle = !idle, launch.idle += idle ? 1 : -1;
   if (idle) launch.begin_another(), std::this_thread::yield();  // it is for another block to go on
+  lane.place = place;
   wake(lane);
   yield();
 }
