@@ -228,10 +228,10 @@ class Operation(ABC):
 
     def apart(self, named: Mapping[str, Any]) -> tuple[dict[str, Any], Masks]:
         """A call's keywords: arrays by the names of their operands, and masks of the problem. Raises `UsageError`."""
-        known = [operand.name for operand in self.inputs]
+        known = dict.fromkeys(operand.name for operand in self.inputs)
         for name in named:
             if name not in known and name not in MASKS:
-                raise unknown("keyword", name, [*known, *MASKS])
+                raise unknown("keyword", name, {**known, **dict.fromkeys(MASKS)})
         masks: Any = {name: value for name, value in named.items() if name not in known}
         return {name: x for name, x in named.items() if name in known}, masks
 

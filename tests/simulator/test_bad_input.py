@@ -72,6 +72,14 @@ def test_unknown_names_offer_the_nearest() -> None:
         fl.count("flash2", length=4)
 
 
+def test_an_unknown_keyword_lists_each_known_one_once() -> None:
+    with pytest.raises(UsageError) as error:
+        fl.simulate("flash2", *fl.random_inputs(Problem(**GOOD)), bias=1)
+    names = str(error.value).split("expected one of ")[1].split(" (did")[0].split(", ")
+    assert {"sinks", "mask", "causal"} <= set(names)
+    assert len(names) == len(set(names))
+
+
 @pytest.mark.parametrize(
     ("shapes", "line"),
     [
