@@ -488,9 +488,19 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
   const long long first_part = static_cast<long long>(request) * most_runs(batch, heads) * all_rows + row;
   const int column = warp_id() * 128 + lane_id() * 4;
   float m = LOWEST, l = 0;
-  float4 o = make_float4(0, 0, 0, 0);
+  float4 o = make_float4(0, 0, 0, 0), x[IN_FLIGHT];
+  auto ask = [&](int k) {  // for what this lane adds up of chunk k and those behind it
+    const float* from = partial + (first_part + static_cast<long long>(k) * all_rows) * VALUE_DIM + column;
+    lanes_meet();
+#pragma unroll
+    for (int n = 0; n < IN_FLIGHT; ++n, from += static_cast<long long>(all_rows) * VALUE_DIM) {
+      x[n] = make_float4(0, 0, 0, 0);
+      if (k + n < chunks) x[n] = load_global<float4>(from);
+    }
+  };
 #pragma unroll 1
   for (int first = 0; first < chunks; first += 32) {
+    ask(first);  // it is on its way while the weights are computed
     float own_m = LOWEST, own_l = 0;
     lanes_meet();
     if (first + lane_id() < chunks) {
@@ -501,14 +511,7 @@ DEVICE void merge(const Tensor& out, float* lse, const int* lengths, const float
     m = top, l = l * alpha + warp_sum(weight * own_l), o = times(o, alpha);
 #pragma unroll 1
     for (int k = first; k < min(first + 32, chunks); k += IN_FLIGHT) {
-      const float* from = partial + (first_part + static_cast<long long>(k) * all_rows) * VALUE_DIM + column;
-      float4 x[IN_FLIGHT];
-      lanes_meet();
-#pragma unroll
-      for (int n = 0; n < IN_FLIGHT; ++n, from += static_cast<long long>(all_rows) * VALUE_DIM) {
-        x[n] = make_float4(0, 0, 0, 0);
-        if (k + n < chunks) x[n] = load_global<float4>(from);
-      }
+      if (k > first) ask(k);
 #pragma unroll
       for (int n = IN_FLIGHT - 1; n >= 0; --n)  // the last first: so all are asked for before any is waited for
         o = weighed(x[n], shuffle(weight, k - first + n), o, 1);
