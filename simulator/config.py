@@ -10,6 +10,10 @@ from simulator.errors import SramOverflow
 from simulator.problem import CACHES, MASK_FORMS, SCALES, Problem, Tile, round_up
 
 
+WORK = "work"
+"""What a thread tells the other warps of its block, by its name in SRAM."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """The configuration of a kernel. Tile program, formula and CUDA launch all use this one.
@@ -25,6 +29,7 @@ class Config:
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
+    - `told`: one thread of a block knows which tiles it takes, and tells all its other warps through SRAM.
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
@@ -43,6 +48,7 @@ class Config:
     consumers: int = 0
     persistent: bool = False
     dynamic: bool = False
+    told: bool = False
     walks: int = 0
     constants: tuple[tuple[str, int], ...] = ()
 
