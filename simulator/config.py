@@ -9,7 +9,6 @@ from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.problem import CACHES, MASK_FORMS, SCALES, Problem, Tile, round_up
 
-
 WORK = "work"
 """What a thread tells the other warps of its block, by its name in SRAM."""
 

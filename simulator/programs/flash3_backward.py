@@ -125,7 +125,13 @@ def flash3_backward(
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
-        "flash3_backward", rows=problem.key_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible, of=k, along="len_kv"
+        "flash3_backward",
+        rows=problem.key_tiles(tile),
+        warps=c.warps,
+        readers=c.consumers,
+        walk=visible,
+        of=k,
+        along="len_kv",
     )
     for block in launch:
         j = block.i
@@ -148,9 +154,7 @@ def flash3_backward(
                 q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
-                do_i = block.load(
-                    dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged
-                )
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(d_shared, kept_sum(block.fetch(delta.head(g), i, tile.rows), problem))
                 d_i = block.get(d_shared, 4 * c.consumers).T
                 block.step("scores")
