@@ -16,7 +16,8 @@
 // Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
 // end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
 // keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
-// the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+// the next one. So it is where sequences have different lengths, but those keep their order. Wider heads leave no registers for
+// that, nor does dropout: each key tile has a block of its own (ONE_TILE).
 //
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
 // reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile.
@@ -31,7 +32,7 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 // A tile's number among those of all heads, where its rows are a block's.
 DEVICE int tile_of(const Shape& shape, const Rows& rows) {
-  if constexpr (RAGGED) return blockIdx.x;
+  if constexpr (RAGGED) return blockIdx.x;  // a block has a place
   return tile_of(shape, Visit{rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 

@@ -28,7 +28,7 @@ class Config:
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
-    - `told`: one thread of a block knows which tiles it takes, and tells all its other warps through SRAM.
+    - `told`: one thread of a block works out which tiles it takes, and where they lie, and tells all its other warps in SRAM.
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 

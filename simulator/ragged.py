@@ -119,8 +119,8 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
     if spec.flat:  # each row tile's place has room for what a row tile of any sequence has
         planes = zip(*(each.axes for each in same), strict=True)
         axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
-        tiles = max(part.problem.row_tiles(tile) for part in parts), max(each.rows for each in same)
-        rows = sum(places(problem, tile.rows)) * (tiles[1] // max(1, tiles[0]))
+        most = max(1, *(part.problem.row_tiles(tile) for part in parts))
+        rows = sum(places(problem, tile.rows)) * (max(each.rows for each in same) // most)
         return replace(same[0], rows=rows, cols=max(each.cols for each in same), axes=axes)
     if len({each.cols for each in same}) == 1:
         return replace(same[0], rows=sum(each.rows for each in same))
@@ -170,7 +170,7 @@ def _launch(
             distinct[name, "read"] = _NUMBER * seen
     blocks = heads * sum(room)
     for entry, n in total.ledger.items():
-        if entry.tensor == WORK:
+        if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
             told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
             ledger[entry] = n // total.blocks * told
         if entry.tensor == "drawn" and config.dynamic:  # an empty place, too

@@ -78,7 +78,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         chosen, stages = candidates[-1]
         needed = sram_bytes(problem, chosen, stages)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
-    consumers, persistent = max(1, chosen.cols // KEYS), not problem.dropout and problem.head_dim <= PANEL
+    consumers = max(1, chosen.cols // KEYS)
+    # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
+    persistent = not problem.dropout and problem.head_dim <= PANEL
     return Config(
         tile=chosen,
         warps=4 * (consumers + 1),
@@ -87,7 +89,6 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
         constants=features(problem),
-        # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
         persistent=persistent,
         dynamic=persistent and (triangular(problem) or len(set(problem.sequences)) > 1),
         told=persistent or problem.lengths is not None,
