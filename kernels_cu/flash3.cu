@@ -141,7 +141,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const int rows_16 = work.first_row / 16 + warp_id() - 4;  // this warp's, of the head
     mbarrier_wait(sram.q_full(), q_parity);  // NEW
     q_parity ^= 1;  // NEW
-    if (RAGGED && work.first_row + BR > own.len_q) clear_rows(sram.q(), own.len_q - work.first_row);
+    if (RAGGED && work.first_row + BR > own.len_q) clear_rows<CONSUMERS>(sram.q(), own.len_q - work.first_row, CLEARED);
 
     if (work.tiles.first > work.tiles.last) {
       release(sram.q_empty());  // NEW
@@ -191,7 +191,7 @@ flash3(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       const int last_key = key_tile(work.tiles.last, here) * BC;
       if (RAGGED && last_key + BC > own.len_kv) {
         mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
-        clear_rows(sram.v(v_ring.slot), own.len_kv - last_key);
+        clear_rows<CONSUMERS>(sram.v(v_ring.slot), own.len_kv - last_key, CLEARED);
       }
 
       bool risen = false;

@@ -1,4 +1,4 @@
-// FlashAttention-2's backward pass on Hopper: TMA, WGMMA, a producer and its consumers.
+// FlashAttention-2's backward pass on Hopper: TMA, WGMMA, a producer and its consumers. Ragged batches, too.
 //
 //   q, out, dout, dq (batch, heads, len_q, head_dim)    k, v, dk, dv (batch, kv_heads, len_kv, head_dim)    float16 or bfloat16
 //   lse, dlse, delta (batch, heads, len_q)    dq_sum    float32; delta and dq_sum are workspaces
@@ -16,7 +16,11 @@
 // Up to head dim 64, blocks are persistent: there is one per SM, which takes key tile after key tile (Agenda). While the consumers
 // end one, and write its gradients, the producer loads the next one's first queries, then its K and V. Under a causal mask the first
 // keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
-// the next one. Wider heads leave no registers for that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+// the next one. So it is where sequences have different lengths, but those keep their order. Wider heads leave no registers for
+// that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+//
+// In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
+// reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile.
 //
 //   SRAM        K, V  BC x D | Q, dO  STAGES x (BR x D) | dS  2 x (BC x BR) | LSE, D  STAGES x BR | mbarriers | work
 //   registers   dK and dV (64 x D), S and dP (64 x BR) in float32; then dQ in place of the last two
@@ -28,12 +32,25 @@ constexpr int THREADS = (CONSUMERS + 1) * WARPGROUP;
 
 // A tile's number among those of all heads, where its rows are a block's.
 DEVICE int tile_of(const Shape& shape, const Rows& rows) {
+  if constexpr (RAGGED) return blockIdx.x;  // a block has a place
   return tile_of(shape, Visit{rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 
+// A block's rows, of a sequence if there are any. None are in an empty place.
+DEVICE Rows rows_of_tile(const Shape& shape, const int* offsets_q) {
+  if constexpr (!RAGGED) return rows_of<BR>(shape);
+  const int places = row_tiles_of(shape), place = blockIdx.x % places, head = blockIdx.x / places;
+  const Sequence own = sequence_at(shape, offsets_q, place);
+  const int first = own.first + own.before(place);
+  return {0, head, first, min(first + BR, own.end)};
+}
+
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const Shape shape) {
-  const Rows rows = rows_of<BR>(shape);
+flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
+                      const Shape shape) {
+  // step: delta (of which rows)
+  const Rows rows = rows_of_tile(shape, offsets_q);
+  if (RAGGED && rows.first >= rows.end) return;  // an empty place
 
   // step: delta
   delta_of_rows<BR>(out, dout, dlse, delta, shape, rows);
@@ -46,16 +63,20 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
-                const Tensor dv, const long long* rng_state, unsigned* drawn, const Shape shape) {
+                const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
+                const Shape shape) {
   const Sram sram;
   open(sram);
-  Agenda agenda{shape, sram};
+  Agenda agenda{shape, sram, {offsets_q, offsets_kv}};
   const Work& work = agenda.work;
+  const Origin& origin = agenda.origin;
 
   if (warpgroup_id() == 0) {
     become_producer();
     Ring ring;
     if (warp_id() == 0) {
+      // step: load_kv (which keys)
+      agenda.begin();
       while (work.end > 0) {
         if (lane_id() == 0) {
           const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads;
@@ -64,21 +85,21 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
             // step: load_q (producer)
             const int head = at.head - batch * shape.heads;
             mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
-            load_tile(sram.q(ring.slot), q, batch, head, at.i * BR, sram.q_full(ring.slot), EVICT_LAST);
+            load_tile(sram.q(ring.slot), q, batch, head, origin.query + at.i * BR, sram.q_full(ring.slot), EVICT_LAST);
 
             // step: load_do (producer)
             mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-            load_tile(sram.dout(ring.slot), dout, batch, head, at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+            load_tile(sram.dout(ring.slot), dout, batch, head, origin.query + at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
             at.advance(work.tiles);
             ring.advance();
           };
           if (work.left(at)) load_queries();  // their slots are free before K's and V's
 
           // step: load_kv (producer: while the consumers write the gradients of the keys before)
-          const int own_head = kv_head - batch * shape.kv_heads;
+          const int own_head = kv_head - batch * shape.kv_heads, first_row = origin.key + work.first_key;
           mbarrier_wait(sram.kv_empty(), agenda.parity ^ 1);
-          load_tile(sram.k(), k, batch, own_head, work.first_key, sram.kv_full(), EVICT_FIRST);
-          load_tile(sram.v(), v, batch, own_head, work.first_key, sram.kv_full(), EVICT_FIRST);
+          load_tile(sram.k(), k, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
+          load_tile(sram.v(), v, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
           while (work.left(at)) load_queries();
         }
 
@@ -87,10 +108,12 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       }
     }
     if (warp_id() == 1) {
+      // step: load_kv (which keys)
+      agenda.begin();
       while (work.end > 0) {
         for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
           // step: load_q (producer: the LSE to the base 2; without a query it is INF, so that P is 0)
-          const Numbers numbers(lse, shape, at, INF);
+          const Numbers numbers(lse, shape, origin, at, INF);
           mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
           numbers.store(sram.lse(ring.slot), [](float x) { return lse_of(x); });
           release(sram.q_full(ring.slot));
@@ -101,10 +124,12 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       }
     }
     if (warp_id() == 2) {
+      // step: load_kv (which keys)
+      agenda.begin();
       while (work.end > 0) {
         for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
           // step: load_do (producer: D, below which the sums of dP begin)
-          const Numbers numbers(delta, shape, at, 0);
+          const Numbers numbers(delta, shape, origin, at, 0);
           mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
           numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
           release(sram.do_full(ring.slot));
@@ -123,14 +148,17 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
   become_consumer();
   const int consumer = warpgroup_id() - 1;
-  const Shape keys_first = transposed(shape);
   const Scores scores(shape);
   unsigned n = 0;  // tiles of queries so far
   Ring ring;
+
+  // step: load_kv (which keys)
+  agenda.begin();
   while (work.end > 0) {
+    const Shape own = origin.alone(shape), keys_first = transposed(own);
     const int own_key = work.first_key + 64 * consumer, lane_key = work.first_key + (warp_id() - 4) * 16 + lane_id() / 4;
     const Keys full = full_tiles(keys_first, own_key, own_key + 63, BR);  // need no mask
-    const bool masked = scores.sign != 1 || own_key + 64 > shape.len_kv;
+    const bool masked = scores.sign != 1 || own_key + 64 > own.len_kv;
     Gradient dk_sum = {}, dv_sum = {};
     Visit here = work.first(shape);
     int before = 0;
@@ -138,14 +166,21 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
     // step: load_kv
     mbarrier_wait(sram.kv_full(), agenda.parity);
+    if (RAGGED && work.first_key + BC > own.len_kv) {
+      clear_rows<CONSUMERS>(sram.k(), own.len_kv - work.first_key, CLEARED);
+      clear_rows<CONSUMERS>(sram.v(), own.len_kv - work.first_key, CLEARED);
+    }
     const Dropout dropout(rng_state, shape.kept);
 
     auto compute_ds = [&] {  // P and dS in registers, and dS in SRAM
       // step: load_q
       mbarrier_wait(sram.q_full(ring.slot), ring.parity);
+      const int rows = own.len_q - here.i * BR;
+      if (RAGGED && rows < BR) clear_rows<CONSUMERS>(sram.q(ring.slot), rows, CLEARED);
 
       // step: load_do
       mbarrier_wait(sram.do_full(ring.slot), ring.parity);
+      if (RAGGED && rows < BR) clear_rows<CONSUMERS>(sram.dout(ring.slot), rows, CLEARED);
       Transposed s, dp;
       if constexpr (!DROPOUT) begin_at(dp, sram.delta(ring.slot));
 
@@ -171,7 +206,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       if (masked || here.i < full.first || here.i > full.last) {
         scores.flip(s);
         mask_scores(s, keys_first, lane_key, here.i * BR, 2 * (opaque(lane_id()) % 4));
-        mask_rows(s, lane_key, shape.len_kv);
+        mask_rows(s, lane_key, own.len_kv);
       }
 
       // step: exp
@@ -209,7 +244,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       settle(dk_sum);
       release(sram.q_empty(ring.slot));
       release(sram.ds_full(n++ & 1));
-      before = tile_of(shape, here);
+      before = tile_of(shape, here, origin.tile);
       here.advance(work.tiles);
       ring.advance();
     };
@@ -264,9 +299,9 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
-      store_row(row_address(dk, batch, head, key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
-      store_row(row_address(dv, batch, head, key), dv_sum, half, of_kept(1, shape.kept), bytes);
+      const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
+      store_row(row_address(dk, batch, head, origin.key + key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
+      store_row(row_address(dv, batch, head, origin.key + key), dv_sum, half, of_kept(1, shape.kept), bytes);
     }
 
     // step: load_kv (which keys are next)
@@ -275,8 +310,11 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 }
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
-flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
-  const Rows rows = rows_of<BR>(shape);
+flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, const Shape shape) {
+  // step: convert_dq (of which rows)
+  const Rows rows = rows_of_tile(shape, offsets_q);
+  if (RAGGED && rows.first >= rows.end) return;  // an empty place
+  const int end = RAGGED ? rows.end : shape.len_q;
 
   // step: convert_dq
 #pragma unroll 1
@@ -290,14 +328,15 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const Shape shape) {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = first + 8 * half + lane_id() / 4, bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;
+      const int row = first + 8 * half + lane_id() / 4, bytes = row < end ? padded_row_bytes(shape) : 0;
       store_row(row_address(dq, rows.batch, rows.head, row), sum, half, of_kept(shape.scale, shape.kept), bytes);
     }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,
+                      const Shape shape) {
   // step: dsinks
-  sink_gradient(sinks, lse, delta, dsinks, NULL, shape);
+  sink_gradient(sinks, lse, delta, dsinks, offsets_q, shape);
 }

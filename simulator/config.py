@@ -9,6 +9,9 @@ from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.problem import CACHES, MASK_FORMS, SCALES, Problem, Tile, round_up
 
+WORK = "work"
+"""What a thread tells the other warps of its block, by its name in SRAM."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -25,6 +28,7 @@ class Config:
       warps multiply.
     - `persistent`: there is one block per SM, and it takes row tiles one after the other.
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
+    - `told`: one thread of a block works out which tiles it takes, and where they lie, and tells all its other warps in SRAM.
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
@@ -43,6 +47,7 @@ class Config:
     consumers: int = 0
     persistent: bool = False
     dynamic: bool = False
+    told: bool = False
     walks: int = 0
     constants: tuple[tuple[str, int], ...] = ()
 

@@ -103,7 +103,8 @@ class LaunchCounts:
     `boxes` says how often TMA loads each box, over all heads. A run notes them. A formula does not. `inferred` says of how many
     rows of blocks the count follows from others (`Representatives`).
 
-    `along` is the axis along which its blocks lie, each with a tile of a sequence's rows, or with a whole sequence. Where `across`
+    `along` is the axis along which its blocks lie, each with a tile of a sequence's rows, or with a whole sequence. Where a block
+    has to know of its queries alone, it is the step in which it looks for them. Where `across`
     isn't 0, blocks have so many rows of any sequences instead, because what they do to a row is the same in all. Of one that is
     `shared`, all heads have the same blocks.
     """

@@ -6,7 +6,8 @@ places for its tiles: place `first // rows + s` is that of the first tile of seq
 places suffice, and at most one of each sequence stays empty: that block ends at once.
 
 A block goes by halves through offsets_q for the last sequence whose first place isn't behind its own (sequences.cuh). It then
-reads two numbers of offsets_kv. Each warp that needs to know asks.
+reads two numbers of offsets_kv, unless it has to know of no keys. Each warp that needs to know asks. Or one thread does, and
+tells the others (`Config.told`). One of a persistent block does so for one tile after the other, and says when none is left.
 
 Where blocks have tiles of keys instead, as in a backward pass, keys and queries change places in all of this. A block with a whole
 sequence knows which: it looks for none, and reads two numbers of offsets_q.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from simulator.config import Config
+from simulator.config import WORK, Config
 from simulator.counts import Box, Counts, Entry, LaunchCounts, Spec, summed
 from simulator.devices import Device
 from simulator.operations.operation import Operation
@@ -36,13 +37,20 @@ APART = ("len_q", "len_kv", "bit_bytes", "offsets", "sequences_of_lengths")
 
 class _Side(NamedTuple):
     """What blocks have that lie along an axis: the tile's side, the heads, the first step, the offsets they go through, and
-    those of which they read two. A block with a whole sequence has no tile of it, and goes through none."""
+    those of which they read two. A block with a whole sequence has no tile of it, and goes through none. One that has to know
+    of no keys reads none."""
 
     tile: str | None
     heads: str
     step: str
     searched: str | None
-    read: str
+    read: str | None
+
+    def asking(self, launch: LaunchCounts, config: Config) -> int:
+        """How many warps of a block ask for their sequence."""
+        if launch.shared or not (config.consumers and self.searched and self.read):
+            return launch.warps
+        return 1 if config.told else 4 * config.consumers + 1
 
     def places(self, problem: Problem, tile: Tile, along: str) -> list[int]:
         """How many blocks each sequence has in each head, empty ones included."""
@@ -53,6 +61,7 @@ _SIDES = {
     "len_q": _Side("rows", "heads", "load_q", "offsets_q", "offsets_kv"),
     "len_kv": _Side("cols", "kv_heads", "load_kv", "offsets_kv", "offsets_q"),
     "sequences_of_lengths": _Side(None, "heads", "dsinks", None, "offsets_q"),
+    **{step: _Side("rows", "heads", step, "offsets_q", None) for step in ("delta", "convert_dq")},
 }
 
 
@@ -110,7 +119,9 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
     if spec.flat:  # each row tile's place has room for what a row tile of any sequence has
         planes = zip(*(each.axes for each in same), strict=True)
         axes = tuple((axis[0][0], max(n for _, n in axis)) for axis in planes)
-        return replace(same[0], rows=sum(places(problem, tile.rows)), cols=max(each.cols for each in same), axes=axes)
+        most = max(1, *(part.problem.row_tiles(tile) for part in parts))
+        rows = sum(places(problem, tile.rows)) * (max(each.rows for each in same) // most)
+        return replace(same[0], rows=rows, cols=max(each.cols for each in same), axes=axes)
     if len({each.cols for each in same}) == 1:
         return replace(same[0], rows=sum(each.rows for each in same))
     return replace(same[0], rows=1, cols=sum(each.rows * each.row_bytes for each in same) // spec.itemsize)
@@ -151,15 +162,22 @@ def _launch(
     room = side.places(p, config.tile, total.along)
     heads: int = 1 if total.shared else p.batch * getattr(p, side.heads)
     step = "load_mask" if total.shared else side.step
-    asking = 4 * config.consumers + 1 if config.consumers and not total.shared else total.warps
+    asking = side.asking(total, config)
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
     for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
         if name and looks:
             ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * asking
             distinct[name, "read"] = _NUMBER * seen
+    blocks = heads * sum(room)
+    for entry, n in total.ledger.items():
+        if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
+            told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
+            ledger[entry] = n // total.blocks * told
+        if entry.tensor == "drawn" and config.dynamic:  # an empty place, too
+            ledger[entry] = n // total.blocks * blocks
     return replace(
         total,
-        blocks=heads * sum(room),
+        blocks=blocks,
         sram_peak=max(launch.sram_peak for launch in each),
         ledger=ledger,
         distinct=distinct,

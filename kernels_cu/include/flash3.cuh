@@ -2,6 +2,7 @@
 // registers.
 #pragma once
 
+#include "clear.cuh"
 #include "mbarrier.cuh"
 #include "scheduler.cuh"
 #include "softmax.cuh"
@@ -112,17 +113,6 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
 #pragma unroll
   for (int i = 0; i < TileT::PANELS; ++i)
     tma_load(tile.panel(i), map, batch, head, first_row, first_column + i * PANEL_ELEMENTS, full, hint);
-}
-
-// A box may reach beyond its sequence into the next one. The consumers write zeros over those rows, from `first` on, all of them
-// together. Hidden keys weigh 0, but 0 times a NaN is NaN. And rows of Q have a say in whether their warp rescales.
-template <class TileT>
-DEVICE void clear_rows(TileT tile, int first) {
-  for (int i = 0; i < TileT::PANELS; ++i)
-    for (int at = first * 128 + (threadIdx.x - WARPGROUP) * CHUNK_BYTES; at < TileT::PANEL_BYTES; at += CONSUMERS * WARPGROUP * CHUNK_BYTES)
-      store_shared(tile.panel(i) + at, make_uint4(0, 0, 0, 0));
-  fence_async();
-  named_barrier_sync(CLEARED, CONSUMERS * WARPGROUP);
 }
 
 // S = Q K_jᵀ, waited for: nothing of this warpgroup runs beside it.

@@ -1,11 +1,13 @@
 // What a backward pass for Hopper is made of: SRAM and its mbarriers, the order of work, the products and what lies between them.
 #pragma once
 
+#include "clear.cuh"
 #include "mbarrier.cuh"
 #include "mma.cuh"
 #include "philox.cuh"
 #include "ring.cuh"
 #include "scores.cuh"
+#include "sequences.cuh"
 #include "tma.cuh"
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
@@ -28,7 +30,7 @@ using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpg
 
 // SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers | what is next.
 struct Sram {
-  static constexpr int MBARRIERS = 16, NUMBERS = BR * 4;
+  static constexpr int MBARRIERS = 16, NUMBERS = BR * 4, WORK = RAGGED ? 32 : 16;
   unsigned base = sram_base();
 
   DEVICE KVTile k() const { return {base}; }
@@ -57,6 +59,9 @@ struct Sram {
 };
 static_assert(6 + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
+// The block's named barriers, beside barrier().
+enum NamedBarrier { CLEARED = 1 };
+
 // Makes the block's mbarriers ready. All threads call it.
 DEVICE void open(const Sram& sram) {
   name_sram("k", sram.k().base, KVTile::BYTES);
@@ -66,7 +71,7 @@ DEVICE void open(const Sram& sram) {
   name_sram("ds", sram.ds(0).base, 2 * DSTile::BYTES);
   name_sram("lse", sram.lse(0), STAGES * Sram::NUMBERS);
   name_sram("delta", sram.delta(0), STAGES * Sram::NUMBERS);
-  name_sram("work", sram.work(), 16);
+  name_sram("work", sram.work(), Sram::WORK);
   if (threadIdx.x == 0) {
     mbarrier_init(sram.kv_full(), 2);
     mbarrier_init(sram.kv_empty(), 4 * CONSUMERS);
@@ -84,8 +89,9 @@ DEVICE void open(const Sram& sram) {
   barrier();
 }
 
-DEVICE void become_producer() { release_registers<24>(); }
-DEVICE void become_consumer() { claim_registers<240>(); }
+// Warps that load LSE and D, and take tile after tile of sequences, need more registers than others.
+DEVICE void become_producer() { release_registers<RAGGED && !ONE_TILE ? 40 : 24>(); }
+DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>(); }
 
 // One thread asks for a whole tile, panel by panel. `full` is told when the bytes have come.
 template <class TileT>
@@ -117,53 +123,112 @@ struct alignas(16) Work {
   DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
 };
 
+// The sequence of a ragged batch that a key tile is of. Its keys are numbered as the queries that they are aligned with (sequences.cuh):
+// key i is row `key + i` of a head of K, query i is row `query + i` of one of Q, and the first tile of `queries` is number `tile`.
+// Without sequences all of it is 0.
+struct alignas(16) Origin {
+  int key, query, queries, tile;
+
+  // The problem that the sequence is alone.
+  DEVICE Shape alone(const Shape& batches) const {
+    Shape own = batches;
+    if constexpr (RAGGED) own.len_q = own.len_kv = queries;
+    return own;
+  }
+};
+
 // The key tiles of one persistent block, by number. The first of each head come first: under a causal mask most queries see them.
 // The block begins with its own number, and takes every gridDim-th one, or with DYNAMIC the next one that nobody has drawn yet. One
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
+//
+// In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
+// sequence, and not all warps.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.
 struct Agenda {
   const Shape& shape;
   const Sram& sram;
-  Work work = work_of(blockIdx.x);
+  Offsets offsets;
+  Origin origin = {};
+  Work work = RAGGED ? Work{} : work_of(blockIdx.x, origin);
   unsigned parity = 0;  // of this round, of K and V, too
 
-  DEVICE int key_tiles() const { return ceil_div(shape.len_kv, BC); }
+  DEVICE int key_tiles() const { return row_tiles_of<BC>(transposed(shape)); }
   DEVICE int last() const { return key_tiles() * shape.batch * shape.kv_heads - 1; }
 
-  DEVICE Work work_of(int number) const {
+  DEVICE Work work_of(int number, Origin& own) const {
     if (number > last()) return {};
     const int members = shape.heads / shape.kv_heads, group = shape.group / members;
     const int first_head = number / (group * key_tiles()) * group;  // of the group
     const int heads = min(group, shape.batch * shape.kv_heads - first_head), place = number - first_head * key_tiles();
-    const int first_key = place / heads * BC;
-    const Keys seen = visible_tiles(transposed(shape), first_key, min(first_key + BC, shape.len_kv) - 1, BR);
+    const int first_key = RAGGED ? first_key_at(place / heads, own) : place / heads * BC;
+    const Shape keys_first = transposed(own.alone(shape));
+    if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place
+    const Keys seen = visible_tiles(keys_first, first_key, min(first_key + BC, keys_first.len_q) - 1, BR);
     return {first_key, (first_head + place % heads + 1) * members, {seen.first, seen.last}};
   }
 
-  // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile, so the counter
-  // ends at 0, where it began.
+  // The first key of the tile at a place, and its sequence.
+  DEVICE int first_key_at(int place, Origin& own) const {
+    const Sequence keys = sequence_at<BC>(transposed(shape), offsets.kv, place);
+    own.query = load_global<int>(offsets.q + keys.number);
+    own.queries = load_global<int>(offsets.q + keys.number + 1) - own.query;
+    own.tile = own.query / BR + keys.number;
+    const int aligned = own.queries - (keys.end - keys.first);  // the query that the first key is aligned with
+    own.key = keys.first - aligned;
+    return aligned + keys.before<BC>(place);
+  }
+
+  // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile (or place), so the
+  // counter ends at 0, where it began.
   DEVICE void tell(unsigned* counter) {
-    if constexpr (!ONE_TILE)
+    if constexpr (RAGGED) {
+      for (int number = blockIdx.x;; number = gridDim.x + (DYNAMIC ? draw_from(counter, last()) : number)) {
+        Origin own = {};
+        const Work told = work_of(number, own);
+        if (!ONE_TILE && number <= last() && told.end == 0) continue;  // an empty place
+        mbarrier_wait(sram.work_empty(), parity ^ 1);
+        store_shared(sram.work(), told);
+        store_shared(sram.work() + sizeof(Work), own);
+        mbarrier_arrive(sram.work_full());
+        if (ONE_TILE || number > last()) return;
+        parity ^= 1;
+      }
+    } else if constexpr (!ONE_TILE) {
       for (int number = blockIdx.x; number <= last(); parity ^= 1) {
         mbarrier_wait(sram.work_empty(), parity ^ 1);
         number = gridDim.x + (DYNAMIC ? draw_from(counter, last()) : number);
-        store_shared(sram.work(), work_of(number));
+        store_shared(sram.work(), work_of(number, origin));
         mbarrier_arrive(sram.work_full());
       }
+    }
   }
 
-  // Goes on to what was told, as all other warps do.
+  // Hears what was told in the round of this parity, as all other warps do.
+  DEVICE void hear(unsigned round) {
+    mbarrier_wait(sram.work_full(), round);
+    const Work told = lane_id() == 0 ? load_shared<Work>(sram.work()) : Work{};
+    work = {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
+    if constexpr (RAGGED) {
+      const Origin own = lane_id() == 0 ? load_shared<Origin>(sram.work() + sizeof(Work)) : Origin{};
+      origin = {uniform(own.key), uniform(own.query), uniform(own.queries), uniform(own.tile)};
+    }
+    release(sram.work_empty());
+  }
+
+  // Hears of the first key tile, where that is told.
+  DEVICE void begin() {
+    if constexpr (RAGGED) hear(0);
+  }
+
+  // Goes on to what was told.
   DEVICE void take() {
     if constexpr (ONE_TILE) {
       work = {};
       return;
     }
-    mbarrier_wait(sram.work_full(), parity);
-    const Work told = lane_id() == 0 ? load_shared<Work>(sram.work()) : Work{};
-    work = {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
-    release(sram.work_empty());
+    hear(RAGGED ? parity ^ 1 : parity);
     parity ^= 1;
   }
 };
@@ -171,17 +236,17 @@ struct Agenda {
 // An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
 DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
 
-// A tile's number among those of all heads.
-DEVICE int tile_of(const Shape& shape, Visit at) { return at.head * ceil_div(shape.len_q, BR) + at.i; }
+// A tile's number among those of all heads. `first` is that of its sequence's first tile.
+DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
 
 // A number for each query of a tile, in the registers of a warp: all are on their way before one is needed.
 struct Numbers {
   float x[BR / 32];
 
   // Without a query, the number is `without`.
-  DEVICE Numbers(const float* of_rows, const Shape& shape, Visit at, float without) {
-    const int first = at.i * BR + lane_id(), left = shape.len_q - first;
-    const float* own = of_rows + static_cast<long long>(at.head) * shape.len_q + first;
+  DEVICE Numbers(const float* of_rows, const Shape& shape, const Origin& origin, Visit at, float without) {
+    const int first = at.i * BR + lane_id(), left = origin.alone(shape).len_q - first;
+    const float* own = of_rows + static_cast<long long>(at.head) * shape.len_q + origin.query + first;
 #pragma unroll
     for (int r = 0; r < BR / 32; ++r) {
       x[r] = without;

@@ -42,20 +42,36 @@ DEVICE int row_tiles_of(const Shape& shape) {
   return RAGGED ? shape.len_q / ROWS + shape.sequences : ceil_div(shape.len_q, ROWS);
 }
 
-// Row tile `place` of a head: of the last sequence whose first place isn't behind it. That sequence is found by halves.
+// A sequence, and which rows of a head are its own.
+struct Sequence {
+  int number, first, end;
+
+  // How many of its rows lie before its tile at `place`. It has them all before an empty place.
+  template <int ROWS = BR>
+  DEVICE int before(int place) const { return (place - first / ROWS - number) * ROWS; }
+};
+
+// Whose tile lies at `place`: that of the last sequence whose first place isn't behind it. That sequence is found by halves.
 template <int ROWS = BR>
-DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int place) {
-  if constexpr (!RAGGED) return {place * ROWS, 0, 0, shape.len_kv, place, 0, 0};
+DEVICE Sequence sequence_at(const Shape& shape, const int* offsets, int place) {
   int low = 0, high = shape.sequences, first = 0, end = shape.len_q;
   while (high - low > 1) {
-    const int middle = (low + high) / 2, begin = load_global<int>(offsets.q + middle);
+    const int middle = (low + high) / 2, begin = load_global<int>(offsets + middle);
     if (begin / ROWS + middle <= place)
       low = middle, first = begin;
     else
       high = middle, end = begin;
   }
-  const int kv = load_global<int>(offsets.kv + low), keys = load_global<int>(offsets.kv + low + 1) - kv;
-  const int aligned = keys - (end - first);  // the key that the first row is aligned with
-  return {uniform(aligned + (place - first / ROWS - low) * ROWS), uniform(first - aligned), uniform(kv), uniform(keys),
-          place, low, aligned};
+  return {low, first, end};
+}
+
+// Row tile `place` of a head.
+template <int ROWS = BR>
+DEVICE SequenceRows row_tile_at(const Shape& shape, const Offsets& offsets, int place) {
+  if constexpr (!RAGGED) return {place * ROWS, 0, 0, shape.len_kv, place, 0, 0};
+  const Sequence own = sequence_at<ROWS>(shape, offsets.q, place);
+  const int kv = load_global<int>(offsets.kv + own.number), keys = load_global<int>(offsets.kv + own.number + 1) - kv;
+  const int aligned = keys - (own.end - own.first);  // the key that the first row is aligned with
+  return {uniform(aligned + own.before<ROWS>(place)), uniform(own.first - aligned), uniform(kv), uniform(keys),
+          place, own.number, aligned};
 }

@@ -88,7 +88,8 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> No
     p, t = problem, book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     together = book.config.heads_together if book.config else 1
-    book.launch(f"{name}_delta", blocks, 4, together, across=rows)
+    across = 0 if t["dq_sum"].flat else rows
+    book.launch(f"{name}_delta", blocks, 4, together, along="delta", across=across)
     if not blocks:
         return
     for x in ("dout", "out"):
@@ -109,7 +110,8 @@ def count_convert(book: Book, name: str, rows: int = ROWS) -> None:
     t = book.tensors
     blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
     together = book.config.heads_together if book.config else 1
-    book.launch(f"{name}_convert", blocks, 4, together, across=rows)
+    across = 0 if t["dq_sum"].flat else rows
+    book.launch(f"{name}_convert", blocks, 4, together, along="convert_dq", across=across)
     if blocks:
         book.add("convert_dq", "dq_sum", hbm_read=t["dq_sum"].nbytes)
         book.add("convert_dq", "dq", hbm_write=t["dq"].nbytes)

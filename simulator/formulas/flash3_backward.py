@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, padded
+from simulator.config import WORK, Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
@@ -12,7 +12,7 @@ from simulator.formulas.flash3 import count_counter
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward import WORK, listeners, sram_bytes, warpgroups
+from simulator.programs.flash3_backward import listeners, sram_bytes, warpgroups, work_bytes
 
 
 def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -36,10 +36,11 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys, config.readers
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     peak = sram_bytes(p, tile, config.stages)
-    book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible)
+    book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible, along="len_kv")
     count_counter(book, config, visits, "load_kv")
-    if config.persistent:
-        book.add("load_kv", "work", sram_write=visits * WORK, sram_read=visits * listeners(config) * WORK)
+    if config.told:
+        message = visits * work_bytes(p)
+        book.add("load_kv", WORK, sram_write=message, sram_read=message * listeners(config))
     count_state(book, p, "load_kv", blocks=visits, warps=4 * readers)
     for name, width in (("k", d), ("v", dv)):
         if visits:
@@ -47,6 +48,14 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
             book.distinct(name, "read", t[name].nbytes)
             book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
             book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
+    if p.lengths is not None:  # rows of the next sequence are cleared
+        for load, name, outside, width in (
+            ("load_kv", "k", visits * tile.cols - kv_heads * p.len_kv, d),
+            ("load_kv", "v", visits * tile.cols - kv_heads * p.len_kv, dv),
+            ("load_q", "q", pairs * tile.rows - rows, d),
+            ("load_do", "dout", pairs * tile.rows - rows, dv),
+        ):
+            book.add(load, name, sram_write=outside * width * es)
     for load, use, name, vector, width in (
         ("load_q", "exp", "q", "lse", d),
         ("load_do", "load_do", "dout", "delta", dv),

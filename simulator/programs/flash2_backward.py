@@ -68,10 +68,11 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor, rows: int = ROWS) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    Sets `dq_sum` to 0, to which atomics will add. A block has so many `rows`.
+    Sets `dq_sum` to 0, to which atomics will add. A block has so many `rows`: those of a tile where the sums lie in tiles.
     """
     delta = m.workspace("delta", 1, vector=True)
-    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
+    across = 0 if dq_sum.spec.flat else rows
+    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, along="delta", across=across):
         i = block.i
         block.step("delta")
         d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
@@ -82,8 +83,9 @@ def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmT
 
 
 def convert(name: str, m: Machine, dq_sum: HbmTensor, dq: HbmTensor, problem: Problem, rows: int = ROWS) -> None:
-    """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`."""
-    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, across=rows):
+    """dQ is scale times the sum, rounded to the storage dtype. A block has so many `rows`, as in `prepare`."""
+    across = 0 if dq_sum.spec.flat else rows
+    for block in m.launch(f"{name}_convert", rows=-(-dq_sum.rows // rows), warps=4, along="convert_dq", across=across):
         block.step("convert_dq")
         block.store(dq, block.fetch(dq_sum, block.i, rows) * of_kept(problem.scale, problem), block.i, rows)
 

@@ -30,7 +30,7 @@ def choose_tile(problem: Problem, device: Device) -> Tile:
     d, extra = padded(problem.head_dim), problem.alibi or problem.mask or problem.dropout
     if d <= 64:
         # in a short causal problem, the mask hides too much of a tile of 192 rows
-        short = _triangular(problem) and problem.padded.len_kv <= 2048
+        short = triangular(problem) and problem.padded.len_kv <= 2048
         # three warpgroups leave a thread no registers for a bias, for bits, or for random bytes
         return Tile(128 if short or extra else 192, 128)
     if extra or problem.soft_cap or problem.sinks or problem.lengths is not None:  # they take registers, too
@@ -107,11 +107,11 @@ def order(problem: Problem) -> dict[str, bool]:
     whose row tiles are unequal, too, unless its sequences are all alike and none of its rows sees more than another. (Wide heads
     leave it no registers for more than one.)
     """
-    p, triangular, wide = problem, _triangular(problem), problem.head_dim > 2 * PANEL
+    p, stepped, wide = problem, triangular(problem), problem.head_dim > 2 * PANEL
     crowded = p.mask is not None or (wide and (p.soft_cap is not None or p.sinks or p.alibi))
-    alike = len(set(p.sequences)) == 1 and not triangular and not wide
-    persistent = alike if p.lengths is not None else not (triangular and crowded)
-    return {"persistent": persistent, "dynamic": persistent and triangular}
+    alike = len(set(p.sequences)) == 1 and not stepped and not wide
+    persistent = alike if p.lengths is not None else not (stepped and crowded)
+    return {"persistent": persistent, "dynamic": persistent and stepped}
 
 
 def counter(m: Machine) -> HbmTensor | None:
@@ -131,7 +131,7 @@ def backwards(problem: Problem, tile: Tile, i: int) -> range:
     return problem.tiles_of_row(i, tile)[::-1]
 
 
-def _triangular(problem: Problem) -> bool:
+def triangular(problem: Problem) -> bool:
     """Does each row see more keys than the row before, or does each see fewer?"""
     return (problem.left is None) != (problem.right is None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, features, heads_that_share_the_l2
+from simulator.config import WORK, Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -13,7 +13,7 @@ from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
 from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
-from simulator.programs.flash3 import MBARRIERS, PANEL, counter, order
+from simulator.programs.flash3 import MBARRIERS, PANEL, counter, triangular
 from simulator.tensors import HbmTensor
 
 KEYS = 64
@@ -27,8 +27,9 @@ def warpgroups(tile: Tile) -> tuple[int, int]:
     return above, all_of_them // above
 
 
-WORK = 16
-"""Bytes that say which key tile is next, and which tiles of queries see it."""
+def work_bytes(problem: Problem) -> int:
+    """Bytes that say which key tile is next, and which tiles of queries see it. In a ragged batch, also of which sequence."""
+    return 32 if problem.lengths is not None else 16
 
 
 def listeners(config: Config) -> int:
@@ -41,7 +42,12 @@ def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
-    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + MBARRIERS)
+    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem))
+
+
+def mbarriers(problem: Problem) -> int:
+    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room."""
+    return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16)
 
 
 def choose_tile(problem: Problem) -> Tile:
@@ -73,6 +79,8 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         needed = sram_bytes(problem, chosen, stages)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
     consumers = max(1, chosen.cols // KEYS)
+    # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
+    persistent = not problem.dropout and problem.head_dim <= PANEL
     return Config(
         tile=chosen,
         warps=4 * (consumers + 1),
@@ -81,8 +89,9 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
         constants=features(problem),
-        # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
-        **({} if problem.dropout or problem.head_dim > PANEL else order(problem)),
+        persistent=persistent,
+        dynamic=persistent and (triangular(problem) or len(set(problem.sequences)) > 1),
+        told=persistent or problem.lengths is not None,
     )
 
 
@@ -106,9 +115,10 @@ def flash3_backward(
     transposed, with keys as rows. So P and dS lie in registers as the products for dV and dK want them. Only for dQ,
     which needs all keys, dS passes through SRAM.
     The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM. The sums of dQ lie as the
-    accumulators do, so whole tiles of them count, with their rows and columns outside.
+    accumulators do, so whole tiles of them count, with their rows and columns outside. In a ragged batch, boxes that reach
+    into the next sequence are cleared in SRAM.
     """
-    c = m.config
+    c, ragged = m.config, problem.lengths is not None
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
     delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows)
@@ -116,30 +126,36 @@ def flash3_backward(
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
-        "flash3_backward", rows=problem.key_tiles(tile), warps=c.warps, readers=c.consumers, walk=visible, of=k
+        "flash3_backward",
+        rows=problem.key_tiles(tile),
+        warps=c.warps,
+        readers=c.consumers,
+        walk=visible,
+        of=k,
+        along="len_kv",
     )
     for block in launch:
         j = block.i
         ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype, copies=2, panel=PANEL)
         lse_shared, d_shared = (block.alloc(name, c.stages * tile.rows) for name in ("lse", "delta"))
-        block.alloc("mbarriers", MBARRIERS)
+        block.alloc("mbarriers", mbarriers(problem))
         for ring in (q, dout):
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
         if drawn is not None:
             block.arrive(drawn, 0)
-        if c.persistent:
-            block.tell("work", listeners(c), WORK)
-        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
+        if c.told:
+            block.tell(WORK, listeners(c), work_bytes(problem))
+        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True, clear=ragged) for x in (k, v))
         read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True)
+                q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
                 block.step("load_do")
-                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True)
+                do_i = block.load(dout.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(d_shared, kept_sum(block.fetch(delta.head(g), i, tile.rows), problem))
                 d_i = block.get(d_shared, 4 * c.consumers).T
                 block.step("scores")

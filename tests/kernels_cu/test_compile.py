@@ -200,6 +200,17 @@ def test_a_backward_pass_over_sequences(head_dim: int, arch: str, name: str) -> 
     assert compiled.spills <= (8 if (head_dim, arch) == (128, "sm_90") else 0)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
+def test_a_backward_pass_over_sequences_on_hopper(head_dim: int, dtype: str) -> None:
+    """Blocks that take tile after tile of sequences share their registers out anew: their producer has more."""
+    lengths, of_all = [(1000, 1000), (500, 700)], {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype}
+    for features in ({"causal": True, "sinks": True}, {"dlse": True}, {"window": (100, 20)}):
+        problem = Problem(**of_all, lengths=lengths, **features)
+        config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
+        assert complaints(compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")) == []
+
+
 MASKED = [case for case in MATRIX if "mask" in CATALOGUE[case[0]].support.masks]
 
 

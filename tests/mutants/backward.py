@@ -14,6 +14,7 @@ ORDERED, MEMORY = "kernels_cu/flash2_backward_deterministic.cu", "kernels_cu/inc
 FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backward.cu"
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
+CLEAR, CLEAR_KEYS = "kernels_cu/include/clear.cuh", "own.len_kv - work.first_key, CLEARED);"
 SCORES, LSE = "kernels_cu/include/scores.cuh", "a gradient of the LSE"
 SINKS = "sinks, causal, GQA, batch 2, rows without keys"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
@@ -228,11 +229,13 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="work told before all know the last", file=HOPPER_TILES,
-                old="mbarrier_wait(sram.work_empty(), parity ^ 1);", new="", check="misuse", case=SINKS,
+                old="parity ^= 1) { mbarrier_wait(sram.work_empty(), parity ^ 1);", new="parity ^= 1) {", check="misuse",
+                case=SINKS,
             ),
             KernelMutant(
                 mechanism="key tiles dealt out where they are drawn", file=HOPPER_TILES,
-                old="DYNAMIC ? draw_from(counter, last()) : number", new="number", check="bytes", case=SINKS,
+                old="number = gridDim.x + (DYNAMIC ? draw_from(counter, last()) : number); store_shared",
+                new="number = gridDim.x + number; store_shared", check="bytes", case=SINKS,
             ),
             KernelMutant(
                 mechanism="an LSE to the base e", step="load_q", old="return lse_of(x);", new="return x;", check="rule",
@@ -243,10 +246,10 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="a tile's dQ added to the first one's",
-                old="before = tile_of(shape, here);", new="", check="rule", case=GROUP,
+                old="before = tile_of(shape, here, origin.tile);", new="", check="rule", case=GROUP,
             ),
             KernelMutant(
-                mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, shape.len_kv);", new="",
+                mechanism="keys beyond the end seen", step="mask", old="mask_rows(s, lane_key, own.len_kv);", new="",
                 check="rule", case="a query less than a tile, a key more",
             ),
             KernelMutant(
@@ -255,7 +258,7 @@ KERNELS = [
                 new="of_kept(1, shape.kept), bytes); store_row(row_address(dv", check="adjoint",
             ),
             KernelMutant(
-                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="at.head * ceil_div(shape.len_q, BR)",
+                mechanism="heads of dQ's sums that overlap", file=HOPPER_TILES, old="at.head * row_tiles_of(shape)",
                 new="at.head * (shape.len_q / BR)", check="misuse", case=GROUP,
             ),
             KernelMutant(
@@ -265,6 +268,111 @@ KERNELS = [
             KernelMutant(
                 mechanism="a warpgroup's keys counted twice", step="scores", old="64 * consumer", new="0", check="key_order",
                 case="a query less than a tile, a key more",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward", file=HOPPER if each.file == KERNEL else each.file)
+        for each in (
+            KernelMutant(
+                mechanism="a neighbour's keys weighed with 0", old=f"clear_rows<CONSUMERS>(sram.k(), {CLEAR_KEYS}", new="",
+                check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's values weighed with 0", old=f"clear_rows<CONSUMERS>(sram.v(), {CLEAR_KEYS}", new="",
+                check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's queries weighed with 0", step="load_q",
+                old="clear_rows<CONSUMERS>(sram.q(ring.slot), rows, CLEARED);", new=";", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's dO weighed with 0", step="load_do",
+                old="clear_rows<CONSUMERS>(sram.dout(ring.slot), rows, CLEARED);", new=";", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a sequence's last key cleared", old=f"sram.k(), {CLEAR_KEYS}",
+                new="sram.k(), own.len_kv - work.first_key - 1, CLEARED);", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="queries cleared before they have come", step="load_q",
+                old="mbarrier_wait(sram.q_full(ring.slot), ring.parity); const int rows", new="const int rows", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="zeros that the tensor cores don't see", file=CLEAR, old="fence_async();", new="", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="zeros that the other warpgroup still writes", file=CLEAR,
+                old="named_barrier_sync(barrier, CONSUMERS * WARPGROUP);", new="", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="key tiles looked for among the queries", file=HOPPER_TILES,
+                old="sequence_at<BC>(transposed(shape), offsets.kv,", new="sequence_at<BC>(shape, offsets.q,", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="keys aligned with the batch's end", file=HOPPER_TILES,
+                old="aligned = own.queries - (keys.end - keys.first);", new="aligned = shape.len_q - shape.len_kv;",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="boxes of the first sequence's keys", old="first_row = origin.key + work.first_key",
+                new="first_row = work.first_key", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="boxes of the first sequence's queries", old="origin.query + at.i * BR, sram.q_full",
+                new="at.i * BR, sram.q_full", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="boxes of the first sequence's dO", old="origin.query + at.i * BR, sram.do_full",
+                new="at.i * BR, sram.do_full", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="LSE and D of the first sequence", file=HOPPER_TILES, old="shape.len_q + origin.query + first",
+                new="shape.len_q + first", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="LSE and D of the sequences behind", file=HOPPER_TILES, old="left = origin.alone(shape).len_q - first",
+                new="left = shape.len_q - origin.query - first", check="bytes", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="sums of dQ where those of the sequence before are", file=HOPPER_TILES,
+                old="own.tile = own.query / BR + keys.number;", new="own.tile = own.query / BR;", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dK stored in the rows of the first keys", old="row_address(dk, batch, head, origin.key + key)",
+                new="row_address(dk, batch, head, key)", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dQ of the next sequence's first rows", old="min(first + BR, own.end)", new="first + BR", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="empty places of the sums set to 0", step="delta", old="if (RAGGED && rows.first >= rows.end) return;",
+                new="", check="bytes", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="empty places of the sums converted", step="convert_dq",
+                old="if (RAGGED && rows.first >= rows.end) return;", new="", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="empty places told", file=HOPPER_TILES,
+                old="if (!ONE_TILE && number <= last() && told.end == 0) continue;", new="", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="sequences told before all know the last", file=HOPPER_TILES,
+                old="continue; mbarrier_wait(sram.work_empty(), parity ^ 1);", new="continue;", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="the first told heard twice", file=HOPPER_TILES, old="hear(RAGGED ? parity ^ 1 : parity);",
+                new="hear(parity);", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="the tiles of a plain batch dealt out", file=HOPPER_TILES,
+                old="return row_tiles_of<BC>(transposed(shape));", new="return ceil_div(shape.len_kv, BC);",
+                check="misuse", case=SEQUENCES,
             ),
         )
     ),

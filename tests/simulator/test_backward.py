@@ -67,6 +67,11 @@ def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem,
 
 
 RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support.masks]
+OF_BOXES = {
+    *(Entry(step, name, "sram.write") for step, name in (("load_kv", "k"), ("load_kv", "v"), ("load_q", "q"), ("load_do", "dout"))),
+    *(Entry("load_kv", "work", way) for way in ("sram.read", "sram.write")), Entry("load_kv", "drawn", "hbm.atomic"),
+}  # fmt: skip
+"""What TMA's boxes cost beside a sequence alone: they are cleared where it ends, and a block is told which tiles are its own."""
 
 
 @pytest.mark.parametrize("algorithm", RAGGED)
@@ -75,6 +80,8 @@ RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support
 def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int) -> None:
     """Each sequence has the gradients that it has alone, and what is counted of it is, but for the offsets."""
     p = problem.replace(alibi=False, head_dim=max(16, problem.head_dim))
+    if "soft_cap" not in fl.CATALOGUE[algorithm].support.masks:
+        p = p.replace(soft_cap=None)
     arrays = BACKWARD.draw(p, seed)
     run = fl.simulate(algorithm, **arrays, **p.masks, tile=tile, device=ROOMY)
     assert max(ratios(p, arrays, run.outputs).values()) <= 1
@@ -85,7 +92,8 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
     for i, launch in enumerate(counts.launches):
         total = sum((Counter(each.launches[i].ledger) for each in alone), Counter[Entry]())
         own = {entry: n for entry, n in launch.ledger.items() if not entry.tensor.startswith("offsets")}
-        assert own == total
+        beside = {entry for entry in {*own, *total} if own.get(entry) != total[entry]}
+        assert beside <= (OF_BOXES if algorithm == "flash3_backward" else set())
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
@@ -106,6 +114,23 @@ def test_blocks_of_a_ragged_batch() -> None:
     delta, main, convert = fl.count("flash2_backward", p, tile=(16, 16)).launches
     assert (delta.blocks, main.blocks, convert.blocks) == (4 * 3, 2 * (48 // 16 + 4), 4 * 3)
     assert delta.flops_other == 2 * 4 * 3 * 16 * 16
+
+
+def test_blocks_of_a_ragged_batch_on_hopper() -> None:
+    """All launches but that of the sinks have places. One thread of a block asks for its sequence, also where the place is empty.
+    It tells what follows, and at last that nothing does."""
+    p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 400), 0, (20, 300)], head_dim=64, dtype="float16")
+    counts = fl.count("flash3_backward", p, device="h200")
+    delta, main, convert = counts.launches
+    places = 2 * (705 // 128 + 4)
+    assert (delta.blocks, main.blocks, convert.blocks) == (4 * 4, places, 4 * 4)
+    assert main.bytes("hbm.read", "offsets_q") == 2 * 4 * places
+    assert counts.config is not None and counts.config.dynamic and main.bytes("hbm.atomic", "drawn") == 4 * places
+    tiles = 2 * (1 + 4 + 3)
+    assert main.bytes("sram.write", "work") == 32 * (tiles + places) == main.bytes("sram.read", "work") // 11
+    assert counts.tensors["dq_sum"].nbytes == 4 * 4 * 128 * 64 * 4
+    wide = fl.count("flash3_backward", p.replace(head_dim=128), device="h200").launches[1]
+    assert wide.bytes("sram.write", "work") == 32 * places and not wide.bytes("hbm.atomic", "drawn")
 
 
 def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:

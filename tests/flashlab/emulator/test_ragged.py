@@ -112,15 +112,15 @@ class Fault:
 
 FAULTY = P.replace(lengths=[(70, 41), 0, (3, 100), (64, 64), (130, 75), (33, 7)], causal=True)
 """Row tiles and key tiles that end with their sequence and ones that don't; an empty place behind the fourth."""
-SEQUENCES, FLASH3, HEADER = "include/sequences.cuh", "flash3.cu", "include/flash3.cuh"
+SEQUENCES, FLASH3, HEADER = "include/sequences.cuh", "flash3.cu", "include/clear.cuh"
 RULE, BYTES, UNWRITTEN = "what the rule allows|NaN", "the formula", "never written"
-CLEAR_V = "clear_rows(sram.v(v_ring.slot), own.len_kv - last_key);"
-CLEAR_Q = "clear_rows(sram.q(), own.len_q - work.first_row);"
+CLEAR_V = "clear_rows<CONSUMERS>(sram.v(v_ring.slot), own.len_kv - last_key, CLEARED);"
+CLEAR_Q = "clear_rows<CONSUMERS>(sram.q(), own.len_q - work.first_row, CLEARED);"
 FAULTS = [
     Fault(name="keys where the queries are", file=SEQUENCES, says=RULE,
-          old="offsets.kv + low), keys", new="offsets.q + low), keys"),
+          old="offsets.kv + own.number), keys", new="offsets.q + own.number), keys"),
     Fault(name="masks aligned with the batch's end", file=SEQUENCES, says=f"{RULE}|{BYTES}",
-          old="aligned = keys - (end - first);", new="aligned = shape.len_kv - shape.len_q;"),
+          old="aligned = keys - (own.end - own.first);", new="aligned = shape.len_kv - shape.len_q;"),
     Fault(name="the next sequence's first key seen", file=SEQUENCES, says=RULE, old="own.len_q = own.len_kv = keys;",
           new="own.len_q = own.len_kv = keys, ++own.len_kv, ++own.len_q;"),
     Fault(name="an empty sequence's place goes to the one before", file=SEQUENCES, says=UNWRITTEN,
@@ -128,7 +128,7 @@ FAULTS = [
     Fault(name="empty sequences have no place", file=SEQUENCES, says=f"{UNWRITTEN}|{RULE}",
           old="begin / ROWS + middle <= place", new="begin / ROWS <= place"),
     Fault(name="tiles shifted by the sequences before", file=SEQUENCES, says=f"{UNWRITTEN}|{BYTES}",
-          old="(place - first / ROWS - low) * ROWS", new="(place - first / ROWS) * ROWS"),
+          old="(place - first / ROWS - number) * ROWS", new="(place - first / ROWS) * ROWS"),
     Fault(name="the last sequence cut short", file=SEQUENCES, says=f"{UNWRITTEN}|{RULE}",
           old="end = shape.len_q;", new="end = shape.len_q - 1;"),
     Fault(name="an empty place isn't left", file="flash2.cu", says=BYTES,
@@ -142,13 +142,13 @@ FAULTS = [
     Fault(name="neighbours' values weighed with 0", file=FLASH3, algorithm="flash3", says=f"{BYTES}", old=CLEAR_V, new=""),
     Fault(name="neighbours' queries vote", file=FLASH3, algorithm="flash3", says=BYTES, old=CLEAR_Q, new=";"),
     Fault(name="a sequence's last value cleared", file=FLASH3, algorithm="flash3", says=RULE,
-          old=CLEAR_V, new=CLEAR_V.replace("last_key)", "last_key - 1)")),
+          old=CLEAR_V, new=CLEAR_V.replace("last_key,", "last_key - 1,")),
     Fault(name="a neighbour's first value not cleared", file=FLASH3, algorithm="flash3", says=BYTES,
-          old=CLEAR_V, new=CLEAR_V.replace("last_key)", "last_key + 1)")),
+          old=CLEAR_V, new=CLEAR_V.replace("last_key,", "last_key + 1,")),
     Fault(name="zeros not shown to the tensor cores", file=HEADER, algorithm="flash3", says="proxy fence forgotten",
           old="void clear_rows( … fence_async();", new=""),
     Fault(name="zeros not waited for", file=HEADER, algorithm="flash3", tile=(128, 48), says="race",
-          old="named_barrier_sync(CLEARED, CONSUMERS * WARPGROUP);", new=""),
+          old="named_barrier_sync(barrier, CONSUMERS * WARPGROUP);", new=""),
     Fault(name="values cleared before they have come", file=FLASH3, algorithm="flash3", says="wait forgotten|race",
           old=f"mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity); {CLEAR_V}", new=CLEAR_V),
     Fault(name="a box of keys from the batch's start", file=FLASH3, algorithm="flash3", says=RULE,

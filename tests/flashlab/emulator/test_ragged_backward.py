@@ -16,7 +16,12 @@ from tests.tiers import one_of_each
 pytestmark = pytest.mark.compiler
 
 P = fl.Problem(batch=1, heads=4, kv_heads=2, lengths=[1], head_dim=40, dtype="float16")
-CASES = [(name, tile) for name in RAGGED for tile in ((32, 16), (64, 32), (32, 80), None)]
+CASES = [
+    (name, tile)
+    for name in RAGGED
+    for tile in ((32, 16), (64, 32), (32, 80), None)
+    if tile is None or name != "flash3_backward"
+]
 
 
 @pytest.mark.parametrize("case", one_of_each(CASES, lambda case: case[0]))
@@ -24,9 +29,11 @@ CASES = [(name, tile) for name in RAGGED for tile in ((32, 16), (64, 32), (32, 8
 @given(data=st.data())
 def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case
-    length, side = st.integers(0, 3) | st.integers(0, 100), st.none() | st.integers(0, 60)
+    # a tile of Hopper's has 128 keys; for some head dims its blocks take tile after tile, for others they don't
+    most, head_dim = (300, data.draw(st.sampled_from([40, 72]))) if algorithm == "flash3_backward" else (100, 40)
+    length, side = st.integers(0, 3) | st.integers(0, most), st.none() | st.integers(0, 60)
     p = P.replace(
-        lengths=data.draw(st.lists(length | st.tuples(length, length), min_size=1, max_size=5)),
+        head_dim=head_dim, lengths=data.draw(st.lists(length | st.tuples(length, length), min_size=1, max_size=5)),
         causal=data.draw(st.booleans()), window=data.draw(st.none() | st.tuples(side, side)),
         scale=data.draw(st.sampled_from([None, -0.2])), sinks=data.draw(st.booleans()), dlse=data.draw(st.booleans()),
     )  # fmt: skip
@@ -41,6 +48,8 @@ def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("algorithm", RAGGED)
 def test_default_tiles(algorithm: str, head_dim: int, dtype: str) -> None:
+    if algorithm == "flash3_backward":
+        head_dim, dtype = min(head_dim, 128), "float16" if dtype == "float32" else dtype
     lengths = [3, 0, (201, 333), 1, 64, (0, 7), 17, (40, 0), (9, 150)]
     p = P.replace(head_dim=head_dim, dtype=dtype, causal=True, lengths=lengths)
     arrays: dict[str, Any] = BACKWARD.draw(p)

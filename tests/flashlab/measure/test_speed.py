@@ -65,7 +65,7 @@ def test_odd_cells_of_a_backward_pass() -> None:
     assert {4, 8} == {cell.problem.queries_per_kv for cell in cells}
     for cell in cells:
         p = cell.problem
-        other = p.ragged or p.head_dim > 128
+        other = p.head_dim > 128
         assert cell.kernel("flash3_backward") == ("flash2_backward" if other else "flash3_backward")
         assert cell.kernel("flash2_backward") == "flash2_backward" and cell.kernel("flash3") == "flash3"
         assert all(len(rows) % 64 and len(keys) % 64 for rows, keys in p.spans)

@@ -167,7 +167,13 @@ def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -
 
 @pytest.mark.parametrize(
     ("changed", "fastest"),
-    [({}, "flash3_backward"), ({"head_dim": 136}, "flash2_backward"), ({"dtype": "float32"}, "flash2_backward")],
+    [
+        ({}, "flash3_backward"),
+        ({"head_dim": 136}, "flash2_backward"),
+        ({"dtype": "float32"}, "flash2_backward"),
+        ({"lengths": [7, (20, 33), (13, 10)]}, "flash3_backward"),
+        ({"lengths": [7, (20, 33), (13, 10)], "soft_cap": 9.0}, "flash2_backward"),
+    ],
 )
 def test_auto_is_the_fastest_that_takes_the_problem(
     cupy: FakeCupy, on_gpu: Any, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], fastest: str
@@ -181,7 +187,8 @@ def test_auto_is_the_fastest_that_takes_the_problem(
 
     monkeypatch.setattr("flashlab.run.plan.gpu_plan", gpu_plan)
     with pytest.raises(fl.Unavailable, match="asked"):
-        fl.attention_backward(**on_gpu(P.replace(**changed)), causal=True)
+        p = P.replace(**changed)
+        fl.attention_backward(**on_gpu(p), **p.masks)
     assert asked == [fastest]
 
 
