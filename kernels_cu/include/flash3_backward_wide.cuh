@@ -6,10 +6,7 @@ constexpr int QUERIES = BC;
 
 #include "hopper_backward.cuh"
 
-#ifndef HELD_COLUMNS
-#define HELD_COLUMNS 128
-#endif
-constexpr int HELD = COLUMNS < HELD_COLUMNS ? COLUMNS : HELD_COLUMNS;  // columns of K or V that stay in registers
+constexpr int HELD = COLUMNS < 128 ? COLUMNS : 128;  // columns of K or V that stay in registers
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int V_SLOTS = COLUMNS > 192 ? 1 : STAGES;  // of the launch for dQ
 static_assert(BR == 64 * CONSUMERS && BC == 64, "a warpgroup has 64 rows of S or of its transpose");

@@ -34,8 +34,8 @@ def v_stages(problem: Problem, stages: int) -> int:
 def sram_of_keys(problem: Problem, tile: Tile, stages: int) -> int:
     """SRAM bytes per block for dK and dV: K_j and V_j, the stages of Q_i, dO_i, P, LSE and D, the mbarriers."""
     d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL), round_up(tile.cols, 16)
-    weights = 4 * stages * cols * cols
-    return (1 + stages) * cols * (d + dv) * problem.itemsize + weights + 4 * (2 * round_up(stages * tile.cols, 16) + MBARRIERS)
+    in_float32 = stages * cols * cols + 2 * round_up(stages * tile.cols, 16) + MBARRIERS
+    return (1 + stages) * cols * (d + dv) * problem.itemsize + 4 * in_float32
 
 
 def sram_of_queries(problem: Problem, tile: Tile, stages: int) -> int:
@@ -44,6 +44,11 @@ def sram_of_queries(problem: Problem, tile: Tile, stages: int) -> int:
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     ring = cols * (stages * d + v_stages(problem, stages) * dv)
     return (rows * (d + dv) + ring) * problem.itemsize + 4 * MBARRIERS
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block of the launch that takes more."""
+    return max(sram(problem, tile, stages) for sram in (sram_of_keys, sram_of_queries))
 
 
 def accepts(tile: Tile, problem: Problem) -> str | None:
@@ -57,21 +62,25 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
     Raises `SramOverflow` if no configuration fits.
     """
-    chosen = TILE if tile is None else Tile.parse(tile)
+    asked = TILE if tile is None else Tile.parse(tile)
     # a small tile is a last resort for float32 and small GPUs, where the kernels don't run anyway
-    for chosen, stages in [(chosen, 2), (chosen, 1), *([(Tile(16, 16), 1)] if tile is None else [])]:
-        needed = max(sram(problem, chosen, stages) for sram in (sram_of_keys, sram_of_queries))
-        if needed <= device.sram_per_block:
-            return Config(
-                tile=chosen,
-                warps=12,
-                stages=stages,
-                consumers=2,
-                blocks_per_sm=1,
-                heads_together=heads_that_share_the_l2(problem, device),
-                constants=features(problem),
-            )
-    raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    candidates = [(asked, 2), (asked, 1), *([(Tile(16, 16), 1)] if tile is None else [])]
+    for chosen, stages in candidates:
+        if sram_bytes(problem, chosen, stages) <= device.sram_per_block:
+            break
+    else:
+        chosen, stages = candidates[-1]
+        needed = sram_bytes(problem, chosen, stages)
+        raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    return Config(
+        tile=chosen,
+        warps=12,
+        stages=stages,
+        consumers=2,
+        blocks_per_sm=1,
+        heads_together=heads_that_share_the_l2(problem, device),
+        constants=features(problem),
+    )
 
 
 @program(configure=configure, operation=BACKWARD)
