@@ -124,8 +124,7 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
       // step: exp
       exponentials(s, scores.c, sram.lse(ring.slot));  // P = exp(S - LSE)
       release(sram.q_empty(ring.slot));
-      mbarrier_wait(sram.p_empty(ring.slot), ring.parity ^ 1);
-      store_weights(sram.p(ring.slot), s);
+      store_weights(sram.p(ring.slot), s);  // its slot is free, because that of Q is, which the other warpgroup needs longer
       release(sram.p_full(ring.slot));
       round_operand(rounded, s);
 
@@ -163,7 +162,6 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
       // step: ds
       mbarrier_wait(sram.p_full(ring.slot), ring.parity);
       multiply_by_weights(dp, sram.p(ring.slot));  // dS = P (dP - D)
-      release(sram.p_empty(ring.slot));
       round_operand(rounded, dp);
 
       // step: load_q (for dK)

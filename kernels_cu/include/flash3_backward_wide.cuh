@@ -30,7 +30,7 @@ struct SramOfKeys {
   DEVICE unsigned mbarrier(int i) const { return delta(STAGES) + i * MBARRIER_BYTES; }
 
   // "Full" counts the bytes of a tile that have come, and the producer's warp that loads its LSE or D. "Empty" counts the consumer
-  // warps that are done with it. Of P, the first warpgroup's warps fill a slot and the second one's empty it.
+  // warps that are done with it. The first warpgroup's warps fill a slot of P. It is empty when Q's slot is.
   DEVICE unsigned k_full() const { return mbarrier(0); }
   DEVICE unsigned v_full() const { return mbarrier(1); }
   DEVICE unsigned q_full(int slot) const { return mbarrier(2 + slot); }
@@ -38,7 +38,6 @@ struct SramOfKeys {
   DEVICE unsigned p_full(int slot) const { return mbarrier(2 + 2 * STAGES + slot); }
   DEVICE unsigned q_empty(int slot) const { return mbarrier(2 + 3 * STAGES + slot); }
   DEVICE unsigned do_empty(int slot) const { return mbarrier(2 + 4 * STAGES + slot); }
-  DEVICE unsigned p_empty(int slot) const { return mbarrier(2 + 5 * STAGES + slot); }
 };
 
 // Makes the block's mbarriers ready. All threads call it.
@@ -59,7 +58,6 @@ DEVICE void open(const SramOfKeys& sram) {
       mbarrier_init(sram.p_full(slot), 4);
       mbarrier_init(sram.q_empty(slot), 4 * CONSUMERS);
       mbarrier_init(sram.do_empty(slot), 4 * CONSUMERS);
-      mbarrier_init(sram.p_empty(slot), 4);
     }
     mbarrier_publish();
   }
