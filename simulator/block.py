@@ -17,7 +17,7 @@ from simulator.counts import Box
 from simulator.dtypes import Array, round_to
 from simulator.errors import SramOverflow, UsageError
 from simulator.philox import random_bytes
-from simulator.problem import Problem, Walk, round_up
+from simulator.problem import WIDTH, Problem, Walk, round_up
 from simulator.registers import Registers
 from simulator.tensors import HbmTensor, SramTile
 
@@ -230,6 +230,12 @@ class Block:
         """SRAM to registers, as the warps split it (`matmul`). Products with it read no SRAM."""
         self._count(tile.name, sram_read=tile.footprint * self._uses(split) * self.lockstep)
         return self.registers(tile.rows, tile.cols, tile.values)
+
+    def hold(self, tile: SramTile, columns: int, split: Split = "rows") -> None:
+        """The first columns of a tile to registers, where they stay. Products with the tile read only the others from SRAM."""
+        rows, padded_columns = tile.multiplied_shape
+        tile.held = min(columns, padded_columns)
+        self._count(tile.name, sram_read=rows * tile.held * WIDTH[tile.dtype] * self._uses(split) * self.lockstep)
 
     # -- arithmetic ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash2_backward_deterministic as flash2_backward_deterministic_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
+from simulator.formulas import flash3_backward_wide as flash3_backward_wide_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import mla as mla_formula
@@ -40,6 +41,7 @@ from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash2_backward_deterministic as flash2_backward_deterministic_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
+from simulator.programs import flash3_backward_wide as flash3_backward_wide_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import mla as mla_program
@@ -63,6 +65,7 @@ from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
+from simulator.programs.flash3_backward_wide import flash3_backward_wide
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.mla import mla
@@ -395,6 +398,19 @@ CATALOGUE = {
             Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
                     masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
             flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
+        ),
+        Algorithm(
+            "flash3_backward_wide", flash3_backward_wide, flash3_backward_wide_formula.flash3_backward_wide, None,
+            (Kernel("flash3_backward_wide", "flash3_backward_wide_delta", ("out", "dout", "dlse", "delta"), arch="sm_90a"),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_dkv", ("q", "k", "v", "lse", "dout", "delta", "dk", "dv"),
+                    (("q", "cols"), ("k", "cols"), ("v", "cols"), ("dout", "cols")), "sm_90a"),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_dq", ("q", "k", "v", "lse", "dout", "delta", "dq"),
+                    (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a"),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_sinks", ("sinks", "lse", "delta", "dsinks"), arch="sm_90a",
+                    when=lambda p: p.sinks)),
+            Support(dtypes=("float16", "bfloat16"), only=(9, 0), tile=flash3_backward_wide_program.accepts,
+                    masks=(*COMMON_MASKS, "sinks", "dlse"), instead="flash2_backward"),
+            flash3_backward_wide_program.ABOUT, "flash3_backward",
         ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),
         Algorithm("softmax_safe", softmax_safe, softmax_formula.softmax_safe, about=softmax_program.ABOUT),

@@ -111,6 +111,7 @@ class SramTile(_Stored):
         self.name, self.rows, self.cols, self.dtype, self.values, self.vector = name, rows, cols, dtype, data, vector
         self.padded_shape = padded(rows), 1 if vector else round_up(cols, panel)
         self.multiplied_shape = self.padded_shape
+        self.held = 0  # columns that stay in registers, so that products don't read them
         self._scaled: tuple[float, Array] | None = None
 
     @property
@@ -156,4 +157,4 @@ class SramTile(_Stored):
     @property
     def multiplied_bytes(self) -> int:
         """The bytes that a product reads."""
-        return math.prod(self.multiplied_shape) * WIDTH[self.dtype]
+        return (math.prod(self.multiplied_shape) - self.multiplied_shape[0] * self.held) * WIDTH[self.dtype]

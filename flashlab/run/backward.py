@@ -42,7 +42,7 @@ def attention_backward(
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
     `lengths` and `soft_cap`, with `deterministic` or without, and `flash3_backward` takes `lengths`.
 
-    dq is added up by atomics, in an order that may differ from call to call: so may its last bits. dk and dv don't change. With
+    dq may be added up by atomics, in an order that differs from call to call: so may its last bits. dk and dv don't change. With
     `deterministic`, dq doesn't either: an algorithm is taken that adds it up in one order.
     Gradients in float16 can overflow or vanish: scale the loss, as in all training in float16. Raises `UsageError` for bad
     input, `Unavailable` without a GPU or CuPy, and `EmulationError` if a kernel misuses the emulated machine.
@@ -63,11 +63,11 @@ def attention_backward(
               "rng_state": rng_state}  # fmt: skip
     given = BACKWARD.bound((), named)
     if flag("deterministic", deterministic):
-        algorithm = one_order(algorithm)
+        one_order(algorithm)  # refuses others
     if not plans.is_auto(algorithm) and plans.catalogue.get(algorithm).operation is not BACKWARD:
         raise unknown("algorithm", algorithm, ["auto", *plans.catalogue.of(BACKWARD)])
     if backend == "emulator":
-        chosen = plans.elsewhere(algorithm, BACKWARD)
+        chosen = plans.elsewhere(algorithm, BACKWARD, one_order=deterministic)
         return _emulated(given if state is None else {**given, "rng_state": state}, chosen, tile, device, options)
     if backend != "gpu":
         raise unknown("backend", backend, ["gpu", "emulator"])
@@ -78,7 +78,7 @@ def attention_backward(
     views = framework.views({name: framework.place(name, x) for name, x in held.items()})
     shapes = tuple((name, x.shape, x.dtype) for name, x in views.items())
     with framework.stream(views["q"].device):
-        plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, **options)
+        plan = _plan(shapes, views["q"].device, plans.ARCH, algorithm, tile, deterministic, **options)
         found = plan.run(given if state is None else {**given, "rng_state": state})
     return _returned(found, lambda x: x)
 
@@ -90,13 +90,13 @@ def _returned(found: Mapping[str, Any], like: Callable[[Any], Any]) -> tuple[Any
 
 
 def one_order(algorithm: str | Program) -> str | Program:
-    """The algorithm, if each run of it gives the same bits; for "auto" the fastest that does. Raises `UsageError` for others.
+    """The algorithm, if each run of it gives the same bits; for "auto" the one that runs anywhere. Raises `UsageError` for others.
 
     >>> one_order("auto")
     'flash2_backward_deterministic'
     """
-    if isinstance(algorithm, str) and algorithm == "auto":
-        return "flash2_backward_deterministic"
+    if plans.is_auto(algorithm):
+        return plans.elsewhere(algorithm, BACKWARD, one_order=True)
     if plans.catalogue.get(algorithm).atomics:
         accepted = [row.name for row in plans.catalogue.of(BACKWARD).values() if not row.atomics]
         raise UsageError("algorithm", algorithm, f"auto, {', '.join(accepted)} where deterministic")
@@ -110,6 +110,7 @@ def _plan(
     arch: str | None,
     algorithm: str | Program,
     tile: TileLike,
+    one_order: bool,
     /,
     **masks: Unpack[Masks],
 ) -> Plan:
@@ -118,7 +119,7 @@ def _plan(
     inputs = {name: SimpleNamespace(shape=shape, dtype=dtype) for name, shape, dtype in shapes}
     problem = BACKWARD.problem(inputs, **masks)
     BACKWARD.check(problem, inputs)
-    algorithm = plans.on_the_gpu(algorithm, BACKWARD, problem, tile, arch)
+    algorithm = plans.on_the_gpu(algorithm, BACKWARD, problem, tile, arch, one_order=one_order)
     return plans.gpu_plan(algorithm, problem, tile=tile, arch=arch)
 
 

@@ -46,9 +46,11 @@ __all__ = [
 ARCH: str | None = os.environ.get("FLASHLAB_ARCH")
 """`compute_75`, say, to run that architecture's PTX instead of the GPU's own code: a T4's kernels on a newer GPU."""
 
+_ONE_ORDER = " in one order"
 _FASTEST = {
     "attention": ("flash3", "flash2"),
-    "backward": ("flash3_backward", "flash2_backward"),
+    "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
+    "backward in one order": ("flash3_backward_wide", "flash2_backward_deterministic"),
     "latent attention": ("mla_hopper", "mla"),
     "paged latent attention": ("mla_hopper_paged", "mla_paged"),
 }
@@ -380,19 +382,28 @@ def gpu_plan(
 
 
 def on_the_gpu(
-    algorithm: str | Program, operation: Operation, problem: Problem, tile: TileLike, arch: str | None
+    algorithm: str | Program,
+    operation: Operation,
+    problem: Problem,
+    tile: TileLike,
+    arch: str | None,
+    *,
+    one_order: bool = False,
 ) -> str | Program:
-    """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU."""
+    """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU. `one_order` is as in `elsewhere`."""
     if not is_auto(algorithm):
         return algorithm
-    fastest, _ = _FASTEST[operation.name]
-    refused = catalogue.get(fastest).refuses(problem, gpu_device(arch), None if tile is None else Tile.parse(tile))
-    return elsewhere(algorithm, operation) if refused else fastest
+    *fastest, anywhere = _FASTEST[operation.name + _ONE_ORDER * one_order]
+    device, asked = gpu_device(arch), None if tile is None else Tile.parse(tile)
+    return next((name for name in fastest if not catalogue.get(name).refuses(problem, device, asked)), anywhere)
 
 
-def elsewhere(algorithm: str | Program, operation: Operation) -> str | Program:
-    """The algorithm itself; for "auto" the one that runs anywhere, and on the emulator is the fastest."""
-    return _FASTEST[operation.name][1] if is_auto(algorithm) else algorithm
+def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:
+    """The algorithm itself; for "auto" the one that runs anywhere, and on the emulator is the fastest.
+
+    With `one_order` it is one of those of which each run gives the same bits.
+    """
+    return _FASTEST[operation.name + _ONE_ORDER * one_order][-1] if is_auto(algorithm) else algorithm
 
 
 def is_auto(algorithm: Any) -> bool:

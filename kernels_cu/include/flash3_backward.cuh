@@ -1,30 +1,21 @@
-// What a backward pass for Hopper is made of: SRAM and its mbarriers, the order of work, the products and what lies between them.
+// What flash3_backward is made of, beside what it shares (hopper_backward.cuh): SRAM and its mbarriers, the order of work, dropout,
+// the products and sums of dQ.
 #pragma once
 
-#include "clear.cuh"
-#include "mbarrier.cuh"
-#include "mma.cuh"
-#include "philox.cuh"
-#include "ring.cuh"
-#include "scores.cuh"
-#include "sequences.cuh"
-#include "tma.cuh"
-#include "warpgroup.cuh"
-#include "wgmma.cuh"
+constexpr int QUERIES = BR;
 
-constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
+#include "clear.cuh"
+#include "hopper_backward.cuh"
+#include "philox.cuh"
+
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
-constexpr int QUERY_STEPS = BR / 16;
 // Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own.
 constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64;
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
 static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
 using KVTile = PanelTile<BC, COLUMNS>;
-using QTile = PanelTile<BR, COLUMNS>;
 using DSTile = PanelTile<BC, BR>;
-using Transposed = float[BR / 8][4];              // 64 keys x queries
-using Gradient = float[COLUMNS / 8][4];          // 64 keys x columns
 using Kept = KeptWeights<BR / 8, true>;           // 64 keys x queries, for dropout
 using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpgroup's columns
 
@@ -93,50 +84,6 @@ DEVICE void open(const Sram& sram) {
 DEVICE void become_producer() { release_registers<RAGGED && !ONE_TILE ? 40 : 24>(); }
 DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>(); }
 
-// One thread asks for a whole tile, panel by panel. `full` is told when the bytes have come.
-template <class TileT>
-DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int first_row, unsigned full, unsigned long long hint) {
-  mbarrier_arrive_expect(full, TileT::BYTES);
-#pragma unroll
-  for (int i = 0; i < TileT::PANELS; ++i)
-    tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
-}
-
-// A tile of queries of one of the group's heads, which is numbered among those of all batches.
-struct Visit {
-  int head, i;
-
-  DEVICE void advance(Keys tiles) {
-    if (++i > tiles.last) ++head, i = tiles.first;
-  }
-};
-
-// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head. `end` is 0 if no key
-// tile is left.
-struct alignas(16) Work {
-  int first_key, end;
-  Keys tiles;
-
-  DEVICE bool left(Visit at) const { return at.head < end; }
-  DEVICE bool seen() const { return tiles.first <= tiles.last; }
-  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - shape.heads / shape.kv_heads : end, tiles.first}; }
-  DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
-};
-
-// The sequence of a ragged batch that a key tile is of. Its keys are numbered as the queries that they are aligned with (sequences.cuh):
-// key i is row `key + i` of a head of K, query i is row `query + i` of one of Q, and the first tile of `queries` is number `tile`.
-// Without sequences all of it is 0.
-struct alignas(16) Origin {
-  int key, query, queries, tile;
-
-  // The problem that the sequence is alone.
-  DEVICE Shape alone(const Shape& batches) const {
-    Shape own = batches;
-    if constexpr (RAGGED) own.len_q = own.len_kv = queries;
-    return own;
-  }
-};
-
 // The key tiles of one persistent block, by number. The first of each head come first: under a causal mask most queries see them.
 // The block begins with its own number, and takes every gridDim-th one, or with DYNAMIC the next one that nobody has drawn yet. One
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
@@ -154,31 +101,8 @@ struct Agenda {
   Work work = RAGGED ? Work{} : work_of(blockIdx.x, origin);
   unsigned parity = 0;  // of this round, of K and V, too
 
-  DEVICE int key_tiles() const { return row_tiles_of<BC>(transposed(shape)); }
-  DEVICE int last() const { return key_tiles() * shape.batch * shape.kv_heads - 1; }
-
-  DEVICE Work work_of(int number, Origin& own) const {
-    if (number > last()) return {};
-    const int members = shape.heads / shape.kv_heads, group = shape.group / members;
-    const int first_head = number / (group * key_tiles()) * group;  // of the group
-    const int heads = min(group, shape.batch * shape.kv_heads - first_head), place = number - first_head * key_tiles();
-    const int first_key = RAGGED ? first_key_at(place / heads, own) : place / heads * BC;
-    const Shape keys_first = transposed(own.alone(shape));
-    if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place
-    const Keys seen = visible_tiles(keys_first, first_key, min(first_key + BC, keys_first.len_q) - 1, BR);
-    return {first_key, (first_head + place % heads + 1) * members, {seen.first, seen.last}};
-  }
-
-  // The first key of the tile at a place, and its sequence.
-  DEVICE int first_key_at(int place, Origin& own) const {
-    const Sequence keys = sequence_at<BC>(transposed(shape), offsets.kv, place);
-    own.query = load_global<int>(offsets.q + keys.number);
-    own.queries = load_global<int>(offsets.q + keys.number + 1) - own.query;
-    own.tile = own.query / BR + keys.number;
-    const int aligned = own.queries - (keys.end - keys.first);  // the query that the first key is aligned with
-    own.key = keys.first - aligned;
-    return aligned + keys.before<BC>(place);
-  }
+  DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads - 1; }
+  DEVICE Work work_of(int number, Origin& own) const { return number > last() ? Work{} : key_tile(shape, offsets, number, own); }
 
   // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile (or place), so the
   // counter ends at 0, where it began.
@@ -233,45 +157,13 @@ struct Agenda {
   }
 };
 
-// An LSE to the base 2. That of a row that sees no key becomes INF: its P is then 0, and not NaN.
-DEVICE float lse_of(float natural) { return natural == -INF ? INF : natural * LOG2E; }
-
 // A tile's number among those of all heads. `first` is that of its sequence's first tile.
 DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
-
-// A number for each query of a tile, in the registers of a warp: all are on their way before one is needed.
-struct Numbers {
-  float x[BR / 32];
-
-  // Without a query, the number is `without`.
-  DEVICE Numbers(const float* of_rows, const Shape& shape, const Origin& origin, Visit at, float without) {
-    const int first = at.i * BR + lane_id(), left = origin.alone(shape).len_q - first;
-    const float* own = of_rows + static_cast<long long>(at.head) * shape.len_q + origin.query + first;
-#pragma unroll
-    for (int r = 0; r < BR / 32; ++r) {
-      x[r] = without;
-      if (32 * r < left) x[r] = load_global<float>(own + 32 * r);
-    }
-  }
-
-  template <class F>
-  DEVICE void store(unsigned to, F&& f) const {
-#pragma unroll
-    for (int r = 0; r < BR / 32; ++r) store_shared(to + (32 * r + lane_id()) * 4, f(x[r]));
-  }
-};
 
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
 #pragma unroll
   for (int d = 0; d < COLUMNS; d += 16) wgmma_ss(c, rows_operand(a, key, d), rows_operand(b, 0, d), add || d > 0);
-  wgmma_commit();
-}
-
-// c += A B for this warpgroup's keys, as a group of its own: A is P or dS, B has the queries as rows.
-DEVICE void multiply_by_columns(Gradient& c, const unsigned (&a)[QUERY_STEPS][4], QTile b) {
-#pragma unroll
-  for (int i = 0; i < QUERY_STEPS; ++i) wgmma_rs(c, a[i], columns_operand(b, 16 * i));
   wgmma_commit();
 }
 
@@ -285,30 +177,6 @@ DEVICE void multiply_for_queries(QueryGradient& dq, DSTile ds, KVTile k, int con
   wgmma_commit();
 }
 
-// Each query's number, negated sum or LSE, lies in SRAM; a lane has two neighbouring queries of each fragment.
-DEVICE float2 of_queries(unsigned numbers, int fragment) {
-  return load_shared<float2>(numbers + (8 * fragment + 2 * (lane_id() % 4)) * 4);
-}
-
-// -D, from which the sums of dP begin.
-DEVICE void begin_at(Transposed& dp, unsigned numbers) {
-#pragma unroll
-  for (int n = 0; n < BR / 8; ++n) {
-    const float2 d = of_queries(numbers, n);
-    dp[n][0] = dp[n][2] = d.x, dp[n][1] = dp[n][3] = d.y;
-  }
-}
-
-// S becomes P = exp(S - LSE).
-DEVICE void exponentials(Transposed& s, float c, unsigned numbers) {
-#pragma unroll
-  for (int n = 0; n < BR / 8; ++n) {
-    const float2 l = of_queries(numbers, n);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = exp2_approx(c * s[n][e] - (e % 2 ? l.y : l.x));
-  }
-}
-
 // dP - D, where dP is 0 for what dropout drops. D's numbers have its part of the scale, and a minus.
 DEVICE void drop_gradient(Transposed& dp, const Kept& kept, unsigned numbers) {
 #pragma unroll
@@ -316,23 +184,6 @@ DEVICE void drop_gradient(Transposed& dp, const Kept& kept, unsigned numbers) {
     const float2 d = of_queries(numbers, n);
 #pragma unroll
     for (int e = 0; e < 4; ++e) dp[n][e] = float_of(bits(dp[n][e]) & kept.one(n, e)) + (e % 2 ? d.y : d.x);
-  }
-}
-
-DEVICE void multiply_into(Transposed& dp, const Transposed& p) {
-#pragma unroll
-  for (int n = 0; n < BR / 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) dp[n][e] *= p[n][e];
-}
-
-// P or dS in the storage dtype, as an operand A.
-DEVICE void round_operand(unsigned (&a)[QUERY_STEPS][4], const Transposed& c) {
-#pragma unroll
-  for (int i = 0; i < QUERY_STEPS; ++i) {
-    const FragmentA operand = operand_a(c, 16 * i);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) a[i][r] = operand.r[r];
   }
 }
 

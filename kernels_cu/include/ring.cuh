@@ -11,12 +11,14 @@ DEVICE void release(unsigned mbarrier) {
   if (lane_id() == 0) mbarrier_arrive(mbarrier);
 }
 
-// A place in a ring of STAGES slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
-struct Ring {
+// A place in a ring of so many slots, and the parity of the round. A consumer waits for `parity`, a producer for its opposite.
+template <int SLOTS>
+struct RingOf {
   int slot = 0;
   unsigned parity = 0;
 
   DEVICE void advance() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
+    if (++slot == SLOTS) slot = 0, parity ^= 1;
   }
 };
+using Ring = RingOf<STAGES>;

@@ -100,13 +100,15 @@ DEVICE void settle(unsigned (&a)[N][4]) {
 
 // c (64 x 8N8) += A · B, or = A · B if `add` is 0. wgmma_ss: A and B lie in SRAM, with rows contiguous along the summed
 // dimension. wgmma_columns_ss: both lie there with rows contiguous across that dimension. wgmma_rs: A lies in registers, and B's
-// rows are contiguous across that dimension.
+// rows are contiguous across that dimension. wgmma_rows_rs: A lies in registers, and B's rows are contiguous along it.
 template <int N8>
 DEVICE void wgmma_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>
 DEVICE void wgmma_columns_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add);
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b);
+template <int N8>
+DEVICE void wgmma_rows_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b, int add);
 
 // The same with operands of 8 bits (e4m3), 32 deep, which is as many bytes. Both are contiguous along the summed dimension.
 // A in registers: lane 4g + t holds k 4t..4t+3 of row g, the same of row g + 8, then k 4t + 16.. of both.
@@ -128,6 +130,10 @@ DEVICE void wgmma_columns_ss(float (&c)[N8][4], unsigned long long a, unsigned l
 template <int N8>
 DEVICE void wgmma_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b) {
   emu_wgmma_rs(&c[0][0], N8, a, b, true, true, FL_DTYPE);
+}
+template <int N8>
+DEVICE void wgmma_rows_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned long long b, int add) {
+  emu_wgmma_rs(&c[0][0], N8, a, b, add, false, FL_DTYPE);
 }
 template <int N8>
 DEVICE void wgmma_e4m3_ss(float (&c)[N8][4], unsigned long long a, unsigned long long b, int add) {
@@ -195,7 +201,7 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
                  : WGMMA_C##G : "l"(a), "l"(b), "r"(add));                                                           \
   }
 
-#define WGMMA(N, G, I0, I1, I2, I3, I4)                                                                             \
+#define WGMMA(N, G, I0, I1, I2, I3, I4, I5)                                                                           \
   WGMMA_SS(wgmma_ss, N, G, I0, I1, I2, 0)                                                                           \
   WGMMA_SS(wgmma_columns_ss, N, G, I0, I1, I2, 1)                                                                   \
   template <>                                                                                                       \
@@ -203,24 +209,31 @@ DEVICE void wgmma_e4m3_rs(float (&c)[N8][4], const unsigned (&a)[4], unsigned lo
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" WGMMA_R##G "}, {%" #I0 ", %" #I1       \
                  ", %" #I2 ", %" #I3 "}, %" #I4 ", 1, 1, 1, 1;"                                                       \
                  : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                  \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  DEVICE void wgmma_rows_rs<N / 8>(float (&c)[N / 8][4], const unsigned (&a)[4], unsigned long long b, int add) {    \
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %" #I5 ", 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n" #N "k16" WGMMA_TYPES " {" WGMMA_R##G "}, {%" #I0 ", %" #I1        \
+                 ", %" #I2 ", %" #I3 "}, %" #I4 ", p, 1, 1, 0;}"                                                       \
+                 : WGMMA_C##G : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                        \
   }
 
-WGMMA(16, 0, 8, 9, 10, 11, 12)
-WGMMA(32, 1, 16, 17, 18, 19, 20)
-WGMMA(48, 2, 24, 25, 26, 27, 28)
-WGMMA(64, 3, 32, 33, 34, 35, 36)
-WGMMA(80, 4, 40, 41, 42, 43, 44)
-WGMMA(96, 5, 48, 49, 50, 51, 52)
-WGMMA(112, 6, 56, 57, 58, 59, 60)
-WGMMA(128, 7, 64, 65, 66, 67, 68)
-WGMMA(144, 8, 72, 73, 74, 75, 76)
-WGMMA(160, 9, 80, 81, 82, 83, 84)
-WGMMA(176, 10, 88, 89, 90, 91, 92)
-WGMMA(192, 11, 96, 97, 98, 99, 100)
-WGMMA(208, 12, 104, 105, 106, 107, 108)
-WGMMA(224, 13, 112, 113, 114, 115, 116)
-WGMMA(240, 14, 120, 121, 122, 123, 124)
-WGMMA(256, 15, 128, 129, 130, 131, 132)
+WGMMA(16, 0, 8, 9, 10, 11, 12, 13)
+WGMMA(32, 1, 16, 17, 18, 19, 20, 21)
+WGMMA(48, 2, 24, 25, 26, 27, 28, 29)
+WGMMA(64, 3, 32, 33, 34, 35, 36, 37)
+WGMMA(80, 4, 40, 41, 42, 43, 44, 45)
+WGMMA(96, 5, 48, 49, 50, 51, 52, 53)
+WGMMA(112, 6, 56, 57, 58, 59, 60, 61)
+WGMMA(128, 7, 64, 65, 66, 67, 68, 69)
+WGMMA(144, 8, 72, 73, 74, 75, 76, 77)
+WGMMA(160, 9, 80, 81, 82, 83, 84, 85)
+WGMMA(176, 10, 88, 89, 90, 91, 92, 93)
+WGMMA(192, 11, 96, 97, 98, 99, 100, 101)
+WGMMA(208, 12, 104, 105, 106, 107, 108, 109)
+WGMMA(224, 13, 112, 113, 114, 115, 116, 117)
+WGMMA(240, 14, 120, 121, 122, 123, 124, 125)
+WGMMA(256, 15, 128, 129, 130, 131, 132, 133)
 
 #define WGMMA_E4M3(N, G, I0, I1, I2, I3, I4, I5)                                                                    \
   template <>                                                                                                       \

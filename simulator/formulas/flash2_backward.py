@@ -84,9 +84,9 @@ def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Conf
 
 
 def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> None:
-    """The first launch: D = rowsum(dO * O), and zeros for dQ, with so many `rows` per block."""
+    """The first launch: D = rowsum(dO * O), and zeros for the sums of dQ if there are any, with so many `rows` per block."""
     p, t = problem, book.tensors
-    blocks = t["dq_sum"].heads * -(-t["dq_sum"].rows // rows)
+    blocks = t["out"].heads * -(-t.get("dq_sum", t["out"]).rows // rows)
     together = book.config.heads_together if book.config else 1
     across = 0 if t["dq_sum"].flat else rows
     book.launch(f"{name}_delta", blocks, 4, together, along="delta", across=across)
@@ -99,9 +99,10 @@ def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> No
         book.add("delta", "dlse", hbm_read=t["dlse"].nbytes)
         book.distinct("dlse", "read", t["dlse"].nbytes)
     book.add("delta", "delta", hbm_write=t["delta"].nbytes)
-    book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
-    for x in ("delta", "dq_sum"):
-        book.distinct(x, "write", t[x].nbytes)
+    book.distinct("delta", "write", t["delta"].nbytes)
+    if "dq_sum" in t:
+        book.add("zero_dq", "dq_sum", hbm_write=t["dq_sum"].nbytes)
+        book.distinct("dq_sum", "write", t["dq_sum"].nbytes)
     book.compute(other=blocks * rows * (2 * p.head_dim_v + p.dlse))
 
 

@@ -65,20 +65,23 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     )
 
 
-def prepare(name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor, rows: int = ROWS) -> HbmTensor:
+def prepare(
+    name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor | None = None, rows: int = ROWS
+) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
-    Sets `dq_sum` to 0, to which atomics will add. A block has so many `rows`: those of a tile where the sums lie in tiles.
+    Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile where the sums lie in tiles.
     """
-    delta = m.workspace("delta", 1, vector=True)
-    across = 0 if dq_sum.spec.flat else rows
-    for block in m.launch(f"{name}_delta", rows=-(-dq_sum.rows // rows), warps=4, along="delta", across=across):
+    delta, length = m.workspace("delta", 1, vector=True), (dq_sum or out).rows
+    across = 0 if dq_sum is not None and dq_sum.spec.flat else rows
+    for block in m.launch(f"{name}_delta", rows=-(-length // rows), warps=4, along="delta", across=across):
         i = block.i
         block.step("delta")
         d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
         block.store(delta, less_dlse(m, block, d_i, i, rows), i, rows)
-        block.step("zero_dq")
-        block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
+        if dq_sum is not None:
+            block.step("zero_dq")
+            block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
     return delta
 
 

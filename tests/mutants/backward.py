@@ -15,11 +15,14 @@ FLASH1, STANDARD = "kernels_cu/flash1_backward.cu", "kernels_cu/standard_backwar
 MASK, MMA, TILES, ROWS = (f"kernels_cu/include/{name}.cuh" for name in ("mask", "mma", "backward", "backward_rows"))
 HOPPER, HOPPER_TILES = "kernels_cu/flash3_backward.cu", "kernels_cu/include/flash3_backward.cuh"
 CLEAR, CLEAR_KEYS = "kernels_cu/include/clear.cuh", "own.len_kv - work.first_key, CLEARED);"
+WIDE, WIDE_TILES = "kernels_cu/flash3_backward_wide.cu", "kernels_cu/include/flash3_backward_wide.cuh"
+WIDE_PROGRAM, HOPPER_SHARED = "simulator/programs/flash3_backward_wide.py", "kernels_cu/include/hopper_backward.cuh"
 SCORES, LSE = "kernels_cu/include/scores.cuh", "a gradient of the LSE"
 SINKS = "sinks, causal, GQA, batch 2, rows without keys"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
 SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
+LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
 
 
@@ -38,6 +41,7 @@ class KernelMutant:
     step: str | None = None
     file: str = KERNEL
     algorithm: str = "flash2_backward"
+    head_dim: int = 64
 
     def written(self, folder: Path) -> Path:
         """A copy of the kernels' folder with the bug in it."""
@@ -308,12 +312,12 @@ KERNELS = [
                 old="named_barrier_sync(barrier, CONSUMERS * WARPGROUP);", new="", check="misuse", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="key tiles looked for among the queries", file=HOPPER_TILES,
+                mechanism="key tiles looked for among the queries", file=HOPPER_SHARED,
                 old="sequence_at<BC>(transposed(shape), offsets.kv,", new="sequence_at<BC>(shape, offsets.q,", check="misuse",
                 case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="keys aligned with the batch's end", file=HOPPER_TILES,
+                mechanism="keys aligned with the batch's end", file=HOPPER_SHARED,
                 old="aligned = own.queries - (keys.end - keys.first);", new="aligned = shape.len_q - shape.len_kv;",
                 check="misuse", case=SEQUENCES,
             ),
@@ -330,16 +334,17 @@ KERNELS = [
                 new="at.i * BR, sram.do_full", check="rule", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="LSE and D of the first sequence", file=HOPPER_TILES, old="shape.len_q + origin.query + first",
+                mechanism="LSE and D of the first sequence", file=HOPPER_SHARED, old="shape.len_q + origin.query + first",
                 new="shape.len_q + first", check="rule", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="LSE and D of the sequences behind", file=HOPPER_TILES, old="left = origin.alone(shape).len_q - first",
+                mechanism="LSE and D of the sequences behind", file=HOPPER_SHARED, old="left = origin.alone(shape).len_q - first",
                 new="left = shape.len_q - origin.query - first", check="bytes", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="sums of dQ where those of the sequence before are", file=HOPPER_TILES,
-                old="own.tile = own.query / BR + keys.number;", new="own.tile = own.query / BR;", check="rule", case=SEQUENCES,
+                mechanism="sums of dQ where those of the sequence before are", file=HOPPER_SHARED,
+                old="own.tile = own.query / QUERIES + keys.number;", new="own.tile = own.query / QUERIES;", check="rule",
+                case=SEQUENCES,
             ),
             KernelMutant(
                 mechanism="dK stored in the rows of the first keys", old="row_address(dk, batch, head, origin.key + key)",
@@ -370,9 +375,97 @@ KERNELS = [
                 new="hear(parity);", check="misuse", case=SEQUENCES,
             ),
             KernelMutant(
-                mechanism="the tiles of a plain batch dealt out", file=HOPPER_TILES,
+                mechanism="the tiles of a plain batch dealt out", file=HOPPER_SHARED,
                 old="return row_tiles_of<BC>(transposed(shape));", new="return ceil_div(shape.len_kv, BC);",
                 check="misuse", case=SEQUENCES,
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward_wide", file=WIDE if each.file == KERNEL else each.file)
+        for each in (
+            KernelMutant(
+                mechanism="P read before the other warpgroup wrote it", step="ds",
+                old="mbarrier_wait(sram.p_full(ring.slot), ring.parity);", new="", check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="P always in the same slot", step="exp", old="store_weights(sram.p(ring.slot), s);",
+                new="store_weights(sram.p(0), s);", check="misuse", case=SINKS,
+            ),
+            KernelMutant(
+                mechanism="Q given back before dK has it", step="ds", old="round_operand(rounded, dp);",
+                new="round_operand(rounded, dp); release(sram.q_empty(ring.slot));", check="misuse", case=SINKS,
+            ),
+            KernelMutant(
+                mechanism="dO given back before dV has it", step="exp", old="round_operand(rounded, s);",
+                new="round_operand(rounded, s); release(sram.do_empty(ring.slot));", check="misuse", case=SINKS,
+            ),
+            KernelMutant(
+                mechanism="the next V loaded over one in use", step="load_v",
+                old="mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);", new="", check="misuse", case=LONG, head_dim=256,
+            ),
+            KernelMutant(
+                mechanism="K given back before dQ has it", old="multiply_into(dp, s);",
+                new="release(sram.k_empty(k_ring.slot)); multiply_into(dp, s);", check="misuse", case=LONG,
+            ),
+            KernelMutant(
+                mechanism="dV stored as dK", step="store_dkv", old="first ? dv : dk", new="first ? dk : dv", check="rule",
+            ),
+            KernelMutant(
+                mechanism="dK of a warpgroup without the scale", step="store_dkv", old="first ? 1 : shape.scale", new="1",
+                check="adjoint",
+            ),
+            KernelMutant(
+                mechanism="dQ of its own rows without the scale", step="store_dq", old="sum, half, shape.scale",
+                new="sum, half, 1", check="rule",
+            ),
+            KernelMutant(
+                mechanism="one warpgroup's queries for both", old="own = 64 * (warpgroup_id() - 1)", new="own = 0",
+                check="rule",
+            ),
+            KernelMutant(
+                mechanism="K held as if it lay unswizzled", file=WIDE_TILES, old="^ (row % 8)", new="", check="rule",
+            ),
+            KernelMutant(
+                mechanism="another warp's keys held", file=WIDE_TILES, old="16 * (warp_id() % 4) + lane_id() % 16",
+                new="lane_id() % 16", check="key_order", case="aligned",
+            ),
+            KernelMutant(
+                mechanism="D added to dP for dQ", old="-own_delta[e / 2]", new="own_delta[e / 2]", check="equal_keys",
+                case="aligned",
+            ),
+            KernelMutant(
+                mechanism="an LSE to the base e for dQ", old="lse_of(load_global<float>(lse + first + lane_row + 8 * half))",
+                new="load_global<float>(lse + first + lane_row + 8 * half)", check="rule",
+            ),
+            KernelMutant(
+                mechanism="a tile that the diagonal cuts taken for full for dQ", old="min(first_row + 64, shape.len_q) - 1, BC",
+                new="first_row, BC", check="key_sets",
+            ),
+            KernelMutant(
+                mechanism="exponents of a negative scale not turned for dQ", step="mask",
+                old="j > full.last) { scores.flip(s);", new="j > full.last) {", check="rule", case="a negative scale, causal",
+            ),
+            KernelMutant(
+                mechanism="keys beyond the end seen by wide heads", step="mask", old="mask_rows(s, lane_key, shape.len_kv);",
+                new="", check="rule", case="a query less than a tile, a key more",
+            ),
+            KernelMutant(
+                mechanism="one query head of the group for dK and dV", file=HOPPER_SHARED,
+                old="++head, i = tiles.first;", new="head = 1 << 30;", check="gqa", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="K and V of the first KV head for dQ", old="own_head = kv_head(shape, rows.head);", new="own_head = 0;",
+                check="head_order", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="heads that share the L2 taken for one", file=WIDE_TILES,
+                old="first_head + place % heads, first = ", new="first_head, first = ", check="misuse", case=GROUP,
+            ),
+            KernelMutant(
+                mechanism="hidden key tiles walked for dQ", file=WIDE_TILES,
+                old="visible_tiles(shape, first, min(first + BR, shape.len_q) - 1, BC)",
+                new="Keys{0, ceil_div(shape.len_kv, BC) - 1}", check="bytes", case="causal",
             ),
         )
     ),
@@ -513,5 +606,9 @@ PROGRAMS = [
     Mutant(
         mechanism="dS from the rounded P", algorithm="flash2_backward", file=PROGRAM, check="rule", blind=True,
         dtype="bfloat16", find="bent = p if slope", put="bent = p.round(problem.dtype) if slope",
+    ),
+    Mutant(
+        mechanism="P rounded for the other warpgroup", algorithm="flash3_backward_wide", file=WIDE_PROGRAM, check="rule",
+        blind=True, dtype="bfloat16", find="block.put(p_shared, p)", put="block.put(p_shared, p.round(problem.dtype))",
     ),
 ]  # fmt: skip

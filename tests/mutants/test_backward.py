@@ -26,8 +26,8 @@ FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)
 """Persistent blocks take several tiles there, and draw them."""
 
 
-def problem(case: str) -> fl.Problem:
-    sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": 64, "dtype": "float16"}
+def problem(case: str, head_dim: int = 64) -> fl.Problem:
+    sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": head_dim, "dtype": "float16"}
     return fl.Problem(**sizes | dict(BACKWARD.shapes[case]))
 
 
@@ -43,7 +43,7 @@ def subject(target: Any, backend: str) -> Subject:
 
 def kills(mutant: KernelMutant) -> None:
     """Raises what the mutant's check raises."""
-    p = problem(mutant.case)
+    p = problem(mutant.case, mutant.head_dim)
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
         # blocks that wait for ever are stopped

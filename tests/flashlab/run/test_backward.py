@@ -11,6 +11,7 @@ import flashlab as fl
 from flashlab.run.host import from_numpy, kind_of, to_numpy
 from flashlab.verify.cases import LAYOUTS
 from flashlab.verify.memory import frame_named, place
+from simulator.names import DType
 from simulator.operations.backward import BACKWARD
 from tests.flashlab.run.fake import FakeCupy, Tensor
 from tests.simulator.test_backward import ratios
@@ -94,6 +95,20 @@ def test_one_order() -> None:
         assert all(run.outputs[name].tobytes() == x.tobytes() for name, x in found.items())
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "masks"),
+    [(256, "bfloat16", {"causal": True}), (192, "float16", {"window": (70, 20)}), (136, "bfloat16", {})],
+)
+def test_wide_heads(head_dim: int, dtype: DType, masks: dict[str, Any]) -> None:
+    """Rings go round more than once, and those of one V, of K in registers and in SRAM: where heads are narrow, all of it is held."""
+    p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=150, len_kv=200, head_dim=head_dim, dtype=dtype, **masks)
+    arrays: dict[str, Any] = BACKWARD.draw(p, 2)
+    run = fl.emulate("flash3_backward_wide", **arrays, **p.masks, device="h200")
+    assert run.complaints() == []
+    assert max(ratios(p, arrays, run.outputs).values()) <= 1
+
+
 Q = np.zeros((1, 2, 40, 32), np.float16)
 LSE = np.zeros((1, 2, 40), np.float32)
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -169,16 +184,20 @@ def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -
     ("changed", "fastest"),
     [
         ({}, "flash3_backward"),
-        ({"head_dim": 136}, "flash2_backward"),
+        ({"head_dim": 136}, "flash3_backward_wide"),
         ({"dtype": "float32"}, "flash2_backward"),
         ({"lengths": [7, (20, 33), (13, 10)]}, "flash3_backward"),
         ({"lengths": [7, (20, 33), (13, 10)], "soft_cap": 9.0}, "flash2_backward"),
+        ({"deterministic": True}, "flash3_backward_wide"),
+        ({"deterministic": True, "dtype": "float32"}, "flash2_backward_deterministic"),
     ],
 )
 def test_auto_is_the_fastest_that_takes_the_problem(
     cupy: FakeCupy, on_gpu: Any, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], fastest: str
 ) -> None:
     """The stand-in is an H100."""
+    changed = dict(changed)
+    one_order = changed.pop("deterministic", False)
     asked = list[str]()
 
     def gpu_plan(algorithm: str, *_: Any, **__: Any) -> Any:
@@ -188,7 +207,7 @@ def test_auto_is_the_fastest_that_takes_the_problem(
     monkeypatch.setattr("flashlab.run.plan.gpu_plan", gpu_plan)
     with pytest.raises(fl.Unavailable, match="asked"):
         p = P.replace(**changed)
-        fl.attention_backward(**on_gpu(p), **p.masks)
+        fl.attention_backward(**on_gpu(p), **p.masks, deterministic=one_order)
     assert asked == [fastest]
 
 

@@ -1,0 +1,101 @@
+"""The counts of the backward pass for wide heads in closed form, launch by launch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.config import Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.flash2_backward import count_delta, count_sinks
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3 import PANEL
+from simulator.programs.flash3_backward_wide import HELD, queries, sram_of_keys, sram_of_queries
+
+
+def flash3_backward_wide(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """In elements per query head: for dK and dV 2Nd + Tc (2Nd + 2N) read and 2Nd written, for dQ 2Nd + 2N + Tr 2Nd and Nd.
+
+    TMA's boxes count whole, with their rows outside. Before, D takes 2Nd read and N written.
+    """
+    del lse
+    heads = problem.batch * problem.heads
+    book.tensor(Spec("delta", heads, problem.len_q, 1, "float32", "workspace", vector=True))
+    count_delta(book, "flash3_backward_wide", problem, tile.cols)
+    count_keys(book, problem, tile, config)
+    count_queries(book, problem, tile, config)
+    count_sinks(book, "flash3_backward_wide", problem)
+
+
+def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
+    """The launch for dK and dV."""
+    p, es, t, square = problem, problem.itemsize, book.tensors, queries(tile)
+    heads, visits = p.batch * p.heads, p.batch * p.kv_heads * p.key_tiles(tile)
+
+    # a key tile sees those queries that a row tile of the transposed problem sees as keys
+    seen = walk(p.transposed, square)
+    side, d, dv = padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    pairs, rows = heads * seen.pairs, heads * seen.keys
+    visible = partial(p.transposed.tiles_of_row, tile=square)
+    peak = sram_of_keys(p, tile, config.stages)
+    book.launch("flash3_backward_wide_dkv", visits, config.warps, config.heads_together, peak, visible)
+    for name, width, step in (("k", d, "scores"), ("v", dv, "dp")):
+        held = min(HELD, width)
+        if visits:
+            book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * side * width * es)
+            book.add("load_kv", name, sram_read=visits * side * held * es)
+            book.distinct(name, "read", t[name].nbytes)
+            book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
+            book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
+        book.add(step, name, sram_read=pairs * side * (width - held) * es)
+    for load, use, name, vector, width, products in (
+        ("load_q", "exp", "q", "lse", d, ("scores", "dk")),
+        ("load_do", "load_do", "dout", "delta", dv, ("dp", "dv")),
+    ):
+        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * side * width * es)
+        book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * side * 4)
+        book.add(use, vector, sram_read=pairs * 4 * side * 4)
+        book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
+        book.distinct(vector, "read", heads * seen.distinct_keys * 4)
+        for step in products:
+            book.add(step, name, sram_read=pairs * side * width * es)
+    book.add("exp", "p", sram_write=pairs * side * side * 4)
+    book.add("ds", "p", sram_read=pairs * side * side * 4)
+    book.compute(
+        matmul=pairs * 2 * side * side * 2 * (d + dv),
+        other=pairs * (3 + (p.scale != 1.0)) * tile.cols**2 + visits * tile.cols * p.head_dim,
+        exp=pairs * tile.cols**2,
+    )
+
+
+def count_queries(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
+    """The launch for dQ."""
+    p, es, t = problem, problem.itemsize, book.tensors
+    heads, kv_heads = p.batch * p.heads, p.batch * p.kv_heads
+    seen, visits = walk(p, tile), heads * p.row_tiles(tile)
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
+    pairs, readers = heads * seen.pairs, config.readers
+    peak = sram_of_queries(p, tile, config.stages)
+    visible = partial(p.tiles_of_row, tile=tile)
+    book.launch("flash3_backward_wide_dq", visits, config.warps, config.heads_together, peak, visible)
+    if not visits:
+        return
+    for load, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
+        book.add(load, name, hbm_read=visits * tile.rows * width * es, sram_write=visits * br * width * es)
+        book.add(load, vector, hbm_read=t[vector].nbytes)
+        book.distinct(name, "read", t[name].nbytes)
+        book.distinct(vector, "read", t[vector].nbytes)
+    for load, name, width in (("load_k", "k", d), ("load_v", "v", dv)):
+        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * bc * width * es)
+        book.distinct(name, "read", kv_heads * seen.distinct_keys * t[name].row_bytes)
+    for step, left, right, width in (("scores", "q", "k", d), ("dp", "dout", "v", dv)):
+        book.add(step, left, sram_read=pairs * br * width * es)
+        book.add(step, right, sram_read=pairs * readers * bc * width * es)
+    book.add("dq", "k", sram_read=pairs * readers * bc * d * es)
+    book.add("store_dq", "dq", hbm_write=t["dq"].nbytes)
+    book.distinct("dq", "write", t["dq"].nbytes)
+    book.compute(
+        matmul=pairs * 2 * br * bc * (2 * d + dv),
+        other=pairs * (3 + (p.scale != 1.0)) * tile.rows * tile.cols + visits * tile.rows * p.head_dim,
+        exp=pairs * tile.rows * tile.cols,
+    )

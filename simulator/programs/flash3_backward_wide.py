@@ -1,0 +1,256 @@
+"""The backward pass on Hopper for wide heads: a launch for dK and dV, one for dQ, each for the gradients of its own rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simulator.config import Config, features, heads_that_share_the_l2
+from simulator.devices import Device
+from simulator.errors import SramOverflow
+from simulator.machine import Machine
+from simulator.operations.backward import BACKWARD
+from simulator.problem import Problem, Tile, round_up
+from simulator.program import program
+from simulator.programs.flash2_backward import prepare, sink_gradient
+from simulator.programs.flash3 import MBARRIERS, PANEL
+from simulator.tensors import HbmTensor
+
+TILE = Tile(128, 64)
+"""The kernel's tile: 64 rows of S for each of two warpgroups, or 64 keys for one of them."""
+HELD = 128
+"""Columns of K_j and V_j that stay in registers while a block walks over the queries."""
+
+
+def queries(tile: Tile) -> Tile:
+    """In the launch for dK and dV a tile is square: as many queries as keys."""
+    return Tile(tile.cols, tile.cols)
+
+
+def v_stages(problem: Problem, stages: int) -> int:
+    """In the launch for dQ the widest heads leave room for one V_j."""
+    return 1 if round_up(problem.head_dim_v, PANEL) > 3 * PANEL else stages
+
+
+def sram_of_keys(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block for dK and dV: K_j and V_j, the stages of Q_i, dO_i, P, LSE and D, the mbarriers."""
+    d, dv, cols = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL), round_up(tile.cols, 16)
+    in_float32 = stages * cols * cols + 2 * round_up(stages * tile.cols, 16) + MBARRIERS
+    return (1 + stages) * cols * (d + dv) * problem.itemsize + 4 * in_float32
+
+
+def sram_of_queries(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block for dQ: Q_i and dO_i, the stages of K_j and V_j, the mbarriers."""
+    d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
+    rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
+    ring = cols * (stages * d + v_stages(problem, stages) * dv)
+    return (rows * (d + dv) + ring) * problem.itemsize + 4 * MBARRIERS
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block of the launch that takes more."""
+    return max(sram(problem, tile, stages) for sram in (sram_of_keys, sram_of_queries))
+
+
+def accepts(tile: Tile, problem: Problem) -> str | None:
+    """None for the kernel's tile, else what is accepted."""
+    del problem
+    return None if tile == TILE else f"{TILE}: 64 rows of S for each of two warpgroups, whose registers hold no other"
+
+
+def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+    """A producer and two warpgroups, with two stages of what the blocks walk over, or one if two don't fit.
+
+    Raises `SramOverflow` if no configuration fits.
+    """
+    asked = TILE if tile is None else Tile.parse(tile)
+    # a small tile is a last resort for float32 and small GPUs, where the kernels don't run anyway
+    candidates = [(asked, 2), (asked, 1), *([(Tile(16, 16), 1)] if tile is None else [])]
+    for chosen, stages in candidates:
+        if sram_bytes(problem, chosen, stages) <= device.sram_per_block:
+            break
+    else:
+        chosen, stages = candidates[-1]
+        needed = sram_bytes(problem, chosen, stages)
+        raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
+    return Config(
+        tile=chosen,
+        warps=12,
+        stages=stages,
+        consumers=2,
+        blocks_per_sm=1,
+        heads_together=heads_that_share_the_l2(problem, device),
+        constants=features(problem),
+    )
+
+
+@program(configure=configure, operation=BACKWARD)
+def flash3_backward_wide(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> tuple[HbmTensor, ...]:
+    """Equations of FlashAttention's Algorithm 4 (arXiv 2205.14135), each gradient by blocks that own its rows.
+
+    q, dq (batch, heads, len_q, d); k, v, dk, dv (batch, kv_heads, len_kv, d); out, dout like q; lse (batch, heads,
+    len_q) float32. Both main launches compute S and dP: seven products, but no sum lies in HBM, and each run gives the
+    same bits.
+    For dK and dV a block has Bc keys of a KV head. S and dP are computed transposed, with keys as rows. One warpgroup
+    computes P and dV, the other one dP, dS and dK. So P passes through SRAM, in float32: dS needs it unrounded. A part
+    of K_j and V_j stays in registers.
+    For dQ a block has Br queries, a half for each warpgroup. Its dS stays in registers.
+    """
+    dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
+    delta = prepare("flash3_backward_wide", m, out, dout, rows=tile.cols)
+    of_keys(m, q, k, v, lse, dout, delta, dk, dv, problem, tile)
+    of_queries(m, q, k, v, lse, dout, delta, dq, problem, tile)
+    return dq, dk, dv, *sink_gradient("flash3_backward_wide", m, lse, delta, problem)
+
+
+def of_keys(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    delta: HbmTensor,
+    dk: HbmTensor,
+    dv: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> None:
+    """dK and dV: a block per KV head and key tile, summed over the query heads of the group."""
+    c, rows = m.config, queries(tile).rows
+    visible = partial(problem.transposed.tiles_of_row, tile=queries(tile))
+    tiles = problem.key_tiles(tile)
+    for block in m.launch("flash3_backward_wide_dkv", rows=tiles, warps=c.warps, readers=1, walk=visible, of=k):
+        j = block.i
+        p_shared = block.alloc("p", tile.cols, rows, copies=c.stages)
+        lse_shared, d_shared = (block.alloc(name, c.stages * rows) for name in ("lse", "delta"))
+        block.alloc("mbarriers", MBARRIERS)
+        for ring in (q, dout):
+            block.alloc(ring.name, rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
+        block.step("load_kv")
+        k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
+        for x in (k_j, v_j):
+            block.hold(x, HELD)
+        dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
+        for g in range(problem.queries_per_kv):
+            for i in block.walk:
+                block.step("load_q")
+                q_i = block.load(q.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True)
+                block.put(lse_shared, block.fetch(lse.head(g), i, rows))
+                block.step("scores")
+                s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
+                block.step("mask")
+                s = block.mask(s.T, i, j).T
+                block.step("exp")
+                p = block.exp(s - block.get(lse_shared, 4).T.finite())
+                block.put(p_shared, p)
+                block.step("load_do")
+                do_i = block.load(dout.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True)
+                block.put(d_shared, block.fetch(delta.head(g), i, rows))
+                d_i = block.get(d_shared, 4).T
+                block.step("dv")
+                dv_j = block.matmul(p.round(problem.dtype), do_i, split=("rows", "none"), acc=dv_j)
+                block.step("dp")
+                dp = block.matmul(v_j, do_i.T, split=("rows", "none"))
+                block.step("ds")
+                ds = (block.get(p_shared) * (dp - d_i)).round(problem.dtype)
+                block.step("dk")
+                dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
+        block.step("store_dkv")
+        block.store(dk, dk_j * problem.scale, j, tile.cols)
+        block.store(dv, dv_j, j, tile.cols)
+
+
+def of_queries(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    delta: HbmTensor,
+    dq: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+) -> None:
+    """dQ: a block per query head and row tile."""
+    c = m.config
+    visible = partial(problem.tiles_of_row, tile=tile)
+    tiles = problem.row_tiles(tile)
+    for block in m.launch("flash3_backward_wide_dq", rows=tiles, warps=c.warps, readers=c.consumers, walk=visible):
+        i = block.i
+        block.alloc("mbarriers", MBARRIERS)
+        for ring, stages in ((k, c.stages), (v, v_stages(problem, c.stages))):
+            block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=stages, panel=PANEL)
+        block.step("load_q")
+        q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
+        lse_i = block.fetch(lse, i, tile.rows).finite()
+        block.step("load_do")
+        do_i = block.load(dout, i, tile.rows, panel=PANEL, whole=True)
+        d_i = block.fetch(delta, i, tile.rows)
+        dq_i = block.full(tile.rows, q.cols, 0.0)
+        for j in block.walk:
+            block.step("load_k")
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, whole=True)
+            block.step("scores")
+            s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
+            block.step("load_v")
+            v_j = block.load(v, j, tile.cols, stages=v_stages(problem, c.stages), panel=PANEL, whole=True)
+            block.step("dp")
+            dp = block.matmul(do_i, v_j.T, split=("rows", "none"))
+            block.step("mask")
+            s = block.mask(s, i, j)
+            block.step("exp")
+            p = block.exp(s - lse_i)
+            block.step("ds")
+            ds = (p * (dp - d_i)).round(problem.dtype)
+            block.step("dq")
+            dq_i = block.matmul(ds, k_j, split=("rows", "none"), acc=dq_i)
+        block.step("store_dq")
+        block.store(dq, dq_i * problem.scale, i, tile.rows)
+
+
+ABOUT = {
+    "flash3_backward_wide_delta": {
+        "delta": "D, one number for each query: the sum of dO times O along its row. It stands for the softmax's own derivative.",
+    },
+    "flash3_backward_wide_dkv": {
+        "load_kv": "TMA brings a tile of keys and their values, once. Each warpgroup keeps a part of one of them in registers.",
+        "load_q": "TMA brings the next tile of queries that see any of these keys. A warp of the producer fetches their LSE.",
+        "scores": "The first warpgroup multiplies the keys by the queries: the tile of S again, transposed.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE). It goes to SRAM in float32: the second warpgroup needs it unrounded.",
+        "load_do": "TMA brings dO of the same queries, and another warp their D. The sums of dP begin at −D.",
+        "dv": "dV of these keys gains Pᵀ dO, with P straight from the registers of the first warpgroup.",
+        "dp": "dP = V dOᵀ, by the second warpgroup: how the loss depends on each probability.",
+        "ds": "dS = P (dP − D): the derivative of the softmax. P comes from SRAM, and dS stays in registers.",
+        "dk": "dK of these keys gains dSᵀ Q, with dS straight from the registers of the second warpgroup.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+    },
+    "flash3_backward_wide_dq": {
+        "load_q": "TMA brings the block's queries, once, and each lane fetches the LSE of its two rows.",
+        "load_do": "TMA brings dO of these queries, once, and each lane fetches the D of its two rows.",
+        "load_k": "TMA brings the next tile of keys that any of these queries sees.",
+        "scores": "Each warpgroup multiplies its 64 queries by the keys: the tile of S a third time.",
+        "load_v": "TMA brings the values of these keys.",
+        "dp": "dP = dO Vᵀ again. The sums begin at −D.",
+        "mask": "Set the scores that the mask hides to −∞, so that their exponential is 0.",
+        "exp": "P = exp(S − LSE): with the LSE kept, no maximum and no sum are needed.",
+        "ds": "dS = P (dP − D), which stays in registers.",
+        "dq": "dQ of these queries gains dS K. Nobody else adds to these rows.",
+        "store_dq": "Write dQ, times the scale, to HBM, for the first and only time.",
+    },
+    "flash3_backward_wide_sinks": {
+        "dsinks": "The gradient of a head's sink, which is a key whose value is 0: the sum of −P D, with P = exp(sink − LSE)."
+    },
+}
+"""What each step of each launch is for, in a sentence or two: the player's words."""
