@@ -97,7 +97,6 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
     const Shape keys_first = transposed(shape);
     const Scores scores(shape);
     const Keys full = full_tiles(keys_first, work.first_key, work.first_key + BC - 1, QUERIES);  // need no mask
-    const bool masked = scores.sign != 1 || work.first_key + BC > shape.len_kv;
 
     // step: load_kv
     mbarrier_wait(sram.k_full(), 0);
@@ -116,10 +115,10 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
       settle(s);
 
       // step: mask
-      if (masked || here.i < full.first || here.i > full.last) {
+      // Keys beyond the end don't matter: nobody stores their gradients.
+      if (scores.sign != 1 || here.i < full.first || here.i > full.last) {
         scores.flip(s);
         mask_scores(s, keys_first, lane_key, here.i * QUERIES, 2 * (opaque(lane_id()) % 4));
-        mask_rows(s, lane_key, shape.len_kv);
       }
 
       // step: exp

@@ -421,7 +421,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="one warpgroup's queries for both", old="own = 64 * (warpgroup_id() - 1)", new="own = 0",
-                check="rule",
+                check="misuse",
             ),
             KernelMutant(
                 mechanism="K held as if it lay unswizzled", file=WIDE_TILES, old="^ (row % 8)", new="", check="rule",
@@ -439,16 +439,16 @@ KERNELS = [
                 new="load_global<float>(lse + first + lane_row + 8 * half)", check="rule",
             ),
             KernelMutant(
-                mechanism="a tile that the diagonal cuts taken for full for dQ", old="min(first_row + 64, shape.len_q) - 1, BC",
-                new="first_row, BC", check="key_sets",
+                mechanism="a tile that the diagonal cuts taken for full for dQ",
+                old="j < full.first || j > full.last", new="j < full.first || j > full.last + 1", check="key_sets",
+            ),
+            KernelMutant(
+                mechanism="a tile that the diagonal cuts taken for full for dK and dV",
+                old="here.i < full.first", new="here.i + 1 < full.first", check="key_sets",
             ),
             KernelMutant(
                 mechanism="exponents of a negative scale not turned for dQ", step="mask",
                 old="j > full.last) { scores.flip(s);", new="j > full.last) {", check="rule", case="a negative scale, causal",
-            ),
-            KernelMutant(
-                mechanism="keys beyond the end seen by wide heads", step="mask", old="mask_rows(s, lane_key, shape.len_kv);",
-                new="", check="rule", case="a query less than a tile, a key more",
             ),
             KernelMutant(
                 mechanism="one query head of the group for dK and dV", file=HOPPER_SHARED,
@@ -465,7 +465,7 @@ KERNELS = [
             KernelMutant(
                 mechanism="hidden key tiles walked for dQ", file=WIDE_TILES,
                 old="visible_tiles(shape, first, min(first + BR, shape.len_q) - 1, BC)",
-                new="Keys{0, ceil_div(shape.len_kv, BC) - 1}", check="bytes", case="causal",
+                new="Keys{0, ceil_div(shape.len_kv, BC) - 1}", check="bytes", case="keys that no query sees",
             ),
         )
     ),

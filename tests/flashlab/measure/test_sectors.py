@@ -69,9 +69,9 @@ def test_where_rows_are_whole_the_counters_show_the_bytes() -> None:
     assert compared > 100
 
 
-def main(counts: Counts) -> LaunchCounts:
-    """The launch that an algorithm is called after: its boxes are the algorithm's."""
-    return next(launch for launch in counts.launches if launch.name == counts.algorithm)
+def boxed(counts: Counts) -> dict[str, LaunchCounts]:
+    """The launches that load boxes."""
+    return {launch.name: launch for launch in counts.launches if launch.boxes}
 
 
 @pytest.mark.parametrize("algorithm", [name for name, row in fl.CATALOGUE.items() if row.arch])
@@ -82,15 +82,19 @@ def test_boxes_of_a_run_are_its_bytes(algorithm: str) -> None:
     p = row.operation.fitted(
         Problem(batch=2, heads=4, kv_heads=2, len_q=150, len_kv=277, head_dim=72, dtype=dtype, causal=True)
     )
-    shapes = main(shape_run(algorithm, p, tile=(64, 64), device="h200"))
+    shapes = boxed(shape_run(algorithm, p, tile=(64, 64), device="h200"))
     arrays: dict[str, Any] = row.operation.draw(p)
-    assert main(fl.simulate(algorithm, **arrays, causal=True, tile=(64, 64)).counts).boxes == shapes.boxes
-    formula = main(count(algorithm, p, tile=(64, 64), device="h200"))
-    for name in {box.tensor for box in shapes.boxes}:
-        width = 1 if dtype == FP8 else 2
-        moved = sum(n * box.rows * box.columns * width for box, n in shapes.boxes.items() if box.tensor == name)
-        assert moved == formula.bytes("hbm.read", name)
-    assert not formula.boxes
+    data = boxed(fl.simulate(algorithm, **arrays, causal=True, tile=(64, 64)).counts)
+    assert {name: launch.boxes for name, launch in data.items()} == {
+        name: launch.boxes for name, launch in shapes.items()
+    }
+    formula = {launch.name: launch for launch in count(algorithm, p, tile=(64, 64), device="h200").launches}
+    for launch, run in shapes.items():
+        for name in {box.tensor for box in run.boxes}:
+            width = 1 if dtype == FP8 else 2
+            moved = sum(n * box.rows * box.columns * width for box, n in run.boxes.items() if box.tensor == name)
+            assert moved == formula[launch].bytes("hbm.read", name)
+        assert not formula[launch].boxes
 
 
 ODD_SHAPES = {

@@ -101,7 +101,7 @@ def test_one_order() -> None:
     [(256, "bfloat16", {"causal": True}), (192, "float16", {"window": (70, 20)}), (136, "bfloat16", {})],
 )
 def test_wide_heads(head_dim: int, dtype: DType, masks: dict[str, Any]) -> None:
-    """Rings go round more than once, and those of one V, of K in registers and in SRAM: where heads are narrow, all of it is held."""
+    """Rings go round more than once, and at head dim 256 that of V has one slot. Narrow heads hold all of K in registers."""
     p = fl.Problem(batch=1, heads=2, kv_heads=1, len_q=150, len_kv=200, head_dim=head_dim, dtype=dtype, **masks)
     arrays: dict[str, Any] = BACKWARD.draw(p, 2)
     run = fl.emulate("flash3_backward_wide", **arrays, **p.masks, device="h200")
