@@ -192,7 +192,11 @@ def sweep() -> str:
 
 def features() -> str:
     """A table of what users ask of the kernel, and what it costs."""
-    runs = result("features", "flash3"), result("features", "flash3", "soft-caps"), result("features", "flash3", "window")
+    runs = (
+        result("features", "flash3"),
+        result("features", "flash3", "soft-caps"),
+        result("features", "flash3", "window"),
+    )
     return table(*asked.table(runs)) + "".join(map(source, runs))
 
 
