@@ -15,6 +15,9 @@ using KVTile = PanelTile<BC, COLUMNS>;
 using RowTile = PanelTile<BR, COLUMNS>;  // queries of a block for dQ
 using Held = unsigned[HELD / 16][4];
 
+DEVICE void become_producer() { release_registers<24>(); }
+DEVICE void become_consumer() { claim_registers<240>(); }
+
 // SRAM of the launch for dK and dV: K | V | STAGES x (Q, dO) | STAGES x P | STAGES x (LSE, D) | mbarriers.
 struct SramOfKeys {
   static constexpr int NUMBERS = QUERIES * 4, WEIGHTS = BC * QUERIES * 4;

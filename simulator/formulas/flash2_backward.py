@@ -86,9 +86,10 @@ def count_main(book: Book, name: str, problem: Problem, tile: Tile, config: Conf
 def count_delta(book: Book, name: str, problem: Problem, rows: int = ROWS) -> None:
     """The first launch: D = rowsum(dO * O), and zeros for the sums of dQ if there are any, with so many `rows` per block."""
     p, t = problem, book.tensors
-    blocks = t["out"].heads * -(-t.get("dq_sum", t["out"]).rows // rows)
+    covered = t.get("dq_sum", t["out"])
+    blocks = t["out"].heads * -(-covered.rows // rows)
     together = book.config.heads_together if book.config else 1
-    across = 0 if t["dq_sum"].flat else rows
+    across = 0 if covered.flat else rows
     book.launch(f"{name}_delta", blocks, 4, together, along="delta", across=across)
     if not blocks:
         return

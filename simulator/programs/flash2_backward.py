@@ -72,9 +72,9 @@ def prepare(
 
     Sets `dq_sum` to 0, if atomics will add to it. A block has so many `rows`: those of a tile where the sums lie in tiles.
     """
-    delta, length = m.workspace("delta", 1, vector=True), (dq_sum or out).rows
-    across = 0 if dq_sum is not None and dq_sum.spec.flat else rows
-    for block in m.launch(f"{name}_delta", rows=-(-length // rows), warps=4, along="delta", across=across):
+    delta, covered = m.workspace("delta", 1, vector=True), dq_sum or out
+    across = 0 if covered.spec.flat else rows
+    for block in m.launch(f"{name}_delta", rows=-(-covered.rows // rows), warps=4, along="delta", across=across):
         i = block.i
         block.step("delta")
         d_i = (block.fetch(dout, i, rows) * block.fetch(out, i, rows)).sum()
