@@ -440,7 +440,7 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="a tile that the diagonal cuts taken for full for dQ",
-                old="j < full.first || j > full.last", new="j < full.first || j > full.last + 1", check="key_sets",
+                old="j < full.first || j > full.last", new="j < full.first || j > full.last + 1", check="rule",
             ),
             KernelMutant(
                 mechanism="a tile that the diagonal cuts taken for full for dK and dV",
