@@ -91,7 +91,7 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
   become_consumer();
   const int lane_key = work.first_key + warp_id() % 4 * 16 + lane_id() / 4;
   Gradient sum = {};
-  Held held;
+  Held held = {};
   unsigned rounded[QUERY_STEPS][4];
   if (warpgroup_id() == 1) {
     const Shape keys_first = transposed(shape);

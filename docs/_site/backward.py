@@ -13,7 +13,7 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
-NAME = "flash3_backward"
+NAME, WIDE = "flash3_backward", "flash3_backward_wide"
 PEERS = {
     "fa4": "FlashAttention-4", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
 }  # fmt: skip
@@ -22,9 +22,9 @@ PEERS = {
 RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic")}
 
 
-def newest(kind: str, condition: str | None = None) -> results.Result | None:
-    """The newest result of a kind that this algorithm is part of, under this condition."""
-    return results.latest(kind, ROOT / results.FOLDER, algorithm=NAME, condition=condition)
+def newest(kind: str, condition: str | None = None, *, algorithm: str = NAME) -> results.Result | None:
+    """The newest result of a kind that an algorithm is part of, under this condition."""
+    return results.latest(kind, ROOT / results.FOLDER, algorithm=algorithm, condition=condition)
 
 
 def counted(of: results.Result | None) -> str:
@@ -83,6 +83,7 @@ def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
         "timed": timed(newest("bench"), PEERS),
+        "wide": timed(newest("bench", algorithm=WIDE), {peer: PEERS[peer] for peer in PEERS if peer != "fa4"}),
         "dropped": dropped(results.latest("dropout", ROOT / results.FOLDER)),
         "control": control("mbarrier-of-a-warp"),
         "odd": odd(newest("bench", "odd")),

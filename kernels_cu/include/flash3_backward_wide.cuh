@@ -6,14 +6,16 @@ constexpr int QUERIES = BC;
 
 #include "hopper_backward.cuh"
 
-constexpr int HELD = COLUMNS < 128 ? COLUMNS : 128;  // columns of K or V that stay in registers
+// Columns of K or V that stay in registers. Of narrow heads none do: where all of an operand is held, ptxas (CUDA 12.9, 13.0)
+// gives its registers to others within the loop. `flashlab verify` found that on an H200.
+constexpr int HELD = COLUMNS < 128 ? 0 : 128;
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int V_SLOTS = COLUMNS > 192 ? 1 : STAGES;  // of the launch for dQ
 static_assert(BR == 64 * CONSUMERS && BC == 64, "a warpgroup has 64 rows of S or of its transpose");
 
 using KVTile = PanelTile<BC, COLUMNS>;
 using RowTile = PanelTile<BR, COLUMNS>;  // queries of a block for dQ
-using Held = unsigned[HELD / 16][4];
+using Held = unsigned[HELD > 0 ? HELD / 16 : 1][4];
 
 DEVICE void become_producer() { release_registers<24>(); }
 DEVICE void become_consumer() { claim_registers<240>(); }

@@ -10,7 +10,7 @@ from simulator.formulas.flash2_backward import count_delta, count_sinks
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward_wide import HELD, queries, sram_of_keys, sram_of_queries
+from simulator.programs.flash3_backward_wide import held, queries, sram_of_keys, sram_of_queries
 
 
 def flash3_backward_wide(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -40,14 +40,13 @@ def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None
     peak = sram_of_keys(p, tile, config.stages)
     book.launch("flash3_backward_wide_dkv", visits, config.warps, config.heads_together, peak, visible)
     for name, width, step in (("k", d, "scores"), ("v", dv, "dp")):
-        held = min(HELD, width)
         if visits:
             book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * side * width * es)
-            book.add("load_kv", name, sram_read=visits * side * held * es)
+            book.add("load_kv", name, sram_read=visits * side * held(width) * es)
             book.distinct(name, "read", t[name].nbytes)
             book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
             book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
-        book.add(step, name, sram_read=pairs * side * (width - held) * es)
+        book.add(step, name, sram_read=pairs * side * (width - held(width)) * es)
     for load, use, name, vector, width, products in (
         ("load_q", "exp", "q", "lse", d, ("scores", "dk")),
         ("load_do", "load_do", "dout", "delta", dv, ("dp", "dv")),

@@ -18,7 +18,12 @@ from simulator.tensors import HbmTensor
 TILE = Tile(128, 64)
 """The kernel's tile: 64 rows of S for each of two warpgroups, or 64 keys for one of them."""
 HELD = 128
-"""Columns of K_j and V_j that stay in registers while a block walks over the queries."""
+"""Columns of K_j and V_j that stay in registers while a block walks over the queries, if they have so many."""
+
+
+def held(columns: int) -> int:
+    """How many of these columns stay in registers."""
+    return HELD if columns > PANEL else 0
 
 
 def queries(tile: Tile) -> Tile:
@@ -139,7 +144,7 @@ def of_keys(
         block.step("load_kv")
         k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
         for x in (k_j, v_j):
-            block.hold(x, HELD)
+            block.hold(x, held(x.cols))
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(problem.queries_per_kv):
             for i in block.walk:

@@ -425,10 +425,11 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="K held as if it lay unswizzled", file=WIDE_TILES, old="^ (row % 8)", new="", check="rule",
+                head_dim=128,
             ),
             KernelMutant(
                 mechanism="another warp's keys held", file=WIDE_TILES, old="16 * (warp_id() % 4) + lane_id() % 16",
-                new="lane_id() % 16", check="key_order", case="aligned",
+                new="lane_id() % 16", check="key_order", case="aligned", head_dim=128,
             ),
             KernelMutant(
                 mechanism="D added to dP for dQ", old="-own_delta[e / 2]", new="own_delta[e / 2]", check="equal_keys",
