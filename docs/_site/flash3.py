@@ -34,6 +34,8 @@ RESULTS = ROOT / results.FOLDER
 PAGE = ROOT / "docs" / "flash3.md"
 PICTURES = ROOT / "docs" / "pictures"
 DEVICE = "h200"
+OTHER_DEVICE = "h100"
+"""The GPU of a check beside."""
 
 BELOW = {name: str(get(name).follows) for name in ladder("flash3", "flash3_1")}
 """Each rung, with the rung below it."""
@@ -46,9 +48,9 @@ Speeds = Mapping[tuple[str, int, bool, int], Row]
 """Rows of a benchmark by kernel, head dim, mask and length."""
 
 
-def result(kind: str, algorithm: str | None, condition: str | None = None) -> results.Result:
-    """The newest result of a kind on this page's device. Raises `FileNotFoundError` without one."""
-    found = results.latest(kind, RESULTS, algorithm=algorithm, device=DEVICE, condition=condition)
+def result(kind: str, algorithm: str | None, condition: str | None = None, *, device: str = DEVICE) -> results.Result:
+    """The newest result of a kind on a device. Raises `FileNotFoundError` without one."""
+    found = results.latest(kind, RESULTS, algorithm=algorithm, device=device, condition=condition)
     if found is None:
         raise FileNotFoundError(f"no {kind} of {algorithm or 'anything'} in {results.FOLDER}")
     return found
@@ -172,6 +174,25 @@ def odd() -> str:
     header = ["batch × (heads, KV heads) × queries × keys", "dtype", "head dim", "mask", "flash3, TFLOP/s"]
     header += [*(f"× {OTHERS[peer]}" for peer in names), *(["MHz"] if clocked else [])]
     return table(header, rows, left=4) + remarks(of) + source(of)
+
+
+def elsewhere() -> str:
+    """A list of what was found on another GPU: how fast beside others' kernels, and what the checks said."""
+    lines = list[str]()
+    for condition, what in (None, "the {} cells of the table above"), ("odd", "the {} cells that a seed drew"):
+        of = result("bench", "flash3", condition, device=OTHER_DEVICE)
+        timed = {peer: [row["ratio"] for row in of.data["rows"] if row["peer"] == peer] for peer in others(of)}
+        said = ", ".join(
+            f"{min(ratios):.2f} to {max(ratios):.2f} × as fast as {OTHERS[peer]} (median {statistics.median(ratios):.2f} ×, "
+            f"{len(ratios)} cells)"
+            for peer, ratios in timed.items()
+        )
+        number = sum(row["peer"] is None for row in of.data["rows"])
+        lines.append(f"- In {what.format(number)}: {said}. {link(of)}")
+    found = [result("verify", "flash3", dtype, device=OTHER_DEVICE) for dtype in ("float16", "bfloat16")]
+    found += [result(kind, "flash3", device=OTHER_DEVICE) for kind in ("counters", "sanitizers")]
+    lines += [f"- {kinds.claim(each)}: {link(each)}" for each in found]
+    return "".join(prose(line, "  ") for line in lines)
 
 
 def sweep() -> str:
@@ -369,7 +390,7 @@ def beside() -> str:
 
 
 BLOCKS = {"summary": summary, "ladder": ladder, **{name: lambda name=name: rung(name) for name in BELOW},
-          "peers": peers, "odd": odd, "sweep": sweep, "features": features,
+          "peers": peers, "odd": odd, "elsewhere": elsewhere, "sweep": sweep, "features": features,
           "fp8": fp8, "beside": beside, "verified": verified, "links": links,
           **{name: functools.partial(bound, name) for name in BINDS}}  # fmt: skip
 """What writes each block, by the name in the page's marks."""

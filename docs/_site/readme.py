@@ -35,6 +35,8 @@ LESSONS = {
 """The notebook that walks through each algorithm."""
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
 """The fastest kernels of others, by their names in a benchmark."""
+DEVICE = "h200"
+"""The device of the table of speeds and of the matrix."""
 DIMS, MASKS, LENGTH = (64, 128, 256), (False, True), 16384
 
 Found = Path | results.Result | None
@@ -43,7 +45,7 @@ Found = Path | results.Result | None
 @functools.cache
 def measured(kind: str) -> list[results.Result]:
     """The results of a kind, oldest first."""
-    return results.find(ROOT / results.FOLDER, kind=kind)
+    return results.find(ROOT / results.FOLDER, kind=kind, device=DEVICE)
 
 
 def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
@@ -147,7 +149,7 @@ def link(found: Path | results.Result) -> str:
 
 def speed() -> str:
     """A table of flash3 at 16k tokens beside the fastest peers that its newest run timed."""
-    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3")
+    of = results.latest("bench", ROOT / results.FOLDER, algorithm="flash3", device=DEVICE)
     if of is None:
         return "No speed has been measured yet.\n"
     timed = of.data["rows"]
