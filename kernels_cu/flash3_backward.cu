@@ -6,6 +6,8 @@
 //
 // The launches are those of flash2_backward, and so is a piece of work: BC keys of a KV head, against the query tiles that see them,
 // of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
+// Where there are fewer key tiles than SMs, blocks take those heads in PARTS. Then each writes what its part gives dK and dV, in
+// float32, and a launch of its own adds the parts up in their order. So each run gives the same bits.
 // It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
@@ -296,12 +298,17 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     release(sram.kv_empty());
 
     // step: store_dkv
-    const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
+    if constexpr (PARTS > 1) {
+      store_part(dk, shape, own, work.part(shape), origin.key + lane_key, lane_key, dk_sum);
+      store_part(dv, shape, own, work.part(shape), origin.key + lane_key, lane_key, dv_sum);
+    } else {
+      const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
-      store_row(row_address(dk, batch, head, origin.key + key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
-      store_row(row_address(dv, batch, head, origin.key + key), dv_sum, half, of_kept(1, shape.kept), bytes);
+      for (int half = 0; half < 2; ++half) {
+        const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
+        store_row(row_address(dk, batch, head, origin.key + key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
+        store_row(row_address(dv, batch, head, origin.key + key), dv_sum, half, of_kept(1, shape.kept), bytes);
+      }
     }
 
     // step: load_kv (which keys are next)
@@ -333,6 +340,19 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, co
     }
   }
 }
+
+#if PARTS > 1
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash3_backward_parts(const Tensor dk_parts, const Tensor dv_parts, const Tensor dk, const Tensor dv, const Shape shape) {
+  Shape keys = transposed(shape);
+  keys.heads = shape.kv_heads;
+  const Rows rows = rows_of<PART_ROWS>(keys);
+
+  // step: add_parts
+  add_parts(dk_parts, dk, shape, rows, of_kept(shape.scale, shape.kept));
+  add_parts(dv_parts, dv, shape, rows, of_kept(1, shape.kept));
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(32)
 flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,

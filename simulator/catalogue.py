@@ -105,7 +105,8 @@ class Kernel:
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. It is launched if `when(problem)`. If it `waits`, its blocks read again and again how far others are. `language` is
+    tiles. It is launched if `when(problem)`; with `parts`, only where a configuration takes heads in parts, or only where it
+    doesn't. If it `waits`, its blocks read again and again how far others are. `language` is
     "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
     """
 
@@ -118,6 +119,7 @@ class Kernel:
     language: str = "cuda"
     when: Callable[[Problem], bool] = always
     waits: bool = False
+    parts: bool | None = None
 
     def settles(self, what: str) -> bool:
         """Does its source settle a count, such as "sram.read"? In Triton the compiler decides all but HBM's bytes.
@@ -161,15 +163,16 @@ class Algorithm:
         """The dtypes that its kernels take."""
         return self.support.dtypes
 
-    def launched(self, problem: Problem) -> tuple[Kernel, ...]:
-        """Those of its kernels that a problem takes, in the order of their launches.
+    def launched(self, problem: Problem, config: Config | None = None) -> tuple[Kernel, ...]:
+        """Those of its kernels that a problem takes, in the order of their launches; without a `config`, of any.
 
         >>> import flashlab as fl
         >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", mask="dense")
         >>> [kernel.entry for kernel in fl.CATALOGUE["flash2"].launched(p)]
         ['pack_mask', 'flash2']
         """
-        return tuple(kernel for kernel in self.kernels if kernel.when(problem))
+        forms = (None, True, False) if config is None else (None, config.parts > 1)
+        return tuple(kernel for kernel in self.kernels if kernel.when(problem) and kernel.parts in forms)
 
     @property
     def language(self) -> str | None:
@@ -228,6 +231,7 @@ _SINKS = Kernel(
     "flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), when=lambda p: p.sinks
 )
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
+_PARTS = ("dk_parts", "dv_parts")
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
@@ -389,10 +393,12 @@ CATALOGUE = {
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
             (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q"),
                     arch="sm_90a"),
-             Kernel("flash3_backward", "flash3_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state", "drawn"),
-                    (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a", persistent=True),
+             *(Kernel("flash3_backward", "flash3_backward",
+                      ("q", "k", "v", "lse", "dout", "delta", "dq_sum", *sums, *_OFFSETS, "rng_state", "drawn"),
+                      (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a", persistent=True, parts=parts)
+               for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))),
              Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch="sm_90a"),
+             Kernel("flash3_backward", "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch="sm_90a", parts=True),
              Kernel("flash3_backward", "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), arch="sm_90a",
                     when=lambda p: p.sinks)),
             Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,

@@ -55,6 +55,11 @@ class Config:
         Tile.parse(self.tile)  # 64.0 rows would fail somewhere inside
 
     @property
+    def parts(self) -> int:
+        """In how many parts a backward pass takes the query heads of a group: a block has one key tile and one part."""
+        return dict(self.constants).get("PARTS", 1)
+
+    @property
     def readers(self) -> int:
         """How many read an operand that is not split: the warpgroups that multiply, or else the warps."""
         return self.consumers or self.warps

@@ -166,9 +166,9 @@ def _launch(
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
     for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
         if name and looks:
-            ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * asking
+            ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * total.cols * asking
             distinct[name, "read"] = _NUMBER * seen
-    blocks = heads * sum(room)
+    blocks = heads * sum(room) * total.cols
     for entry, n in total.ledger.items():
         if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
             told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
@@ -202,6 +202,6 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
 
 def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:
     """A launch whose blocks have rows of any sequences: all move what their rows need, and compute alike."""
-    p = problem
-    blocks = p.batch * p.heads * -(-p.len_q // total.across)
+    heads, rows = getattr(problem, _SIDES[total.along].heads), problem.len_kv if total.along == "len_kv" else problem.len_q
+    blocks = problem.batch * heads * -(-rows // total.across)
     return replace(total, blocks=blocks, flops_other=total.flops_other * blocks // max(1, total.blocks), walk=None)

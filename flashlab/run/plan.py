@@ -216,7 +216,7 @@ class Plan:
         self._shape = abi.shape_struct(problem, config.heads_together)
         self._launches = [
             _LAUNCHES[kernel.language](kernel, self.counts, launch, arch)
-            for launch, kernel in zip(self.counts.launches, row.launched(problem), strict=True)
+            for launch, kernel in zip(self.counts.launches, row.launched(problem, config), strict=True)
             if launch.blocks
         ]
         self._left_out = {

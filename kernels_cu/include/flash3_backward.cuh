@@ -9,6 +9,7 @@ constexpr int QUERIES = BR;
 #include "philox.cuh"
 
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
+constexpr int PART_ROWS = 16;       // of a block of the launch that adds up parts
 // Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own.
 constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64;
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
@@ -101,7 +102,7 @@ struct Agenda {
   Work work = RAGGED ? Work{} : work_of(blockIdx.x, origin);
   unsigned parity = 0;  // of this round, of K and V, too
 
-  DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads - 1; }
+  DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads * PARTS - 1; }
   DEVICE Work work_of(int number, Origin& own) const { return number > last() ? Work{} : key_tile(shape, offsets, number, own); }
 
   // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile (or place), so the
@@ -220,4 +221,38 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
   for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+}
+
+// dK or dV of a part's heads, float32 and without a factor, in rows. `row` is that of this lane's first key, `key`.
+DEVICE void store_part(const Tensor& parts, const Shape& shape, const Shape& own, int part, int row, int key, const Gradient& sum) {
+  const int batch = part / (shape.kv_heads * PARTS), below = lane_id() % 2 * 8;  // odd lanes have a row 8 further down
+  char* const at = row_address(parts, batch, part - batch * shape.kv_heads * PARTS, row + below);
+  const int columns = key + below < own.len_kv ? round_up(shape.head_dim, 4) : 0;
+#pragma unroll
+  for (int n = 0; n < COLUMNS / 8; ++n) {
+    const int column = 8 * n + lane_id() % 4 / 2 * 4;
+    const float4 four = four_columns(sum[n]);
+    if (column < columns) store_global(at + column * 4, four);
+  }
+}
+
+// So many rows of dK or dV: the sum over the parts, in their order, times `factor`.
+DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& shape, const Rows& rows, float factor) {
+  constexpr int LANES = lanes_for(HEAD_DIM / 4);
+  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+  for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
+    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
+      float4 x[PARTS];
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {  // all are on their way before one is needed
+        x[part] = make_float4(0, 0, 0, 0);
+        const char* const from = row_address(parts, rows.batch, rows.head * PARTS + part, row);
+        if (column < shape.head_dim) x[part] = load_global<float4>(from + column * 4);
+      }
+      float4 sum = x[0];
+#pragma unroll
+      for (int part = 1; part < PARTS; ++part)
+        sum = make_float4(sum.x + x[part].x, sum.y + x[part].y, sum.z + x[part].z, sum.w + x[part].w);
+      store_elements(row_address(gradient, rows.batch, rows.head, row) + column * ELEMENT_BYTES, times(sum, factor));
+    }
 }

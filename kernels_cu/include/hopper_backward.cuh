@@ -11,6 +11,10 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
+#ifndef PARTS
+#define PARTS 1  // in which blocks take the query heads of a group
+#endif
+
 constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
 constexpr int QUERY_STEPS = QUERIES / 16;
 
@@ -36,16 +40,20 @@ struct Visit {
   }
 };
 
-// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head. `end` is 0 if no key
-// tile is left.
+// Query heads that a block has: those that share a KV head, or a part of them.
+DEVICE int members_of(const Shape& shape) { return shape.heads / shape.kv_heads / PARTS; }
+
+// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head, or a part of them. `end`
+// is 0 if no key tile is left.
 struct alignas(16) Work {
   int first_key, end;
   Keys tiles;
 
   DEVICE bool left(Visit at) const { return at.head < end; }
   DEVICE bool seen() const { return tiles.first <= tiles.last; }
-  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - shape.heads / shape.kv_heads : end, tiles.first}; }
+  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - members_of(shape) : end, tiles.first}; }
   DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
+  DEVICE int part(const Shape& shape) const { return (end - 1) / members_of(shape); }  // among those of all KV heads
 };
 
 // The sequence of a ragged batch that a key tile is of. Its keys are numbered as the queries that they are aligned with (sequences.cuh):
@@ -77,11 +85,11 @@ DEVICE int first_key_at(const Shape& shape, const Offsets& offsets, int place, O
 
 // The key tile of a number, and its sequence. The first of each head come first: under a causal mask most queries see them. The KV
 // heads of a group run side by side before the next ones start, so that what their blocks share (Q and dO, above all) stays in the
-// L2. Of an empty place, and behind the last, `end` is 0.
+// L2. Of an empty place, and behind the last, `end` is 0. Where heads are taken in parts, each part counts as a KV head here.
 DEVICE Work key_tile(const Shape& shape, const Offsets& offsets, int number, Origin& own) {
-  const int members = shape.heads / shape.kv_heads, group = shape.group / members;
+  const int members = members_of(shape), group = shape.group / members;
   const int first_head = number / (group * key_tiles(shape)) * group;  // of the group
-  const int heads = min(group, shape.batch * shape.kv_heads - first_head), place = number - first_head * key_tiles(shape);
+  const int heads = min(group, shape.batch * shape.kv_heads * PARTS - first_head), place = number - first_head * key_tiles(shape);
   const int first_key = RAGGED ? first_key_at(shape, offsets, place / heads, own) : place / heads * BC;
   const Shape keys_first = transposed(own.alone(shape));
   if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place
