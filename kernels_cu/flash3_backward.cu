@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
                 const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
-                const Shape shape) {
+                unsigned* turns, const Shape shape) {
   const Sram sram;
   open(sram);
   Agenda agenda{shape, sram, {offsets_q, offsets_kv}};
@@ -129,13 +129,20 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: load_kv (which keys)
       agenda.begin();
       while (work.end > 0) {
+        Added added{{turns, shape}, work};
         for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
           // step: load_do (producer: D, below which the sums of dP begin)
           const Numbers numbers(delta, shape, origin, at, 0);
           mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
           numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
           release(sram.do_full(ring.slot));
+
+          // step: dq (producer: of a tile before, all has been added when its slot is free)
+          if constexpr (IN_TURN) added.pass();
         }
+
+        // step: dq (producer: of the last ones, too)
+        if constexpr (IN_TURN) added.pass_last(sram, ring);
 
         // step: load_kv (which keys are next)
         agenda.take();
@@ -144,6 +151,17 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     if (warp_id() == 3 && lane_id() == 0) {
       // step: load_kv (producer: tells which keys are next, ahead)
       agenda.tell(drawn);
+      if constexpr (IN_TURN) {
+        ring.advance();
+        const Turns all{turns, shape};
+        int side = 0;
+        for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance(), side ^= 1) {
+          // step: dq (producer: waits for this block's turn, once all warps know of the turn before the last)
+          mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+          all.wait(at, work.first_key / BC);
+          mbarrier_arrive(sram.turn(side));
+        }
+      }
     }
     return;
   }
@@ -277,6 +295,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: dq (of the tile before: add it to HBM)
       wgmma_wait<2>();
       settle(dq);
+      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
       add_gradient(dq_sum, before, dq, consumer);
 
       // step: dk (done)
@@ -291,6 +310,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
       wgmma_wait<0>();
       settle(dq);
+      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
       add_gradient(dq_sum, before, dq, consumer);
     }
 

@@ -16,6 +16,7 @@ from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash2_backward_deterministic as flash2_backward_deterministic_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
+from simulator.formulas import flash3_backward_deterministic as flash3_backward_deterministic_formula
 from simulator.formulas import flash3_backward_wide as flash3_backward_wide_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
@@ -41,6 +42,7 @@ from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash2_backward_deterministic as flash2_backward_deterministic_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
+from simulator.programs import flash3_backward_deterministic as flash3_backward_deterministic_program
 from simulator.programs import flash3_backward_wide as flash3_backward_wide_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
 from simulator.programs import flash_decoding as flash_decoding_program
@@ -65,6 +67,7 @@ from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
+from simulator.programs.flash3_backward_deterministic import flash3_backward_deterministic
 from simulator.programs.flash3_backward_wide import flash3_backward_wide
 from simulator.programs.flash3_fp8 import flash3_fp8
 from simulator.programs.flash_decoding import flash_decoding
@@ -246,6 +249,10 @@ _LATENT = Support(
     tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
 )  # fmt: skip
 _LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
+_HOPPER_BACKWARD = Support(
+    dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
+    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward",
+)  # fmt: skip
 _TRITON = Support(
     least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
@@ -256,6 +263,25 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
+
+
+def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
+    """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
+    file, arch = "flash3_backward", "sm_90a"
+    main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum"), (*_OFFSETS, "rng_state", "drawn", "turns")
+    boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
+    return (
+        Kernel(file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q"), arch=arch),
+        *(
+            Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
+            for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))
+        ),
+        Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
+        Kernel(file, "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch=arch, parts=True),
+        Kernel(
+            file, "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), arch=arch, when=lambda p: p.sinks
+        ),
+    )
 
 
 CATALOGUE = {
@@ -391,19 +417,14 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
-            (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q"),
-                    arch="sm_90a"),
-             *(Kernel("flash3_backward", "flash3_backward",
-                      ("q", "k", "v", "lse", "dout", "delta", "dq_sum", *sums, *_OFFSETS, "rng_state", "drawn"),
-                      (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a", persistent=True, parts=parts)
-               for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))),
-             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch="sm_90a"),
-             Kernel("flash3_backward", "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch="sm_90a", parts=True),
-             Kernel("flash3_backward", "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), arch="sm_90a",
-                    when=lambda p: p.sinks)),
-            Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
-                    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
+            _hopper_backward(), _HOPPER_BACKWARD,
             flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
+        ),
+        Algorithm(
+            "flash3_backward_deterministic", flash3_backward_deterministic,
+            flash3_backward_deterministic_formula.flash3_backward_deterministic, None, _hopper_backward(waits=True),
+            replace(_HOPPER_BACKWARD, masks=(*COMMON_MASKS, "sinks", "dropout", "dlse"), instead="flash2_backward_deterministic"),
+            flash3_backward_deterministic_program.ABOUT, "flash3_backward",
         ),
         Algorithm(
             "flash3_backward_wide", flash3_backward_wide, flash3_backward_wide_formula.flash3_backward_wide, None,

@@ -10,8 +10,11 @@ constexpr int QUERIES = BR;
 
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
 constexpr int PART_ROWS = 16;       // of a block of the launch that adds up parts
-// Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own.
-constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64;
+// Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own. So has each where blocks
+// take turns.
+constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64 || IN_TURN;
+constexpr bool TOLD = RAGGED || IN_TURN;  // a block is told its first key tile, too
+static_assert(!(RAGGED && IN_TURN), "sequences have no turns here");
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
 static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
@@ -22,7 +25,7 @@ using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpg
 
 // SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers | what is next.
 struct Sram {
-  static constexpr int MBARRIERS = 16, NUMBERS = BR * 4, WORK = RAGGED ? 32 : 16;
+  static constexpr int MBARRIERS = IN_TURN ? 24 : 16, NUMBERS = BR * 4, WORK = RAGGED ? 32 : 16;
   unsigned base = sram_base();
 
   DEVICE KVTile k() const { return {base}; }
@@ -48,8 +51,11 @@ struct Sram {
   DEVICE unsigned work_full() const { return mbarrier(4 + 4 * STAGES); }
   DEVICE unsigned work_empty() const { return mbarrier(5 + 4 * STAGES); }
   DEVICE unsigned work() const { return mbarrier(MBARRIERS - 2); }
+
+  // That it is this block's turn to add a tile of dQ: two neighbours have two of them.
+  DEVICE unsigned turn(int side) const { return mbarrier(6 + 4 * STAGES + side); }
 };
-static_assert(6 + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
+static_assert(6 + 2 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
 // The block's named barriers, beside barrier().
 enum NamedBarrier { CLEARED = 1 };
@@ -69,7 +75,10 @@ DEVICE void open(const Sram& sram) {
     mbarrier_init(sram.kv_empty(), 4 * CONSUMERS);
     mbarrier_init(sram.work_full(), 1);
     mbarrier_init(sram.work_empty(), 4 * CONSUMERS + 3);
-    for (int side = 0; side < 2; ++side) mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
+    for (int side = 0; side < 2; ++side) {
+      mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
+      if (IN_TURN) mbarrier_init(sram.turn(side), 1);
+    }
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(sram.q_full(slot), 2);
       mbarrier_init(sram.do_full(slot), 2);
@@ -90,7 +99,8 @@ DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
 //
 // In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
-// sequence, and not all warps.
+// sequence, and not all warps. So it does where blocks take turns. There each block draws its key tile: whoever has a lower number
+// has begun, and blocks wait for lower numbers only, so nothing hangs.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.
@@ -99,7 +109,7 @@ struct Agenda {
   const Sram& sram;
   Offsets offsets;
   Origin origin = {};
-  Work work = RAGGED ? Work{} : work_of(blockIdx.x, origin);
+  Work work = TOLD ? Work{} : work_of(blockIdx.x, origin);
   unsigned parity = 0;  // of this round, of K and V, too
 
   DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads * PARTS - 1; }
@@ -120,6 +130,11 @@ struct Agenda {
         if (ONE_TILE || number > last()) return;
         parity ^= 1;
       }
+    } else if constexpr (IN_TURN) {
+      work = work_of(draw_from(counter, last()), origin);
+      mbarrier_wait(sram.work_empty(), parity ^ 1);
+      store_shared(sram.work(), work);
+      mbarrier_arrive(sram.work_full());
     } else if constexpr (!ONE_TILE) {
       for (int number = blockIdx.x; number <= last(); parity ^= 1) {
         mbarrier_wait(sram.work_empty(), parity ^ 1);
@@ -144,7 +159,7 @@ struct Agenda {
 
   // Hears of the first key tile, where that is told.
   DEVICE void begin() {
-    if constexpr (RAGGED) hear(0);
+    if constexpr (TOLD) hear(0);
   }
 
   // Goes on to what was told.
@@ -160,6 +175,52 @@ struct Agenda {
 
 // A tile's number among those of all heads. `first` is that of its sequence's first tile.
 DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
+
+// The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says how many
+// have. One thread of the producer waits for this block's turn, and another one passes it on, so that no warp that multiplies waits
+// for HBM.
+struct Turns {
+  unsigned* counters;
+  const Shape& shape;
+
+  DEVICE unsigned* counter(Visit at) const { return counters + static_cast<long long>(at.head) * shape.len_q + at.i * BR; }
+  DEVICE Keys key_tiles(Visit at) const {  // that these queries see
+    return visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC);
+  }
+  DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile - key_tiles(at).first); }
+  DEVICE void pass(Visit at) const {
+    const Keys seen = key_tiles(at);
+    count_up(counter(at), seen.last - seen.first);
+  }
+};
+
+// Passes on the turns of a block's tiles, in order. The warp that loads D does so: it waits for a slot of dO until the tile that had
+// it is done, and before that, all warps have added the dQ of the tile before.
+struct Added {
+  Turns turns;
+  const Work& work;
+  Visit next = work.first(turns.shape);
+  int early = STAGES + 1;  // so many slots were free before a tile of dQ had been added
+
+  DEVICE void pass() {
+    if (early > 0) {
+      --early;
+      return;
+    }
+    if (lane_id() == 0) turns.pass(next);
+    next.advance(work.tiles);
+  }
+
+  DEVICE void pass_last(const Sram& sram, Ring ring) {
+    if (!work.seen()) return;
+    for (int slot = 0; slot < STAGES; ++slot, ring.advance()) {
+      mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+      pass();
+    }
+    mbarrier_wait(sram.kv_empty(), 0);
+    pass();
+  }
+};
 
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
@@ -220,7 +281,13 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
   const SumTile sums(dq_sum, tile, consumer / ASIDE * 64 + warp_id() % 4 * 16);
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
-  for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+  for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) {
+    const float4 part = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+    if constexpr (IN_TURN)
+      add_in_turn(first + 32 * n, part);
+    else
+      add_global(first + 32 * n, part);
+  }
 }
 
 // dK or dV of a part's heads, float32 and without a factor, in rows. `row` is that of this lane's first key, `key`.

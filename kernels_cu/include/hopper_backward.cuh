@@ -14,6 +14,9 @@
 #ifndef PARTS
 #define PARTS 1  // in which blocks take the query heads of a group
 #endif
+#ifndef IN_TURN
+#define IN_TURN 0  // do blocks add to dQ in the order of their key tiles?
+#endif
 
 constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
 constexpr int QUERY_STEPS = QUERIES / 16;
@@ -31,12 +34,18 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
     tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
 }
 
-// A tile of queries of one of the group's heads, which is numbered among those of all batches.
+// A tile of queries of one of the group's heads, which is numbered among those of all batches. A block visits them from the first to
+// the last. But blocks that take turns go from the last to the first: under a causal mask all of them see the last queries, so they
+// begin together, and nobody waits for another to walk a long way.
 struct Visit {
   int head, i;
 
   DEVICE void advance(Keys tiles) {
-    if (++i > tiles.last) ++head, i = tiles.first;
+    if constexpr (IN_TURN) {
+      if (--i < tiles.first) ++head, i = tiles.last;
+    } else {
+      if (++i > tiles.last) ++head, i = tiles.first;
+    }
   }
 };
 
@@ -51,7 +60,7 @@ struct alignas(16) Work {
 
   DEVICE bool left(Visit at) const { return at.head < end; }
   DEVICE bool seen() const { return tiles.first <= tiles.last; }
-  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - members_of(shape) : end, tiles.first}; }
+  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - members_of(shape) : end, IN_TURN ? tiles.last : tiles.first}; }
   DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
   DEVICE int part(const Shape& shape) const { return (end - 1) / members_of(shape); }  // among those of all KV heads
 };

@@ -9,7 +9,7 @@ from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
 from simulator.formulas.flash2_backward import ROWS, count_convert, count_delta, count_sinks
 from simulator.formulas.flash3 import count_counter
-from simulator.formulas.walk import walk
+from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.flash3_backward import listeners, sram_bytes, warpgroups, work_bytes
@@ -22,6 +22,12 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     a group's heads, each loads the keys, and its sums of dK and dV pass through HBM.
     """
     del lse
+    count_main(book, problem, tile, config)
+    count_after(book, problem, tile, config)
+
+
+def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_turn: bool = False) -> Walk:
+    """The workspaces, the first launch and the main one. Returns what the main one's key tiles visit."""
     p, es, t = problem, problem.itemsize, book.tensors
     above, across = warpgroups(tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
@@ -41,7 +47,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     of_dq = round_up(tile.rows, PANEL)  # rows of dQ, which dS's panels have as columns
     pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys * parts, config.readers
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    peak = sram_bytes(p, tile, config.stages)
+    peak = sram_bytes(p, tile, config.stages, in_turn=in_turn)
     together, alike = config.heads_together, visible if parts == 1 else None
     book.launch("flash3_backward", visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
     count_counter(book, config, visits, "load_kv")
@@ -94,9 +100,14 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         + (parts == 1) * visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
+    return seen
+
+
+def count_after(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
+    """The launches after the main one."""
     count_convert(book, "flash3_backward", tile.rows)
-    count_parts(book, p, config)
-    count_sinks(book, "flash3_backward", p)
+    count_parts(book, problem, config)
+    count_sinks(book, "flash3_backward", problem)
 
 
 def count_parts(book: Book, problem: Problem, config: Config) -> None:

@@ -13,7 +13,7 @@ from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.flash2_backward import ROWS, about, convert, prepare, sink_gradient
+from simulator.programs.flash2_backward import ROWS, Turns, about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL, counter, triangular
 from simulator.tensors import HbmTensor
 
@@ -46,17 +46,17 @@ def listeners(config: Config) -> int:
     return 4 * config.consumers + 3
 
 
-def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+def sram_bytes(problem: Problem, tile: Tile, stages: int, *, in_turn: bool = False) -> int:
     """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i with LSE and D, two buffers of dS, the mbarriers."""
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
-    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem))
+    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem, in_turn=in_turn))
 
 
-def mbarriers(problem: Problem) -> int:
-    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room."""
-    return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16)
+def mbarriers(problem: Problem, *, in_turn: bool = False) -> int:
+    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room, but for turns."""
+    return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16) + 16 * in_turn
 
 
 def choose_tile(problem: Problem) -> Tile:
@@ -109,26 +109,28 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     return best if seconds(best) <= WORTH * seconds(1) else 1
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+def configure(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, in_turn: bool = False
+) -> Config:
     """A producer and a warpgroup per 64 keys, with two stages of Q and dO, or one if two don't fit.
 
-    Raises `SramOverflow` if no configuration fits.
+    Blocks that add to dQ `in_turn` draw one key tile each, so that each waits only for blocks that have begun. Raises `SramOverflow` if no configuration fits.
     """
     chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
     # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
     smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
     candidates = [(chosen, 2), (chosen, 1), *smaller]
     for chosen, stages in candidates:
-        needed = sram_bytes(problem, chosen, stages)
+        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
         if needed <= device.sram_per_block:
             break
     else:
         chosen, stages = candidates[-1]
-        needed = sram_bytes(problem, chosen, stages)
+        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
     consumers = max(1, chosen.cols // KEYS)
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
-    persistent = not problem.dropout and problem.head_dim <= PANEL
+    persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
     parts = choose_parts(problem, device, chosen)
     return Config(
         tile=chosen,
@@ -137,10 +139,10 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         consumers=consumers,
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
-        constants=(*([("PARTS", parts)] if parts > 1 else []), *features(problem)),
+        constants=(*([("IN_TURN", 1)] if in_turn else []), *([("PARTS", parts)] if parts > 1 else []), *features(problem)),
         persistent=persistent,
-        dynamic=persistent and (triangular(problem) or len(set(problem.sequences)) > 1),
-        told=persistent or problem.lengths is not None,
+        dynamic=in_turn or (persistent and (triangular(problem) or len(set(problem.sequences)) > 1)),
+        told=in_turn or persistent or problem.lengths is not None,
     )
 
 
@@ -169,6 +171,22 @@ def flash3_backward(
     Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
     and dV.
     """
+    return backward(m, q, k, v, out, lse, dout, problem, tile)
+
+
+def backward(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+    order: type[Turns] = Turns,
+) -> tuple[HbmTensor, ...]:
+    """`flash3_backward`, with blocks that add to dQ in an order."""
     c, ragged = m.config, problem.lengths is not None
     members = problem.queries_per_kv // c.parts
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
@@ -178,7 +196,7 @@ def flash3_backward(
     if c.parts > 1:
         axes = {"parts": c.parts}
         sums = tuple(m.workspace(f"{x.name}_parts", x.cols, rows=x.rows, of=x, axes=axes) for x in (dk, dv))
-    drawn = counter(m)
+    drawn, turns = counter(m), order(m, k, problem, tile)
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
@@ -195,7 +213,7 @@ def flash3_backward(
         j = block.i
         ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype, copies=2, panel=PANEL)
         lse_shared, d_shared = (block.alloc(name, c.stages * tile.rows) for name in ("lse", "delta"))
-        block.alloc("mbarriers", mbarriers(problem))
+        block.alloc("mbarriers", mbarriers(problem, in_turn=order is not Turns))
         for ring in (q, dout):
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
@@ -207,7 +225,7 @@ def flash3_backward(
         read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
         for g in range(block.j * members, (block.j + 1) * members):
-            for i in block.walk:
+            for i in turns.walk(block.walk):
                 block.step("load_q")
                 q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
@@ -234,7 +252,7 @@ def flash3_backward(
                 dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
                 block.step("dq")
                 dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
-                block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
+                turns.add(block, dq_sum, dq_i, i, tile.rows, g)
         block.step("store_dkv")
         if c.parts > 1:
             for x, x_j in zip(sums, (dk_j, dv_j), strict=True):
