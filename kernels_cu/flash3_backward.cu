@@ -49,7 +49,7 @@ DEVICE Rows rows_of_tile(const Shape& shape, const int* offsets_q) {
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
-                      const Shape shape) {
+                      unsigned* turns, const Shape shape) {
   // step: delta (of which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
@@ -60,6 +60,8 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   // step: zero_dq
   const SumTile sums(dq_sum, tile_of(shape, rows), 0);
   for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.begin + i, make_float4(0, 0, 0, 0));
+  if constexpr (IN_TURN)
+    if (threadIdx.x == 0) Turns{turns, shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -176,22 +176,19 @@ struct Agenda {
 // A tile's number among those of all heads. `first` is that of its sequence's first tile.
 DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
 
-// The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says how many
-// have. One thread of the producer waits for this block's turn, and another one passes it on, so that no warp that multiplies waits
-// for HBM.
+// The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says whose turn it
+// is. The first launch has set it to the first key tile that these queries see. One thread of the producer waits for this block's
+// turn, and another one passes it on, so that no warp that multiplies waits for HBM.
 struct Turns {
   unsigned* counters;
   const Shape& shape;
 
   DEVICE unsigned* counter(Visit at) const { return counters + static_cast<long long>(at.head) * shape.len_q + at.i * BR; }
-  DEVICE Keys key_tiles(Visit at) const {  // that these queries see
-    return visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC);
+  DEVICE void begin(Visit at) const {
+    store_global<int>(counter(at), visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC).first);
   }
-  DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile - key_tiles(at).first); }
-  DEVICE void pass(Visit at) const {
-    const Keys seen = key_tiles(at);
-    count_up(counter(at), seen.last - seen.first);
-  }
+  DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile); }
+  DEVICE void pass(Visit at) const { count_up(counter(at), ~0u); }
 };
 
 // Passes on the turns of a block's tiles, in order. The warp that loads D does so: it waits for a slot of dO until the tile that had

@@ -20,6 +20,7 @@ def flash2_backward_deterministic(book: Book, problem: Problem, tile: Tile, conf
     count_before(book, p)
     book.tensor(Spec("drawn", kv_heads, 1, 1, "int32", "workspace", vector=True, zeros=True))
     book.tensor(Spec("number", kv_heads, p.len_kv, 1, "int32", "workspace", vector=True))
+    book.tensor(Spec("turns", p.batch * p.heads, p.len_q, 1, "int32", "workspace", vector=True, zeros=True))
     seen = count_main(book, "flash2_backward_deterministic", p, tile, config)
     blocks = kv_heads * keys
     book.add("draw", "drawn", hbm_atomic=4 * blocks)
@@ -36,7 +37,6 @@ def count_turns(book: Book, problem: Problem, tile: Tile, seen: Walk) -> None:
     """What the main launch reads and counts up in front of its additions and behind them. `seen` is what its key tiles visit."""
     heads = problem.batch * problem.heads
     pairs = heads * seen.pairs
-    book.tensor(Spec("turns", heads, problem.len_q, 1, "int32", "workspace", vector=True, zeros=True))
     book.add("dq", "turns", hbm_read=4 * pairs, hbm_atomic=4 * pairs)
     for way in ("read", "write"):
         book.distinct("turns", way, 4 * heads * -(-seen.distinct_keys // tile.rows))

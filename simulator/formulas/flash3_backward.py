@@ -40,6 +40,11 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
             axes = (("parts", parts),)
             book.tensor(Spec(f"d{x}_parts", kv_heads, p.len_kv, t[x].cols, "float32", "workspace", axes=axes))
     count_delta(book, "flash3_backward", problem, tile.rows)
+    if in_turn:
+        tiles = heads * -(-p.len_q // tile.rows)
+        book.tensor(Spec("turns", heads, p.len_q, 1, "int32", "workspace", vector=True))
+        book.add("zero_dq", "turns", hbm_write=4 * tiles)
+        book.distinct("turns", "write", 4 * tiles)
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from simulator.block import Block
 from simulator.machine import Machine
@@ -15,11 +16,13 @@ from simulator.tensors import HbmTensor
 
 
 class InTurn(unordered.Turns):
-    """In the order of key tiles."""
+    """In the order of key tiles. A counter per query tile, at its first row, says whose turn it is."""
+
+    ZEROS: ClassVar = True
+    """Are the counters zeros before and after, or does the first launch set them?"""
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
-        super().__init__(m, k, problem, tile)
-        self.turns = m.workspace("turns", 1, "int32", vector=True, zeros=True).firsts(tile.rows)
+        self.turns = m.workspace("turns", 1, "int32", vector=True, zeros=self.ZEROS).firsts(tile.rows)
 
     def walk(self, walk: Walk) -> Iterable[int]:
         """From the last query tile to the first: blocks that begin together wait least so."""

@@ -191,12 +191,13 @@ def backward(
     members = problem.queries_per_kv // c.parts
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
-    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows)
+    turns = order(m, k, problem, tile)
+    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows, begin=turns.begin)
     sums = dk, dv
     if c.parts > 1:
         axes = {"parts": c.parts}
         sums = tuple(m.workspace(f"{x.name}_parts", x.cols, rows=x.rows, of=x, axes=axes) for x in (dk, dv))
-    drawn, turns = counter(m), order(m, k, problem, tile)
+    drawn = counter(m)
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(

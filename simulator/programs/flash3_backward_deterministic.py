@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from functools import partial
 
+from simulator.block import Block
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs import flash3_backward as unordered
-from simulator.programs.flash2_backward_deterministic import InTurn
+from simulator.programs import flash2_backward_deterministic as ordered
 from simulator.tensors import HbmTensor
+
+class InTurn(ordered.InTurn):
+    """In the order of key tiles. The first launch sets the counters to the first key tiles that the queries see."""
+
+    ZEROS = False
+
+    def begin(self, block: Block) -> None:
+        block.store(self.turns, block.full(1, 1, 0.0), block.i, 1)
+
 
 configure = partial(unordered.configure, in_turn=True)
 
@@ -29,7 +39,7 @@ def flash3_backward_deterministic(
 ) -> tuple[HbmTensor, ...]:
     """`flash3_backward`, in which blocks wait for their turns to add to dQ. All shapes are the same.
 
-    A counter per query tile, at its first row, says how many key tiles have added to its dQ. Blocks draw their key tiles from
+    A counter per query tile, at its first row, says which key tile adds to its dQ next. Blocks draw their key tiles from
     another counter, so they wait only for blocks that have begun.
     """
     return unordered.backward(m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
