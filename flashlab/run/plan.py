@@ -50,7 +50,7 @@ _ONE_ORDER = " in one order"
 _FASTEST = {
     "attention": ("flash3", "flash2"),
     "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
-    "backward in one order": ("flash2_backward_deterministic",),
+    "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
     "latent attention": ("mla_hopper", "mla"),
     "paged latent attention": ("mla_hopper_paged", "mla_paged"),
 }

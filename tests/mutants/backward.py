@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.operations.backward import BACKWARD
 from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
@@ -24,6 +25,13 @@ SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
+TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+SHAPES = {
+    **BACKWARD.shapes,
+    TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
+    TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},
+}
+"""The problems of verification, and what only turns need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -567,6 +575,62 @@ KERNELS = [
             KernelMutant(
                 mechanism="the LSE and D of the first sequence", step="load_kv", old="+ row; };", new="+ row - queries_before; };",
                 check="sequences",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward_deterministic", file=HOPPER if each.file == KERNEL else each.file)
+        for each in (
+            KernelMutant(
+                mechanism="dQ added before the block's turn", step="dq",
+                old="wgmma_wait<2>(); settle(dq); if constexpr (IN_TURN) … mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);",
+                new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last dQ added before the block's turn", step="dq",
+                old="wgmma_wait<0>(); settle(dq); if constexpr (IN_TURN) … mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);",
+                new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns not waited for in HBM", step="dq", old="all.wait(at, work.first_key / BC);", new="",
+                check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="a turn told before all know the one before", step="dq",
+                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the turn of the next key tile", step="dq", old="work.first_key / BC)", new="work.first_key / BC + 1)",
+                check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns passed on before dQ has been added", file=HOPPER_TILES, old="early = STAGES + 1",
+                new="early = STAGES", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last turn passed on before dQ has been added", file=HOPPER_TILES,
+                old="mbarrier_wait(sram.kv_empty(), 0);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last turn kept", file=HOPPER_TILES, old="mbarrier_wait(sram.kv_empty(), 0); … pass();",
+                new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns of another head", file=HOPPER_TILES,
+                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
+                new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW,
+            ),
+            KernelMutant(
+                mechanism="key tiles by the number of the block where they are drawn", file=HOPPER_TILES,
+                old="work_of(draw_from(counter, last()), origin)", new="work_of(blockIdx.x, origin)", check="bytes", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the counter of key tiles not set back", file=HOPPER_TILES,
+                old="work_of(draw_from(counter, last()), origin)", new="work_of(draw_from(counter, last() + 1), origin)",
+                check="misuse", case=TURNS,
             ),
         )
     ),

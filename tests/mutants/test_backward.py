@@ -16,7 +16,7 @@ from flashlab.verify import general
 from flashlab.verify.adapter import Failure
 from flashlab.verify.general import Subject
 from simulator.operations.backward import BACKWARD
-from tests.mutants.backward import KERNELS, PROGRAMS, KernelMutant
+from tests.mutants.backward import KERNELS, PROGRAMS, SHAPES, KernelMutant
 from tests.mutants.zoo import Mutant, mutated_program
 from tests.tiers import one_of_each
 
@@ -28,7 +28,7 @@ FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)
 
 def problem(case: str, head_dim: int = 64) -> fl.Problem:
     sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": head_dim, "dtype": "float16"}
-    return fl.Problem(**sizes | dict(BACKWARD.shapes[case]))
+    return fl.Problem(**sizes | dict(SHAPES[case]))
 
 
 def tile_of(target: Any) -> tuple[int, int] | None:
