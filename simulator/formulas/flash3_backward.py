@@ -91,7 +91,7 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
     book.compute(
         matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * d),
         other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
-        + (parts == 1) * visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
+        + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
     count_convert(book, "flash3_backward", tile.rows)
@@ -112,4 +112,4 @@ def count_parts(book: Book, problem: Problem, config: Config) -> None:
             book.add("add_parts", x, hbm_write=t[x].nbytes)
             book.distinct(f"{x}_parts", "read", t[f"{x}_parts"].nbytes)
             book.distinct(x, "write", t[x].nbytes)
-            book.compute(other=blocks * ROWS * t[x].cols * parts)
+            book.compute(other=blocks * ROWS * t[x].cols * (parts - 1))
