@@ -320,11 +320,13 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     release(sram.kv_empty());
 
     // step: store_dkv
+    const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
     if constexpr (PARTS > 1) {
-      store_part(dk, shape, own, work.part(shape), origin.key + lane_key, lane_key, dk_sum);
-      store_part(dv, shape, own, work.part(shape), origin.key + lane_key, lane_key, dv_sum);
+      const int part = work.part(shape) - batch * shape.kv_heads * PARTS, key = lane_key + opaque(lane_id()) % 2 * 8;
+      const int columns = key < own.len_kv ? round_up(shape.head_dim, 4) : 0;
+      store_part(row_address(dk, batch, part, origin.key + key), dk_sum, of_kept(shape.scale, shape.kept), columns);
+      store_part(row_address(dv, batch, part, origin.key + key), dv_sum, of_kept(1, shape.kept), columns);
     } else {
-      const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
@@ -371,8 +373,8 @@ flash3_backward_parts(const Tensor dk_parts, const Tensor dv_parts, const Tensor
   const Rows rows = rows_of<PART_ROWS>(keys);
 
   // step: add_parts
-  add_parts(dk_parts, dk, shape, rows, of_kept(shape.scale, shape.kept));
-  add_parts(dv_parts, dv, shape, rows, of_kept(1, shape.kept));
+  add_parts(dk_parts, dk, shape, rows);
+  add_parts(dv_parts, dv, shape, rows);
 }
 #endif
 

@@ -287,21 +287,20 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
   }
 }
 
-// dK or dV of a part's heads, float32 and without a factor, in rows. `row` is that of this lane's first key, `key`.
-DEVICE void store_part(const Tensor& parts, const Shape& shape, const Shape& own, int part, int row, int key, const Gradient& sum) {
-  const int batch = part / (shape.kv_heads * PARTS), below = lane_id() % 2 * 8;  // odd lanes have a row 8 further down
-  char* const at = row_address(parts, batch, part - batch * shape.kv_heads * PARTS, row + below);
-  const int columns = key + below < own.len_kv ? round_up(shape.head_dim, 4) : 0;
+// A row of dK or dV that a part of the heads gives, float32, times `factor`: of accumulators' row g in even lanes, of row g + 8 in odd
+// ones. Writes the columns before `columns`. (The factor spares registers: ptxas would move the accumulators to store them as they are.)
+DEVICE void store_part(char* row, const Gradient& sum, float factor, int columns) {
+  const int own = opaque(lane_id()) % 4 / 2 * 4;
 #pragma unroll
   for (int n = 0; n < COLUMNS / 8; ++n) {
-    const int column = 8 * n + lane_id() % 4 / 2 * 4;
-    const float4 four = four_columns(sum[n]);
-    if (column < columns) store_global(at + column * 4, four);
+    const float four[4] = {sum[n][0] * factor, sum[n][1] * factor, sum[n][2] * factor, sum[n][3] * factor};
+    const float4 x = four_columns(four);
+    if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);
   }
 }
 
-// So many rows of dK or dV: the sum over the parts, in their order, times `factor`.
-DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& shape, const Rows& rows, float factor) {
+// Rows of dK or dV: the sum over the parts, in their order.
+DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& shape, const Rows& rows) {
   constexpr int LANES = lanes_for(HEAD_DIM / 4);
   const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
   for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
@@ -317,6 +316,6 @@ DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& 
 #pragma unroll
       for (int part = 1; part < PARTS; ++part)
         sum = make_float4(sum.x + x[part].x, sum.y + x[part].y, sum.z + x[part].z, sum.w + x[part].w);
-      store_elements(row_address(gradient, rows.batch, rows.head, row) + column * ELEMENT_BYTES, times(sum, factor));
+      store_elements(row_address(gradient, rows.batch, rows.head, row) + column * ELEMENT_BYTES, sum);
     }
 }

@@ -102,7 +102,7 @@ def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_t
     book.compute(
         matmul=pairs * 2 * bc * (2 * br * (d + dv) + of_dq * d),
         other=pairs * ((3 + (p.scale != 1.0)) * square + bool(p.dropout) * tile.rows)
-        + (parts == 1) * visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
+        + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
     return seen
@@ -128,4 +128,4 @@ def count_parts(book: Book, problem: Problem, config: Config) -> None:
             book.add("add_parts", x, hbm_write=t[x].nbytes)
             book.distinct(f"{x}_parts", "read", t[f"{x}_parts"].nbytes)
             book.distinct(x, "write", t[x].nbytes)
-            book.compute(other=blocks * ROWS * t[x].cols * parts)
+            book.compute(other=blocks * ROWS * t[x].cols * (parts - 1))

@@ -188,14 +188,15 @@ def backward(
 ) -> tuple[HbmTensor, ...]:
     """`flash3_backward`, with blocks that add to dQ in an order."""
     c, ragged = m.config, problem.lengths is not None
-    members = problem.queries_per_kv // c.parts
+    parts = min(c.parts, problem.queries_per_kv)  # of one head, which is traced alone, there is one
+    members = problem.queries_per_kv // parts
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
     turns = order(m, k, problem, tile)
     delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows, begin=turns.begin)
     sums = dk, dv
     if c.parts > 1:
-        axes = {"parts": c.parts}
+        axes = {"parts": parts}
         sums = tuple(m.workspace(f"{x.name}_parts", x.cols, rows=x.rows, of=x, axes=axes) for x in (dk, dv))
     drawn = counter(m)
     above, across = warpgroups(tile)
@@ -203,7 +204,7 @@ def backward(
     launch = m.launch(
         "flash3_backward",
         rows=problem.key_tiles(tile),
-        cols=c.parts,
+        cols=parts,
         warps=c.warps,
         readers=c.consumers,
         walk=visible,
@@ -255,28 +256,25 @@ def backward(
                 dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
                 turns.add(block, dq_sum, dq_i, i, tile.rows, g)
         block.step("store_dkv")
-        if c.parts > 1:
-            for x, x_j in zip(sums, (dk_j, dv_j), strict=True):
-                block.store(x.at(parts=block.j), x_j, j, tile.cols)
-        else:
-            block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
-            block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
+        own = tuple(x.at(parts=block.j) if c.parts > 1 else x for x in sums)
+        block.store(own[0], dk_j * of_kept(problem.scale, problem), j, tile.cols)
+        block.store(own[1], of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
     if c.parts > 1:
-        add_parts(m, sums, (dk, dv), problem)
+        add_parts(m, sums, (dk, dv))
     return dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
 
 
-def add_parts(m: Machine, sums: tuple[HbmTensor, ...], gradients: tuple[HbmTensor, ...], problem: Problem) -> None:
-    """dK and dV: the sum over the parts of a group's heads, in their order, dK times the scale."""
-    rows = -(-problem.len_kv // ROWS)
-    for block in m.launch("flash3_backward_parts", rows=rows, warps=4, of=gradients[0], along="len_kv", across=ROWS):
+def add_parts(m: Machine, sums: tuple[HbmTensor, ...], gradients: tuple[HbmTensor, ...]) -> None:
+    """dK and dV: the sum over the parts of a group's heads, in their order, rounded to the storage dtype."""
+    rows, dk = -(-gradients[0].rows // ROWS), gradients[0]
+    for block in m.launch("flash3_backward_parts", rows=rows, warps=4, of=dk, along="len_kv", across=ROWS):
         block.step("add_parts")
-        for x, dx, factor in zip(sums, gradients, (problem.scale, 1.0), strict=True):
+        for x, dx in zip(sums, gradients, strict=True):
             total = block.fetch(x.at(parts=0), block.i, ROWS)
-            for part in range(1, m.config.parts):
+            for part in range(1, x.spec.planes):
                 total = total + block.fetch(x.at(parts=part), block.i, ROWS)
-            block.store(dx, total * of_kept(factor, problem), block.i, ROWS)
+            block.store(dx, total, block.i, ROWS)
 
 
 ABOUT = about(
@@ -293,11 +291,11 @@ ABOUT = about(
         "dv": "dV of these keys gains Pᵀ dO, with P straight from the registers.",
         "dk": "dK of these keys gains dSᵀ Q, with dS straight from the registers.",
         "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
-        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time. Or write a part of the heads' sums.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time. Or write what a part of the heads gives.",
     },
 ) | {
     "flash3_backward_parts": {
-        "add_parts": "dK and dV are the sums over the parts of the group's heads, in one order, dK times the scale.",
+        "add_parts": "dK and dV are the sums over the parts of the group's heads, in one order, rounded to the storage dtype.",
     }
 }
 """What each step of each launch is for, in a sentence or two: the player's words."""
