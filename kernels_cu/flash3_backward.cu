@@ -84,7 +84,12 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       while (work.end > 0) {
         if (lane_id() == 0) {
           const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads;
-          Visit at = work.first(shape);
+          Visit at = work.first(shape), last = at;
+          unsigned n = 0;  // tiles of queries so far
+          auto wait_for_turn = [&] {  // at the tile before, when all warps know of the turn before that
+            Turns{turns, shape}.wait(last, work.first_key / BC);
+            mbarrier_arrive(sram.turn((n - 1) & 1));
+          };
           auto load_queries = [&] {
             // step: load_q (producer)
             const int head = at.head - batch * shape.heads;
@@ -93,7 +98,13 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
             // step: load_do (producer)
             mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+            if (IN_TURN && n > STAGES) mbarrier_wait(sram.known((n - 1 - STAGES) & 1), (n - 1 - STAGES) / 2 & 1);
             load_tile(sram.dout(ring.slot), dout, batch, head, origin.query + at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+            if constexpr (IN_TURN) {
+              // step: dq (producer: this block's turn at the tile before)
+              if (n > 0) wait_for_turn();
+              last = at, ++n;
+            }
             at.advance(work.tiles);
             ring.advance();
           };
@@ -105,6 +116,11 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           load_tile(sram.k(), k, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
           load_tile(sram.v(), v, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
           while (work.left(at)) load_queries();
+          if constexpr (IN_TURN) {
+            // step: dq (producer: this block's turn at the last tile)
+            mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+            if (n > 0) wait_for_turn();
+          }
         }
 
         // step: load_kv (which keys are next)
@@ -131,20 +147,13 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: load_kv (which keys)
       agenda.begin();
       while (work.end > 0) {
-        Added added{{turns, shape}, work};
         for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance()) {
           // step: load_do (producer: D, below which the sums of dP begin)
           const Numbers numbers(delta, shape, origin, at, 0);
           mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
           numbers.store(sram.delta(ring.slot), [&](float x) { return kept_part(-x, shape.kept); });
           release(sram.do_full(ring.slot));
-
-          // step: dq (producer: of a tile before, all has been added when its slot is free)
-          if constexpr (IN_TURN) added.pass();
         }
-
-        // step: dq (producer: of the last ones, too)
-        if constexpr (IN_TURN) added.pass_last(sram, ring);
 
         // step: load_kv (which keys are next)
         agenda.take();
@@ -154,14 +163,20 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: load_kv (producer: tells which keys are next, ahead)
       agenda.tell(drawn);
       if constexpr (IN_TURN) {
-        ring.advance();
+        // step: dq (producer: passes the turn on: a tile has been added when the next one's slot is free)
         const Turns all{turns, shape};
         int side = 0;
-        for (Visit at = work.first(shape); work.left(at); at.advance(work.tiles), ring.advance(), side ^= 1) {
-          // step: dq (producer: waits for this block's turn, once all warps know of the turn before the last)
-          mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-          all.wait(at, work.first_key / BC);
-          mbarrier_arrive(sram.turn(side));
+        for (Visit at = work.first(shape); work.left(at); side ^= 1) {
+          const Visit added = at;
+          at.advance(work.tiles);
+          ring.advance();
+          if (work.left(at)) {
+            mbarrier_wait(sram.do_empty(ring.slot), ring.parity);
+            mbarrier_arrive(sram.known(side));
+          } else {
+            mbarrier_wait(sram.kv_empty(), 0);
+          }
+          all.pass(added);
         }
       }
     }

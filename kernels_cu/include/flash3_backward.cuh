@@ -54,8 +54,11 @@ struct Sram {
 
   // That it is this block's turn to add a tile of dQ: two neighbours have two of them.
   DEVICE unsigned turn(int side) const { return mbarrier(6 + 4 * STAGES + side); }
+
+  // That whoever passes turns on knows of a slot of dO that it is free. Before that it isn't filled again and freed again.
+  DEVICE unsigned known(int side) const { return mbarrier(8 + 4 * STAGES + side); }
 };
-static_assert(6 + 2 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
+static_assert(6 + 4 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
 // The block's named barriers, beside barrier().
 enum NamedBarrier { CLEARED = 1 };
@@ -77,7 +80,10 @@ DEVICE void open(const Sram& sram) {
     mbarrier_init(sram.work_empty(), 4 * CONSUMERS + 3);
     for (int side = 0; side < 2; ++side) {
       mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
-      if (IN_TURN) mbarrier_init(sram.turn(side), 1);
+      if (IN_TURN) {
+        mbarrier_init(sram.turn(side), 1);
+        mbarrier_init(sram.known(side), 1);
+      }
     }
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(sram.q_full(slot), 2);
@@ -188,35 +194,7 @@ struct Turns {
     store_global<int>(counter(at), visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC).first);
   }
   DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile); }
-  DEVICE void pass(Visit at) const { count_up(counter(at), ~0u); }
-};
-
-// Passes on the turns of a block's tiles, in order. The warp that loads D does so: it waits for a slot of dO until the tile that had
-// it is done, and before that, all warps have added the dQ of the tile before.
-struct Added {
-  Turns turns;
-  const Work& work;
-  Visit next = work.first(turns.shape);
-  int early = STAGES + 1;  // so many slots were free before a tile of dQ had been added
-
-  DEVICE void pass() {
-    if (early > 0) {
-      --early;
-      return;
-    }
-    if (lane_id() == 0) turns.pass(next);
-    next.advance(work.tiles);
-  }
-
-  DEVICE void pass_last(const Sram& sram, Ring ring) {
-    if (!work.seen()) return;
-    for (int slot = 0; slot < STAGES; ++slot, ring.advance()) {
-      mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
-      pass();
-    }
-    mbarrier_wait(sram.kv_empty(), 0);
-    pass();
-  }
+  DEVICE void pass(Visit at) const { pass_on(counter(at)); }
 };
 
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.

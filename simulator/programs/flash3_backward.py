@@ -25,6 +25,8 @@ LAUNCH = 3e-6
 """Seconds that one more launch takes, about."""
 EDGES = 2
 """How many tiles of queries a block could take while it begins and ends, about."""
+AT_ONCE = 8
+"""So many key tiles of a head run at once, about, where blocks take turns."""
 WORTH = 0.9
 """Heads are taken in parts where that takes at most this share of the time."""
 
@@ -109,6 +111,17 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     return best if seconds(best) <= WORTH * seconds(1) else 1
 
 
+def heads_in_turn(problem: Problem, device: Device) -> int:
+    """How many (batch, head) pairs to run side by side where blocks take turns: so many that few key tiles of each run at once.
+
+    A block begins to add later than the one before it, by the time that a turn takes to be passed on. Then all of a head's
+    blocks go over its queries in step. So they find Q and dO in the L2 even where those of all heads don't fit.
+    """
+    kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
+    least = max(heads_that_share_the_l2(problem, device) // members, min(kv_heads, -(-device.sms // AT_ONCE)))
+    return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
+
+
 def configure(
     problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, in_turn: bool = False
 ) -> Config:
@@ -138,7 +151,7 @@ def configure(
         stages=stages,
         consumers=consumers,
         blocks_per_sm=1,
-        heads_together=heads_that_share_the_l2(problem, device),
+        heads_together=heads_in_turn(problem, device) if in_turn else heads_that_share_the_l2(problem, device),
         constants=(*([("IN_TURN", 1)] if in_turn else []), *([("PARTS", parts)] if parts > 1 else []), *features(problem)),
         persistent=persistent,
         dynamic=in_turn or (persistent and (triangular(problem) or len(set(problem.sequences)) > 1)),
