@@ -25,7 +25,7 @@ LAUNCH = 3e-6
 """Seconds that one more launch takes, about."""
 EDGES = 2
 """How many tiles of queries a block could take while it begins and ends, about."""
-AT_ONCE = 8
+AT_ONCE = 16
 """So many key tiles of a head run at once, about, where blocks take turns."""
 WORTH = 0.9
 """Heads are taken in parts where that takes at most this share of the time."""
