@@ -451,12 +451,14 @@ KERNELS = [
                 check="misuse", case=PARTS, head_dim=40,
             ),
             KernelMutant(
-                mechanism="a part's dK without the scale", step="store_dkv", old="dk_sum, of_kept(shape.scale, shape.kept), columns",
-                new="dk_sum, of_kept(1, shape.kept), columns", check="adjoint", case=PARTS,
+                mechanism="a part's dK without the scale", step="store_dkv",
+                old="dk_sum, of_kept(shape.scale, shape.kept), columns", new="dk_sum, of_kept(1, shape.kept), columns",
+                check="adjoint", case=PARTS,
             ),
             KernelMutant(
                 mechanism="the last row of a block's not added up", step="add_parts", old="add_parts(dk_parts, dk, shape, rows);",
-                new="add_parts(dk_parts, dk, shape, {rows.batch, rows.head, rows.first, rows.end - 1});", check="misuse", case=PARTS,
+                new="add_parts(dk_parts, dk, shape, {rows.batch, rows.head, rows.first, rows.end - 1});", check="misuse",
+                case=PARTS,
             ),
             KernelMutant(
                 mechanism="the scale once more where parts are added up", file=HOPPER_TILES, old="+ column * ELEMENT_BYTES, sum);",

@@ -62,7 +62,8 @@ def kills(mutant: KernelMutant) -> None:
         elif run.differences:
             raise Failure(run.differences[0])
         return
-    general.checks_of(BACKWARD)[mutant.check](subject(mutant.algorithm, "emulator", part_of_an_h200(mutant.sms) if mutant.sms else None), p, 0)
+    device = part_of_an_h200(mutant.sms) if mutant.sms else None
+    general.checks_of(BACKWARD)[mutant.check](subject(mutant.algorithm, "emulator", device), p, 0)
 
 
 @pytest.mark.compiler

@@ -52,8 +52,8 @@ def test_parts_of_a_group(data: st.DataObject) -> None:
         sizes = {"batch": data.draw(st.integers(1, 2)), "len_q": data.draw(length), "len_kv": data.draw(length)}
         sizes["dropout"] = data.draw(st.sampled_from([None, 0.25]))
     p = fl.Problem(
-        **{"batch": 1, **sizes}, heads=kv_heads * group, kv_heads=kv_heads, head_dim=data.draw(st.sampled_from([19, 40, 64, 72, 128])),
-        dtype=data.draw(st.sampled_from(["float16", "bfloat16"])), causal=data.draw(st.booleans()),
+        **{"batch": 1, **sizes}, heads=kv_heads * group, kv_heads=kv_heads, causal=data.draw(st.booleans()),
+        head_dim=data.draw(st.sampled_from([19, 40, 64, 72, 128])), dtype=data.draw(st.sampled_from(["float16", "bfloat16"])),
         window=data.draw(st.none() | st.tuples(side, side)), sinks=data.draw(st.booleans()), dlse=data.draw(st.booleans()),
         scale=data.draw(st.sampled_from([None, -0.2])),
     )  # fmt: skip
