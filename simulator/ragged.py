@@ -202,6 +202,7 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
 
 def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:
     """A launch whose blocks have rows of any sequences: all move what their rows need, and compute alike."""
-    heads, rows = getattr(problem, _SIDES[total.along].heads), problem.len_kv if total.along == "len_kv" else problem.len_q
-    blocks = problem.batch * heads * -(-rows // total.across)
+    p = problem
+    heads, rows = (p.kv_heads, p.len_kv) if total.along == "len_kv" else (p.heads, p.len_q)
+    blocks = p.batch * heads * -(-rows // total.across)
     return replace(total, blocks=blocks, flops_other=total.flops_other * blocks // max(1, total.blocks), walk=None)

@@ -154,12 +154,8 @@ struct Agenda {
   // Hears what was told in the round of this parity, as all other warps do.
   DEVICE void hear(unsigned round) {
     mbarrier_wait(sram.work_full(), round);
-    const Work told = lane_id() == 0 ? load_shared<Work>(sram.work()) : Work{};
-    work = {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
-    if constexpr (RAGGED) {
-      const Origin own = lane_id() == 0 ? load_shared<Origin>(sram.work() + sizeof(Work)) : Origin{};
-      origin = {uniform(own.key), uniform(own.query), uniform(own.queries), uniform(own.tile)};
-    }
+    work = told_work(sram.work());
+    if constexpr (RAGGED) origin = told_origin(sram.work() + sizeof(Work));
     release(sram.work_empty());
   }
 

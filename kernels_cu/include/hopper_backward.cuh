@@ -79,6 +79,16 @@ struct alignas(16) Origin {
   }
 };
 
+// What one thread told all warps in SRAM: a key tile, and its sequence.
+DEVICE Work told_work(unsigned at) {
+  const Work told = lane_id() == 0 ? load_shared<Work>(at) : Work{};
+  return {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
+}
+DEVICE Origin told_origin(unsigned at) {
+  const Origin own = lane_id() == 0 ? load_shared<Origin>(at) : Origin{};
+  return {uniform(own.key), uniform(own.query), uniform(own.queries), uniform(own.tile)};
+}
+
 DEVICE int key_tiles(const Shape& shape) { return row_tiles_of<BC>(transposed(shape)); }
 
 // The first key of the tile at a place, and its sequence.

@@ -304,7 +304,7 @@ ABOUT = about(
         "dv": "dV of these keys gains Pᵀ dO, with P straight from the registers.",
         "dk": "dK of these keys gains dSᵀ Q, with dS straight from the registers.",
         "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
-        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time. Or write what a part of the heads gives.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time. Or what a part of the heads gives.",
     },
 ) | {
     "flash3_backward_parts": {

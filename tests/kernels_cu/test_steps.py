@@ -32,7 +32,16 @@ def program_steps(source: str, algorithm: str) -> list[str]:
     sinks = "sinks" in row.support.masks  # of a backward pass they have a launch
     # more keys than a run of flash_decoding's chunks has, or a chunk of mla_hopper's
     plain = Problem(
-        batch=1, heads=2, kv_heads=1, len_q=16, len_kv=1030, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask, sinks=sinks
+        batch=1,
+        heads=2,
+        kv_heads=1,
+        len_q=16,
+        len_kv=1030,
+        head_dim=16,
+        dtype=row.dtypes[0],
+        causal=True,
+        mask=mask,
+        sinks=sinks,
     )
     problem = row.operation.fitted(plain)
     inputs: dict[str, Any] = {"lse": True, **row.operation.draw(problem)}  # of a backward pass the LSE is an input

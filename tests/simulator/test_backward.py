@@ -146,7 +146,7 @@ def test_parts_of_a_group(problem: Problem, dropout: float | None, tile: Tile, s
     """On a slow device a block has a part of a group's heads wherever that leaves fewer SMs idle."""
     p = problem.replace(alibi=False, soft_cap=None, head_dim=max(8, problem.head_dim))
     p = p if p.lengths else p.replace(dropout=dropout)
-    arrays = BACKWARD.draw(p, seed)
+    arrays: dict[str, Any] = BACKWARD.draw(p, seed)
     run = fl.simulate("flash3_backward", **arrays, **p.masks, tile=tile, device=SLOW)
     assert max(ratios(p, arrays, run.outputs).values()) <= 1
     assert run.counts == fl.count("flash3_backward", p, tile=tile, device=SLOW)
