@@ -21,6 +21,10 @@
 // the next one. So it is where sequences have different lengths, but those keep their order. Wider heads leave no registers for
 // that, nor does dropout: each key tile has a block of its own (ONE_TILE).
 //
+// For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
+// their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead, and one that does nothing else passes it
+// on. So the warps that multiply wait for mbarriers only.
+//
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
 // reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile.
 //

@@ -271,7 +271,9 @@ def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
     main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum"), (*_OFFSETS, "rng_state", "drawn", "turns")
     boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
     return (
-        Kernel(file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q", "turns"), arch=arch),
+        Kernel(
+            file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q", "turns"), arch=arch
+        ),
         *(
             Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
             for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))
@@ -279,7 +281,11 @@ def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
         Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
         Kernel(file, "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch=arch, parts=True),
         Kernel(
-            file, "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), arch=arch, when=lambda p: p.sinks
+            file,
+            "flash3_backward_sinks",
+            ("sinks", "lse", "delta", "dsinks", "offsets_q"),
+            arch=arch,
+            when=lambda p: p.sinks,
         ),
     )
 

@@ -391,11 +391,16 @@ def on_the_gpu(
     one_order: bool = False,
 ) -> str | Program:
     """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU. `one_order` is as in `elsewhere`."""
-    if not is_auto(algorithm):
-        return algorithm
-    *fastest, anywhere = _FASTEST[operation.name + _ONE_ORDER * one_order]
-    device, asked = gpu_device(arch), None if tile is None else Tile.parse(tile)
-    return next((name for name in fastest if not catalogue.get(name).refuses(problem, device, asked)), anywhere)
+    return fastest(operation, problem, gpu_device(arch), tile, one_order=one_order) if is_auto(algorithm) else algorithm
+
+
+def fastest(
+    operation: Operation, problem: Problem, device: Device, tile: TileLike = None, *, one_order: bool = False
+) -> str:
+    """The fastest algorithm that takes the problem on a device. `one_order` is as in `elsewhere`."""
+    *first, anywhere = _FASTEST[operation.name + _ONE_ORDER * one_order]
+    asked = None if tile is None else Tile.parse(tile)
+    return next((name for name in first if not catalogue.get(name).refuses(problem, device, asked)), anywhere)
 
 
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:

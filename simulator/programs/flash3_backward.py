@@ -152,7 +152,11 @@ def configure(
         consumers=consumers,
         blocks_per_sm=1,
         heads_together=heads_in_turn(problem, device) if in_turn else heads_that_share_the_l2(problem, device),
-        constants=(*([("IN_TURN", 1)] if in_turn else []), *([("PARTS", parts)] if parts > 1 else []), *features(problem)),
+        constants=(
+            *([("IN_TURN", 1)] if in_turn else []),
+            *([("PARTS", parts)] if parts > 1 else []),
+            *features(problem),
+        ),
         persistent=persistent,
         dynamic=in_turn or (persistent and (triangular(problem) or len(set(problem.sequences)) > 1)),
         told=in_turn or persistent or problem.lengths is not None,

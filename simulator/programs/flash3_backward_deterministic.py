@@ -9,9 +9,10 @@ from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile
 from simulator.program import program
-from simulator.programs import flash3_backward as unordered
 from simulator.programs import flash2_backward_deterministic as ordered
+from simulator.programs import flash3_backward as unordered
 from simulator.tensors import HbmTensor
+
 
 class InTurn(ordered.InTurn):
     """In the order of key tiles. The first launch sets the counters to the first key tiles that the queries see."""

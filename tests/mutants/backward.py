@@ -677,28 +677,28 @@ KERNELS = [
                 new=";", check="misuse", case=TURNS,
             ),
             KernelMutant(
-                mechanism="turns not waited for in HBM", step="dq", old="all.wait(at, work.first_key / BC);", new="",
+                mechanism="turns not waited for in HBM",
+                old="Turns{turns, shape}.wait(last, work.first_key / BC);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the turn of the next key tile", old="wait(last, work.first_key / BC)",
+                new="wait(last, work.first_key / BC + 1)", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the turn of the tile that is loaded", old="last = at, ++n;", new="++n; last = at; last.advance(work.tiles);",
                 check="misuse", case=TURNS,
             ),
             KernelMutant(
-                mechanism="a turn told before all know the one before", step="dq",
-                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);", new="", check="misuse", case=TURNS,
+                mechanism="turns passed on before dQ has been added", step="dq",
+                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity);", new="", check="misuse", case=TURNS,
             ),
             KernelMutant(
-                mechanism="the turn of the next key tile", step="dq", old="work.first_key / BC)", new="work.first_key / BC + 1)",
+                mechanism="the last turn passed on before dQ has been added", step="dq",
+                old="mbarrier_wait(sram.kv_empty(), 0);", new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last turn kept", step="dq", old="all.pass(added);", new="if (work.left(at)) all.pass(added);",
                 check="misuse", case=TURNS,
-            ),
-            KernelMutant(
-                mechanism="turns passed on before dQ has been added", file=HOPPER_TILES, old="early = STAGES + 1",
-                new="early = STAGES", check="misuse", case=TURNS,
-            ),
-            KernelMutant(
-                mechanism="the last turn passed on before dQ has been added", file=HOPPER_TILES,
-                old="mbarrier_wait(sram.kv_empty(), 0);", new="", check="misuse", case=TURNS,
-            ),
-            KernelMutant(
-                mechanism="the last turn kept", file=HOPPER_TILES, old="mbarrier_wait(sram.kv_empty(), 0); … pass();",
-                new="", check="misuse", case=TURNS,
             ),
             KernelMutant(
                 mechanism="turns of another head", file=HOPPER_TILES,
@@ -707,6 +707,10 @@ KERNELS = [
             KernelMutant(
                 mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
                 new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW,
+            ),
+            KernelMutant(
+                mechanism="a turn passed on without a fence", file=MEMORY, old="__threadfence(); atomicAdd(counter, 1u);",
+                new="atomicAdd(counter, 1u);", check="misuse", case=TURNS,
             ),
             KernelMutant(
                 mechanism="key tiles by the number of the block where they are drawn", file=HOPPER_TILES,
