@@ -22,6 +22,8 @@ from simulator.programs.flash3 import MBARRIERS, PANEL, backwards, configure_run
 from simulator.programs.scores import soft_cap
 from simulator.tensors import HbmTensor
 
+ROWS = 128
+"""Queries of a row tile: 64 for each of two warpgroups."""
 COPIERS = 4
 """Warps that copy: two K, and two V."""
 TOLD = 16
@@ -41,6 +43,24 @@ def shares(tile: Tile) -> int:
     return 2 if tile.cols <= 64 else 4
 
 
+def pays(problem: Problem, device: Device) -> bool:
+    """Is it faster than `paged`? Its tiles have 128 rows of one head, and nobody shares the keys of a row tile.
+
+    So what counts is how many of these rows queries fill, times how many SMs the row tiles keep busy. `paged` packs the heads of a
+    group, and splits the keys. But its products take about four times as long, by the rates of mma.sync on tiles of 32 rows. (An
+    estimate: it was not measured yet.)
+
+    >>> from simulator.devices import DEVICES
+    >>> p = Problem(batch=16, heads=32, kv_heads=8, len_q=512, len_kv=8192, head_dim=128, dtype="bfloat16", page_size=16)
+    >>> [pays(p.replace(batch=b, len_q=n), DEVICES["h100"]) for b, n in ((16, 512), (1, 512), (16, 8), (1, 64), (64, 32))]
+    [True, True, False, False, True]
+    """
+    tiles = -(-problem.len_q // ROWS)
+    filled = problem.len_q / max(1, tiles * ROWS)
+    busy = min(1.0, problem.batch * problem.heads * tiles / device.sms)
+    return 4 * filled * busy >= 1
+
+
 def listeners(config: Config) -> int:
     """The warps that are told which row tile is next: those that multiply, and all but one that copy."""
     return 4 * config.consumers + COPIERS - 1
@@ -49,7 +69,7 @@ def listeners(config: Config) -> int:
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """Two warpgroups of 64 rows. Wide heads leave them no registers to take one row tile after the other."""
     d = padded(problem.head_dim)
-    rung = configure_rung(problem, device, tile, Tile(128, 128 if d <= 128 else 96 if d <= 192 else 64))
+    rung = configure_rung(problem, device, tile, Tile(ROWS, 128 if d <= 128 else 96 if d <= 192 else 64))
     drawn = d <= 192
     together = heads_that_share_the_l2(problem, device)
     return replace(
