@@ -15,7 +15,8 @@ sequence knows which: it looks for none, and reads two numbers of offsets_q.
 Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
 block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
 (`Config.walks`). Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at lengths, those
-of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill the block table.
+of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill the block
+table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How fast many new queries of ragged requests are: `python -m flashlab.measure.append`.
 
-`flash3_paged` appends 512 tokens to each of 16 contexts of skewed lengths, over pages of several sizes in a random order. Beside it
-`flash3` computes the same on keys that lie one behind the other: what pages cost. With `--algorithm flash3` causal prefills of ragged
-batches are timed. FlashAttention-4 and FlashInfer run beside them where they are installed.
+`flash3_paged` appends 512 tokens to each of 16 contexts of skewed lengths, over pages of several sizes in a random order. Beside
+it `flash3` computes the same on keys that lie one behind the other: what pages cost. With `--algorithm flash3` causal prefills of
+ragged batches are timed. FlashAttention-4 and FlashInfer run beside them where they are installed.
 
 Calls run in CUDA graphs, which take turns, because short ones would else wait for Python. Needs a GPU and torch.
 """
@@ -190,7 +190,9 @@ class Batch:
             arrays, given = [self.q, self.k, self.v], given | {"cu_seqlens_k": self.starts_kv}
         else:
             arrays, given = [self.q, *self.pools], given | {"seqused_k": self.lens, "page_table": self.table}
-        call = partial(attention, *arrays, cu_seqlens_q=self.starts_q, causal=True, softmax_scale=HEAD_DIM**-0.5, **given)
+        call = partial(
+            attention, *arrays, cu_seqlens_q=self.starts_q, causal=True, softmax_scale=HEAD_DIM**-0.5, **given
+        )
 
         def run() -> Any:
             found = call()
@@ -290,7 +292,13 @@ def measure(algorithm: str, cell: Cell, against: Sequence[str], rounds: int) -> 
     middle = {name: statistics.median(found) for name, found in times.items()}
     longest = max(keys for _, keys in cell.lengths)
     return Row(
-        **asdict(cell), longest=longest, flops=flops(cell), microseconds=middle, ratios=ratios, rounds=rounds, failed=failed
+        **asdict(cell),
+        longest=longest,
+        flops=flops(cell),
+        microseconds=middle,
+        ratios=ratios,
+        rounds=rounds,
+        failed=failed,
     )
 
 

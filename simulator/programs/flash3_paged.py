@@ -1,8 +1,8 @@
 """FlashAttention-3 over K and V in pages, for Hopper: requests with many new queries each, and with any number of keys.
 
-`paged` has a few rows per tile, because decoding reads much and computes little. A prefill, or some hundred tokens that are appended
-to a long context, computes as much as attention in training does. So the tiles and the warpgroups that multiply are those of `flash3`.
-Keys come from their pages row by row, copied by four warps.
+`paged` has a few rows per tile, because decoding reads much and computes little. A prefill, or some hundred tokens that are
+appended to a long context, computes as much as attention in training does. So the tiles and the warpgroups that multiply are those
+of `flash3`. Keys come from their pages row by row, copied by four warps.
 """
 
 from __future__ import annotations
@@ -73,7 +73,13 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
     drawn = d <= 192
     together = heads_that_share_the_l2(problem, device)
     return replace(
-        rung, heads_together=together, constants=features(problem), persistent=drawn, dynamic=drawn, told=True, sorted=True
+        rung,
+        heads_together=together,
+        constants=features(problem),
+        persistent=drawn,
+        dynamic=drawn,
+        told=True,
+        sorted=True,
     )
 
 

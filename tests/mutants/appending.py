@@ -8,7 +8,7 @@ from typing import Any
 import flashlab as fl
 from tests.mutants.backward import KernelMutant
 
-KERNEL, REQUESTS, PAGES = "kernels_cu/flash3_paged.cu", "kernels_cu/include/requests.cuh", "kernels_cu/include/page_loader.cuh"
+KERNEL, REQUESTS = "kernels_cu/flash3_paged.cu", "kernels_cu/include/requests.cuh"
 
 CASES: dict[str, dict[str, Any]] = {
     "append": {"heads": 2, "kv_heads": 1, "lengths": [(70, 200), (70, 90)], "page_size": 16, "causal": True},
@@ -47,7 +47,8 @@ KERNELS = [
     requests("entries beyond the length", "key >= 0 && key < keys", "key >= 0", "bytes"),
     requests("both warps the same keys", "(warp_id() % 2 + 2 * i) * ROWS", "2 * i * ROWS", "misuse"),
     requests("stale rows behind the last key", "page_size, keys - key)", "page_size, ROWS)", "bytes"),
-    requests("rows of heads as of keys", "pool.batch, pool.row, row_bytes", "pool.batch, pool.head, row_bytes", "rule", "odd pages"),
+    requests("rows of heads as of keys", "pool.batch, pool.row, row_bytes", "pool.batch, pool.head, row_bytes", "rule",
+             "odd pages"),
     requests("pages as far apart as rows", "pool.batch, pool.row, row_bytes", "pool.row, pool.row, row_bytes", "rule"),
     mutant("values of the page ahead", "v, kv, j, here,", "v, kv, j, next,", "rule", step="load_v"),
     mutant("keys in the place of values", "v, kv, j, here,", "k, kv, j, here,", "rule", step="load_v"),

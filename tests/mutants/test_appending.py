@@ -31,9 +31,7 @@ def found(p: fl.Problem) -> set[str]:
     return wrong if within(dict(run.outputs), p, arrays) else wrong | {"rule"}
 
 
-@pytest.mark.parametrize(
-    "mutant", one_of_each(appending.KERNELS, lambda each: each.check, lambda each: each.mechanism)
-)
+@pytest.mark.parametrize("mutant", one_of_each(appending.KERNELS, lambda each: each.check, lambda each: each.mechanism))
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"):
         assert mutant.check in found(appending.problem(mutant.case))

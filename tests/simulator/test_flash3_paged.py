@@ -85,7 +85,8 @@ def test_what_is_read() -> None:
 )
 def test_auto_takes_it_for_many_queries_on_hopper(name: str, arch: str, changes: dict[str, Any]) -> None:
     """A soft cap is flash3_paged's alone."""
-    p = fl.Problem(**{"batch": 16, "len_q": 512, "len_kv": 8192, "page_size": 16, **LARGE, **changes})
+    sizes: dict[str, Any] = {"batch": 16, "len_q": 512, "len_kv": 8192, "page_size": 16, **LARGE, **changes}
+    p = fl.Problem(**sizes)
     assert plans.on_the_gpu("auto", PAGED, p, None, arch) == name
 
 

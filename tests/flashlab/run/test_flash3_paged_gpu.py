@@ -97,7 +97,9 @@ def test_a_captured_graph_follows_the_lengths(case: tuple[fl.Problem, Any, dict[
 
 def test_auto() -> None:
     """The fastest of both, wherever this runs."""
-    p = fl.Problem(batch=8, heads=16, kv_heads=4, lengths=[(256, 700)] * 8, head_dim=128, dtype="bfloat16", page_size=16)
+    p = fl.Problem(
+        batch=8, heads=16, kv_heads=4, lengths=[(256, 700)] * 8, head_dim=128, dtype="bfloat16", page_size=16
+    )
     arrays: Any = PAGED.draw(p, 1)
     given = on_the_gpu(arrays)
     wanted = "flash3_paged" if current_device().compute_capability == (9, 0) else "paged"
