@@ -19,6 +19,7 @@ from simulator.formulas import flash3_backward as flash3_backward_formula
 from simulator.formulas import flash3_backward_deterministic as flash3_backward_deterministic_formula
 from simulator.formulas import flash3_backward_wide as flash3_backward_wide_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
+from simulator.formulas import flash3_paged as flash3_paged_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import mla as mla_formula
 from simulator.formulas import mla_hopper as mla_hopper_formula
@@ -45,6 +46,7 @@ from simulator.programs import flash3_backward as flash3_backward_program
 from simulator.programs import flash3_backward_deterministic as flash3_backward_deterministic_program
 from simulator.programs import flash3_backward_wide as flash3_backward_wide_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
+from simulator.programs import flash3_paged as flash3_paged_program
 from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import mla as mla_program
 from simulator.programs import mla_hopper as mla_hopper_program
@@ -70,6 +72,7 @@ from simulator.programs.flash3_backward import flash3_backward
 from simulator.programs.flash3_backward_deterministic import flash3_backward_deterministic
 from simulator.programs.flash3_backward_wide import flash3_backward_wide
 from simulator.programs.flash3_fp8 import flash3_fp8
+from simulator.programs.flash3_paged import flash3_paged
 from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.mla import mla
 from simulator.programs.mla_hopper import mla_hopper
@@ -351,6 +354,14 @@ CATALOGUE = {
             Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
                     instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
+        ),
+        Algorithm(
+            "flash3_paged", flash3_paged, flash3_paged_formula.flash3_paged, None,
+            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"), (("q", "rows"),), "sm_90a",
+                    persistent=True),),
+            replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "lengths"), tile=flash3_paged_program.accepts,
+                    tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),
+            about=flash3_paged_program.ABOUT, follows="flash3",
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,

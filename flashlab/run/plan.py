@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import WIDTH, Problem, Tile, round_up
 from simulator.program import Program
+from simulator.programs import flash3_paged
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
 
@@ -51,9 +52,13 @@ _FASTEST = {
     "attention": ("flash3", "flash2"),
     "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
     "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
+    "paged attention": ("flash3_paged", "paged"),
     "latent attention": ("mla_hopper", "mla"),
     "paged latent attention": ("mla_hopper_paged", "mla_paged"),
 }
+
+_PAYS: dict[str, Callable[[Problem, Device], bool]] = {"flash3_paged": flash3_paged.pays}
+"""Where the fastest is so for some problems only: whether it is."""
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
@@ -398,9 +403,10 @@ def fastest(
     operation: Operation, problem: Problem, device: Device, tile: TileLike = None, *, one_order: bool = False
 ) -> str:
     """The fastest algorithm that takes the problem on a device. `one_order` is as in `elsewhere`."""
-    *first, anywhere = _FASTEST[operation.name + _ONE_ORDER * one_order]
+    names = _FASTEST[operation.name + _ONE_ORDER * one_order]
     asked = None if tile is None else Tile.parse(tile)
-    return next((name for name in first if not catalogue.get(name).refuses(problem, device, asked)), anywhere)
+    takes = [name for name in names if not catalogue.get(name).refuses(problem, device, asked)]
+    return next((name for name in takes if _PAYS.get(name, _always)(problem, device)), [*takes, names[-1]][0])
 
 
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:
@@ -414,6 +420,11 @@ def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool
 def is_auto(algorithm: Any) -> bool:
     """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
     return isinstance(algorithm, str) and algorithm == "auto"
+
+
+def _always(problem: Problem, device: Device) -> bool:
+    del problem, device
+    return True
 
 
 def gpu_device(arch: str | None) -> Device:

@@ -127,7 +127,8 @@ def configure(
 ) -> Config:
     """A producer and a warpgroup per 64 keys, with two stages of Q and dO, or one if two don't fit.
 
-    Blocks that add to dQ `in_turn` draw one key tile each, so that each waits only for blocks that have begun. Raises `SramOverflow` if no configuration fits.
+    Blocks that add to dQ `in_turn` draw one key tile each, so that each waits only for blocks that have begun. Raises
+    `SramOverflow` if no configuration fits.
     """
     chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
     # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway

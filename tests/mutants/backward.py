@@ -27,6 +27,7 @@ CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
 TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
 SHAPES = {
     **BACKWARD.shapes,
     TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
@@ -668,12 +669,12 @@ KERNELS = [
         for each in (
             KernelMutant(
                 mechanism="dQ added before the block's turn", step="dq",
-                old="wgmma_wait<2>(); settle(dq); if constexpr (IN_TURN) … mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);",
+                old=f"wgmma_wait<2>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
                 new=";", check="misuse", case=TURNS,
             ),
             KernelMutant(
                 mechanism="the last dQ added before the block's turn", step="dq",
-                old="wgmma_wait<0>(); settle(dq); if constexpr (IN_TURN) … mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);",
+                old=f"wgmma_wait<0>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
                 new=";", check="misuse", case=TURNS,
             ),
             KernelMutant(
@@ -685,7 +686,8 @@ KERNELS = [
                 new="wait(last, work.first_key / BC + 1)", check="misuse", case=TURNS,
             ),
             KernelMutant(
-                mechanism="the turn of the tile that is loaded", old="last = at, ++n;", new="++n; last = at; last.advance(work.tiles);",
+                mechanism="the turn of the tile that is loaded", old="last = at, ++n;",
+                new="++n; last = at; last.advance(work.tiles);",
                 check="misuse", case=TURNS,
             ),
             KernelMutant(
