@@ -43,6 +43,16 @@ def shares(tile: Tile) -> int:
     return 2 if tile.cols <= 64 else 4
 
 
+def choose_tile(problem: Problem) -> Tile:
+    """As many keys as registers and SRAM leave room for. A soft cap takes registers, too."""
+    d, capped = padded(problem.head_dim), problem.soft_cap is not None
+    if d <= 128:
+        return Tile(ROWS, 128)
+    if d <= 192:
+        return Tile(ROWS, 64 if capped and d > 160 else 96)
+    return Tile(ROWS, 48 if capped else 64)
+
+
 def pays(problem: Problem, device: Device) -> bool:
     """Is it faster than `paged`? Its tiles have 128 rows of one head, and nobody shares the keys of a row tile.
 
@@ -68,9 +78,8 @@ def listeners(config: Config) -> int:
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
     """Two warpgroups of 64 rows. Wide heads leave them no registers to take one row tile after the other."""
-    d = padded(problem.head_dim)
-    rung = configure_rung(problem, device, tile, Tile(ROWS, 128 if d <= 128 else 96 if d <= 192 else 64))
-    drawn = d <= 192
+    rung = configure_rung(problem, device, tile, choose_tile(problem))
+    drawn = padded(problem.head_dim) <= 192
     together = heads_that_share_the_l2(problem, device)
     return replace(
         rung,

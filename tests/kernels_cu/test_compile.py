@@ -86,10 +86,15 @@ MATRIX = [
 ] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
 SCORED = [
     case
-    for name, arches in (("flash2", ("sm_90", "sm_80", "sm_75")), ("flash3", ("sm_90a",)))
+    for name, arches in (
+        ("flash2", ("sm_90", "sm_80", "sm_75")),
+        ("flash3", ("sm_90a",)),
+        ("flash3_paged", ("sm_90a",)),
+    )
     for case in itertools.product(
         [name], [("soft_cap",), ("sinks",), ("alibi",), SCORES], CATALOGUE[name].dtypes, (64, 128, 256), arches
     )
+    if set(case[1]) <= set(CATALOGUE[name].support.masks)
     if case[4] != "sm_75" or case[2] == "float16"  # a T4 has no bfloat16, and in float32 all three spill 8 bytes there
 ]
 QUANTIZED = [

@@ -37,7 +37,7 @@ def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -
         assert mutant.check in found(appending.problem(mutant.case))
 
 
-@pytest.mark.parametrize("case", one_of_each(appending.CASES, lambda case: appending.CASES[case].get("head_dim", 64)))
+@pytest.mark.parametrize("case", one_of_each(appending.CASES, lambda _: "one build"))
 def test_the_real_kernel_passes(case: str) -> None:
     with np.errstate(invalid="ignore"):
         assert found(appending.problem(case)) == set()

@@ -33,7 +33,7 @@ def problems(draw: st.DrawFn) -> fl.Problem:
         kv_heads=kv_heads,
         lengths=[(len_q, n) for n in lengths],
         head_dim=64,
-        dtype="bfloat16",
+        dtype="float16",
         page_size=draw(st.integers(1, 256) | st.sampled_from([1, 16, 64, 256])),
         causal=draw(st.booleans()),
         window=draw(st.none() | st.tuples(st.integers(0, 150), st.none() | st.integers(0, 5))),
