@@ -549,6 +549,78 @@ KERNELS = [
                 old="first_head + place % heads, first = ", new="first_head, first = ", check="misuse", case=GROUP,
             ),
             KernelMutant(
+                mechanism="a neighbour's queries weighed with 0 for wide heads", step="load_q",
+                old="clear_rows<CONSUMERS>(sram.q(ring.slot), rows, CLEARED);", new="", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's dO weighed with 0 for wide heads", step="load_do",
+                old="clear_rows<CONSUMERS>(sram.dout(ring.slot), rows, CLEARED);", new="", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's keys weighed with 0 for dQ",
+                old="clear_rows<CONSUMERS>(sram.k(k_ring.slot), keys, CLEARED);", new="", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a neighbour's values weighed with 0 for dQ",
+                old="clear_rows<CONSUMERS>(sram.v(v_ring.slot), keys, CLEARED);", new="", check="sequences", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a sequence's last query cleared for wide heads", step="load_q",
+                old="sram.q(ring.slot), rows, CLEARED", new="sram.q(ring.slot), rows - 1, CLEARED", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="values cleared before they have come", step="load_v",
+                old="mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity); clear_rows", new="clear_rows", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dO cleared before it has come", step="load_do",
+                old="mbarrier_wait(sram.do_full(ring.slot), ring.parity); clear_rows", new="clear_rows", check="misuse",
+                case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="a warp that reads its place before it is told", file=WIDE_TILES,
+                old="store_shared(at + sizeof(Work), own); } barrier();", new="store_shared(at + sizeof(Work), own); }",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="row tiles aligned with the first key", file=WIDE_TILES,
+                old="aligned = own.queries - (rows.end - rows.first), first", new="aligned = 0, first", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="row tiles that walk over the first sequence's keys", old="own_head, origin.key + j * BC, sram.k_full",
+                new="own_head, j * BC, sram.k_full", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dQ of the first sequence's rows", old="rows.head, origin.query + row), sum", new="rows.head, row), sum",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dQ of the next sequence's rows stored", step="store_dq", old="row < alone.len_q ? padded_row_bytes(shape)",
+                new="row < shape.len_q ? padded_row_bytes(shape)", check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="the LSE and D of the first sequence for dQ", old="* shape.len_q + origin.query;", new="* shape.len_q;",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="dK and dV in the first sequence's rows", old="own_head, origin.key + key), sum", new="own_head, key), sum",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="the first sequence's keys boxed", old="k, batch, own_head, origin.key + work.first_key",
+                new="k, batch, own_head, work.first_key", check="rule", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="row tiles of a plain batch dealt out", file=WIDE_TILES,
+                old="row_tiles = row_tiles_of(shape), first_head", new="row_tiles = ceil_div(shape.len_q, BR), first_head",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
+                mechanism="empty places of row tiles not left", step="load_q", old="if (work.end == 0) return;", new="",
+                check="misuse", case=SEQUENCES,
+            ),
+            KernelMutant(
                 mechanism="hidden key tiles walked for dQ", file=WIDE_TILES,
                 old="visible_tiles(shape, first, min(first + BR, shape.len_q) - 1, BC)",
                 new="Keys{0, ceil_div(shape.len_kv, BC) - 1}", check="bytes", case="keys that no query sees",
