@@ -72,7 +72,8 @@ _QUERIES = Entry("load_q", "q", "sram.write"), Entry("load_do", "dout", "sram.wr
 _TOLD = {step: {Entry(step, "work", way) for way in ("sram.read", "sram.write")} for step in ("load_kv", "load_q")}
 OF_BOXES: dict[str, set[Entry]] = {
     "flash3_backward": {
-        *_QUERIES, *(Entry("load_kv", name, "sram.write") for name in "kv"), *_TOLD["load_kv"], Entry("load_kv", "drawn", "hbm.atomic"),
+        *_QUERIES, *(Entry("load_kv", name, "sram.write") for name in "kv"), *_TOLD["load_kv"],
+        Entry("load_kv", "drawn", "hbm.atomic"),
     },
     "flash3_backward_wide": {
         *_QUERIES, *(Entry(f"load_{name}", name, "sram.write") for name in "kv"), *_TOLD["load_kv"], *_TOLD["load_q"],
