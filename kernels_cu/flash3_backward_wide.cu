@@ -41,15 +41,11 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
   const SramOfKeys sram;
   open(sram);
   Origin origin = {};
-  Work work = {};
-  if constexpr (RAGGED) {
-    // step: load_kv (which keys)
-    find_for_all(sram.work(), shape, {offsets_q, offsets_kv}, work, origin, key_tile);
-    if (work.end == 0) return;  // an empty place
-  } else {
-    work = key_tile(shape, {}, blockIdx.x, origin);
-  }
-  const Shape own = origin.alone(shape);
+  // step: load_kv (which keys)
+  const Offsets offsets{offsets_q, offsets_kv};
+  const Work work = RAGGED ? found_for_all(sram.work(), shape, offsets, origin, key_tile) : key_tile(shape, {}, blockIdx.x, origin);
+  if (RAGGED && work.end == 0) return;  // an empty place
+  const Shape alone = origin.alone(shape), &own = RAGGED ? alone : shape;  // a copy would take registers
   const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, own_head = kv_head % shape.kv_heads;
   Visit here = work.first(shape);
   Ring ring;
@@ -223,8 +219,7 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
   QueryRows rows;
   if constexpr (RAGGED) {
     // step: load_q (which queries)
-    Work work = {};
-    find_for_all(sram.work(), shape, {offsets_q, offsets_kv}, work, origin, row_tile);
+    const Work work = found_for_all(sram.work(), shape, {offsets_q, offsets_kv}, origin, row_tile);
     if (work.end == 0) return;  // an empty place
     rows = {0, work.end - 1, work.first_key, work.tiles};
   } else {

@@ -157,15 +157,15 @@ DEVICE Work row_tile(const Shape& shape, const Offsets& offsets, int number, Ori
 
 // In a ragged batch one thread looks for what a block has, and tells all warps: `find` is key_tile or row_tile.
 template <class F>
-DEVICE void find_for_all(unsigned at, const Shape& shape, const Offsets& offsets, Work& work, Origin& origin, F&& find) {
+DEVICE Work found_for_all(unsigned at, const Shape& shape, const Offsets& offsets, Origin& origin, F&& find) {
   if (threadIdx.x == 0) {
     Origin own = {};
     store_shared(at, find(shape, offsets, blockIdx.x, own));
     store_shared(at + sizeof(Work), own);
   }
   barrier();
-  work = told_work(at);
   origin = told_origin(at + sizeof(Work));
+  return told_work(at);
 }
 
 // The first columns of K or V, as an operand A in registers. The tensor cores read it from SRAM as often as B, and SRAM's bytes bind.

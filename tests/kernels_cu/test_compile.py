@@ -221,6 +221,17 @@ def test_a_backward_pass_over_sequences_on_hopper(case: tuple[int, str]) -> None
         assert complaints(compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")) == []
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.long), 136, 192, 256])
+def test_wide_heads_of_sequences_on_hopper(head_dim: int, dtype: str) -> None:
+    of_all = {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype, "lengths": [(1000, 1000), (500, 700)]}
+    for features in ({"causal": True, "sinks": True}, {"window": (100, 20)}):
+        config = CATALOGUE["flash3_backward_wide"].program.configure(
+            Problem(**of_all, **features), Device.named("h200")
+        )
+        assert complaints(compile_kernel("flash3_backward_wide", defines(config, dtype, head_dim), arch="sm_90a")) == []
+
+
 @pytest.mark.parametrize(
     "case", one_of_each(ON_HOPPER, lambda case: case[0] > 64, lambda case: "-".join(map(str, case)))
 )

@@ -21,7 +21,6 @@ WIDE_PROGRAM, HOPPER_SHARED = "simulator/programs/flash3_backward_wide.py", "ker
 SCORES, LSE = "kernels_cu/include/scores.cuh", "a gradient of the LSE"
 SINKS = "sinks, causal, GQA, batch 2, rows without keys"
 GROUP, SEQUENCES = "ragged, GQA, batch 2", "sequences, causal, GQA"
-PARTS, PARTS_APART = "a group's heads, few keys, causal, batch 2", "a group's heads, few keys, sequences"
 SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
@@ -390,88 +389,6 @@ KERNELS = [
                 mechanism="the tiles of a plain batch dealt out", file=HOPPER_SHARED,
                 old="return row_tiles_of<BC>(transposed(shape));", new="return ceil_div(shape.len_kv, BC);",
                 check="misuse", case=SEQUENCES,
-            ),
-        )
-    ),
-    *(
-        replace(each, algorithm="flash3_backward", file=HOPPER if each.file == KERNEL else each.file,
-                sms=7 if each.case == PARTS else 132)
-        for each in (
-            KernelMutant(
-                mechanism="the last part left out", file=HOPPER_TILES, old="int part = 1; part < PARTS;",
-                new="int part = 1; part < PARTS - 1;", check="rule", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="the first part added twice", file=HOPPER_TILES, old="int part = 1; part < PARTS;",
-                new="int part = 0; part < PARTS;", check="gqa", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="the first part for all", file=HOPPER_TILES, old="rows.head * PARTS + part, row",
-                new="rows.head * PARTS, row", check="gqa", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="parts of the KV heads before", file=HOPPER_TILES, old="rows.head * PARTS + part, row",
-                new="rows.head + part, row", check="rule", case=PARTS_APART,
-            ),
-            KernelMutant(
-                mechanism="all heads of the group in each part", file=HOPPER_SHARED, old="seen() ? end - members_of(shape) : end",
-                new="seen() ? kv_head(shape) * (shape.heads / shape.kv_heads) : end", check="bytes", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="a part's first head left out", file=HOPPER_SHARED, old="seen() ? end - members_of(shape) : end",
-                new="seen() ? end - members_of(shape) + (end > members_of(shape) ? 0 : 1) : end", check="rule", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="parts stored as those of the first batch", step="store_dkv",
-                old="work.part(shape) - batch * shape.kv_heads * PARTS", new="work.part(shape) % (shape.kv_heads * PARTS) / PARTS",
-                check="misuse", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="blocks for the parts of some heads only", file=HOPPER_TILES,
-                old="shape.batch * shape.kv_heads * PARTS - 1;", new="shape.batch * shape.kv_heads - 1;", check="misuse",
-                case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="KV heads that share the L2 counted as parts", file=HOPPER_SHARED,
-                old="shape.batch * shape.kv_heads * PARTS - first_head", new="shape.batch * shape.kv_heads - first_head",
-                check="misuse", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="parts of another key tile", step="store_dkv",
-                old="row_address(dk, batch, part, origin.key + key), dk_sum", new="row_address(dk, batch, part, key % BC), dk_sum",
-                check="misuse", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="a sequence's parts stored as the first one's", step="store_dkv",
-                old="row_address(dv, batch, part, origin.key + key), dv_sum", new="row_address(dv, batch, part, key), dv_sum",
-                check="misuse", case=PARTS_APART,
-            ),
-            KernelMutant(
-                mechanism="parts of the next sequence's keys stored", step="store_dkv",
-                old="key < own.len_kv ? round_up(shape.head_dim, 4)", new="key < shape.len_kv ? round_up(shape.head_dim, 4)",
-                check="bytes", case=PARTS_APART,
-            ),
-            KernelMutant(
-                mechanism="odd lanes' rows on top of those of even ones", step="store_dkv",
-                old="key = lane_key + opaque(lane_id()) % 2 * 8;", new="key = lane_key;", check="misuse", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="columns that a part hasn't got", step="store_dkv", old="round_up(shape.head_dim, 4)", new="COLUMNS",
-                check="misuse", case=PARTS, head_dim=40,
-            ),
-            KernelMutant(
-                mechanism="a part's dK without the scale", step="store_dkv",
-                old="dk_sum, of_kept(shape.scale, shape.kept), columns", new="dk_sum, of_kept(1, shape.kept), columns",
-                check="adjoint", case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="the last row of a block's not added up", step="add_parts", old="add_parts(dk_parts, dk, shape, rows);",
-                new="add_parts(dk_parts, dk, shape, {rows.batch, rows.head, rows.first, rows.end - 1});", check="misuse",
-                case=PARTS,
-            ),
-            KernelMutant(
-                mechanism="the scale once more where parts are added up", file=HOPPER_TILES, old="+ column * ELEMENT_BYTES, sum);",
-                new="+ column * ELEMENT_BYTES, times(sum, shape.scale));", check="adjoint", case=PARTS,
             ),
         )
     ),

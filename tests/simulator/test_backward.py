@@ -68,9 +68,16 @@ def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem,
 
 
 RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support.masks]
-OF_BOXES = {
-    *(Entry(step, name, "sram.write") for step, name in (("load_kv", "k"), ("load_kv", "v"), ("load_q", "q"), ("load_do", "dout"))),
-    *(Entry("load_kv", "work", way) for way in ("sram.read", "sram.write")), Entry("load_kv", "drawn", "hbm.atomic"),
+_QUERIES = Entry("load_q", "q", "sram.write"), Entry("load_do", "dout", "sram.write")
+_TOLD = {step: {Entry(step, "work", way) for way in ("sram.read", "sram.write")} for step in ("load_kv", "load_q")}
+OF_BOXES: dict[str, set[Entry]] = {
+    "flash3_backward": {
+        *_QUERIES, *(Entry("load_kv", name, "sram.write") for name in "kv"), *_TOLD["load_kv"],
+        Entry("load_kv", "drawn", "hbm.atomic"),
+    },
+    "flash3_backward_wide": {
+        *_QUERIES, *(Entry(f"load_{name}", name, "sram.write") for name in "kv"), *_TOLD["load_kv"], *_TOLD["load_q"],
+    },
 }  # fmt: skip
 """What TMA's boxes cost beside a sequence alone: they are cleared where it ends, and a block is told which tiles are its own."""
 
@@ -95,7 +102,7 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
         total = sum((Counter(each.launches[i].ledger) for each in alone), Counter[Entry]())
         own = {entry: n for entry, n in launch.ledger.items() if not entry.tensor.startswith("offsets")}
         beside = {entry for entry in {*own, *total} if own.get(entry) != total[entry]}
-        assert beside <= (OF_BOXES if algorithm == "flash3_backward" else set())
+        assert beside <= OF_BOXES.get(algorithm, set())
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
@@ -186,6 +193,19 @@ def test_groups_stay_whole_where_key_tiles_are_plenty(head_dim: int, causal: boo
         sizes = {"batch": 16384 // tokens, "heads": heads, "kv_heads": kv_heads, "len_q": tokens, "head_dim": head_dim}
         config = fl.count("flash3_backward", Problem(**sizes, dtype="float16", causal=causal), device="h200").config
         assert config is not None and config.parts == 1
+
+
+def test_wide_heads_of_a_ragged_batch() -> None:
+    """Key tiles and row tiles have places. One thread of each block asks for its sequence, and tells all warps."""
+    p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 400), 0, (20, 300)], head_dim=256, dtype="float16")
+    counts = fl.count("flash3_backward_wide", p, device="h200")
+    delta, keys, queries = counts.launches
+    assert (delta.blocks, keys.blocks, queries.blocks) == (4, 2 * (705 // 64 + 4), 4 * 4)
+    for launch, read in ((keys, "offsets_q"), (queries, "offsets_kv")):
+        assert launch.bytes("hbm.read", read) == 2 * 4 * launch.blocks
+        assert launch.bytes("sram.write", "work") == 32 * launch.blocks == launch.bytes("sram.read", "work") // 12
+    alone = fl.count("flash3_backward_wide", p.sequences[1].replace(lengths=None), device="h200")
+    assert counts.sram.peak == alone.sram.peak
 
 
 def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:

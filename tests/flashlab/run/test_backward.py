@@ -202,6 +202,7 @@ def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -
         ({"head_dim": 136}, "flash3_backward_wide"),
         ({"dtype": "float32"}, "flash2_backward"),
         ({"lengths": [7, (20, 33), (13, 10)]}, "flash3_backward"),
+        ({"lengths": [7, (20, 33), (13, 10)], "head_dim": 136}, "flash3_backward_wide"),
         ({"lengths": [7, (20, 33), (13, 10)], "soft_cap": 9.0}, "flash2_backward"),
         ({"deterministic": True}, "flash3_backward_deterministic"),
         ({"deterministic": True, "head_dim": 136}, "flash3_backward_wide"),
