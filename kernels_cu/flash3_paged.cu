@@ -49,7 +49,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const Tensor k, const Tensor v
       if (!agenda.next(work, told)) break;
 
       const int kv = kv_head(shape, work.head);
-      const Copies copies{shape, page_size, work.batch, work.keys};
+      Copies copies{shape, page_size, work.batch, work.keys};
       Copies::Pages here, next;
       if (warp_id() < PRODUCERS / 2) {
         // step: load_k (producer: pages of the first)
@@ -84,6 +84,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const Tensor k, const Tensor v
           ring.advance();
           if (j == work.tiles.first) break;
         }
+        copies.finish();
       } else {
         // step: load_v (producer: pages of the first)
         next = copies.look_up(block_table, work.tiles.last);
@@ -99,6 +100,7 @@ flash3_paged(const __grid_constant__ TensorMap q, const Tensor k, const Tensor v
           copies.load(sram.v(ring.slot), v, kv, j, here, sram.v_full(ring.slot));
           ring.advance();
         }
+        copies.finish();
       }
       if (ONE_TILE) break;
     }

@@ -24,7 +24,7 @@ constexpr bool RESCALE_LATE = HEAD_DIM > 64;
 
 // SRAM: Q | STAGES x K | STAGES x V (each with its ones, where it has some) | mbarriers.
 struct Sram {
-  static constexpr int MBARRIERS = 16, V_BYTES = VTile::BYTES + ONES_BYTES;
+  static constexpr int MBARRIERS = STAGES > 2 ? 24 : 16, V_BYTES = VTile::BYTES + ONES_BYTES;
   static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + V_BYTES) + MBARRIERS * MBARRIER_BYTES;
 
   unsigned base = sram_base();

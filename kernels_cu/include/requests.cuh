@@ -132,6 +132,7 @@ struct Copies {
   const Shape& shape;
   const Divisor& page_size;
   int request, keys;
+  unsigned under_way = 0;  // whom to tell when the tile before is there
 
   static DEVICE int first_row(int i) { return (warp_id() % 2 + 2 * i) * ROWS; }
 
@@ -149,8 +150,9 @@ struct Copies {
   }
 
   // Copies tile j, and tells `full` when it is there. Keys from `keys` on become zeros: nobody reads the rest of the last page.
+  // Where the ring has a slot to spare, nobody waits for a tile before the next one is under way.
   template <class TileT>
-  DEVICE void load(TileT tile, const Tensor& pool, int head, int j, const Pages& pages, unsigned full) const {
+  DEVICE void load(TileT tile, const Tensor& pool, int head, int j, const Pages& pages, unsigned full) {
     using Rows = PanelRows<TileT, ROWS>;
     const PageLoader<Rows, true> loader{row_address(pool, 0, head, 0), pool.batch, pool.row, row_bytes(shape)};
 #pragma unroll
@@ -159,9 +161,22 @@ struct Copies {
       loader.load(Rows{tile, first}, pages.of[i], (key + lane_id()) % page_size, keys - key);
     }
     copy_commit();
-    copy_wait<0>();
+    if (STAGES > 2 && under_way != 0) arrived<1>();
+    under_way = full;
+    if (STAGES <= 2) finish();
+  }
+
+  // Waits for the last tile, too.
+  DEVICE void finish() {
+    if (under_way != 0) arrived<0>();
+    under_way = 0;
+  }
+
+  template <int AFTER>
+  DEVICE void arrived() const {
+    copy_wait<AFTER>();
     fence_async();  // the tensor cores read past what wrote it
     warp_barrier();
-    release(full);
+    release(under_way);
   }
 };

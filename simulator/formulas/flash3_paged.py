@@ -13,8 +13,8 @@ from simulator.formulas.paged import entries
 from simulator.formulas.scores import count_scores
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
-from simulator.programs.flash3 import PANEL, backwards, sram_bytes
-from simulator.programs.flash3_paged import TOLD, listeners, shares
+from simulator.programs.flash3 import PANEL, backwards
+from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
 
 
 def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:

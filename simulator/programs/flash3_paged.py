@@ -19,6 +19,7 @@ from simulator.problem import Problem, Tile
 from simulator.program import program
 from simulator.programs.flash3 import ABOUT as FLASH3
 from simulator.programs.flash3 import MBARRIERS, PANEL, backwards, configure_rung
+from simulator.programs.flash3 import sram_bytes as plain_sram_bytes
 from simulator.programs.scores import soft_cap
 from simulator.tensors import HbmTensor
 
@@ -71,14 +72,27 @@ def pays(problem: Problem, device: Device) -> bool:
     return 4 * filled * busy >= 1
 
 
+def mbarriers(stages: int) -> int:
+    """Room for the mbarriers and for what is told, in float32 elements."""
+    return MBARRIERS + 16 * (stages > 2)
+
+
+def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+    """SRAM bytes per block: those of `flash3`, with room for the mbarriers of a third stage."""
+    return plain_sram_bytes(problem, tile, stages) + 4 * (mbarriers(stages) - MBARRIERS)
+
+
 def listeners(config: Config) -> int:
     """The warps that are told which row tile is next: those that multiply, and all but one that copy."""
     return 4 * config.consumers + COPIERS - 1
 
 
 def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
-    """Two warpgroups of 64 rows. Wide heads leave them no registers to take one row tile after the other."""
-    rung = configure_rung(problem, device, tile, choose_tile(problem))
+    """Two warpgroups of 64 rows. Wide heads leave them no registers to take one row tile after the other.
+
+    Copies take longer than boxes of TMA: they are issued row by row. So the ring has three stages where that many fit.
+    """
+    rung = configure_rung(problem, device, tile, choose_tile(problem), stages=3, sram=sram_bytes)
     drawn = padded(problem.head_dim) <= 192
     together = heads_that_share_the_l2(problem, device)
     return replace(
@@ -113,7 +127,7 @@ def flash3_paged(
         block.step("load_q")
         for ring in (k, v):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
-        block.alloc("mbarriers", MBARRIERS)
+        block.alloc("mbarriers", mbarriers(c.stages))
         if drawn:
             block.arrive(drawn, 0)
         block.tell(WORK, listeners(c), TOLD)
