@@ -6,6 +6,8 @@
 //
 // The launches are those of flash2_backward, and so is a piece of work: BC keys of a KV head, against the query tiles that see them,
 // of all query heads that share the KV head. A warpgroup has 64 of the keys. Its dK and dV leave its registers once, at the end.
+// Where there are fewer key tiles than SMs, blocks take those heads in PARTS. Then each writes what its part gives dK and dV, in
+// float32, and a launch of its own adds the parts up in their order. So each run gives the same bits.
 // It computes S and dP transposed, with keys as rows. So P and dS already lie in its registers as dV += Pᵀ dO and dK += dSᵀ Q want
 // them. For dQ = dS K all warpgroups' keys count: dS passes through SRAM, and each warpgroup computes a share of dQ, which it adds
 // to HBM straight from its registers.
@@ -18,6 +20,10 @@
 // keys take longer than the last ones. So blocks draw key tiles from a counter, the longest first (DYNAMIC): whoever is free takes
 // the next one. So it is where sequences have different lengths, but those keep their order. Wider heads leave no registers for
 // that, nor does dropout: each key tile has a block of its own (ONE_TILE).
+//
+// For the same bits in each run (IN_TURN: flash3_backward_deterministic) the blocks of a query tile add to its dQ in the order of
+// their key tiles. The thread that loads Q and dO waits for the block's turn, a tile ahead, and one that does nothing else passes it
+// on. So the warps that multiply wait for mbarriers only.
 //
 // In a ragged batch each sequence has places for its key tiles, and for the tiles of its sums of dQ (sequences.cuh). A box that
 // reaches beyond its sequence is cleared there: of K and V, too, for dQ sums over all keys of a tile.
@@ -47,7 +53,7 @@ DEVICE Rows rows_of_tile(const Shape& shape, const int* offsets_q) {
 
 extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
 flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, float* delta, float* dq_sum, const int* offsets_q,
-                      const Shape shape) {
+                      unsigned* turns, const Shape shape) {
   // step: delta (of which rows)
   const Rows rows = rows_of_tile(shape, offsets_q);
   if (RAGGED && rows.first >= rows.end) return;  // an empty place
@@ -58,13 +64,15 @@ flash3_backward_delta(const Tensor out, const Tensor dout, const float* dlse, fl
   // step: zero_dq
   const SumTile sums(dq_sum, tile_of(shape, rows), 0);
   for (int i = threadIdx.x; i < BR * COLUMNS / 4; i += DELTA_THREADS) store_global(sums.begin + i, make_float4(0, 0, 0, 0));
+  if constexpr (IN_TURN)
+    if (threadIdx.x == 0) Turns{turns, shape}.begin({rows.batch * shape.heads + rows.head, rows.first / BR});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
                 const float* lse, const __grid_constant__ TensorMap dout, const float* delta, float* dq_sum, const Tensor dk,
                 const Tensor dv, const int* offsets_q, const int* offsets_kv, const long long* rng_state, unsigned* drawn,
-                const Shape shape) {
+                unsigned* turns, const Shape shape) {
   const Sram sram;
   open(sram);
   Agenda agenda{shape, sram, {offsets_q, offsets_kv}};
@@ -80,7 +88,12 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       while (work.end > 0) {
         if (lane_id() == 0) {
           const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads;
-          Visit at = work.first(shape);
+          Visit at = work.first(shape), last = at;
+          unsigned n = 0;  // tiles of queries so far
+          auto wait_for_turn = [&] {  // at the tile before, when all warps know of the turn before that
+            Turns{turns, shape}.wait(last, work.first_key / BC);
+            mbarrier_arrive(sram.turn((n - 1) & 1));
+          };
           auto load_queries = [&] {
             // step: load_q (producer)
             const int head = at.head - batch * shape.heads;
@@ -89,7 +102,13 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
             // step: load_do (producer)
             mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+            if (IN_TURN && n > STAGES) mbarrier_wait(sram.known((n - 1 - STAGES) & 1), (n - 1 - STAGES) / 2 & 1);
             load_tile(sram.dout(ring.slot), dout, batch, head, origin.query + at.i * BR, sram.do_full(ring.slot), EVICT_LAST);
+            if constexpr (IN_TURN) {
+              // step: dq (producer: this block's turn at the tile before)
+              if (n > 0) wait_for_turn();
+              last = at, ++n;
+            }
             at.advance(work.tiles);
             ring.advance();
           };
@@ -101,6 +120,11 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
           load_tile(sram.k(), k, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
           load_tile(sram.v(), v, batch, own_head, first_row, sram.kv_full(), EVICT_FIRST);
           while (work.left(at)) load_queries();
+          if constexpr (IN_TURN) {
+            // step: dq (producer: this block's turn at the last tile)
+            mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
+            if (n > 0) wait_for_turn();
+          }
         }
 
         // step: load_kv (which keys are next)
@@ -142,6 +166,23 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
     if (warp_id() == 3 && lane_id() == 0) {
       // step: load_kv (producer: tells which keys are next, ahead)
       agenda.tell(drawn);
+      if constexpr (IN_TURN) {
+        // step: dq (producer: passes the turn on: a tile has been added when the next one's slot is free)
+        const Turns all{turns, shape};
+        int side = 0;
+        for (Visit at = work.first(shape); work.left(at); side ^= 1) {
+          const Visit added = at;
+          at.advance(work.tiles);
+          ring.advance();
+          if (work.left(at)) {
+            mbarrier_wait(sram.do_empty(ring.slot), ring.parity);
+            mbarrier_arrive(sram.known(side));
+          } else {
+            mbarrier_wait(sram.kv_empty(), 0);
+          }
+          all.pass(added);
+        }
+      }
     }
     return;
   }
@@ -275,6 +316,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       // step: dq (of the tile before: add it to HBM)
       wgmma_wait<2>();
       settle(dq);
+      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
       add_gradient(dq_sum, before, dq, consumer);
 
       // step: dk (done)
@@ -289,6 +331,7 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
       multiply_for_queries(dq, sram.ds((n - 1) & 1), sram.k(), consumer);
       wgmma_wait<0>();
       settle(dq);
+      if constexpr (IN_TURN) mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);
       add_gradient(dq_sum, before, dq, consumer);
     }
 
@@ -297,11 +340,18 @@ flash3_backward(const __grid_constant__ TensorMap q, const __grid_constant__ Ten
 
     // step: store_dkv
     const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, head = kv_head % shape.kv_heads;
+    if constexpr (PARTS > 1) {
+      const int part = work.part(shape) - batch * shape.kv_heads * PARTS, key = lane_key + opaque(lane_id()) % 2 * 8;
+      const int columns = key < own.len_kv ? round_up(shape.head_dim, 4) : 0;
+      store_part(row_address(dk, batch, part, origin.key + key), dk_sum, of_kept(shape.scale, shape.kept), columns);
+      store_part(row_address(dv, batch, part, origin.key + key), dv_sum, of_kept(1, shape.kept), columns);
+    } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
-      store_row(row_address(dk, batch, head, origin.key + key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
-      store_row(row_address(dv, batch, head, origin.key + key), dv_sum, half, of_kept(1, shape.kept), bytes);
+      for (int half = 0; half < 2; ++half) {
+        const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
+        store_row(row_address(dk, batch, head, origin.key + key), dk_sum, half, of_kept(shape.scale, shape.kept), bytes);
+        store_row(row_address(dv, batch, head, origin.key + key), dv_sum, half, of_kept(1, shape.kept), bytes);
+      }
     }
 
     // step: load_kv (which keys are next)
@@ -333,6 +383,19 @@ flash3_backward_convert(float* dq_sum, const Tensor dq, const int* offsets_q, co
     }
   }
 }
+
+#if PARTS > 1
+extern "C" __global__ void __launch_bounds__(DELTA_THREADS)
+flash3_backward_parts(const Tensor dk_parts, const Tensor dv_parts, const Tensor dk, const Tensor dv, const Shape shape) {
+  Shape keys = transposed(shape);
+  keys.heads = shape.kv_heads;
+  const Rows rows = rows_of<PART_ROWS>(keys);
+
+  // step: add_parts
+  add_parts(dk_parts, dk, shape, rows);
+  add_parts(dv_parts, dv, shape, rows);
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(32)
 flash3_backward_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,

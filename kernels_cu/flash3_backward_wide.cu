@@ -14,6 +14,10 @@
 // The launch for dQ: a block has 64 queries for each of two warpgroups, which compute S, dP and dS with queries as rows. dS goes from
 // registers to registers.
 //
+// In a ragged batch each sequence has places for its key tiles, and for its row tiles (sequences.cuh). What a block walks over is
+// cleared where a box reaches beyond its sequence. Its own rows beyond the end needn't be: no other row meets them, and nobody
+// stores what they get.
+//
 //   SRAM        K, V  64 x D | Q, dO  STAGES x (64 x D) | P  STAGES x (64 x 64) float32 | LSE, D  STAGES x 64 | mbarriers
 //               Q, dO  2 x (64 x D) | K  STAGES x (64 x D) | V  V_SLOTS x (64 x D) | mbarriers
 //   registers   dV and S, or dK and dP; half of K or V. dQ, S and dP
@@ -32,11 +36,16 @@ flash3_backward_wide_delta(const Tensor out, const Tensor dout, const float* dls
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                          const __grid_constant__ TensorMap v, const float* lse, const __grid_constant__ TensorMap dout,
-                         const float* delta, const Tensor dk, const Tensor dv, const Shape shape) {
+                         const float* delta, const Tensor dk, const Tensor dv, const int* offsets_q, const int* offsets_kv,
+                         const Shape shape) {
   const SramOfKeys sram;
   open(sram);
   Origin origin = {};
-  const Work work = key_tile(shape, {}, blockIdx.x, origin);
+  // step: load_kv (which keys)
+  const Offsets offsets{offsets_q, offsets_kv};
+  const Work work = RAGGED ? found_for_all(sram.work(), shape, offsets, origin, key_tile) : key_tile(shape, {}, blockIdx.x, origin);
+  if (RAGGED && work.end == 0) return;  // an empty place
+  const Shape alone = origin.alone(shape), &own = RAGGED ? alone : shape;  // a copy would take registers
   const int kv_head = work.kv_head(shape), batch = kv_head / shape.kv_heads, own_head = kv_head % shape.kv_heads;
   Visit here = work.first(shape);
   Ring ring;
@@ -48,20 +57,20 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
         // step: load_q (producer)
         mbarrier_wait(sram.q_empty(ring.slot), ring.parity ^ 1);
         const int head = here.head - batch * shape.heads;
-        load_tile(sram.q(ring.slot), q, batch, head, here.i * QUERIES, sram.q_full(ring.slot), EVICT_LAST);
+        load_tile(sram.q(ring.slot), q, batch, head, origin.query + here.i * QUERIES, sram.q_full(ring.slot), EVICT_LAST);
       };
 
       // step: load_kv (producer: K, for the first scores)
-      load_tile(sram.k(), k, batch, own_head, work.first_key, sram.k_full(), EVICT_FIRST);
+      load_tile(sram.k(), k, batch, own_head, origin.key + work.first_key, sram.k_full(), EVICT_FIRST);
       if (work.left(here)) load_queries();
 
       // step: load_kv (producer: V, after the first queries)
-      load_tile(sram.v(), v, batch, own_head, work.first_key, sram.v_full(), EVICT_FIRST);
+      load_tile(sram.v(), v, batch, own_head, origin.key + work.first_key, sram.v_full(), EVICT_FIRST);
       while (work.left(here)) {
         // step: load_do (producer)
         mbarrier_wait(sram.do_empty(ring.slot), ring.parity ^ 1);
         const int head = here.head - batch * shape.heads;
-        load_tile(sram.dout(ring.slot), dout, batch, head, here.i * QUERIES, sram.do_full(ring.slot), EVICT_LAST);
+        load_tile(sram.dout(ring.slot), dout, batch, head, origin.query + here.i * QUERIES, sram.do_full(ring.slot), EVICT_LAST);
         here.advance(work.tiles);
         ring.advance();
         if (work.left(here)) load_queries();
@@ -93,8 +102,19 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
   Gradient sum = {};
   Held held = {};
   unsigned rounded[QUERY_STEPS][4];
+  auto clear_outside = [&] {  // both warpgroups together, for each needs both tiles
+    const int rows = own.len_q - here.i * QUERIES;
+    if (!RAGGED || rows >= QUERIES) return;
+    // step: load_q (where a sequence ends)
+    mbarrier_wait(sram.q_full(ring.slot), ring.parity);
+    clear_rows<CONSUMERS>(sram.q(ring.slot), rows, CLEARED);
+
+    // step: load_do (where a sequence ends)
+    mbarrier_wait(sram.do_full(ring.slot), ring.parity);
+    clear_rows<CONSUMERS>(sram.dout(ring.slot), rows, CLEARED);
+  };
   if (warpgroup_id() == 1) {
-    const Shape keys_first = transposed(shape);
+    const Shape keys_first = transposed(own);
     const Scores scores(shape);
     const Keys full = full_tiles(keys_first, work.first_key, work.first_key + BC - 1, QUERIES);  // need no mask
 
@@ -103,6 +123,7 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
     hold(held, sram.k());
     for (; work.left(here); here.advance(work.tiles), ring.advance()) {
       // step: load_q
+      clear_outside();
       mbarrier_wait(sram.q_full(ring.slot), ring.parity);
 
       // step: scores
@@ -146,6 +167,7 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
     hold(held, sram.v());
     for (; work.left(here); here.advance(work.tiles), ring.advance()) {
       // step: load_do (for dP)
+      clear_outside();
       mbarrier_wait(sram.do_full(ring.slot), ring.parity);
       Transposed dp;
       begin_at(dp, sram.delta(ring.slot));
@@ -182,18 +204,28 @@ flash3_backward_wide_dkv(const __grid_constant__ TensorMap q, const __grid_const
   const bool first = warpgroup_id() == 1;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int key = lane_key + 8 * half, bytes = key < shape.len_kv ? padded_row_bytes(shape) : 0;
-    store_row(row_address(first ? dv : dk, batch, own_head, key), sum, half, first ? 1 : shape.scale, bytes);
+    const int key = lane_key + 8 * half, bytes = key < own.len_kv ? padded_row_bytes(shape) : 0;
+    store_row(row_address(first ? dv : dk, batch, own_head, origin.key + key), sum, half, first ? 1 : shape.scale, bytes);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
                         const __grid_constant__ TensorMap v, const float* lse, const __grid_constant__ TensorMap dout,
-                        const float* delta, const Tensor dq, const Shape shape) {
+                        const float* delta, const Tensor dq, const int* offsets_q, const int* offsets_kv, const Shape shape) {
   const SramOfQueries sram;
   open(sram);
-  const QueryRows rows = query_rows(shape, blockIdx.x);
+  Origin origin = {};
+  QueryRows rows;
+  if constexpr (RAGGED) {
+    // step: load_q (which queries)
+    const Work work = found_for_all(sram.work(), shape, {offsets_q, offsets_kv}, origin, row_tile);
+    if (work.end == 0) return;  // an empty place
+    rows = {0, work.end - 1, work.first_key, work.tiles};
+  } else {
+    rows = query_rows(shape, blockIdx.x);
+  }
+  const Shape alone = origin.alone(shape);
   Ring k_ring;
   RingOf<V_SLOTS> v_ring;
 
@@ -202,19 +234,19 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
     if (threadIdx.x == 0) {
       const int own_head = kv_head(shape, rows.head);
       // step: load_q (for dQ)
-      load_tile(sram.q(), q, rows.batch, rows.head, rows.first, sram.q_full(), EVICT_FIRST);
+      load_tile(sram.q(), q, rows.batch, rows.head, origin.query + rows.first, sram.q_full(), EVICT_FIRST);
 
       // step: load_do (for dQ)
-      load_tile(sram.dout(), dout, rows.batch, rows.head, rows.first, sram.do_full(), EVICT_FIRST);
+      load_tile(sram.dout(), dout, rows.batch, rows.head, origin.query + rows.first, sram.do_full(), EVICT_FIRST);
       for (int j = rows.tiles.first; j <= rows.tiles.last; ++j) {
         // step: load_k (producer)
         mbarrier_wait(sram.k_empty(k_ring.slot), k_ring.parity ^ 1);
-        load_tile(sram.k(k_ring.slot), k, rows.batch, own_head, j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
+        load_tile(sram.k(k_ring.slot), k, rows.batch, own_head, origin.key + j * BC, sram.k_full(k_ring.slot), EVICT_LAST);
         k_ring.advance();
 
         // step: load_v (producer)
         mbarrier_wait(sram.v_empty(v_ring.slot), v_ring.parity ^ 1);
-        load_tile(sram.v(v_ring.slot), v, rows.batch, own_head, j * BC, sram.v_full(v_ring.slot), EVICT_LAST);
+        load_tile(sram.v(v_ring.slot), v, rows.batch, own_head, origin.key + j * BC, sram.v_full(v_ring.slot), EVICT_LAST);
         v_ring.advance();
       }
     }
@@ -224,19 +256,19 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
   become_consumer();
   const int own = 64 * (warpgroup_id() - 1), first_row = rows.first + own, lane_row = first_row + warp_id() % 4 * 16 + lane_id() / 4;
   const Scores scores(shape);
-  const Keys full = full_tiles(shape, first_row, min(first_row + 64, shape.len_q) - 1, BC);  // need no mask
+  const Keys full = full_tiles(alone, first_row, min(first_row + 64, alone.len_q) - 1, BC);  // need no mask
   float sum[COLUMNS / 8][4] = {}, own_lse[2] = {INF, INF}, own_delta[2] = {};
-  const long long first = (static_cast<long long>(rows.batch) * shape.heads + rows.head) * shape.len_q;
+  const long long first = (static_cast<long long>(rows.batch) * shape.heads + rows.head) * shape.len_q + origin.query;
 
   // step: load_q (for dQ: LSE)
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (lane_row + 8 * half < shape.len_q) own_lse[half] = lse_of(load_global<float>(lse + first + lane_row + 8 * half));
+    if (lane_row + 8 * half < alone.len_q) own_lse[half] = lse_of(load_global<float>(lse + first + lane_row + 8 * half));
 
   // step: load_do (for dQ: D)
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    if (lane_row + 8 * half < shape.len_q) own_delta[half] = load_global<float>(delta + first + lane_row + 8 * half);
+    if (lane_row + 8 * half < alone.len_q) own_delta[half] = load_global<float>(delta + first + lane_row + 8 * half);
 
   // step: load_q (for dQ: done)
   mbarrier_wait(sram.q_full(), 0);
@@ -246,6 +278,13 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
     unsigned ds[BC / 16][4];
     // step: load_k
     mbarrier_wait(sram.k_full(k_ring.slot), k_ring.parity);
+    if (const int keys = alone.len_kv - j * BC; RAGGED && keys < BC) {
+      clear_rows<CONSUMERS>(sram.k(k_ring.slot), keys, CLEARED);
+
+      // step: load_v (where a sequence ends)
+      mbarrier_wait(sram.v_full(v_ring.slot), v_ring.parity);
+      clear_rows<CONSUMERS>(sram.v(v_ring.slot), keys, CLEARED);
+    }
 
     // step: scores (for dQ)
 #pragma unroll
@@ -269,7 +308,7 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
     // step: mask (for dQ)
     if (scores.sign != 1 || j < full.first || j > full.last) {
       scores.flip(s);
-      mask_scores(s, shape, lane_row, j * BC, 2 * (opaque(lane_id()) % 4));
+      mask_scores(s, alone, lane_row, j * BC, 2 * (opaque(lane_id()) % 4));
     }
 
     // step: exp (for dQ)
@@ -304,13 +343,14 @@ flash3_backward_wide_dq(const __grid_constant__ TensorMap q, const __grid_consta
   // step: store_dq
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = lane_row + 8 * half, bytes = row < shape.len_q ? padded_row_bytes(shape) : 0;
-    store_row(row_address(dq, rows.batch, rows.head, row), sum, half, shape.scale, bytes);
+    const int row = lane_row + 8 * half, bytes = row < alone.len_q ? padded_row_bytes(shape) : 0;
+    store_row(row_address(dq, rows.batch, rows.head, origin.query + row), sum, half, shape.scale, bytes);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(32)
-flash3_backward_wide_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const Shape shape) {
+flash3_backward_wide_sinks(const float* sinks, const float* lse, const float* delta, float* dsinks, const int* offsets_q,
+                           const Shape shape) {
   // step: dsinks
-  sink_gradient(sinks, lse, delta, dsinks, NULL, shape);
+  sink_gradient(sinks, lse, delta, dsinks, offsets_q, shape);
 }

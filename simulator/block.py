@@ -129,14 +129,15 @@ class Block:
         self._count(tensor.name, hbm_read=warps * read)
         return self.registers(rows, min(cols, tensor.cols - j * cols), data)
 
-    def look_up(self, tensor: HbmTensor, j: int, rows: int) -> None:
+    def look_up(self, tensor: HbmTensor, j: int, rows: int, shares: int | None = None) -> None:
         """HBM to registers: the pages in which rows of tile j lie, if they lie in pages. The warps that read split the rows.
 
-        Each reads an entry of the block table for each page that its rows touch.
+        Each reads an entry of the block table for each page that its rows touch. `shares` says into how many parts the rows are
+        split, if not into one for each that reads.
         """
         if tensor.table is None:
             return
-        size, share = self._m.problem.page_size or 1, -(-padded(rows) // self.readers)
+        size, share = self._m.problem.page_size or 1, -(-padded(rows) // (shares or self.readers))
         end, entries = min((j + 1) * rows, tensor.rows), 0
         for first in range(j * rows, end, share):
             page, last = first // size, (min(first + share, end) - 1) // size

@@ -16,8 +16,10 @@ from simulator.formulas import flash2_backward as flash2_backward_formula
 from simulator.formulas import flash2_backward_deterministic as flash2_backward_deterministic_formula
 from simulator.formulas import flash3 as flash3_formula
 from simulator.formulas import flash3_backward as flash3_backward_formula
+from simulator.formulas import flash3_backward_deterministic as flash3_backward_deterministic_formula
 from simulator.formulas import flash3_backward_wide as flash3_backward_wide_formula
 from simulator.formulas import flash3_fp8 as flash3_fp8_formula
+from simulator.formulas import flash3_paged as flash3_paged_formula
 from simulator.formulas import flash_decoding as flash_decoding_formula
 from simulator.formulas import mla as mla_formula
 from simulator.formulas import mla_hopper as mla_hopper_formula
@@ -41,8 +43,10 @@ from simulator.programs import flash2_backward as flash2_backward_program
 from simulator.programs import flash2_backward_deterministic as flash2_backward_deterministic_program
 from simulator.programs import flash3 as flash3_program
 from simulator.programs import flash3_backward as flash3_backward_program
+from simulator.programs import flash3_backward_deterministic as flash3_backward_deterministic_program
 from simulator.programs import flash3_backward_wide as flash3_backward_wide_program
 from simulator.programs import flash3_fp8 as flash3_fp8_program
+from simulator.programs import flash3_paged as flash3_paged_program
 from simulator.programs import flash_decoding as flash_decoding_program
 from simulator.programs import mla as mla_program
 from simulator.programs import mla_hopper as mla_hopper_program
@@ -65,8 +69,10 @@ from simulator.programs.flash3_1 import flash3_1
 from simulator.programs.flash3_2 import flash3_2
 from simulator.programs.flash3_3 import flash3_3
 from simulator.programs.flash3_backward import flash3_backward
+from simulator.programs.flash3_backward_deterministic import flash3_backward_deterministic
 from simulator.programs.flash3_backward_wide import flash3_backward_wide
 from simulator.programs.flash3_fp8 import flash3_fp8
+from simulator.programs.flash3_paged import flash3_paged
 from simulator.programs.flash_decoding import flash_decoding
 from simulator.programs.mla import mla
 from simulator.programs.mla_hopper import mla_hopper
@@ -105,7 +111,8 @@ class Kernel:
     An array that the call doesn't have is passed as NULL (the LSE, unless it was asked for). An array in `boxes` is
     passed as a TMA descriptor, with the number of rows of its box: "rows" or "cols" of the tile, or "head_dim". `arch`
     is the architecture to compile for if it isn't the GPU's own. A `persistent` kernel may have fewer blocks than
-    tiles. It is launched if `when(problem)`. If it `waits`, its blocks read again and again how far others are. `language` is
+    tiles. It is launched if `when(problem)`; with `parts`, only where a configuration takes heads in parts, or only where it
+    doesn't. If it `waits`, its blocks read again and again how far others are. `language` is
     "cuda" (a `.cu` file of `kernels_cu`) or "triton" (a module of `flashlab/triton`).
     """
 
@@ -118,6 +125,7 @@ class Kernel:
     language: str = "cuda"
     when: Callable[[Problem], bool] = always
     waits: bool = False
+    parts: bool | None = None
 
     def settles(self, what: str) -> bool:
         """Does its source settle a count, such as "sram.read"? In Triton the compiler decides all but HBM's bytes.
@@ -161,15 +169,16 @@ class Algorithm:
         """The dtypes that its kernels take."""
         return self.support.dtypes
 
-    def launched(self, problem: Problem) -> tuple[Kernel, ...]:
-        """Those of its kernels that a problem takes, in the order of their launches.
+    def launched(self, problem: Problem, config: Config | None = None) -> tuple[Kernel, ...]:
+        """Those of its kernels that a problem takes, in the order of their launches; without a `config`, of any.
 
         >>> import flashlab as fl
         >>> p = fl.Problem(batch=1, heads=1, len_q=8, head_dim=64, dtype="float16", mask="dense")
         >>> [kernel.entry for kernel in fl.CATALOGUE["flash2"].launched(p)]
         ['pack_mask', 'flash2']
         """
-        return tuple(kernel for kernel in self.kernels if kernel.when(problem))
+        forms = (None, True, False) if config is None else (None, config.parts > 1)
+        return tuple(kernel for kernel in self.kernels if kernel.when(problem) and kernel.parts in forms)
 
     @property
     def language(self) -> str | None:
@@ -228,6 +237,7 @@ _SINKS = Kernel(
     "flash2_backward", "flash2_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), when=lambda p: p.sinks
 )
 _CONVERT = Kernel("flash2_backward", "flash2_backward_convert", ("dq_sum", "dq"))
+_PARTS = ("dk_parts", "dv_parts")
 _OPTIONAL = (*_OF_HEAD, *_OFFSETS, *_PACKED)
 _ALL = (*COMMON_MASKS, *SCORES, "mask", "block_size", "lengths")
 _BOXES = ("q", "rows"), ("k", "cols"), ("v", "cols")
@@ -242,6 +252,10 @@ _LATENT = Support(
     tiles=(None, Tile(16, 32), Tile(32, 64)), instead="flash2",
 )  # fmt: skip
 _LATENT_HOPPER = replace(_LATENT, only=(9, 0), tile=mla_hopper_program.accepts, tiles=(None,), instead="mla")
+_HOPPER_BACKWARD = Support(
+    dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
+    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward",
+)  # fmt: skip
 _TRITON = Support(
     least=(8, 0), tile=powers_of_two, tiles=(None, Tile(16, 32), Tile(64, 64), Tile(128, 32), Tile(64, 128))
 )
@@ -252,6 +266,31 @@ def _rung(name: str, program: Program, schedule: Schedule, follows: str) -> Algo
     kernel = Kernel(name, name, _FORWARD, _BOXES, "sm_90a")
     about = {name: flash3_program.ABOUT}
     return Algorithm(name, program, flash3_formula.flash3, schedule, (kernel,), _HOPPER, about, follows)
+
+
+def _hopper_backward(*, waits: bool = False) -> tuple[Kernel, ...]:
+    """The launches of the backward pass for Hopper. If it `waits`, the blocks of the main one take turns."""
+    file, arch = "flash3_backward", "sm_90a"
+    main = ("q", "k", "v", "lse", "dout", "delta", "dq_sum"), (*_OFFSETS, "rng_state", "drawn", "turns")
+    boxes = ("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")
+    return (
+        Kernel(
+            file, "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q", "turns"), arch=arch
+        ),
+        *(
+            Kernel(file, file, (*main[0], *sums, *main[1]), boxes, arch, persistent=True, parts=parts, waits=waits)
+            for parts, sums in ((False, ("dk", "dv")), (True, _PARTS))
+        ),
+        Kernel(file, "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch=arch),
+        Kernel(file, "flash3_backward_parts", (*_PARTS, "dk", "dv"), arch=arch, parts=True),
+        Kernel(
+            file,
+            "flash3_backward_sinks",
+            ("sinks", "lse", "delta", "dsinks", "offsets_q"),
+            arch=arch,
+            when=lambda p: p.sinks,
+        ),
+    )
 
 
 CATALOGUE = {
@@ -315,6 +354,14 @@ CATALOGUE = {
             Support(masks=(*COMMON_MASKS, "lengths", *OF_CACHES), tile=a_lane_per_key, tiles=(None, Tile(16, 16), Tile(32, 32)),
                     instead="flash_decoding"),
             about=paged_program.ABOUT, follows="flash_decoding",
+        ),
+        Algorithm(
+            "flash3_paged", flash3_paged, flash3_paged_formula.flash3_paged, None,
+            (Kernel("flash3_paged", "flash3_paged", (*_FORWARD, *_REQUESTS, "drawn"), (("q", "rows"),), "sm_90a",
+                    persistent=True),),
+            replace(_HOPPER, masks=(*COMMON_MASKS, "soft_cap", "lengths"), tile=flash3_paged_program.accepts,
+                    tiles=(None, Tile(64, 64), Tile(128, 48), Tile(64, 128)), instead="paged"),
+            about=flash3_paged_program.ABOUT, follows="flash3",
         ),
         Algorithm(
             "mla", mla, mla_formula.mla, None,
@@ -387,29 +434,27 @@ CATALOGUE = {
         ),
         Algorithm(
             "flash3_backward", flash3_backward, flash3_backward_formula.flash3_backward, None,
-            (Kernel("flash3_backward", "flash3_backward_delta", ("out", "dout", "dlse", "delta", "dq_sum", "offsets_q"),
-                    arch="sm_90a"),
-             Kernel("flash3_backward", "flash3_backward",
-                    ("q", "k", "v", "lse", "dout", "delta", "dq_sum", "dk", "dv", *_OFFSETS, "rng_state", "drawn"),
-                    (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a", persistent=True),
-             Kernel("flash3_backward", "flash3_backward_convert", ("dq_sum", "dq", "offsets_q"), arch="sm_90a"),
-             Kernel("flash3_backward", "flash3_backward_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"), arch="sm_90a",
-                    when=lambda p: p.sinks)),
-            Support(dtypes=("float16", "bfloat16"), only=(9, 0), head_dims=range(1, 129), tile=flash3_backward_program.accepts,
-                    masks=(*COMMON_MASKS, "sinks", "lengths", "dropout", "dlse"), instead="flash2_backward"),
+            _hopper_backward(), _HOPPER_BACKWARD,
             flash3_backward_program.ABOUT, "flash2_backward", ("dq",),
+        ),
+        Algorithm(
+            "flash3_backward_deterministic", flash3_backward_deterministic,
+            flash3_backward_deterministic_formula.flash3_backward_deterministic, None, _hopper_backward(waits=True),
+            replace(_HOPPER_BACKWARD, masks=(*COMMON_MASKS, "sinks", "dropout", "dlse"), instead="flash2_backward_deterministic"),
+            flash3_backward_deterministic_program.ABOUT, "flash3_backward",
         ),
         Algorithm(
             "flash3_backward_wide", flash3_backward_wide, flash3_backward_wide_formula.flash3_backward_wide, None,
             (Kernel("flash3_backward_wide", "flash3_backward_wide_delta", ("out", "dout", "dlse", "delta"), arch="sm_90a"),
-             Kernel("flash3_backward_wide", "flash3_backward_wide_dkv", ("q", "k", "v", "lse", "dout", "delta", "dk", "dv"),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_dkv",
+                    ("q", "k", "v", "lse", "dout", "delta", "dk", "dv", *_OFFSETS),
                     (("q", "cols"), ("k", "cols"), ("v", "cols"), ("dout", "cols")), "sm_90a"),
-             Kernel("flash3_backward_wide", "flash3_backward_wide_dq", ("q", "k", "v", "lse", "dout", "delta", "dq"),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_dq", ("q", "k", "v", "lse", "dout", "delta", "dq", *_OFFSETS),
                     (("q", "rows"), ("k", "cols"), ("v", "cols"), ("dout", "rows")), "sm_90a"),
-             Kernel("flash3_backward_wide", "flash3_backward_wide_sinks", ("sinks", "lse", "delta", "dsinks"), arch="sm_90a",
-                    when=lambda p: p.sinks)),
+             Kernel("flash3_backward_wide", "flash3_backward_wide_sinks", ("sinks", "lse", "delta", "dsinks", "offsets_q"),
+                    arch="sm_90a", when=lambda p: p.sinks)),
             Support(dtypes=("float16", "bfloat16"), only=(9, 0), tile=flash3_backward_wide_program.accepts,
-                    masks=(*COMMON_MASKS, "sinks", "dlse"), instead="flash2_backward"),
+                    masks=(*COMMON_MASKS, "sinks", "lengths", "dlse"), instead="flash2_backward"),
             flash3_backward_wide_program.ABOUT, "flash3_backward",
         ),
         Algorithm("softmax_naive", softmax_naive, softmax_formula.softmax_naive, about=softmax_program.ABOUT),

@@ -30,6 +30,8 @@ class Config:
     - `dynamic`: after its first one, a persistent block draws each row tile from a counter that all blocks share.
     - `told`: one thread of a block works out which tiles it takes, and where they lie, and tells all its other warps in SRAM.
     - `walks`: how often a block goes through the lengths of all requests, for K and V in pages.
+    - `sorted`: of requests in pages, blocks take row tiles of long ones first. For each, a warp looks at the lengths of the 32
+      requests around it.
     - `constants`: further macros for the compiler, such as `(("SPLITS", 4),)`.
 
     >>> import flashlab as fl
@@ -49,10 +51,16 @@ class Config:
     dynamic: bool = False
     told: bool = False
     walks: int = 0
+    sorted: bool = False
     constants: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         Tile.parse(self.tile)  # 64.0 rows would fail somewhere inside
+
+    @property
+    def parts(self) -> int:
+        """In how many parts a backward pass takes the query heads of a group: a block has one key tile and one part."""
+        return dict(self.constants).get("PARTS", 1)
 
     @property
     def readers(self) -> int:

@@ -106,7 +106,7 @@ class LaunchCounts:
     `along` is the axis along which its blocks lie, each with a tile of a sequence's rows, or with a whole sequence. Where a block
     has to know of its queries alone, it is the step in which it looks for them. Where `across`
     isn't 0, blocks have so many rows of any sequences instead, because what they do to a row is the same in all. Of one that is
-    `shared`, all heads have the same blocks.
+    `shared`, all heads have the same blocks. With `cols`, so many blocks have the same tile of a head.
     """
 
     name: str
@@ -125,6 +125,7 @@ class LaunchCounts:
     along: str = "len_q"
     across: int = 0
     shared: bool = field(default=False, compare=False)
+    cols: int = field(default=1, compare=False)
 
     def bytes(self, what: str, tensor: str | None = None, step: str | None = None) -> int:
         """The sum of the ledger over a level and direction (`"hbm.read"`), for one tensor and one step, or for all."""
@@ -359,6 +360,7 @@ class _Page:
     along: str = "len_q"
     across: int = 0
     shared: bool = False
+    cols: int = 1
 
 
 class Book:
@@ -400,12 +402,13 @@ class Book:
         along: str = "len_q",
         across: int = 0,
         shared: bool = False,
+        cols: int = 1,
     ) -> None:
         """Begin a launch. What is counted next belongs to it. `sram_peak` is in bytes, the others as in `LaunchCounts`."""
         peak = sram_peak if blocks else 0
         page = _Page(
-            name, blocks, warps, heads_together, sram_peak=peak, walk=walk, along=along, across=across, shared=shared
-        )
+            name, blocks, warps, heads_together, sram_peak=peak, walk=walk, along=along, across=across, shared=shared, cols=cols
+        )  # fmt: skip
         self._pages.append(page)
 
     @contextmanager
@@ -445,7 +448,8 @@ class Book:
     def close(self) -> Counts:
         launches = tuple(
             LaunchCounts(p.name, p.blocks, p.warps, p.sram_peak, dict(p.ledger), dict(p.distinct), p.flops_matmul,
-                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred, p.along, p.across, p.shared)
+                         p.flops_other, p.exp, p.heads_together, p.walk, p.boxes, p.inferred, p.along, p.across, p.shared,
+                         p.cols)
             for p in self._pages
         )  # fmt: skip
         return Counts(self.algorithm, self.problem, self.tile, self.device, self.config, launches, dict(self.tensors))

@@ -193,8 +193,8 @@ class Machine:
             x.name == of.name and {"heads", "kv_heads"}.isdisjoint(x.axes) for x in self.operation.taken(self.problem)
         )
         self.book.launch(
-            name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across, shared=shared
-        )
+            name, rows * cols * heads, warps, together, walk=row_walk, along=along, across=across, shared=shared, cols=cols
+        )  # fmt: skip
         self._touched.clear()
         walks = _walks(walk, rows, cols)
         most = rows  # blocks per lockstep group: on shapes alone a group costs the same at any size

@@ -14,7 +14,9 @@ sequence knows which: it looks for none, and reads two numbers of offsets_q.
 
 Requests in pages are sequences, too, of a batch as large as they are many. The grid doesn't know how long they are: a persistent
 block goes through the lengths and deals the units of all requests out as it goes (pages.cuh). Whoever walks over the units does so
-(`Config.walks`). Workspaces have room for requests that fill the block table.
+(`Config.walks`). Or all requests have as many row tiles, and blocks draw them by number: only then a block looks at lengths, those
+of 32 requests that are sorted together (`Config.sorted`, requests.cuh). Workspaces have room for requests that fill the block
+table.
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ def _whole(spec: Spec, parts: Sequence[Counts], problem: Problem, operation: Ope
 def _for_all(spec: Spec, problem: Problem, operation: Operation, tile: Tile) -> Spec:
     """An array of all requests, from that of the longest."""
     if spec.role == "workspace":
-        return replace(spec, heads=problem.batch * spec.heads)
+        return spec if spec.shared else replace(spec, heads=problem.batch * spec.heads)
     return operation.operand(spec.name, problem).spec(problem, tile, spec.role)
 
 
@@ -166,9 +168,9 @@ def _launch(
     searched = sum(n * halvings(s, len(room)) for s, n in enumerate(room))
     for name, looks, seen in ((side.searched, searched, len(room) - 1), (side.read, 2 * sum(room), len(room) + 1)):
         if name and looks:
-            ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * asking
+            ledger[Entry(step, name, "hbm.read")] = _NUMBER * looks * heads * total.cols * asking
             distinct[name, "read"] = _NUMBER * seen
-    blocks = heads * sum(room)
+    blocks = heads * sum(room) * total.cols
     for entry, n in total.ledger.items():
         if entry.tensor == WORK:  # of each tile, and that none is left; or of a place
             told = total.blocks + config.grid(p, parts[0].device, blocks) if config.persistent else blocks
@@ -192,16 +194,32 @@ def _dealt(total: LaunchCounts, index: int, problem: Problem, device: Device, co
     ledger, distinct, lengths = dict(total.ledger), dict(total.distinct), _NUMBER * problem.batch
     if total.blocks:
         blocks = config.grid(problem, device, total.blocks)
-        dealt = Entry("load_q", "seq_lens", "hbm.read"), lengths * config.walks * blocks
+        walked = lengths * config.walks * blocks
+        if config.sorted:
+            walked = _NUMBER * total.blocks // problem.batch * sum(n * n for n in sorted_together(problem.batch))
+        dealt = Entry("load_q", "seq_lens", "hbm.read"), walked
         looked_up = Entry("merge", "seq_lens", "hbm.read"), _NUMBER * total.warps * total.blocks
         entry, read = looked_up if index else dealt
         ledger[entry] = read
         distinct["seq_lens", "read"] = lengths
+        for entry, n in total.ledger.items():
+            if entry.tensor == WORK and config.persistent:  # of each row tile, and that none is left
+                ledger[entry] = n // total.blocks * (total.blocks + blocks)
     return replace(total, ledger=ledger, distinct=distinct, walk=None)
+
+
+def sorted_together(requests: int) -> list[int]:
+    """How many requests, one behind the other, are sorted by their lengths together: 32, but the first ones may be fewer.
+
+    >>> sorted_together(70)
+    [6, 32, 32]
+    """
+    return [requests % 32] * (requests % 32 > 0) + [32] * (requests // 32)
 
 
 def _across(total: LaunchCounts, problem: Problem) -> LaunchCounts:
     """A launch whose blocks have rows of any sequences: all move what their rows need, and compute alike."""
     p = problem
-    blocks = p.batch * p.heads * -(-p.len_q // total.across)
+    heads, rows = (p.kv_heads, p.len_kv) if total.along == "len_kv" else (p.heads, p.len_q)
+    blocks = p.batch * heads * -(-rows // total.across)
     return replace(total, blocks=blocks, flops_other=total.flops_other * blocks // max(1, total.blocks), walk=None)

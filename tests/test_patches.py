@@ -11,7 +11,7 @@ import kernels_cu
 from tests.flashlab.emulator import test_flash3_faults as flash3
 from tests.flashlab.emulator import test_fp8 as fp8
 from tests.flashlab.emulator.zoo import ZOO
-from tests.mutants import backward, decoding, dropout, latent, latent_hopper, scores
+from tests.mutants import backward, backward_parts, decoding, dropout, latent, latent_hopper, scores
 from tests.mutants.kernels import KERNELS
 from tests.mutants.zoo import ROOT
 from tests.patches import MARK, line_of, patched, tokens, without_comments
@@ -79,7 +79,14 @@ def test_every_seeded_fault_survives_new_comments_and_new_lines() -> None:
 
 
 def test_every_mutant_finds_its_code() -> None:
-    of_kernels = [*backward.KERNELS, *decoding.KERNELS, *dropout.GRADIENTS, *latent.KERNELS, *latent_hopper.KERNELS]
+    of_kernels = [
+        *backward.KERNELS,
+        *backward_parts.KERNELS,
+        *decoding.KERNELS,
+        *dropout.GRADIENTS,
+        *latent.KERNELS,
+        *latent_hopper.KERNELS,
+    ]
     edits = [(each.mechanism, each.file, [(each.old, each.new)], each.step) for each in of_kernels]
     edits += [(each.mechanism, each.file, list(each.edits), each.step) for each in (*scores.ZOO, *dropout.FORWARD)]
     assert len(edits) > 150

@@ -13,13 +13,13 @@ from flashlab.measure import results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backward.md"
-NAME, WIDE = "flash3_backward", "flash3_backward_wide"
+NAME, WIDE, ORDERED = "flash3_backward", "flash3_backward_wide", "flash3_backward_deterministic"
 PEERS = {
     "fa4": "FlashAttention-4", "cudnn": "cuDNN", "sdpa-flash": "SDPA's flash", "flash2_backward": "`flash2_backward`",
 }  # fmt: skip
 
 
-RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic")}
+RUNGS = {name: f"`{name}`" for name in ("flash2_backward", "flash2_backward_deterministic", ORDERED)}
 
 
 def newest(kind: str, condition: str | None = None, *, algorithm: str = NAME) -> results.Result | None:
@@ -79,6 +79,21 @@ def dropped(of: results.Result | None) -> str:
     return f"{device(of)}, dropout {of.data['rate']:g} ({link(of)}).\n\n{results.markdown_table(header, rows)}\n"
 
 
+def ordered(of: results.Result | None) -> str:
+    """How much longer the kernel takes whose blocks take turns."""
+    if of is None:
+        return "This was not measured yet.\n"
+    cells = [row for row in of.data["rows"] if row["peer"] == ORDERED]
+    by = {(row["head_dim"], row["causal"], row["length"]): row["ratio"] for row in cells}
+    lengths = sorted({length for *_, length in by})
+    rows = [
+        (str(dim), "causal" if causal else "full", *(f"{by[dim, causal, length] - 1:.1%}" for length in lengths))
+        for dim, causal in dict.fromkeys((dim, causal) for dim, causal, _ in by)
+    ]
+    header = ("head dim", "mask", *(f"{length:,} tokens" for length in lengths))
+    return f"{device(of)} ({link(of)}).\n\n{results.markdown_table(header, rows)}\n"
+
+
 def blocks() -> dict[str, str]:
     return {
         "counted": counted(newest("counters")),
@@ -88,6 +103,7 @@ def blocks() -> dict[str, str]:
         "control": control("mbarrier-of-a-warp"),
         "odd": odd(newest("bench", "odd")),
         "rungs": timed(newest("ladder"), RUNGS),
+        "ordered": ordered(newest("ladder")),
     }
 
 

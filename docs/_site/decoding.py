@@ -8,7 +8,7 @@ from docs._site.blocks import replaced
 from docs._site.controls import control
 from docs._site.timed import device, link
 from flashlab.files import replace_file
-from flashlab.measure import decoding, results
+from flashlab.measure import append, decoding, results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "decoding.md"
@@ -24,9 +24,22 @@ def timed(algorithm: str) -> str:
     return f"{table}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
 
 
+def appended() -> str:
+    """A table of appends beside others' kernels."""
+    found = results.find(ROOT / results.FOLDER, kind="append", algorithm="flash3_paged")
+    of = next((r for r in reversed(found) if r.data["algorithm"] == "flash3_paged"), None)
+    if of is None:
+        return "This was not measured yet.\n"
+    table = append.KIND.table(append.KIND.schema.model_validate(of.data))
+    return f"{table}\n\n*{device(of)}, {of.content['date'][:10]}: `{of.content['command']}` ({link(of)}).*\n"
+
+
 def blocks() -> dict[str, str]:
     names = {"timed": "flash_decoding", "paged": "paged", "cascade": "cascade"}
-    return {block: timed(name) for block, name in names.items()} | {"control": control("barrier-arrive")}
+    return {block: timed(name) for block, name in names.items()} | {
+        "append": appended(),
+        "control": control("barrier-arrive"),
+    }
 
 
 if __name__ == "__main__":

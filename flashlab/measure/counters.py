@@ -102,7 +102,7 @@ def compare(case: Case, simulated: Counts | None, formula: Counts, index: int, m
     """Hold one measured launch against the same launch of simulator and formula. Needs no GPU."""
     launch = formula.launches[index]
     simulated_launch = None if simulated is None else simulated.launches[index]
-    kernel = get(case.algorithm).launched(case.problem)[index]
+    kernel = get(case.algorithm).launched(case.problem, formula.config)[index]
     # no counter sees what TMA writes into SRAM
     unseen = {"sram.write"} if kernel.boxes else set[str]()
     if kernel.waits:  # a counter sees all reads of a wait, and chance says how many there are

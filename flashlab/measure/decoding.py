@@ -25,7 +25,7 @@ from rich.progress import track
 from flashlab.measure import results
 from flashlab.measure.contenders import AGAINST, CELLS, Cell, chosen, contenders, flops, nbytes
 from flashlab.measure.results import Data, Kind, markdown_table
-from flashlab.measure.timing import captured
+from flashlab.measure.timing import captured, turns
 from simulator.errors import Unavailable, UsageError
 
 _COLD = 400e6  # bytes of K and V in all sets, several times the L2
@@ -59,13 +59,7 @@ def measure(algorithm: str, cell: Cell, against: Sequence[str], rounds: int) -> 
     names = list(sets[0])
     repeats = max(1, _CALLS // len(sets))
     graphs = {name: captured(torch, [each[name] for each in sets], repeats)[0] for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for i in range(rounds + 2):
-        for n in range(len(names)):
-            name = names[(i + n) % len(names)]  # each takes every place in the order
-            took = _microseconds(torch, graphs[name]) / repeats / len(sets)
-            if i >= 2:  # the first rounds warm up
-                times[name].append(took)
+    times = {name: [x / repeats / len(sets) for x in found] for name, found in turns(torch, graphs, rounds).items()}
     middle = {name: statistics.median(found) for name, found in times.items()}
     ratios = {
         name: statistics.median(b / a for a, b in zip(times[algorithm], times[name], strict=True)) for name in names[1:]
@@ -73,15 +67,6 @@ def measure(algorithm: str, cell: Cell, against: Sequence[str], rounds: int) -> 
     return Row(
         **asdict(cell), nbytes=moved, microseconds=middle, ratios=ratios, rounds=rounds, flops=flops(algorithm, cell)
     )
-
-
-def _microseconds(torch: Any, graph: Any) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return 1e3 * begin.elapsed_time(end)
 
 
 def headline(data: Decoding) -> str:

@@ -21,6 +21,7 @@ from flashlab.measure import peers
 from flashlab.measure.load import POWER, Gpu, Held, Watch, clocks
 from flashlab.measure.results import Data, Kind, markdown_table
 from flashlab.measure.timing import captured, interleaved
+from flashlab.run import plan as plans
 from flashlab.run.host import to_numpy
 from flashlab.verify.rule import Expected, expect, judge
 from simulator import Problem
@@ -71,10 +72,11 @@ class Cell:
         return None
 
     def kernel(self, algorithm: str) -> str:
-        """The algorithm that runs here: `algorithm`, or where its kernels refuse a backward pass the one to use instead."""
-        row = get(algorithm)
-        refused = row.operation is BACKWARD and row.refuses(self.problem, Device.named("h200")) is not None
-        return row.support.instead if refused else algorithm
+        """The algorithm that runs here: `algorithm`, or where its kernels refuse a backward pass the fastest that takes it."""
+        row, device = get(algorithm), Device.named("h200")
+        if row.operation is not BACKWARD or row.refuses(self.problem, device) is None:
+            return algorithm
+        return plans.fastest(BACKWARD, self.problem, device)
 
     @property
     def flops(self) -> float:

@@ -6,10 +6,10 @@ Each call is timed by CUDA events, behind a pause that the GPU spends while Pyth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["captured", "interleaved"]
+__all__ = ["captured", "interleaved", "turns"]
 
 WARM_UP = 3
 """Rounds, and calls, before the ones that count: the first may compile."""
@@ -70,3 +70,20 @@ def captured(torch: Any, calls: Sequence[Callable[[], Any]], repeats: int = 1) -
             for _ in range(repeats):
                 returned = [call() for call in calls]
     return graph, returned
+
+
+def turns(torch: Any, graphs: Mapping[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each graph's replays, one in every round. Each takes every place in the order; two rounds warm up."""
+    names = list(graphs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds + 2):
+        for n in range(len(names)):
+            name = names[(i + n) % len(names)]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            if i >= 2:
+                times[name].append(1e3 * begin.elapsed_time(end))
+    return times

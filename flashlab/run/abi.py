@@ -113,9 +113,9 @@ def defaults(counts: Counts, operation: Operation) -> dict[str, Any]:
 
 
 def strides_of(spec: Spec, batch: int) -> tuple[int, int, int]:
-    """Bytes from one batch, head and row to the next, as `Spec` lays an array out."""
+    """Bytes from one batch, head and row to the next, as `Spec` lays an array out. If heads have planes, from plane to plane."""
     head = spec.rows * spec.row_bytes
-    return spec.heads // batch * head, head, spec.row_bytes
+    return spec.heads // batch * spec.planes * head, head, spec.row_bytes
 
 
 def shape_struct(problem: Problem, group: int) -> Any:

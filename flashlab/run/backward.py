@@ -40,7 +40,7 @@ def attention_backward(
     their gradient. The gradients have the dtype of q; dk and dv are summed over the
     query heads that share a KV head. `algorithm="auto"` is the fastest that takes the problem there.
     With `dropout`, seed and offset (or `rng_state`) are those that `attention` was given too. `flash2_backward` takes
-    `lengths` and `soft_cap`, with `deterministic` or without, and `flash3_backward` takes `lengths`.
+    `lengths` and `soft_cap`, with `deterministic` or without. `flash3_backward` and `flash3_backward_wide` take `lengths`.
 
     dq may be added up by atomics, in an order that differs from call to call: so may its last bits. dk and dv don't change. With
     `deterministic`, dq doesn't either: an algorithm is taken that adds it up in one order.

@@ -64,7 +64,8 @@ def attention(
     request b is row `n % page_size` of page `block_table[b, n // page_size]`. A pool `(pages, page_size, kv_heads, head_dim)`
     goes in as `pool.swapaxes(1, 2)`, and isn't copied. `seq_lens`, int32 `(batch,)`, says how many keys each request has; the
     kernel reads it, so a captured graph follows it. Left out, they are those of `lengths`, or the table is full. The algorithm is
-    `paged`. On a GPU nobody looks at the numbers of pages: one that isn't there is read all the same.
+    `paged`, or on Hopper `flash3_paged`, which "auto" takes where requests have many queries. On a GPU nobody looks at the numbers
+    of pages: one that isn't there is read all the same.
 
     k and v may be quantised, float8_e4m3fn (of CuPy uint8) or int8 beside q of 16 bits: `fl.quantize_cache` makes them.
     `k_scale` and `v_scale` are what they are to be multiplied with (None: 1), contiguous float32 arrays of the same kind, finite
@@ -107,7 +108,7 @@ def attention(
             if x is not None:
                 raise host.refused(name, type(x).__name__, "None with a block_table")
         state_of(masks.get("dropout"), seed, offset, rng_state)  # which refuses a seed that nothing needs
-        default = isinstance(algorithm, str) and algorithm in ("flash2", "auto")
+        default = isinstance(algorithm, str) and algorithm == "flash2"
         return paged.attention(
             PAGED,
             {"q": q, "k": k, "v": v, "block_table": block_table, "seq_lens": seq_lens, "k_scale": k_scale, "v_scale": v_scale},

@@ -212,7 +212,7 @@ def emulate_problem(
         counts = run_on_data(row.program, arrays, problem, tile=tile, device=on, asked=asked).counts
     held = sum(spec.nbytes for spec in counts.tensors.values())
     check_memory("an emulation, with a note for each byte", 2 * held)
-    arena, kernels = Arena(), row.launched(problem)
+    arena, kernels = Arena(), row.launched(problem, config)
     _fill(arena, counts, {**abi.defaults(counts, row.operation), **arrays})
     job = _Job(
         counts, arena, None if source is None else path_of("source", source), sanitize, watch, workers, time_limit

@@ -6,7 +6,7 @@ import functools
 import os
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from simulator.names import AnyBackend, DeviceName
 from simulator.operations.operation import Operation
 from simulator.problem import WIDTH, Problem, Tile, round_up
 from simulator.program import Program
+from simulator.programs import flash3_paged
 from simulator.simulate import TileLike, run_on_data
 from simulator.support import MOST_BLOCKS
 
@@ -50,10 +51,14 @@ _ONE_ORDER = " in one order"
 _FASTEST = {
     "attention": ("flash3", "flash2"),
     "backward": ("flash3_backward", "flash3_backward_wide", "flash2_backward"),
-    "backward in one order": ("flash2_backward_deterministic",),
+    "backward in one order": ("flash3_backward_deterministic", "flash3_backward_wide", "flash2_backward_deterministic"),
+    "paged attention": ("flash3_paged", "paged"),
     "latent attention": ("mla_hopper", "mla"),
     "paged latent attention": ("mla_hopper_paged", "mla_paged"),
 }
+
+_PAYS: dict[str, Callable[[Problem, Device], bool]] = {"flash3_paged": flash3_paged.pays}
+"""Where the fastest is so for some problems only: whether it is."""
 
 _MOST_KEPT = 256  # sets of pointers that a plan keeps what it passes for
 _MOST_ZEROS = 256  # streams and captured calls for which a plan has zeros ahead
@@ -216,7 +221,7 @@ class Plan:
         self._shape = abi.shape_struct(problem, config.heads_together)
         self._launches = [
             _LAUNCHES[kernel.language](kernel, self.counts, launch, arch)
-            for launch, kernel in zip(self.counts.launches, row.launched(problem), strict=True)
+            for launch, kernel in zip(self.counts.launches, row.launched(problem, config), strict=True)
             if launch.blocks
         ]
         self._left_out = {
@@ -391,11 +396,17 @@ def on_the_gpu(
     one_order: bool = False,
 ) -> str | Program:
     """The algorithm itself; for "auto" the fastest that takes the problem on the current GPU. `one_order` is as in `elsewhere`."""
-    if not is_auto(algorithm):
-        return algorithm
-    *fastest, anywhere = _FASTEST[operation.name + _ONE_ORDER * one_order]
-    device, asked = gpu_device(arch), None if tile is None else Tile.parse(tile)
-    return next((name for name in fastest if not catalogue.get(name).refuses(problem, device, asked)), anywhere)
+    return fastest(operation, problem, gpu_device(arch), tile, one_order=one_order) if is_auto(algorithm) else algorithm
+
+
+def fastest(
+    operation: Operation, problem: Problem, device: Device, tile: TileLike = None, *, one_order: bool = False
+) -> str:
+    """The fastest algorithm that takes the problem on a device. `one_order` is as in `elsewhere`."""
+    names = _FASTEST[operation.name + _ONE_ORDER * one_order]
+    asked = None if tile is None else Tile.parse(tile)
+    takes = [name for name in names if not catalogue.get(name).refuses(problem, device, asked)]
+    return next((name for name in takes if _PAYS.get(name, _always)(problem, device)), [*takes, names[-1]][0])
 
 
 def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool = False) -> str | Program:
@@ -409,6 +420,11 @@ def elsewhere(algorithm: str | Program, operation: Operation, *, one_order: bool
 def is_auto(algorithm: Any) -> bool:
     """An array in the wrong place compares element by element: whoever looks the name up refuses it."""
     return isinstance(algorithm, str) and algorithm == "auto"
+
+
+def _always(problem: Problem, device: Device) -> bool:
+    del problem, device
+    return True
 
 
 def gpu_device(arch: str | None) -> Device:

@@ -24,7 +24,7 @@ constexpr bool RESCALE_LATE = HEAD_DIM > 64;
 
 // SRAM: Q | STAGES x K | STAGES x V (each with its ones, where it has some) | mbarriers.
 struct Sram {
-  static constexpr int MBARRIERS = 16, V_BYTES = VTile::BYTES + ONES_BYTES;
+  static constexpr int MBARRIERS = STAGES > 2 ? 24 : 16, V_BYTES = VTile::BYTES + ONES_BYTES;
   static constexpr int BYTES = QTile::BYTES + STAGES * (KTile::BYTES + V_BYTES) + MBARRIERS * MBARRIER_BYTES;
 
   unsigned base = sram_base();
@@ -47,7 +47,8 @@ struct Sram {
 };
 static_assert(2 + 4 * STAGES < Sram::MBARRIERS, "the ring has its mbarriers, and leaves room for a number");
 
-// Makes the block's mbarriers ready. All threads call it.
+// Makes the block's mbarriers ready. All threads call it. So many warps load a tile of K or V: one by TMA, or several that copy.
+template <int LOADERS = 1>
 DEVICE void open(const Sram& sram) {
   name_sram("q", sram.q().base, QTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KTile::BYTES);
@@ -57,8 +58,8 @@ DEVICE void open(const Sram& sram) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.q_empty(), 4 * CONSUMERS);
     for (int slot = 0; slot < STAGES; ++slot) {
-      mbarrier_init(sram.k_full(slot), 1);
-      mbarrier_init(sram.v_full(slot), 1);
+      mbarrier_init(sram.k_full(slot), LOADERS);
+      mbarrier_init(sram.v_full(slot), LOADERS);
       mbarrier_init(sram.k_empty(slot), 4 * CONSUMERS);
       mbarrier_init(sram.v_empty(slot), 4 * CONSUMERS);
     }

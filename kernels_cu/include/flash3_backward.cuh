@@ -9,8 +9,12 @@ constexpr int QUERIES = BR;
 #include "philox.cuh"
 
 constexpr int CONSUMERS = BC / 64;  // warpgroups that compute
-// Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own.
-constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64;
+constexpr int PART_ROWS = 16;       // of a block of the launch that adds up parts
+// Where wide heads or random bytes leave no registers for a list of key tiles, each has a block of its own. So has each where blocks
+// take turns.
+constexpr bool ONE_TILE = DROPOUT || COLUMNS > 64 || IN_TURN;
+constexpr bool TOLD = RAGGED || IN_TURN;  // a block is told its first key tile, too
+static_assert(!(RAGGED && IN_TURN), "sequences have no turns here");
 constexpr int ABOVE = BR / 64, ASIDE = CONSUMERS / ABOVE;  // the warpgroups form a grid over dQ's rows and columns
 static_assert(CONSUMERS == 2 && BR % 64 == 0 && CONSUMERS % ABOVE == 0 && COLUMNS / ASIDE % 64 == 0, "64 keys per warpgroup, whole panels of dQ");
 
@@ -21,7 +25,7 @@ using QueryGradient = float[COLUMNS / ASIDE / 8][4];  // 64 queries x this warpg
 
 // SRAM: K | V | STAGES x (Q, dO) | 2 x dS | STAGES x (LSE, D) | mbarriers | what is next.
 struct Sram {
-  static constexpr int MBARRIERS = 16, NUMBERS = BR * 4, WORK = RAGGED ? 32 : 16;
+  static constexpr int MBARRIERS = IN_TURN ? 24 : 16, NUMBERS = BR * 4, WORK = RAGGED ? 32 : 16;
   unsigned base = sram_base();
 
   DEVICE KVTile k() const { return {base}; }
@@ -47,8 +51,14 @@ struct Sram {
   DEVICE unsigned work_full() const { return mbarrier(4 + 4 * STAGES); }
   DEVICE unsigned work_empty() const { return mbarrier(5 + 4 * STAGES); }
   DEVICE unsigned work() const { return mbarrier(MBARRIERS - 2); }
+
+  // That it is this block's turn to add a tile of dQ: two neighbours have two of them.
+  DEVICE unsigned turn(int side) const { return mbarrier(6 + 4 * STAGES + side); }
+
+  // That whoever passes turns on knows of a slot of dO that it is free. Before that it isn't filled again and freed again.
+  DEVICE unsigned known(int side) const { return mbarrier(8 + 4 * STAGES + side); }
 };
-static_assert(6 + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
+static_assert(6 + 4 * IN_TURN + 4 * STAGES <= Sram::MBARRIERS - 2, "the ring has its mbarriers, and leaves room for 16 bytes");
 
 // The block's named barriers, beside barrier().
 enum NamedBarrier { CLEARED = 1 };
@@ -68,7 +78,13 @@ DEVICE void open(const Sram& sram) {
     mbarrier_init(sram.kv_empty(), 4 * CONSUMERS);
     mbarrier_init(sram.work_full(), 1);
     mbarrier_init(sram.work_empty(), 4 * CONSUMERS + 3);
-    for (int side = 0; side < 2; ++side) mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
+    for (int side = 0; side < 2; ++side) {
+      mbarrier_init(sram.ds_full(side), 4 * CONSUMERS);
+      if (IN_TURN) {
+        mbarrier_init(sram.turn(side), 1);
+        mbarrier_init(sram.known(side), 1);
+      }
+    }
     for (int slot = 0; slot < STAGES; ++slot) {
       mbarrier_init(sram.q_full(slot), 2);
       mbarrier_init(sram.do_full(slot), 2);
@@ -89,7 +105,8 @@ DEVICE void become_consumer() { claim_registers<RAGGED && !ONE_TILE ? 232 : 240>
 // thread knows the numbers. It tells all other warps what they stand for, because those have no registers to work that out.
 //
 // In a ragged batch it also tells the first one, and does so in a block that has no other (ONE_TILE): one thread looks for the
-// sequence, and not all warps.
+// sequence, and not all warps. So it does where blocks take turns. There each block draws its key tile: whoever has a lower number
+// has begun, and blocks wait for lower numbers only, so nothing hangs.
 //
 // The KV heads of a group run side by side before the next ones start, so that what their blocks share (Q, dO and the sums of dQ)
 // stays in the L2.
@@ -98,10 +115,10 @@ struct Agenda {
   const Sram& sram;
   Offsets offsets;
   Origin origin = {};
-  Work work = RAGGED ? Work{} : work_of(blockIdx.x, origin);
+  Work work = TOLD ? Work{} : work_of(blockIdx.x, origin);
   unsigned parity = 0;  // of this round, of K and V, too
 
-  DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads - 1; }
+  DEVICE int last() const { return key_tiles(shape) * shape.batch * shape.kv_heads * PARTS - 1; }
   DEVICE Work work_of(int number, Origin& own) const { return number > last() ? Work{} : key_tile(shape, offsets, number, own); }
 
   // Tells what is next when all have taken what was told before. All blocks together draw once for each key tile (or place), so the
@@ -119,6 +136,11 @@ struct Agenda {
         if (ONE_TILE || number > last()) return;
         parity ^= 1;
       }
+    } else if constexpr (IN_TURN) {
+      work = work_of(draw_from(counter, last()), origin);
+      mbarrier_wait(sram.work_empty(), parity ^ 1);
+      store_shared(sram.work(), work);
+      mbarrier_arrive(sram.work_full());
     } else if constexpr (!ONE_TILE) {
       for (int number = blockIdx.x; number <= last(); parity ^= 1) {
         mbarrier_wait(sram.work_empty(), parity ^ 1);
@@ -132,18 +154,14 @@ struct Agenda {
   // Hears what was told in the round of this parity, as all other warps do.
   DEVICE void hear(unsigned round) {
     mbarrier_wait(sram.work_full(), round);
-    const Work told = lane_id() == 0 ? load_shared<Work>(sram.work()) : Work{};
-    work = {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
-    if constexpr (RAGGED) {
-      const Origin own = lane_id() == 0 ? load_shared<Origin>(sram.work() + sizeof(Work)) : Origin{};
-      origin = {uniform(own.key), uniform(own.query), uniform(own.queries), uniform(own.tile)};
-    }
+    work = told_work(sram.work());
+    if constexpr (RAGGED) origin = told_origin(sram.work() + sizeof(Work));
     release(sram.work_empty());
   }
 
   // Hears of the first key tile, where that is told.
   DEVICE void begin() {
-    if constexpr (RAGGED) hear(0);
+    if constexpr (TOLD) hear(0);
   }
 
   // Goes on to what was told.
@@ -159,6 +177,21 @@ struct Agenda {
 
 // A tile's number among those of all heads. `first` is that of its sequence's first tile.
 DEVICE int tile_of(const Shape& shape, Visit at, int first = 0) { return at.head * row_tiles_of(shape) + first + at.i; }
+
+// The order in which blocks add to a tile of dQ: that of their key tiles. A counter in HBM, at the tile's first row, says whose turn it
+// is. The first launch has set it to the first key tile that these queries see. One thread of the producer waits for this block's
+// turn, and another one passes it on, so that no warp that multiplies waits for HBM.
+struct Turns {
+  unsigned* counters;
+  const Shape& shape;
+
+  DEVICE unsigned* counter(Visit at) const { return counters + static_cast<long long>(at.head) * shape.len_q + at.i * BR; }
+  DEVICE void begin(Visit at) const {
+    store_global<int>(counter(at), visible_tiles(shape, at.i * BR, min(at.i * BR + BR, shape.len_q) - 1, BC).first);
+  }
+  DEVICE void wait(Visit at, int key_tile) const { wait_for(counter(at), key_tile); }
+  DEVICE void pass(Visit at) const { pass_on(counter(at)); }
+};
 
 // c += A Bᵀ for this warpgroup's 64 keys, from `key` on, as a group of its own: A has the block's keys as rows, B the queries.
 DEVICE void multiply_by_queries(Transposed& c, KVTile a, int key, QTile b, int add) {
@@ -219,5 +252,44 @@ DEVICE void add_gradient(float* dq_sum, int tile, const QueryGradient& dq, int c
   const SumTile sums(dq_sum, tile, consumer / ASIDE * 64 + warp_id() % 4 * 16);
   float4* const first = sums.part(consumer % ASIDE * (COLUMNS / ASIDE / 8));
 #pragma unroll
-  for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) add_global(first + 32 * n, make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]));
+  for (int n = 0; n < COLUMNS / ASIDE / 8; ++n) {
+    const float4 part = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+    if constexpr (IN_TURN)
+      add_in_turn(first + 32 * n, part);
+    else
+      add_global(first + 32 * n, part);
+  }
+}
+
+// A row of dK or dV that a part of the heads gives, float32, times `factor`: of accumulators' row g in even lanes, of row g + 8 in odd
+// ones. Writes the columns before `columns`. (The factor spares registers: ptxas would move the accumulators to store them as they are.)
+DEVICE void store_part(char* row, const Gradient& sum, float factor, int columns) {
+  const int own = opaque(lane_id()) % 4 / 2 * 4;
+#pragma unroll
+  for (int n = 0; n < COLUMNS / 8; ++n) {
+    const float four[4] = {sum[n][0] * factor, sum[n][1] * factor, sum[n][2] * factor, sum[n][3] * factor};
+    const float4 x = four_columns(four);
+    if (8 * n + own < columns) store_global(row + (8 * n + own) * 4, x);
+  }
+}
+
+// Rows of dK or dV: the sum over the parts, in their order.
+DEVICE void add_parts(const Tensor& parts, const Tensor& gradient, const Shape& shape, const Rows& rows) {
+  constexpr int LANES = lanes_for(HEAD_DIM / 4);
+  const int columns = round_up(shape.head_dim, CHUNK_ELEMENTS);  // padding, which is written as well
+  for (int row = rows.first + threadIdx.x / LANES; row < rows.end; row += DELTA_THREADS / LANES)
+    for (int column = threadIdx.x % LANES * 4; column < columns; column += LANES * 4) {
+      float4 x[PARTS];
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {  // all are on their way before one is needed
+        x[part] = make_float4(0, 0, 0, 0);
+        const char* const from = row_address(parts, rows.batch, rows.head * PARTS + part, row);
+        if (column < shape.head_dim) x[part] = load_global<float4>(from + column * 4);
+      }
+      float4 sum = x[0];
+#pragma unroll
+      for (int part = 1; part < PARTS; ++part)
+        sum = make_float4(sum.x + x[part].x, sum.y + x[part].y, sum.z + x[part].z, sum.w + x[part].w);
+      store_elements(row_address(gradient, rows.batch, rows.head, row) + column * ELEMENT_BYTES, sum);
+    }
 }

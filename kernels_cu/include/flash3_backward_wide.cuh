@@ -4,6 +4,7 @@
 
 constexpr int QUERIES = BC;
 
+#include "clear.cuh"
 #include "hopper_backward.cuh"
 
 // Columns of K or V that stay in registers. Of narrow heads none do: where all of an operand is held, ptxas (CUDA 12.9, 13.0)
@@ -20,6 +21,12 @@ using Held = unsigned[HELD > 0 ? HELD / 16 : 1][4];
 DEVICE void become_producer() { release_registers<24>(); }
 DEVICE void become_consumer() { claim_registers<240>(); }
 
+// The block's named barriers, beside barrier().
+enum NamedBarrier { CLEARED = 1 };
+
+// Room for the mbarriers. In a ragged batch the last four leave theirs to what a thread tells the other warps.
+constexpr int MBARRIERS = 16;
+
 // SRAM of the launch for dK and dV: K | V | STAGES x (Q, dO) | STAGES x P | STAGES x (LSE, D) | mbarriers.
 struct SramOfKeys {
   static constexpr int NUMBERS = QUERIES * 4, WEIGHTS = BC * QUERIES * 4;
@@ -33,6 +40,7 @@ struct SramOfKeys {
   DEVICE unsigned lse(int slot) const { return p(STAGES) + slot * NUMBERS; }
   DEVICE unsigned delta(int slot) const { return lse(STAGES) + slot * NUMBERS; }
   DEVICE unsigned mbarrier(int i) const { return delta(STAGES) + i * MBARRIER_BYTES; }
+  DEVICE unsigned work() const { return mbarrier(MBARRIERS - 4); }
 
   // "Full" counts the bytes of a tile that have come, and the producer's warp that loads its LSE or D. "Empty" counts the consumer
   // warps that are done with it. The first warpgroup's warps fill a slot of P. It is empty when Q's slot is.
@@ -44,6 +52,7 @@ struct SramOfKeys {
   DEVICE unsigned q_empty(int slot) const { return mbarrier(2 + 3 * STAGES + slot); }
   DEVICE unsigned do_empty(int slot) const { return mbarrier(2 + 4 * STAGES + slot); }
 };
+static_assert(2 + 5 * STAGES <= MBARRIERS - 4 && 2 + 2 * STAGES + 2 * V_SLOTS <= MBARRIERS - 4, "they leave room for 32 bytes");
 
 // Makes the block's mbarriers ready. All threads call it.
 DEVICE void open(const SramOfKeys& sram) {
@@ -54,6 +63,7 @@ DEVICE void open(const SramOfKeys& sram) {
   name_sram("p", sram.p(0), STAGES * SramOfKeys::WEIGHTS);
   name_sram("lse", sram.lse(0), STAGES * SramOfKeys::NUMBERS);
   name_sram("delta", sram.delta(0), STAGES * SramOfKeys::NUMBERS);
+  if (RAGGED) name_sram("work", sram.work(), sizeof(Work) + sizeof(Origin));
   if (threadIdx.x == 0) {
     mbarrier_init(sram.k_full(), 1);
     mbarrier_init(sram.v_full(), 1);
@@ -78,6 +88,7 @@ struct SramOfQueries {
   DEVICE KVTile k(int slot) const { return {base + 2 * RowTile::BYTES + slot * KVTile::BYTES}; }
   DEVICE KVTile v(int slot) const { return {k(STAGES).base + slot * KVTile::BYTES}; }
   DEVICE unsigned mbarrier(int i) const { return v(V_SLOTS).base + i * MBARRIER_BYTES; }
+  DEVICE unsigned work() const { return mbarrier(MBARRIERS - 4); }
 
   DEVICE unsigned q_full() const { return mbarrier(0); }
   DEVICE unsigned do_full() const { return mbarrier(1); }
@@ -93,6 +104,7 @@ DEVICE void open(const SramOfQueries& sram) {
   name_sram("dout", sram.dout().base, RowTile::BYTES);
   name_sram("k", sram.k(0).base, STAGES * KVTile::BYTES);
   name_sram("v", sram.v(0).base, V_SLOTS * KVTile::BYTES);
+  if (RAGGED) name_sram("work", sram.work(), sizeof(Work) + sizeof(Origin));
   if (threadIdx.x == 0) {
     mbarrier_init(sram.q_full(), 1);
     mbarrier_init(sram.do_full(), 1);
@@ -124,6 +136,36 @@ DEVICE QueryRows query_rows(const Shape& shape, int number) {
   const int head = first_head + place % heads, first = (row_tiles - 1 - place / heads) * BR;
   const Keys seen = visible_tiles(shape, first, min(first + BR, shape.len_q) - 1, BC);
   return {head / shape.heads, head % shape.heads, first, seen};
+}
+
+// The row tile of a number in a ragged batch, with its sequence. `first_key` is its first row, `end` comes after its head, and its
+// `tiles` are those of keys. Rows are numbered as the keys that they are aligned with (sequences.cuh): row i is row `query + i` of a
+// head of Q, key i row `key + i` of one of K, and `queries` counts the keys. Of an empty place, `end` is 0.
+DEVICE Work row_tile(const Shape& shape, const Offsets& offsets, int number, Origin& own) {
+  const int row_tiles = row_tiles_of(shape), first_head = number / (shape.group * row_tiles) * shape.group;
+  const int heads = min(shape.group, shape.heads - first_head), place = number - first_head * row_tiles;
+  const int at = row_tiles - 1 - place / heads;
+  const Sequence rows = sequence_at(shape, offsets.q, at);
+  own.key = load_global<int>(offsets.kv + rows.number);
+  own.queries = load_global<int>(offsets.kv + rows.number + 1) - own.key;
+  const int aligned = own.queries - (rows.end - rows.first), first = aligned + rows.before(at);  // aligned: of the first row
+  own.query = rows.first - aligned;
+  if (first >= own.queries) return {};  // an empty place
+  const Keys seen = visible_tiles(own.alone(shape), first, min(first + BR, own.queries) - 1, BC);
+  return {first, first_head + place % heads + 1, {seen.first, seen.last}};
+}
+
+// In a ragged batch one thread looks for what a block has, and tells all warps: `find` is key_tile or row_tile.
+template <class F>
+DEVICE Work found_for_all(unsigned at, const Shape& shape, const Offsets& offsets, Origin& origin, F&& find) {
+  if (threadIdx.x == 0) {
+    Origin own = {};
+    store_shared(at, find(shape, offsets, blockIdx.x, own));
+    store_shared(at + sizeof(Work), own);
+  }
+  barrier();
+  origin = told_origin(at + sizeof(Work));
+  return told_work(at);
 }
 
 // The first columns of K or V, as an operand A in registers. The tensor cores read it from SRAM as often as B, and SRAM's bytes bind.

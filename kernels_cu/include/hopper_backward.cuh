@@ -11,6 +11,13 @@
 #include "warpgroup.cuh"
 #include "wgmma.cuh"
 
+#ifndef PARTS
+#define PARTS 1  // in which blocks take the query heads of a group
+#endif
+#ifndef IN_TURN
+#define IN_TURN 0  // do blocks add to dQ in the order of their key tiles?
+#endif
+
 constexpr int COLUMNS = round_up(HEAD_DIM, 64);  // of whole panels
 constexpr int QUERY_STEPS = QUERIES / 16;
 
@@ -27,25 +34,35 @@ DEVICE void load_tile(TileT tile, const TensorMap& map, int batch, int head, int
     tma_load(tile.panel(i), map, batch, head, first_row, i * TileT::PANEL_COLUMNS, full, hint);
 }
 
-// A tile of queries of one of the group's heads, which is numbered among those of all batches.
+// A tile of queries of one of the group's heads, which is numbered among those of all batches. A block visits them from the first to
+// the last. But blocks that take turns go from the last to the first: under a causal mask all of them see the last queries, so they
+// begin together, and nobody waits for another to walk a long way.
 struct Visit {
   int head, i;
 
   DEVICE void advance(Keys tiles) {
-    if (++i > tiles.last) ++head, i = tiles.first;
+    if constexpr (IN_TURN) {
+      if (--i < tiles.first) ++head, i = tiles.last;
+    } else {
+      if (++i > tiles.last) ++head, i = tiles.first;
+    }
   }
 };
 
-// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head. `end` is 0 if no key
-// tile is left.
+// Query heads that a block has: those that share a KV head, or a part of them.
+DEVICE int members_of(const Shape& shape) { return shape.heads / shape.kv_heads / PARTS; }
+
+// A key tile, and the tiles of queries that see it, of the heads before `end`: those that share the KV head, or a part of them. `end`
+// is 0 if no key tile is left.
 struct alignas(16) Work {
   int first_key, end;
   Keys tiles;
 
   DEVICE bool left(Visit at) const { return at.head < end; }
   DEVICE bool seen() const { return tiles.first <= tiles.last; }
-  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - shape.heads / shape.kv_heads : end, tiles.first}; }
+  DEVICE Visit first(const Shape& shape) const { return {seen() ? end - members_of(shape) : end, IN_TURN ? tiles.last : tiles.first}; }
   DEVICE int kv_head(const Shape& shape) const { return (end - 1) / (shape.heads / shape.kv_heads); }
+  DEVICE int part(const Shape& shape) const { return (end - 1) / members_of(shape); }  // among those of all KV heads
 };
 
 // The sequence of a ragged batch that a key tile is of. Its keys are numbered as the queries that they are aligned with (sequences.cuh):
@@ -62,6 +79,16 @@ struct alignas(16) Origin {
   }
 };
 
+// What one thread told all warps in SRAM: a key tile, and its sequence.
+DEVICE Work told_work(unsigned at) {
+  const Work told = lane_id() == 0 ? load_shared<Work>(at) : Work{};
+  return {uniform(told.first_key), uniform(told.end), {uniform(told.tiles.first), uniform(told.tiles.last)}};
+}
+DEVICE Origin told_origin(unsigned at) {
+  const Origin own = lane_id() == 0 ? load_shared<Origin>(at) : Origin{};
+  return {uniform(own.key), uniform(own.query), uniform(own.queries), uniform(own.tile)};
+}
+
 DEVICE int key_tiles(const Shape& shape) { return row_tiles_of<BC>(transposed(shape)); }
 
 // The first key of the tile at a place, and its sequence.
@@ -77,11 +104,11 @@ DEVICE int first_key_at(const Shape& shape, const Offsets& offsets, int place, O
 
 // The key tile of a number, and its sequence. The first of each head come first: under a causal mask most queries see them. The KV
 // heads of a group run side by side before the next ones start, so that what their blocks share (Q and dO, above all) stays in the
-// L2. Of an empty place, and behind the last, `end` is 0.
+// L2. Of an empty place, and behind the last, `end` is 0. Where heads are taken in parts, each part counts as a KV head here.
 DEVICE Work key_tile(const Shape& shape, const Offsets& offsets, int number, Origin& own) {
-  const int members = shape.heads / shape.kv_heads, group = shape.group / members;
+  const int members = members_of(shape), group = shape.group / members;
   const int first_head = number / (group * key_tiles(shape)) * group;  // of the group
-  const int heads = min(group, shape.batch * shape.kv_heads - first_head), place = number - first_head * key_tiles(shape);
+  const int heads = min(group, shape.batch * shape.kv_heads * PARTS - first_head), place = number - first_head * key_tiles(shape);
   const int first_key = RAGGED ? first_key_at(shape, offsets, place / heads, own) : place / heads * BC;
   const Shape keys_first = transposed(own.alone(shape));
   if (RAGGED && first_key >= keys_first.len_q) return {};  // an empty place

@@ -118,6 +118,16 @@ DEVICE unsigned draw_from(unsigned* counter, unsigned last) { return atomicInc(c
 // True for whoever finds a counter at `last`: all others have been here before.
 DEVICE bool last_to_arrive(void* counter, unsigned last) { return count_up(counter, last) == last; }
 
+// Counts up, for those who wait for it. They see what the block's threads wrote to HBM before a barrier before it.
+DEVICE void pass_on(unsigned* counter) {
+#ifdef EMULATOR
+  __threadfence();
+  atomicAdd(counter, 1u);
+#else
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+#endif
+}
+
 // Waits until others have counted up to `turn`. What they wrote before is visible to the block's threads after a barrier.
 DEVICE void wait_for(const void* counter, unsigned turn) {
 #ifdef EMULATOR

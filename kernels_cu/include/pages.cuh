@@ -1,11 +1,11 @@
-// K and V in pages (PAGED): how the units of requests of any lengths are dealt out, and how keys are copied from their pages.
+// K and V in pages (PAGED): how the units of requests of any lengths are dealt out.
 //
 // The grid doesn't know how long requests are. So a block goes through the lengths, 32 requests at a time: each lane has one, and
 // a prefix sum of their units says whose the next unit is. Nothing else depends on the lengths of other requests.
 #pragma once
 
 #include "divisor.cuh"
-#include "tile.cuh"
+#include "page_loader.cuh"
 
 // The length of a request, of `requests`. It is in the kernel, because reads are marked there.
 DEVICE int length_of(const int* lengths, int request, int requests);
@@ -89,44 +89,5 @@ struct Units {
     unit.runs = ::most_runs(alone_with(unit.keys), group);
     unit.row_tile = rest - runs_before * row_tiles;
     unit.kv_head = heads_in(runs_before, unit.runs), unit.run = runs_before - unit.kv_head * unit.runs;
-  }
-};
-
-// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
-// copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines.
-template <class TileT>
-struct PageLoader {
-  static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
-  static constexpr int LANES = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
-  static_assert(ROWS <= 32, "a lane for each row");
-
-  const char* head;  // of page 0
-  long long page, row;  // from one to the next, in bytes
-  int row_bytes;
-
-  // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
-  DEVICE void load(TileT tile, int at, int place, int rows) const {
-    const long long own = at * page + place * row;
-    if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
-      copy<true>(tile, own, rows);
-    else
-      copy<false>(tile, own, rows);
-  }
-
-  template <bool WHOLE>
-  DEVICE void copy(TileT tile, long long own, int rows) const {
-#pragma unroll(WHOLE ? 4 : 1)
-    for (int first = 0; first < ROWS; first += 32 / LANES) {
-      const int r = first + lane_id() / LANES;
-      const char* from = head + shuffle(own, r);
-#pragma unroll(WHOLE ? CHUNKS / LANES : 1)
-      for (int c = 0; c < CHUNKS; c += LANES) {
-        const int chunk = c + lane_id() % LANES;
-        if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
-        if (r >= ROWS) continue;
-        const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
-        copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE ? CHUNK_BYTES : inside);
-      }
-    }
   }
 };

@@ -24,12 +24,20 @@ DEVICE Work work_in_order(const Shape& shape) {
   return work_of(shape, {}, block / row_tiles, block % row_tiles);
 }
 
-// The row tiles of one persistent block, by number. The last of each head come first: under a causal mask they take longest. The
-// block begins with its own number, and takes every gridDim-th one (CUTLASS: a static tile scheduler), or with DYNAMIC the next one
-// that nobody has drawn yet (a dynamic one).
-//
-// `group` heads run side by side before the next ones start (a swizzle of the heads for the L2): few enough that their K
+// The row tile that has a number, and its head among those of all batches. The last of each head come first: under a causal mask they
+// take longest. `group` heads run side by side before the next ones start (a swizzle of the heads for the L2): few enough that their K
 // and V stay in the L2 while all their rows pass.
+struct HeadTile { int head, row_tile; };
+
+DEVICE HeadTile head_tile_at(const Shape& shape, int row_tiles, int number) {
+  const int all_heads = shape.batch * shape.heads;
+  const int first_head = number / (shape.group * row_tiles) * shape.group;  // of the group
+  const int heads = min(shape.group, all_heads - first_head), place = number - first_head * row_tiles;
+  return {first_head + place % heads, row_tiles - 1 - place / heads};
+}
+
+// The row tiles of one persistent block, by number. The block begins with its own number, and takes every gridDim-th one (CUTLASS: a
+// static tile scheduler), or with DYNAMIC the next one that nobody has drawn yet (a dynamic one).
 struct Agenda {
   const Shape& shape;
   Offsets offsets = {};
@@ -40,9 +48,8 @@ struct Agenda {
     const int row_tiles = row_tiles_of(shape), all_heads = shape.batch * shape.heads;
     do {
       if (number >= row_tiles * all_heads) return false;
-      const int first_head = number / (shape.group * row_tiles) * shape.group;  // of the group
-      const int heads = min(shape.group, all_heads - first_head), place = number - first_head * row_tiles;
-      work = work_of(shape, offsets, first_head + place % heads, row_tiles - 1 - place / heads);
+      const HeadTile own = head_tile_at(shape, row_tiles, number);
+      work = work_of(shape, offsets, own.head, own.row_tile);
       if constexpr (!DYNAMIC) number += gridDim.x;
     } while (RAGGED && work.first_row >= work.keys);  // an empty place
     return true;

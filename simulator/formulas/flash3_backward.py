@@ -7,9 +7,9 @@ from functools import partial
 from simulator.config import WORK, Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.dropout import count_state
-from simulator.formulas.flash2_backward import count_convert, count_delta, count_sinks
+from simulator.formulas.flash2_backward import ROWS, count_convert, count_delta, count_sinks
 from simulator.formulas.flash3 import count_counter
-from simulator.formulas.walk import walk
+from simulator.formulas.walk import Walk, walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
 from simulator.programs.flash3_backward import listeners, sram_bytes, warpgroups, work_bytes
@@ -18,25 +18,43 @@ from simulator.programs.flash3_backward import listeners, sram_bytes, warpgroups
 def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
     """The elements of FlashAttention-2's Algorithm 2. But TMA's boxes count whole, with their rows outside.
 
-    P never passes through SRAM, dS is written once and read for dQ alone. LSE and D are requested once per visit.
+    P never passes through SRAM, dS is written once and read for dQ alone. LSE and D are requested once per visit. With parts of
+    a group's heads, each loads the keys, and its sums of dK and dV pass through HBM.
     """
     del lse
+    count_main(book, problem, tile, config)
+    count_after(book, problem, tile, config)
+
+
+def count_main(book: Book, problem: Problem, tile: Tile, config: Config, *, in_turn: bool = False) -> Walk:
+    """The workspaces, the first launch and the main one. Returns what the main one's key tiles visit."""
     p, es, t = problem, problem.itemsize, book.tensors
     above, across = warpgroups(tile)
     heads, kv_heads, keys = p.batch * p.heads, p.batch * p.kv_heads, p.key_tiles(tile)
     book.tensor(Spec("delta", heads, p.len_q, 1, "float32", "workspace", vector=True))
     sums = round_up(p.len_q, tile.rows), round_up(p.head_dim, PANEL)
     dq_sum = book.tensor(Spec("dq_sum", heads, *sums, "float32", "workspace", flat=True))
+    parts = config.parts
+    if parts > 1:
+        for x in ("k", "v"):
+            axes = (("parts", parts),)
+            book.tensor(Spec(f"d{x}_parts", kv_heads, p.len_kv, t[x].cols, "float32", "workspace", axes=axes))
     count_delta(book, "flash3_backward", problem, tile.rows)
+    if in_turn:
+        tiles = heads * -(-p.len_q // tile.rows)
+        book.tensor(Spec("turns", heads, p.len_q, 1, "int32", "workspace", vector=True))
+        book.add("zero_dq", "turns", hbm_write=4 * tiles)
+        book.distinct("turns", "write", 4 * tiles)
 
     # a key tile sees those queries that a row tile of the transposed problem sees as keys
     seen = walk(p.transposed, Tile(tile.cols, tile.rows))
     br, bc, d, dv = padded(tile.rows), padded(tile.cols), round_up(p.head_dim, PANEL), round_up(p.head_dim_v, PANEL)
     of_dq = round_up(tile.rows, PANEL)  # rows of dQ, which dS's panels have as columns
-    pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys, config.readers
+    pairs, rows, visits, readers = heads * seen.pairs, heads * seen.keys, kv_heads * keys * parts, config.readers
     visible = partial(p.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
-    peak = sram_bytes(p, tile, config.stages)
-    book.launch("flash3_backward", visits, config.warps, config.heads_together, peak, visible, along="len_kv")
+    peak = sram_bytes(p, tile, config.stages, in_turn=in_turn)
+    together, alike = config.heads_together, visible if parts == 1 else None
+    book.launch("flash3_backward", visits, config.warps, together, peak, alike, along="len_kv", cols=parts)
     count_counter(book, config, visits, "load_kv")
     if config.told:
         message = visits * work_bytes(p)
@@ -46,16 +64,18 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         if visits:
             book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * bc * width * es)
             book.distinct(name, "read", t[name].nbytes)
-            book.add("store_dkv", f"d{name}", hbm_write=t[f"d{name}"].nbytes)
-            book.distinct(f"d{name}", "write", t[f"d{name}"].nbytes)
+            stored = t[f"d{name}" if parts == 1 else f"d{name}_parts"]
+            book.add("store_dkv", stored.name, hbm_write=stored.nbytes)
+            book.distinct(stored.name, "write", stored.nbytes)
+    outside = visits * tile.cols - kv_heads * parts * p.len_kv
     if p.lengths is not None:  # rows of the next sequence are cleared
-        for load, name, outside, width in (
-            ("load_kv", "k", visits * tile.cols - kv_heads * p.len_kv, d),
-            ("load_kv", "v", visits * tile.cols - kv_heads * p.len_kv, dv),
+        for load, name, cleared, width in (
+            ("load_kv", "k", outside, d),
+            ("load_kv", "v", outside, dv),
             ("load_q", "q", pairs * tile.rows - rows, d),
             ("load_do", "dout", pairs * tile.rows - rows, dv),
         ):
-            book.add(load, name, sram_write=outside * width * es)
+            book.add(load, name, sram_write=cleared * width * es)
     for load, use, name, vector, width in (
         ("load_q", "exp", "q", "lse", d),
         ("load_do", "load_do", "dout", "delta", dv),
@@ -85,5 +105,27 @@ def flash3_backward(book: Book, problem: Problem, tile: Tile, config: Config, *,
         + visits * tile.cols * (p.head_dim + bool(p.dropout) * p.head_dim_v),
         exp=pairs * square,
     )
+    return seen
+
+
+def count_after(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
+    """The launches after the main one."""
     count_convert(book, "flash3_backward", tile.rows)
-    count_sinks(book, "flash3_backward", p)
+    count_parts(book, problem, config)
+    count_sinks(book, "flash3_backward", problem)
+
+
+def count_parts(book: Book, problem: Problem, config: Config) -> None:
+    """The launch that adds up parts, if there are any: it reads each once, and writes dK and dV."""
+    p, t, parts = problem, book.tensors, config.parts
+    if parts == 1:
+        return
+    blocks = p.batch * p.kv_heads * -(-p.len_kv // ROWS)
+    book.launch("flash3_backward_parts", blocks, 4, config.heads_together, along="len_kv", across=ROWS)
+    if blocks:
+        for x in ("dk", "dv"):
+            book.add("add_parts", f"{x}_parts", hbm_read=t[f"{x}_parts"].nbytes)
+            book.add("add_parts", x, hbm_write=t[x].nbytes)
+            book.distinct(f"{x}_parts", "read", t[f"{x}_parts"].nbytes)
+            book.distinct(x, "write", t[x].nbytes)
+            book.compute(other=blocks * ROWS * t[x].cols * (parts - 1))

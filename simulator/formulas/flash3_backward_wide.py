@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, padded
+from simulator.config import WORK, Config, padded
 from simulator.counts import Book, Spec
 from simulator.formulas.flash2_backward import count_delta, count_sinks
 from simulator.formulas.walk import walk
 from simulator.problem import Problem, Tile, round_up
 from simulator.programs.flash3 import PANEL
-from simulator.programs.flash3_backward_wide import held, queries, sram_of_keys, sram_of_queries
+from simulator.programs.flash3_backward_wide import MESSAGE, held, queries, sram_of_keys, sram_of_queries
 
 
 def flash3_backward_wide(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
@@ -27,6 +27,12 @@ def flash3_backward_wide(book: Book, problem: Problem, tile: Tile, config: Confi
     count_sinks(book, "flash3_backward_wide", problem)
 
 
+def count_message(book: Book, problem: Problem, config: Config, step: str, blocks: int) -> None:
+    """What one thread of a block tells all warps in a ragged batch."""
+    if problem.lengths is not None:
+        book.add(step, WORK, sram_write=blocks * MESSAGE, sram_read=blocks * MESSAGE * config.warps)
+
+
 def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None:
     """The launch for dK and dV."""
     p, es, t, square = problem, problem.itemsize, book.tensors, queries(tile)
@@ -38,7 +44,9 @@ def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None
     pairs, rows = heads * seen.pairs, heads * seen.keys
     visible = partial(p.transposed.tiles_of_row, tile=square)
     peak = sram_of_keys(p, tile, config.stages)
-    book.launch("flash3_backward_wide_dkv", visits, config.warps, config.heads_together, peak, visible)
+    together, ragged = config.heads_together, p.lengths is not None
+    book.launch("flash3_backward_wide_dkv", visits, config.warps, together, peak, visible, along="len_kv")
+    count_message(book, p, config, "load_kv", visits)
     for name, width, step in (("k", d, "scores"), ("v", dv, "dp")):
         if visits:
             book.add("load_kv", name, hbm_read=visits * tile.cols * width * es, sram_write=visits * side * width * es)
@@ -52,6 +60,7 @@ def count_keys(book: Book, problem: Problem, tile: Tile, config: Config) -> None
         ("load_do", "load_do", "dout", "delta", dv, ("dp", "dv")),
     ):
         book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * side * width * es)
+        book.add(load, name, sram_write=ragged * (pairs * tile.cols - rows) * width * es)  # cleared
         book.add(load, vector, hbm_read=rows * 4, sram_write=pairs * side * 4)
         book.add(use, vector, sram_read=pairs * 4 * side * 4)
         book.distinct(name, "read", heads * seen.distinct_keys * t[name].row_bytes)
@@ -79,13 +88,15 @@ def count_queries(book: Book, problem: Problem, tile: Tile, config: Config) -> N
     book.launch("flash3_backward_wide_dq", visits, config.warps, config.heads_together, peak, visible)
     if not visits:
         return
+    count_message(book, p, config, "load_q", visits)
+    cleared = (pairs * tile.cols - heads * seen.keys) * (p.lengths is not None)
     for load, name, vector, width in (("load_q", "q", "lse", d), ("load_do", "dout", "delta", dv)):
         book.add(load, name, hbm_read=visits * tile.rows * width * es, sram_write=visits * br * width * es)
         book.add(load, vector, hbm_read=t[vector].nbytes)
         book.distinct(name, "read", t[name].nbytes)
         book.distinct(vector, "read", t[vector].nbytes)
     for load, name, width in (("load_k", "k", d), ("load_v", "v", dv)):
-        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=pairs * bc * width * es)
+        book.add(load, name, hbm_read=pairs * tile.cols * width * es, sram_write=(pairs * bc + cleared) * width * es)
         book.distinct(name, "read", kv_heads * seen.distinct_keys * t[name].row_bytes)
     for step, left, right, width in (("scores", "q", "k", d), ("dp", "dout", "v", dv)):
         book.add(step, left, sram_read=pairs * br * width * es)

@@ -27,7 +27,7 @@ def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:
     heads, n, first, last = p.batch * p.kv_heads, p.len_kv, p.len_kv, 0
     for _, begin, stop in s.spans():
         ends = np.minimum(stop * cols, n)
-        looked = _entries(ends, size, cols, config.readers) - _entries(begin * cols, size, cols, config.readers)
+        looked = entries(ends, size, cols, config.readers) - entries(begin * cols, size, cols, config.readers)
         book.add(step, "block_table", hbm_read=4 * heads * int(looked.sum()))
         if (seen := begin < stop).any():
             first, last = min(first, int(begin[seen].min()) * cols), max(last, int(ends.max()))
@@ -35,7 +35,7 @@ def count_look_ups(book: Book, step: str, s: Splits, config: Config) -> None:
         book.distinct("block_table", "read", 4 * ((last - 1) // size - first // size + 1))
 
 
-def _entries(keys: Array, size: int, cols: int, warps: int) -> Array:
+def entries(keys: Array, size: int, cols: int, warps: int) -> Array:
     """How many entries are looked up for so many first keys: whole tiles, or all.
 
     Each warp looks one up for its share of a tile, and one more wherever a page begins inside of it.

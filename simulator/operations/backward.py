@@ -79,6 +79,10 @@ class Backward(Operation):
         "sinks, sequences, causal, GQA": {
             "heads": 4, "kv_heads": 2, "lengths": [(300, 40), 3, (0, 9), (71, 131), (40, 0), 1], "causal": True, "sinks": True,
         },
+        "a group's heads, few keys, causal, batch 2": {
+            "batch": 2, "heads": 4, "kv_heads": 1, "len_q": 140, "len_kv": 150, "causal": True,
+        },
+        "a group's heads, few keys, sequences": {"heads": 8, "kv_heads": 2, "lengths": [3, (150, 140), (0, 9), (141, 40)]},
         "keys that no query sees": {"heads": 2, "kv_heads": 1, "len_q": 30, "len_kv": 200, "window": (10, 0)},
     }  # fmt: skip
     inputs = (

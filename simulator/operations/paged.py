@@ -78,6 +78,9 @@ class PagedAttention(Operation):
         "several new tokens, causal": {
             "batch": 3, "heads": 4, "kv_heads": 1, "lengths": [(5, 150), (5, 5), (5, 2)], "causal": True, "page_size": 8,
         },
+        "many new tokens, causal": {
+            "batch": 2, "heads": 2, "kv_heads": 1, "lengths": [(150, 310), (150, 150)], "causal": True, "page_size": 16,
+        },
         "a window": {"batch": 2, "heads": 2, "lengths": [(3, 400), (3, 60)], "window": (90, 0), "page_size": 32},
         "head dim 128, a scale": {
             "batch": 2, "heads": 1, "head_dim": 128, "lengths": [(2, 130), (2, 64)], "scale": 0.3, "page_size": 64,

@@ -5,7 +5,7 @@ A launch before that computes D = rowsum(dO * O).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import gcd, inf
 
@@ -66,7 +66,13 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
 
 
 def prepare(
-    name: str, m: Machine, out: HbmTensor, dout: HbmTensor, dq_sum: HbmTensor | None = None, rows: int = ROWS
+    name: str,
+    m: Machine,
+    out: HbmTensor,
+    dout: HbmTensor,
+    dq_sum: HbmTensor | None = None,
+    rows: int = ROWS,
+    begin: Callable[[Block], None] = lambda block: None,
 ) -> HbmTensor:
     """Line 4 of Algorithm 2: D = rowsum(dO * O), less the gradient of the LSE, which is returned.
 
@@ -82,6 +88,7 @@ def prepare(
         if dq_sum is not None:
             block.step("zero_dq")
             block.store(dq_sum, block.full(rows, dq_sum.cols, 0.0), i, rows)
+            begin(block)
     return delta
 
 
@@ -137,6 +144,9 @@ class Turns:
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
         """The counters that it needs."""
+
+    def begin(self, block: Block) -> None:
+        """What a block of the first launch does for its rows, once their sums of dQ are 0."""
 
     def draw(self, block: Block) -> None:
         """The block gets its key tile: here by its number."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from simulator.block import Block
 from simulator.machine import Machine
@@ -15,19 +16,13 @@ from simulator.tensors import HbmTensor
 
 
 class InTurn(unordered.Turns):
-    """In the order of key tiles. A block draws its own as it begins, so it waits only for blocks that have begun."""
+    """In the order of key tiles. A counter per query tile, at its first row, says whose turn it is."""
+
+    ZEROS: ClassVar = True
+    """Are the counters zeros before and after, or does the first launch set them?"""
 
     def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
-        self.drawn = m.workspace("drawn", 1, "int32", rows=1, of=k, vector=True, zeros=True)
-        self.number = m.workspace("number", 1, "int32", rows=problem.len_kv, of=k, vector=True).firsts(tile.cols)
-        self.turns = m.workspace("turns", 1, "int32", vector=True, zeros=True).firsts(tile.rows)
-
-    def draw(self, block: Block) -> None:
-        """One thread draws, and tells the other warps."""
-        block.step("draw")
-        block.arrive(self.drawn, 0)
-        block.store(self.number, block.full(1, 1, 0.0), block.i, 1)
-        block.fetch(self.number, block.i, 1, warps=block.warps)
+        self.turns = m.workspace("turns", 1, "int32", vector=True, zeros=self.ZEROS).firsts(tile.rows)
 
     def walk(self, walk: Walk) -> Iterable[int]:
         """From the last query tile to the first: blocks that begin together wait least so."""
@@ -38,6 +33,22 @@ class InTurn(unordered.Turns):
         block.fetch(self.turns.head(head), i, 1)
         super().add(block, dq_sum, part, i, rows, head)
         block.arrive(self.turns.head(head), i)
+
+
+class Drawn(InTurn):
+    """A block draws its key tile as it begins, so it waits only for blocks that have begun."""
+
+    def __init__(self, m: Machine, k: HbmTensor, problem: Problem, tile: Tile) -> None:
+        self.drawn = m.workspace("drawn", 1, "int32", rows=1, of=k, vector=True, zeros=True)
+        self.number = m.workspace("number", 1, "int32", rows=problem.len_kv, of=k, vector=True).firsts(tile.cols)
+        super().__init__(m, k, problem, tile)
+
+    def draw(self, block: Block) -> None:
+        """One thread draws, and tells the other warps."""
+        block.step("draw")
+        block.arrive(self.drawn, 0)
+        block.store(self.number, block.full(1, 1, 0.0), block.i, 1)
+        block.fetch(self.number, block.i, 1, warps=block.warps)
 
 
 @program(configure=unordered.configure, operation=BACKWARD)
@@ -57,7 +68,7 @@ def flash2_backward_deterministic(
     A counter per query tile, at its first row, says how many key tiles have added to its dQ. Another one per KV head gives out the
     key tiles, of a ragged batch one per KV head and sequence.
     """
-    return unordered.backward("flash2_backward_deterministic", m, q, k, v, out, lse, dout, problem, tile, order=InTurn)
+    return unordered.backward("flash2_backward_deterministic", m, q, k, v, out, lse, dout, problem, tile, order=Drawn)
 
 
 _MAIN = {

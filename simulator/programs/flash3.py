@@ -59,17 +59,18 @@ def configure_rung(
     default: Tile,
     *,
     producers: int = 1,
+    stages: int = 2,
     sram: Callable[[Problem, Tile, int], int] | None = None,
 ) -> Config:
-    """The configuration of a rung: one warpgroup per 64 rows, further `producers`, and a ring of two stages.
+    """The configuration of a rung: one warpgroup per 64 rows, further `producers`, and a ring of so many stages.
 
-    The ring has one stage if two don't fit. `sram(problem, tile, stages)` is the bytes per block (None: `sram_bytes`).
+    The ring has fewer stages if these don't fit. `sram(problem, tile, stages)` is the bytes per block (None: `sram_bytes`).
     Raises `SramOverflow` if no configuration fits.
     """
     needs = sram or sram_bytes
     chosen = default if tile is None else Tile.parse(tile)
     # 64 x 16 is a last resort for float32 and small GPUs, where the kernels don't run anyway
-    candidates = [(chosen, 2), (chosen, 1), *([(Tile(64, 16), 1)] if tile is None else [])]
+    candidates = [*((chosen, n) for n in range(stages, 0, -1)), *([(Tile(64, 16), 1)] if tile is None else [])]
     for chosen, stages in candidates:
         needed = needs(problem, chosen, stages)
         if needed <= device.sram_per_block:

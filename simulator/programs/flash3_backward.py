@@ -7,17 +7,28 @@ from functools import partial
 from simulator.config import WORK, Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
+from simulator.formulas.walk import walk
 from simulator.machine import Machine
 from simulator.operations.backward import BACKWARD
 from simulator.problem import Problem, Tile, round_up
 from simulator.program import program
 from simulator.programs.dropout import dropped, kept_sum, of_kept, of_kept_sum, read_state
-from simulator.programs.flash2_backward import about, convert, prepare, sink_gradient
+from simulator.programs.flash2_backward import ROWS, Turns, about, convert, prepare, sink_gradient
 from simulator.programs.flash3 import MBARRIERS, PANEL, counter, triangular
 from simulator.tensors import HbmTensor
 
 KEYS = 64
 """Keys of a tile per warpgroup."""
+REACHED = 0.7
+"""The share of the tensor cores' rate that the kernel reaches, about."""
+LAUNCH = 3e-6
+"""Seconds that one more launch takes, about."""
+EDGES = 2
+"""How many tiles of queries a block could take while it begins and ends, about."""
+AT_ONCE = 16
+"""So many key tiles of a head run at once, about, where blocks take turns."""
+WORTH = 0.9
+"""Heads are taken in parts where that takes at most this share of the time."""
 
 
 def warpgroups(tile: Tile) -> tuple[int, int]:
@@ -37,17 +48,17 @@ def listeners(config: Config) -> int:
     return 4 * config.consumers + 3
 
 
-def sram_bytes(problem: Problem, tile: Tile, stages: int) -> int:
+def sram_bytes(problem: Problem, tile: Tile, stages: int, *, in_turn: bool = False) -> int:
     """SRAM bytes per block: K_j and V_j, the stages of Q_i and dO_i with LSE and D, two buffers of dS, the mbarriers."""
     d, dv = round_up(problem.head_dim, PANEL), round_up(problem.head_dim_v, PANEL)
     rows, cols = round_up(tile.rows, 16), round_up(tile.cols, 16)
     tiles = (cols + stages * rows) * (d + dv) + 2 * cols * round_up(tile.rows, PANEL)
-    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem))
+    return tiles * problem.itemsize + 4 * (2 * round_up(stages * tile.rows, 16) + mbarriers(problem, in_turn=in_turn))
 
 
-def mbarriers(problem: Problem) -> int:
-    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room."""
-    return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16)
+def mbarriers(problem: Problem, *, in_turn: bool = False) -> int:
+    """Room for the mbarriers and for what is next, in float32 elements. They leave 16 bytes of their own room, but for turns."""
+    return MBARRIERS + round_up((work_bytes(problem) - 16) // 4, 16) + 16 * in_turn
 
 
 def choose_tile(problem: Problem) -> Tile:
@@ -61,37 +72,95 @@ def accepts(tile: Tile, problem: Problem) -> str | None:
     return None if tile == chosen else f"{chosen}: 64 keys for each of two warpgroups, whose registers hold no other"
 
 
-def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None) -> Config:
+def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
+    """In how many parts to take the query heads of a group. With few key tiles, SMs would have nothing to do.
+
+    A block has one key tile and one part. With n parts there are n times as many blocks, each with its share of the work.
+    But their sums of dK and dV pass through HBM in float32, and one more launch adds them up. Whole parts are taken, in the
+    number that takes the least time by this count:
+
+    - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
+      the last round, but none ends before its longest block does.
+    - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
+    - The parts of dK and dV are written and read once.
+
+    >>> from simulator import DEVICES
+    >>> p = Problem(batch=1, heads=8, kv_heads=2, len_q=4096, head_dim=128, dtype="bfloat16")
+    >>> [choose_parts(p.replace(batch=n), DEVICES["h200"], Tile(64, 128)) for n in (1, 2, 3, 8)]
+    [2, 1, 2, 1]
+    """
+    p, square = problem, Tile(tile.cols, tile.rows)
+    alone = [(one, one.key_tiles(tile)) for one in p.sequences]
+    tiles = sum(n for _, n in alone)
+    if p.queries_per_kv == 1 or not tiles:
+        return 1
+    visits = sum(walk(one.transposed, square).pairs for one, _ in alone) / tiles
+    # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
+    longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
+    heads, d = p.batch * p.kv_heads, round_up(p.head_dim, PANEL) + round_up(p.head_dim_v, PANEL)
+    visit = 5 * tile.rows * tile.cols * d / (REACHED * device.tensor_flops / device.sms)
+
+    def seconds(parts: int) -> float:
+        members, blocks = p.queries_per_kv // parts, heads * tiles * parts
+        rounds = blocks / device.sms if triangular(p) else -(-blocks // device.sms)
+        busy = max(rounds * (members * visits + EDGES), members * longest + EDGES) * visit
+        summed = 8 * parts * heads * p.len_kv * (p.head_dim + p.head_dim_v) / device.bandwidth
+        return busy if parts == 1 else busy + summed + LAUNCH
+
+    best = min((n for n in range(1, p.queries_per_kv + 1) if p.queries_per_kv % n == 0), key=seconds)
+    return best if seconds(best) <= WORTH * seconds(1) else 1
+
+
+def heads_in_turn(problem: Problem, device: Device) -> int:
+    """How many (batch, head) pairs to run side by side where blocks take turns: so many that few key tiles of each run at once.
+
+    A block begins to add later than the one before it, by the time that a turn takes to be passed on. Then all of a head's
+    blocks go over its queries in step. So they find Q and dO in the L2 even where those of all heads don't fit.
+    """
+    kv_heads, members = problem.batch * problem.kv_heads, problem.queries_per_kv
+    least = max(heads_that_share_the_l2(problem, device) // members, min(kv_heads, -(-device.sms // AT_ONCE)))
+    return members * next((n for n in range(least, kv_heads + 1) if kv_heads % n == 0), 1)
+
+
+def configure(
+    problem: Problem, device: Device, tile: Tile | tuple[int, int] | str | None = None, *, in_turn: bool = False
+) -> Config:
     """A producer and a warpgroup per 64 keys, with two stages of Q and dO, or one if two don't fit.
 
-    Raises `SramOverflow` if no configuration fits.
+    Blocks that add to dQ `in_turn` draw one key tile each, so that each waits only for blocks that have begun. Raises
+    `SramOverflow` if no configuration fits.
     """
     chosen = choose_tile(problem) if tile is None else Tile.parse(tile)
     # small tiles are a last resort for float32, wide heads and small GPUs, where the kernel doesn't run anyway
     smaller = [(Tile(64, 64), 1), (Tile(16, 16), 1)] if tile is None else []
     candidates = [(chosen, 2), (chosen, 1), *smaller]
     for chosen, stages in candidates:
-        needed = sram_bytes(problem, chosen, stages)
+        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
         if needed <= device.sram_per_block:
             break
     else:
         chosen, stages = candidates[-1]
-        needed = sram_bytes(problem, chosen, stages)
+        needed = sram_bytes(problem, chosen, stages, in_turn=in_turn)
         raise SramOverflow("tile", str(chosen), needed=needed, limit=device.sram_per_block, device=device.name)
     consumers = max(1, chosen.cols // KEYS)
     # beside random bytes, or with wide heads, the kernel has no registers for a list of key tiles
-    persistent = not problem.dropout and problem.head_dim <= PANEL
+    persistent = not in_turn and not problem.dropout and problem.head_dim <= PANEL
+    parts = choose_parts(problem, device, chosen)
     return Config(
         tile=chosen,
         warps=4 * (consumers + 1),
         stages=stages,
         consumers=consumers,
         blocks_per_sm=1,
-        heads_together=heads_that_share_the_l2(problem, device),
-        constants=features(problem),
+        heads_together=heads_in_turn(problem, device) if in_turn else heads_that_share_the_l2(problem, device),
+        constants=(
+            *([("IN_TURN", 1)] if in_turn else []),
+            *([("PARTS", parts)] if parts > 1 else []),
+            *features(problem),
+        ),
         persistent=persistent,
-        dynamic=persistent and (triangular(problem) or len(set(problem.sequences)) > 1),
-        told=persistent or problem.lengths is not None,
+        dynamic=in_turn or (persistent and (triangular(problem) or len(set(problem.sequences)) > 1)),
+        told=in_turn or persistent or problem.lengths is not None,
     )
 
 
@@ -117,17 +186,43 @@ def flash3_backward(
     The kernel computes a tile's dQ one tile later. Each warp reads all of LSE and D from SRAM. The sums of dQ lie as the
     accumulators do, so whole tiles of them count, with their rows and columns outside. In a ragged batch, boxes that reach
     into the next sequence are cleared in SRAM.
+    Where key tiles are few, a block has a part of the group's heads, and a launch of its own adds up what the parts gave dK
+    and dV.
     """
+    return backward(m, q, k, v, out, lse, dout, problem, tile)
+
+
+def backward(
+    m: Machine,
+    q: HbmTensor,
+    k: HbmTensor,
+    v: HbmTensor,
+    out: HbmTensor,
+    lse: HbmTensor,
+    dout: HbmTensor,
+    problem: Problem,
+    tile: Tile,
+    order: type[Turns] = Turns,
+) -> tuple[HbmTensor, ...]:
+    """`flash3_backward`, with blocks that add to dQ in an order."""
     c, ragged = m.config, problem.lengths is not None
+    parts = min(c.parts, problem.queries_per_kv)  # of one head, which is traced alone, there is one
+    members = problem.queries_per_kv // parts
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     dq_sum = m.workspace("dq_sum", round_up(q.cols, PANEL), rows=round_up(problem.len_q, tile.rows), flat=True)
-    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows)
+    turns = order(m, k, problem, tile)
+    delta = prepare("flash3_backward", m, out, dout, dq_sum, tile.rows, begin=turns.begin)
+    sums = dk, dv
+    if c.parts > 1:
+        axes = {"parts": parts}
+        sums = tuple(m.workspace(f"{x.name}_parts", x.cols, rows=x.rows, of=x, axes=axes) for x in (dk, dv))
     drawn = counter(m)
     above, across = warpgroups(tile)
     visible = partial(problem.transposed.tiles_of_row, tile=Tile(tile.cols, tile.rows))
     launch = m.launch(
         "flash3_backward",
         rows=problem.key_tiles(tile),
+        cols=parts,
         warps=c.warps,
         readers=c.consumers,
         walk=visible,
@@ -138,7 +233,7 @@ def flash3_backward(
         j = block.i
         ds_shared = block.alloc("ds", tile.cols, tile.rows, problem.dtype, copies=2, panel=PANEL)
         lse_shared, d_shared = (block.alloc(name, c.stages * tile.rows) for name in ("lse", "delta"))
-        block.alloc("mbarriers", mbarriers(problem))
+        block.alloc("mbarriers", mbarriers(problem, in_turn=order is not Turns))
         for ring in (q, dout):
             block.alloc(ring.name, tile.rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
@@ -149,8 +244,8 @@ def flash3_backward(
         k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True, clear=ragged) for x in (k, v))
         read_state(m, block, 4 * c.consumers)
         dk_j, dv_j = block.full(tile.cols, k.cols, 0.0), block.full(tile.cols, v.cols, 0.0)
-        for g in range(problem.queries_per_kv):
-            for i in block.walk:
+        for g in range(block.j * members, (block.j + 1) * members):
+            for i in turns.walk(block.walk):
                 block.step("load_q")
                 q_i = block.load(q.head(g), i, tile.rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, tile.rows))
@@ -177,12 +272,27 @@ def flash3_backward(
                 dk_j = block.matmul(ds, q_i, split=("rows", "none"), acc=dk_j)
                 block.step("dq")
                 dq_i = block.matmul(ds_shared.T, k_j, split=(across, above))
-                block.atomic_add(dq_sum.head(g), dq_i, i, tile.rows)
+                turns.add(block, dq_sum, dq_i, i, tile.rows, g)
         block.step("store_dkv")
-        block.store(dk, dk_j * of_kept(problem.scale, problem), j, tile.cols)
-        block.store(dv, of_kept_sum(dv_j, problem), j, tile.cols)
+        own = tuple(x.at(parts=block.j) if c.parts > 1 else x for x in sums)
+        block.store(own[0], dk_j * of_kept(problem.scale, problem), j, tile.cols)
+        block.store(own[1], of_kept_sum(dv_j, problem), j, tile.cols)
     convert("flash3_backward", m, dq_sum, dq, problem, tile.rows)
+    if c.parts > 1:
+        add_parts(m, sums, (dk, dv))
     return dq, dk, dv, *sink_gradient("flash3_backward", m, lse, delta, problem)
+
+
+def add_parts(m: Machine, sums: tuple[HbmTensor, ...], gradients: tuple[HbmTensor, ...]) -> None:
+    """dK and dV: the sum over the parts of a group's heads, in their order, rounded to the storage dtype."""
+    rows, dk = -(-gradients[0].rows // ROWS), gradients[0]
+    for block in m.launch("flash3_backward_parts", rows=rows, warps=4, of=dk, along="len_kv", across=ROWS):
+        block.step("add_parts")
+        for x, dx in zip(sums, gradients, strict=True):
+            total = block.fetch(x.at(parts=0), block.i, ROWS)
+            for part in range(1, x.spec.planes):
+                total = total + block.fetch(x.at(parts=part), block.i, ROWS)
+            block.store(dx, total, block.i, ROWS)
 
 
 ABOUT = about(
@@ -199,7 +309,11 @@ ABOUT = about(
         "dv": "dV of these keys gains Pᵀ dO, with P straight from the registers.",
         "dk": "dK of these keys gains dSᵀ Q, with dS straight from the registers.",
         "dq": "dS K belongs to dQ of these queries. Blocks of other key tiles add to the same rows, so atomics add it up in HBM.",
-        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time.",
+        "store_dkv": "Write dK, times the scale, and dV to HBM, for the first and only time. Or what a part of the heads gives.",
     },
-)
+) | {
+    "flash3_backward_parts": {
+        "add_parts": "dK and dV are the sums over the parts of the group's heads, in one order, rounded to the storage dtype.",
+    }
+}
 """What each step of each launch is for, in a sentence or two: the player's words."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from simulator.config import Config, features, heads_that_share_the_l2
+from simulator.block import Block
+from simulator.config import WORK, Config, features, heads_that_share_the_l2
 from simulator.devices import Device
 from simulator.errors import SramOverflow
 from simulator.machine import Machine
@@ -17,6 +18,8 @@ from simulator.tensors import HbmTensor
 
 TILE = Tile(128, 64)
 """The kernel's tile: 64 rows of S for each of two warpgroups, or 64 keys for one of them."""
+MESSAGE = 32
+"""Bytes that say which tile of a sequence a block has."""
 HELD = 128
 """Columns of K_j and V_j that stay in registers while a block walks over the queries, if they have so many."""
 
@@ -85,6 +88,7 @@ def configure(problem: Problem, device: Device, tile: Tile | tuple[int, int] | s
         blocks_per_sm=1,
         heads_together=heads_that_share_the_l2(problem, device),
         constants=features(problem),
+        told=problem.lengths is not None,
     )
 
 
@@ -109,12 +113,19 @@ def flash3_backward_wide(
     computes P and dV, the other one dP, dS and dK. So P passes through SRAM, in float32: dS needs it unrounded. A part
     of K_j and V_j stays in registers.
     For dQ a block has Br queries, a half for each warpgroup. Its dS stays in registers.
+    In a ragged batch, boxes of what a block walks over are cleared where they reach into the next sequence.
     """
     dq, dk, dv = (m.output(name) for name in ("dq", "dk", "dv"))
     delta = prepare("flash3_backward_wide", m, out, dout, rows=tile.cols)
     of_keys(m, q, k, v, lse, dout, delta, dk, dv, problem, tile)
     of_queries(m, q, k, v, lse, dout, delta, dq, problem, tile)
     return dq, dk, dv, *sink_gradient("flash3_backward_wide", m, lse, delta, problem)
+
+
+def tell(block: Block, c: Config, problem: Problem) -> None:
+    """In a ragged batch one thread looks for the block's sequence, and tells all warps its tile, the walk and the sequence."""
+    if problem.lengths is not None:
+        block.tell(WORK, c.warps, MESSAGE)
 
 
 def of_keys(
@@ -131,10 +142,13 @@ def of_keys(
     tile: Tile,
 ) -> None:
     """dK and dV: a block per KV head and key tile, summed over the query heads of the group."""
-    c, rows = m.config, queries(tile).rows
+    c, rows, ragged = m.config, queries(tile).rows, problem.lengths is not None
     visible = partial(problem.transposed.tiles_of_row, tile=queries(tile))
     tiles = problem.key_tiles(tile)
-    for block in m.launch("flash3_backward_wide_dkv", rows=tiles, warps=c.warps, readers=1, walk=visible, of=k):
+    launch = m.launch(
+        "flash3_backward_wide_dkv", rows=tiles, warps=c.warps, readers=1, walk=visible, of=k, along="len_kv"
+    )
+    for block in launch:
         j = block.i
         p_shared = block.alloc("p", tile.cols, rows, copies=c.stages)
         lse_shared, d_shared = (block.alloc(name, c.stages * rows) for name in ("lse", "delta"))
@@ -142,6 +156,7 @@ def of_keys(
         for ring in (q, dout):
             block.alloc(ring.name, rows, ring.cols, ring.dtype, copies=c.stages, panel=PANEL)
         block.step("load_kv")
+        tell(block, c, problem)
         k_j, v_j = (block.load(x, j, tile.cols, panel=PANEL, whole=True) for x in (k, v))
         for x in (k_j, v_j):
             block.hold(x, held(x.cols))
@@ -149,7 +164,7 @@ def of_keys(
         for g in range(problem.queries_per_kv):
             for i in block.walk:
                 block.step("load_q")
-                q_i = block.load(q.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True)
+                q_i = block.load(q.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(lse_shared, block.fetch(lse.head(g), i, rows))
                 block.step("scores")
                 s = block.matmul(k_j, q_i.T, split=("rows", "none"), scale=problem.scale)
@@ -159,7 +174,7 @@ def of_keys(
                 p = block.exp(s - block.get(lse_shared, 4).T.finite())
                 block.put(p_shared, p)
                 block.step("load_do")
-                do_i = block.load(dout.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True)
+                do_i = block.load(dout.head(g), i, rows, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
                 block.put(d_shared, block.fetch(delta.head(g), i, rows))
                 d_i = block.get(d_shared, 4).T
                 block.step("dv")
@@ -188,15 +203,16 @@ def of_queries(
     tile: Tile,
 ) -> None:
     """dQ: a block per query head and row tile."""
-    c = m.config
+    c, ragged, slots = m.config, problem.lengths is not None, v_stages(problem, m.config.stages)
     visible = partial(problem.tiles_of_row, tile=tile)
     tiles = problem.row_tiles(tile)
     for block in m.launch("flash3_backward_wide_dq", rows=tiles, warps=c.warps, readers=c.consumers, walk=visible):
         i = block.i
         block.alloc("mbarriers", MBARRIERS)
-        for ring, stages in ((k, c.stages), (v, v_stages(problem, c.stages))):
+        for ring, stages in ((k, c.stages), (v, slots)):
             block.alloc(ring.name, tile.cols, ring.cols, ring.dtype, copies=stages, panel=PANEL)
         block.step("load_q")
+        tell(block, c, problem)
         q_i = block.load(q, i, tile.rows, panel=PANEL, whole=True)
         lse_i = block.fetch(lse, i, tile.rows).finite()
         block.step("load_do")
@@ -205,11 +221,11 @@ def of_queries(
         dq_i = block.full(tile.rows, q.cols, 0.0)
         for j in block.walk:
             block.step("load_k")
-            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, whole=True)
+            k_j = block.load(k, j, tile.cols, stages=c.stages, panel=PANEL, whole=True, clear=ragged)
             block.step("scores")
             s = block.matmul(q_i, k_j.T, split=("rows", "none"), scale=problem.scale)
             block.step("load_v")
-            v_j = block.load(v, j, tile.cols, stages=v_stages(problem, c.stages), panel=PANEL, whole=True)
+            v_j = block.load(v, j, tile.cols, stages=slots, panel=PANEL, whole=True, clear=ragged)
             block.step("dp")
             dp = block.matmul(do_i, v_j.T, split=("rows", "none"))
             block.step("mask")

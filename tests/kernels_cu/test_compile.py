@@ -86,10 +86,15 @@ MATRIX = [
 ] + [(*case, arch) for case in SPILLED_ONCE for arch in DEVICES]
 SCORED = [
     case
-    for name, arches in (("flash2", ("sm_90", "sm_80", "sm_75")), ("flash3", ("sm_90a",)))
+    for name, arches in (
+        ("flash2", ("sm_90", "sm_80", "sm_75")),
+        ("flash3", ("sm_90a",)),
+        ("flash3_paged", ("sm_90a",)),
+    )
     for case in itertools.product(
         [name], [("soft_cap",), ("sinks",), ("alibi",), SCORES], CATALOGUE[name].dtypes, (64, 128, 256), arches
     )
+    if set(case[1]) <= set(CATALOGUE[name].support.masks)
     if case[4] != "sm_75" or case[2] == "float16"  # a T4 has no bfloat16, and in float32 all three spill 8 bytes there
 ]
 QUANTIZED = [
@@ -128,8 +133,8 @@ def test_compiles_without_spills_or_warnings(case: tuple[str, str, int, str]) ->
     compiled = compiled_by_default(name, dtype, head_dim, arch)
     assert complaints(compiled) == []
     assert compiled.image.startswith(b"\x7fELF")
-    entries = {kernel.entry for kernel in CATALOGUE[name].kernels if kernel.source == source_of(name)}
-    assert set(compiled.resources) == entries
+    without_parts = [kernel for kernel in CATALOGUE[name].kernels if not kernel.parts]
+    assert set(compiled.resources) == {kernel.entry for kernel in without_parts if kernel.source == source_of(name)}
     assert all(0 < each.registers <= 255 and each.static_smem == 0 for each in compiled.resources.values())
 
 
@@ -214,6 +219,34 @@ def test_a_backward_pass_over_sequences_on_hopper(case: tuple[int, str]) -> None
         problem = Problem(**of_all, lengths=lengths, **features)
         config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
         assert complaints(compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.long), 136, 192, 256])
+def test_wide_heads_of_sequences_on_hopper(head_dim: int, dtype: str) -> None:
+    of_all = {"batch": 1, "heads": 8, "head_dim": head_dim, "dtype": dtype, "lengths": [(1000, 1000), (500, 700)]}
+    for features in ({"causal": True, "sinks": True}, {"window": (100, 20)}):
+        config = CATALOGUE["flash3_backward_wide"].program.configure(
+            Problem(**of_all, **features), Device.named("h200")
+        )
+        assert complaints(compile_kernel("flash3_backward_wide", defines(config, dtype, head_dim), arch="sm_90a")) == []
+
+
+@pytest.mark.parametrize(
+    "case", one_of_each(ON_HOPPER, lambda case: case[0] > 64, lambda case: "-".join(map(str, case)))
+)
+def test_parts_of_a_group_on_hopper(case: tuple[int, str]) -> None:
+    """Their sums of dK and dV leave the registers in another way, and one launch more adds them up."""
+    head_dim, dtype = case
+    of_all = {"batch": 1, "heads": 8, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
+    sizes = {"len_q": 4096, "len_kv": 512}, {"lengths": [(4000, 300), (500, 200)]}
+    for each, features in itertools.product(sizes, ({"causal": True, "sinks": True}, {"dropout": 0.1}, {"dlse": True})):
+        problem = Problem(**of_all, **each, **features)
+        config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
+        assert config.parts == 4
+        compiled = compile_kernel("flash3_backward", defines(config, dtype, head_dim), arch="sm_90a")
+        assert complaints(compiled) == []
+        assert "flash3_backward_parts" in compiled.resources
 
 
 MASKED = [case for case in MATRIX if "mask" in CATALOGUE[case[0]].support.masks]

@@ -9,6 +9,7 @@ import pytest
 
 import kernels_cu
 from simulator import Problem, catalogue, simulate
+from tests.simulator.problems import SLOW
 
 NAMES = sorted(path.stem for path in kernels_cu.include_dir().parent.glob("*.cu"))
 MARK = re.compile(r"// step: (\w+)(?: (\(.+\)))?$", re.MULTILINE)
@@ -31,14 +32,24 @@ def program_steps(source: str, algorithm: str) -> list[str]:
     sinks = "sinks" in row.support.masks  # of a backward pass they have a launch
     # more keys than a run of flash_decoding's chunks has, or a chunk of mla_hopper's
     plain = Problem(
-        batch=1, heads=1, len_q=16, len_kv=1030, head_dim=16, dtype=row.dtypes[0], causal=True, mask=mask, sinks=sinks
+        batch=1,
+        heads=2,
+        kv_heads=1,
+        len_q=16,
+        len_kv=1030,
+        head_dim=16,
+        dtype=row.dtypes[0],
+        causal=True,
+        mask=mask,
+        sinks=sinks,
     )
     problem = row.operation.fitted(plain)
     inputs: dict[str, Any] = {"lse": True, **row.operation.draw(problem)}  # of a backward pass the LSE is an input
-    trace = simulate(algorithm, **inputs, trace=True, causal=True, tile=(16, 16)).trace
+    run = simulate(algorithm, **inputs, trace=True, causal=True, tile=(16, 16), device=SLOW.replace(sms=200))
+    trace, config = run.trace, run.counts.config
     assert trace is not None
     launches = dict.fromkeys(event.launch for event in trace.events)
-    here = {e for e, kernel in zip(launches, row.launched(problem), strict=True) if kernel.source == source}
+    here = {e for e, kernel in zip(launches, row.launched(problem, config), strict=True) if kernel.source == source}
     return list(dict.fromkeys(event.step for event in trace.events if event.launch in here))
 
 

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simulator.operations.backward import BACKWARD
 from tests.mutants.zoo import ROOT, Mutant
 from tests.patches import patched
 
@@ -24,13 +25,22 @@ SINKS_APART = "sinks, sequences, causal, GQA"
 CAPPED = "a soft cap, causal, GQA"
 LONG = "a query less than a tile, a key more"
 PHILOX = "kernels_cu/include/philox.cuh"
+TURNS, TURNS_OF_A_WINDOW = "several tiles", "several tiles, window"
+TURN = "mbarrier_wait(sram.turn((n - 1) & 1), ((n + 1) / 2 & 1) ^ 1);"
+SHAPES = {
+    **BACKWARD.shapes,
+    TURNS: {"heads": 2, "len_q": 270, "len_kv": 250, "head_dim": 128},
+    TURNS_OF_A_WINDOW: {"heads": 1, "len_q": 250, "len_kv": 250, "head_dim": 128, "window": (60, 20)},
+}
+"""The problems of verification, and what only turns need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelMutant:
     """`old`, code that occurs once in `step` of `file`, becomes `new`. Then `check` must fail on the problem `case`.
 
-    A check is one of verification, "misuse" (the emulated machine finds it) or "bytes" (the formula does).
+    A check is one of verification, "misuse" (the emulated machine finds it) or "bytes" (the formula does). On a device of so
+    many `sms`, if that isn't 0, a block has a part of a group's heads.
     """
 
     mechanism: str
@@ -42,6 +52,7 @@ class KernelMutant:
     file: str = KERNEL
     algorithm: str = "flash2_backward"
     head_dim: int = 64
+    sms: int = 0
 
     def written(self, folder: Path) -> Path:
         """A copy of the kernels' folder with the bug in it."""
@@ -567,6 +578,67 @@ KERNELS = [
             KernelMutant(
                 mechanism="the LSE and D of the first sequence", step="load_kv", old="+ row; };", new="+ row - queries_before; };",
                 check="sequences",
+            ),
+        )
+    ),
+    *(
+        replace(each, algorithm="flash3_backward_deterministic", file=HOPPER if each.file == KERNEL else each.file)
+        for each in (
+            KernelMutant(
+                mechanism="dQ added before the block's turn", step="dq",
+                old=f"wgmma_wait<2>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
+                new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last dQ added before the block's turn", step="dq",
+                old=f"wgmma_wait<0>(); settle(dq); if constexpr (IN_TURN) … {TURN}",
+                new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns not waited for in HBM",
+                old="Turns{turns, shape}.wait(last, work.first_key / BC);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the turn of the next key tile", old="wait(last, work.first_key / BC)",
+                new="wait(last, work.first_key / BC + 1)", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the turn of the tile that is loaded", old="last = at, ++n;",
+                new="++n; last = at; last.advance(work.tiles);",
+                check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns passed on before dQ has been added", step="dq",
+                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity);", new="", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last turn passed on before dQ has been added", step="dq",
+                old="mbarrier_wait(sram.kv_empty(), 0);", new=";", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the last turn kept", step="dq", old="all.pass(added);", new="if (work.left(at)) all.pass(added);",
+                check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns of another head", file=HOPPER_TILES,
+                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
+                new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW,
+            ),
+            KernelMutant(
+                mechanism="a turn passed on without a fence", file=MEMORY, old="__threadfence(); atomicAdd(counter, 1u);",
+                new="atomicAdd(counter, 1u);", check="misuse", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="key tiles by the number of the block where they are drawn", file=HOPPER_TILES,
+                old="work_of(draw_from(counter, last()), origin)", new="work_of(blockIdx.x, origin)", check="bytes", case=TURNS,
+            ),
+            KernelMutant(
+                mechanism="the counter of key tiles not set back", file=HOPPER_TILES,
+                old="work_of(draw_from(counter, last()), origin)", new="work_of(draw_from(counter, last() + 1), origin)",
+                check="misuse", case=TURNS,
             ),
         )
     ),

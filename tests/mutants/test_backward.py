@@ -16,10 +16,12 @@ from flashlab.verify import general
 from flashlab.verify.adapter import Failure
 from flashlab.verify.general import Subject
 from simulator.operations.backward import BACKWARD
-from tests.mutants.backward import KERNELS, PROGRAMS, KernelMutant
+from tests.mutants import backward, backward_parts
+from tests.mutants.backward import PROGRAMS, SHAPES, KernelMutant
 from tests.mutants.zoo import Mutant, mutated_program
 from tests.tiers import one_of_each
 
+KERNELS = [*backward.KERNELS, *backward_parts.KERNELS]
 TILE = (32, 32)
 """Four warps, in a grid of two by two."""
 FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)
@@ -28,7 +30,7 @@ FEW = replace(fl.DEVICES["h200"], name="two SMs of an H200", sms=2)
 
 def problem(case: str, head_dim: int = 64) -> fl.Problem:
     sizes: dict[str, Any] = {"batch": 1, "heads": 1, "head_dim": head_dim, "dtype": "float16"}
-    return fl.Problem(**sizes | dict(BACKWARD.shapes[case]))
+    return fl.Problem(**sizes | dict(SHAPES[case]))
 
 
 def tile_of(target: Any) -> tuple[int, int] | None:
@@ -36,9 +38,15 @@ def tile_of(target: Any) -> tuple[int, int] | None:
     return None if fl.catalogue.get(target).arch else TILE
 
 
-def subject(target: Any, backend: str) -> Subject:
+def part_of_an_h200(sms: int) -> fl.Device:
+    """So many of its SMs, each as fast as there."""
+    h200 = fl.DEVICES["h200"]
+    return replace(h200, name=f"{sms} SMs of an H200", sms=sms, tensor_flops=h200.tensor_flops * sms / h200.sms)
+
+
+def subject(target: Any, backend: str, device: fl.Device | None = None) -> Subject:
     row = fl.catalogue.get(target)
-    return general.subject(row, backend, device=None, tile=tile_of(target), framework=None)
+    return general.subject(row, backend, device=device, tile=tile_of(target), framework=None)
 
 
 def kills(mutant: KernelMutant) -> None:
@@ -47,14 +55,17 @@ def kills(mutant: KernelMutant) -> None:
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
         # blocks that wait for ever are stopped
-        tile, device = tile_of(mutant.algorithm), FEW if fl.catalogue.get(mutant.algorithm).arch else "h100"
+        few = part_of_an_h200(mutant.sms) if mutant.sms else FEW
+        tile, device = tile_of(mutant.algorithm), few if fl.catalogue.get(mutant.algorithm).arch else "h100"
         run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile, device=device, time_limit=4)
+        assert not mutant.sms or (run.counts.config is not None and run.counts.config.parts > 1)
         if mutant.check == "misuse":
             run.checked()
         elif run.differences:
             raise Failure(run.differences[0])
         return
-    general.checks_of(BACKWARD)[mutant.check](subject(mutant.algorithm, "emulator"), p, 0)
+    device = part_of_an_h200(mutant.sms) if mutant.sms else None
+    general.checks_of(BACKWARD)[mutant.check](subject(mutant.algorithm, "emulator", device), p, 0)
 
 
 @pytest.mark.compiler

@@ -65,3 +65,5 @@ devices: st.SearchStrategy[Device] = st.sampled_from(sorted(DEVICES.values(), ke
 
 ROOMY = DEVICES["b200"].replace(name="roomy", sram_per_block=1 << 20)
 """A device on which every tile fits."""
+SLOW = ROOMY.replace(name="slow", sms=20, tensor_flops=1e9)
+"""There a backward pass takes the heads of a group in parts: one launch more is nothing to the products."""

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashlab as fl
-from simulator import Problem, Tile
+from simulator import DEVICES, Problem, Tile
 from simulator.counts import Entry
 from simulator.operations.attention import ATTENTION
 from simulator.operations.backward import BACKWARD
-from tests.simulator.problems import ROOMY, problems, tiles
+from simulator.programs.flash3_backward import choose_parts
+from tests.simulator.problems import ROOMY, SLOW, problems, tiles
 from tests.simulator.test_ragged import batches
 
 ALGORITHMS = sorted(fl.catalogue.of(BACKWARD))
@@ -67,9 +68,16 @@ def test_formula_equals_shape_run_far_and_wide(algorithm: str, problem: Problem,
 
 
 RAGGED = [name for name in ALGORITHMS if "lengths" in fl.CATALOGUE[name].support.masks]
-OF_BOXES = {
-    *(Entry(step, name, "sram.write") for step, name in (("load_kv", "k"), ("load_kv", "v"), ("load_q", "q"), ("load_do", "dout"))),
-    *(Entry("load_kv", "work", way) for way in ("sram.read", "sram.write")), Entry("load_kv", "drawn", "hbm.atomic"),
+_QUERIES = Entry("load_q", "q", "sram.write"), Entry("load_do", "dout", "sram.write")
+_TOLD = {step: {Entry(step, "work", way) for way in ("sram.read", "sram.write")} for step in ("load_kv", "load_q")}
+OF_BOXES: dict[str, set[Entry]] = {
+    "flash3_backward": {
+        *_QUERIES, *(Entry("load_kv", name, "sram.write") for name in "kv"), *_TOLD["load_kv"],
+        Entry("load_kv", "drawn", "hbm.atomic"),
+    },
+    "flash3_backward_wide": {
+        *_QUERIES, *(Entry(f"load_{name}", name, "sram.write") for name in "kv"), *_TOLD["load_kv"], *_TOLD["load_q"],
+    },
 }  # fmt: skip
 """What TMA's boxes cost beside a sequence alone: they are cleared where it ends, and a block is told which tiles are its own."""
 
@@ -89,11 +97,12 @@ def test_ragged_batches(algorithm: str, problem: Problem, tile: Tile, seed: int)
     assert run.counts == fl.shape_run(algorithm, p, tile=tile, device=ROOMY)
     alone = [fl.count(algorithm, one.replace(lengths=None), tile=tile, device=ROOMY) for one in p.sequences]
     counts = run.counts
+    assert counts.config is not None and counts.config.parts == 1  # or sequences alone could have other parts
     for i, launch in enumerate(counts.launches):
         total = sum((Counter(each.launches[i].ledger) for each in alone), Counter[Entry]())
         own = {entry: n for entry, n in launch.ledger.items() if not entry.tensor.startswith("offsets")}
         beside = {entry for entry in {*own, *total} if own.get(entry) != total[entry]}
-        assert beside <= (OF_BOXES if algorithm == "flash3_backward" else set())
+        assert beside <= OF_BOXES.get(algorithm, set())
     assert counts.compulsory_read <= counts.dram.estimate <= counts.hbm.read + counts.hbm.atomic
 
 
@@ -131,6 +140,72 @@ def test_blocks_of_a_ragged_batch_on_hopper() -> None:
     assert counts.tensors["dq_sum"].nbytes == 4 * 4 * 128 * 64 * 4
     wide = fl.count("flash3_backward", p.replace(head_dim=128), device="h200").launches[1]
     assert wide.bytes("sram.write", "work") == 32 * places and not wide.bytes("hbm.atomic", "drawn")
+
+
+@settings(max_examples=60)
+@given(
+    problem=problems(longest=90, dims=st.sampled_from([8, 40, 64])) | batches(longest=90),
+    dropout=st.sampled_from([None, 0.25]),
+    tile=tiles,
+    seed=st.integers(0, 3),
+)
+def test_parts_of_a_group(problem: Problem, dropout: float | None, tile: Tile, seed: int) -> None:
+    """On a slow device a block has a part of a group's heads wherever that leaves fewer SMs idle."""
+    p = problem.replace(alibi=False, soft_cap=None, head_dim=max(8, problem.head_dim))
+    p = p if p.lengths else p.replace(dropout=dropout)
+    arrays: dict[str, Any] = BACKWARD.draw(p, seed)
+    run = fl.simulate("flash3_backward", **arrays, **p.masks, tile=tile, device=SLOW)
+    assert max(ratios(p, arrays, run.outputs).values()) <= 1
+    assert run.counts == fl.count("flash3_backward", p, tile=tile, device=SLOW)
+    assert run.counts == fl.shape_run("flash3_backward", p, tile=tile, device=SLOW)
+    config, names = run.counts.config, [launch.name for launch in run.counts.launches]
+    assert config is not None and p.queries_per_kv % config.parts == 0
+    assert ("flash3_backward_parts" in names) == ("dk_parts" in run.counts.tensors) == (config.parts > 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dim", "causal", "parts"),
+    [
+        ((1, 8, 2, 4372, 6750), 64, True, 2),  # measured with whole groups: 0.76 times as fast as FlashAttention-4
+        ((5, 16, 2, 2062, 2062), 128, False, 2),  # 0.77 times
+        ((5, 8, 2, 5835, 8700), 64, True, 1),
+        ((5, 8, 2, 437, 848), 96, False, 1),
+        ((5, 32, 8, 4309, 4309), 128, True, 1),
+        ((1, 32, 8, 7425, 7425), 96, True, 1),
+        ((1, 16, 16, 100, 100), 64, False, 1),  # no group
+        ((1, 32, 1, 512, 512), 128, True, 32),
+        ((1, 32, 1, 512, 0), 128, True, 1),
+    ],
+)
+def test_parts_are_taken_where_sms_would_idle(sizes: tuple[int, ...], dim: int, causal: bool, parts: int) -> None:
+    names = "batch", "heads", "kv_heads", "len_q", "len_kv"
+    given: dict[str, Any] = dict(zip(names, sizes, strict=True))
+    p = Problem(**given, head_dim=dim, dtype="bfloat16", causal=causal)
+    assert choose_parts(p, DEVICES["h200"], Tile(128 if dim == 64 else 64, 128)) == parts
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+def test_groups_stay_whole_where_key_tiles_are_plenty(head_dim: int, causal: bool, tokens: int) -> None:
+    """The problems that are timed have 16,384 tokens and a hidden size of 2,048 or 4,096."""
+    for heads, kv_heads in ((4096 // head_dim, 8), (2048 // head_dim, 2048 // head_dim)):
+        sizes = {"batch": 16384 // tokens, "heads": heads, "kv_heads": kv_heads, "len_q": tokens, "head_dim": head_dim}
+        config = fl.count("flash3_backward", Problem(**sizes, dtype="float16", causal=causal), device="h200").config
+        assert config is not None and config.parts == 1
+
+
+def test_wide_heads_of_a_ragged_batch() -> None:
+    """Key tiles and row tiles have places. One thread of each block asks for its sequence, and tells all warps."""
+    p = Problem(batch=1, heads=4, kv_heads=2, lengths=[5, (9, 400), 0, (20, 300)], head_dim=256, dtype="float16")
+    counts = fl.count("flash3_backward_wide", p, device="h200")
+    delta, keys, queries = counts.launches
+    assert (delta.blocks, keys.blocks, queries.blocks) == (4, 2 * (705 // 64 + 4), 4 * 4)
+    for launch, read in ((keys, "offsets_q"), (queries, "offsets_kv")):
+        assert launch.bytes("hbm.read", read) == 2 * 4 * launch.blocks
+        assert launch.bytes("sram.write", "work") == 32 * launch.blocks == launch.bytes("sram.read", "work") // 12
+    alone = fl.count("flash3_backward_wide", p.sequences[1].replace(lengths=None), device="h200")
+    assert counts.sram.peak == alone.sram.peak
 
 
 def formula_equals_shape_run(algorithm: str, problem: Problem, tile: Tile) -> None:

@@ -138,7 +138,7 @@ def attention_job(
             tuple(includes),
             launch.sram_peak,
         )
-        for launch, kernel in zip(counts.launches, get(algorithm).launched(problem), strict=True)
+        for launch, kernel in zip(counts.launches, get(algorithm).launched(problem, counts.config), strict=True)
     )
     major, minor = DEVICES[device].compute_capability
     return Job(tuple(arrays), launches, 100 * major + 10 * minor, watch, counts.tensors), counts

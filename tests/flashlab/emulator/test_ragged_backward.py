@@ -20,7 +20,7 @@ CASES = [
     (name, tile)
     for name in RAGGED
     for tile in ((32, 16), (64, 32), (32, 80), None)
-    if tile is None or name != "flash3_backward"
+    if tile is None or not fl.CATALOGUE[name].arch
 ]
 
 
@@ -30,7 +30,8 @@ CASES = [
 def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st.DataObject) -> None:
     algorithm, tile = case
     # a tile of Hopper's has 128 keys; for some head dims its blocks take tile after tile, for others they don't
-    most, head_dim = (300, data.draw(st.sampled_from([40, 72]))) if algorithm == "flash3_backward" else (100, 40)
+    dims = {"flash3_backward": [40, 72], "flash3_backward_wide": [40, 136, 256]}.get(algorithm, [40])
+    most, head_dim = 300 if fl.CATALOGUE[algorithm].arch else 100, data.draw(st.sampled_from(dims))
     length, side = st.integers(0, 3) | st.integers(0, most), st.none() | st.integers(0, 60)
     p = P.replace(
         head_dim=head_dim, lengths=data.draw(st.lists(length | st.tuples(length, length), min_size=1, max_size=5)),
@@ -49,7 +50,9 @@ def test_kernels_equal_the_judge_and_the_formula(case: tuple[str, Any], data: st
 @pytest.mark.parametrize("algorithm", RAGGED)
 def test_default_tiles(algorithm: str, head_dim: int, dtype: str) -> None:
     if algorithm == "flash3_backward":
-        head_dim, dtype = min(head_dim, 128), "float16" if dtype == "float32" else dtype
+        head_dim = min(head_dim, 128)
+    if fl.CATALOGUE[algorithm].arch and dtype == "float32":
+        dtype = "float16"
     lengths = [3, 0, (201, 333), 1, 64, (0, 7), 17, (40, 0), (9, 150)]
     p = P.replace(head_dim=head_dim, dtype=dtype, causal=True, lengths=lengths)
     arrays: dict[str, Any] = BACKWARD.draw(p)

@@ -143,7 +143,7 @@ def _totals(launched: tuple[Launched, ...]) -> Counter[Key]:
 def _differences(mutant: Mutant, launched: tuple[Launched, ...]) -> list[str]:
     """Where the bytes by step and tensor aren't the formula's."""
     counts = mutant.counts()
-    kernels = fl.CATALOGUE[counts.algorithm].launched(counts.problem)
+    kernels = fl.CATALOGUE[counts.algorithm].launched(counts.problem, counts.config)
     each = zip(launched, counts.launches, kernels, strict=True)
     return [line for x, formula, kernel in each for line in _compare(x, formula, kernel)]
 

@@ -72,10 +72,11 @@ SEQUENCES: dict[str, Any] = {"batch": 1, "lengths": [700, 3, (1400, 1500), 0, (0
 
 @pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": (300, 40)}], ids=str)
 @pytest.mark.parametrize("lengths", [PLAIN, SEQUENCES], ids=["plain", "sequences"])
-def test_dq_the_same_a_thousand_times(masks: dict[str, Any], lengths: dict[str, Any]) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_dq_the_same_a_thousand_times(masks: dict[str, Any], lengths: dict[str, Any], head_dim: int) -> None:
     """In one order, beside other work that makes blocks late; with more blocks than find room at once."""
     cupy: Any = importlib.import_module("cupy")
-    p = fl.Problem(heads=8, kv_heads=4, head_dim=64, dtype="float16", **masks, **lengths)
+    p = fl.Problem(heads=8, kv_heads=4, head_dim=head_dim, dtype="float16", **masks, **lengths)
     given = {name: cupy.asarray(x) for name, x in BACKWARD.draw(p, 3).items()}
     first = [x.copy() for x in fl.attention_backward(**given, **p.masks, deterministic=True)]
     beside = cupy.cuda.Stream(non_blocking=True)

@@ -1,0 +1,45 @@
+// How a warp copies keys from their pages.
+#pragma once
+
+#include "tile.cuh"
+
+// Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
+// copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
+// registers computes anew for each tile what follows from a lane's number (FEW_REGISTERS).
+template <class TileT, bool FEW_REGISTERS = false>
+struct PageLoader {
+  static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
+  static constexpr int LANES = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1;
+  static_assert(ROWS <= 32, "a lane for each row");
+
+  const char* head;  // of page 0
+  long long page, row;  // from one to the next, in bytes
+  int row_bytes;
+
+  // This lane's row is row `place` of page `at`. Rows from `rows` on and bytes past `row_bytes` become zeros.
+  DEVICE void load(TileT tile, int at, int place, int rows) const {
+    const long long own = at * page + place * row;
+    if (rows >= ROWS && row_bytes == TileT::ROW_BYTES)
+      copy<true>(tile, own, rows);
+    else
+      copy<false>(tile, own, rows);
+  }
+
+  template <bool WHOLE>
+  DEVICE void copy(TileT tile, long long own, int rows) const {
+    const int lane = FEW_REGISTERS ? opaque(lane_id()) : lane_id();
+#pragma unroll(WHOLE ? 4 : 1)
+    for (int first = 0; first < ROWS; first += 32 / LANES) {
+      const int r = first + lane / LANES;
+      const char* from = head + shuffle(own, r);
+#pragma unroll(WHOLE && !(FEW_REGISTERS && CHUNKS / LANES > 4) ? CHUNKS / LANES : 1)
+      for (int c = 0; c < CHUNKS; c += LANES) {
+        const int chunk = c + lane % LANES;
+        if (!WHOLE || ROWS % (32 / LANES)) lanes_meet();
+        if (r >= ROWS) continue;
+        const int inside = r < rows ? min(max(row_bytes - chunk * CHUNK_BYTES, 0), CHUNK_BYTES) : 0;
+        copy_async(tile.at(r, chunk), from + chunk * CHUNK_BYTES, WHOLE ? CHUNK_BYTES : inside);
+      }
+    }
+  }
+};

@@ -1,0 +1,182 @@
+// Requests whose K and V lie in pages, on Hopper: which block has which of their row tiles, and how a warpgroup copies their keys
+// into tiles that the tensor cores read. All requests have as many queries; only the device knows how many keys.
+#pragma once
+
+#include "divisor.cuh"
+#include "flash3.cuh"
+#include "page_loader.cuh"
+
+constexpr int PRODUCERS = 4;  // warps that copy: two K, two V
+constexpr bool ONE_TILE = !DYNAMIC;  // wide heads leave a block no registers for more than one row tile
+
+// What a warp takes next: a row tile of a request, or none if the request is below 0. Rows are numbered as in a ragged batch.
+struct Told { int request, head, first_row, keys; };
+
+// All row tiles of all requests, by number. Those of long requests come first: blocks draw numbers, so what comes last should be short.
+// 32 requests, side by side, are sorted by their lengths. The first requests are fewer where there isn't a multiple of 32, so that the
+// last ones are 32. Requests of equal lengths keep their order. Nothing that is computed depends on the order.
+struct Requests {
+  const Shape& shape;
+  const int* lengths;
+
+  DEVICE int row_tiles() const { return ceil_div(shape.len_q, BR); }
+  DEVICE int last() const { return row_tiles() * shape.batch * shape.heads - 1; }
+
+  // All lanes call it. Each has a request's length, and counts the requests that come before.
+  DEVICE Told at(int number) const {
+    if (number > last()) return {-1, 0, 0, 0};
+    const HeadTile own = head_tile_at(shape, row_tiles(), number);
+    const int nobody = round_up(shape.batch, 32) - shape.batch;  // lanes without a request, among the first 32
+    const int rank = own.head / shape.heads + nobody, request = rank / 32 * 32 + lane_id() - nobody;
+    int length = 0x7fffffff;
+    lanes_meet();
+    if (request >= 0) length = min(max(load_global<int>(lengths + request), 0), shape.len_kv);  // the table has no more
+    int before = 0;
+#pragma unroll 1
+    for (int lane = 0; lane < 32; ++lane) {
+      const int other = shuffle(length, lane);
+      before += other > length || (other == length && lane < lane_id());
+    }
+    const int lane = count_bits(ballot(before == rank % 32) - 1), keys = shuffle(length, lane);
+    return {shuffle(request, lane), own.head % shape.heads, keys - shape.len_q + own.row_tile * BR, keys};
+  }
+};
+
+// Where the producer's first warp tells the other warps what is next.
+struct RequestSram : Sram {
+  static constexpr int TOLD = MBARRIERS - sizeof(Told) / MBARRIER_BYTES;
+
+  DEVICE unsigned told_full() const { return mbarrier(2 + 4 * STAGES); }
+  DEVICE unsigned told_empty() const { return mbarrier(3 + 4 * STAGES); }
+  DEVICE unsigned told() const { return mbarrier(TOLD); }
+};
+static_assert(4 + 4 * STAGES <= RequestSram::TOLD, "the ring has its mbarriers, and leaves room for what is told");
+
+DEVICE void open_requests(const RequestSram& sram) {
+  if (threadIdx.x == 0) {
+    mbarrier_init(sram.told_full(), 1);
+    mbarrier_init(sram.told_empty(), PRODUCERS - 1 + 4 * CONSUMERS);
+  }
+  open<PRODUCERS / 2>(sram);
+  name_sram("work", sram.told(), sizeof(Told));
+}
+
+// The row tiles of one persistent block. It begins with its own number, and goes on with the next one that nobody has drawn yet.
+struct RequestAgenda {
+  const Shape& shape;
+  const RequestSram& sram;
+  unsigned parity = 0;
+
+  // The first warp tells `next` once all have taken what it told before.
+  DEVICE void tell(const Told& next) {
+    mbarrier_wait(sram.told_empty(), parity ^ 1);
+    if (lane_id() == 0) {
+      store_shared(sram.told(), next);
+      mbarrier_arrive(sram.told_full());
+    }
+    parity ^= 1;
+  }
+
+  // Any other warp hears it.
+  DEVICE Told hear() {
+    mbarrier_wait(sram.told_full(), parity);
+    parity ^= 1;
+    const Told told = lane_id() == 0 ? load_shared<Told>(sram.told()) : Told{};
+    const Told all = {uniform(told.request), uniform(told.head), uniform(told.first_row), uniform(told.keys)};
+    release(sram.told_empty());
+    return all;
+  }
+
+  // What it means; false if no row tile is left.
+  DEVICE bool next(Work& work, const Told& told) const {
+    if (told.request < 0) return false;
+    work.first_row = told.first_row, work.q = shape.len_q - told.keys, work.kv = 0, work.keys = told.keys;
+    work.batch = told.request, work.head = told.head;
+    const Shape own = work.alone(shape);
+    const Keys tiles = visible_tiles(own, work.first_row, min(work.first_row + BR, own.len_q) - 1, BC);
+    work.tiles = {uniform(tiles.first), uniform(tiles.last)};
+    return true;
+  }
+};
+
+// Registers of a thread: those that copy need more than one that asks TMA. Wide heads leave them fewer.
+constexpr int COPIER_REGISTERS = ONE_TILE ? 56 : 72, CONSUMER_REGISTERS = (3 * 168 - COPIER_REGISTERS) / 2;
+
+DEVICE void become_copier() {
+  static_assert(CONSUMERS <= 2, "with more consumers none has room for its accumulators");
+  if constexpr (CONSUMERS == 2) release_registers<COPIER_REGISTERS>();
+}
+DEVICE void become_consumer_of_copies() {
+  if constexpr (CONSUMERS == 2) claim_registers<CONSUMER_REGISTERS>();
+}
+
+// A warp's share of a tile of panels, as PageLoader wants it.
+template <class TileT, int ROWS_>
+struct PanelRows {
+  static constexpr int ROWS = ROWS_, CHUNKS = TileT::COLUMNS / CHUNK_ELEMENTS, ROW_BYTES = TileT::COLUMNS * ELEMENT_BYTES;
+
+  TileT tile;
+  int first;
+
+  DEVICE unsigned at(int row, int chunk) const {
+    return tile.panel(chunk / 8) + (first + row) * 128 + (chunk % 8 ^ (first + row) % 8) * CHUNK_BYTES;
+  }
+};
+
+// What the warps of K or of V copy: the keys of a request, from its pages, tile by tile.
+struct Copies {
+  static constexpr int SHARES = BC <= 64 ? 2 : 4, ROWS = BC / SHARES;  // each warp copies every other share
+  static_assert(BC % (4 * SHARES) == 0 && ROWS <= 32, "a lane for each key");
+  struct Pages { int of[SHARES / 2]; };  // in which this lane's keys lie
+
+  const Shape& shape;
+  const Divisor& page_size;
+  int request, keys;
+  unsigned under_way = 0;  // whom to tell when the tile before is there
+
+  static DEVICE int first_row(int i) { return (warp_id() % 2 + 2 * i) * ROWS; }
+
+  // The pages of tile j. Tile -1 has none.
+  DEVICE Pages look_up(const int* block_table, int j) const {
+    const int* line = block_table + static_cast<long long>(request) * shape.table_pages;
+    Pages pages = {};
+#pragma unroll
+    for (int i = 0; i < SHARES / 2; ++i) {
+      const int key = j * BC + first_row(i) + lane_id();
+      lanes_meet();
+      if (lane_id() < ROWS && key >= 0 && key < keys) pages.of[i] = load_global<int>(line + key / page_size);
+    }
+    return pages;
+  }
+
+  // Copies tile j, and tells `full` when it is there. Keys from `keys` on become zeros: nobody reads the rest of the last page.
+  // Where the ring has a slot to spare, nobody waits for a tile before the next one is under way.
+  template <class TileT>
+  DEVICE void load(TileT tile, const Tensor& pool, int head, int j, const Pages& pages, unsigned full) {
+    using Rows = PanelRows<TileT, ROWS>;
+    const PageLoader<Rows, true> loader{row_address(pool, 0, head, 0), pool.batch, pool.row, row_bytes(shape)};
+#pragma unroll
+    for (int i = 0; i < SHARES / 2; ++i) {
+      const int first = first_row(i), key = j * BC + first;
+      loader.load(Rows{tile, first}, pages.of[i], (key + lane_id()) % page_size, keys - key);
+    }
+    copy_commit();
+    if (STAGES > 2 && under_way != 0) arrived<1>();
+    under_way = full;
+    if (STAGES <= 2) finish();
+  }
+
+  // Waits for the last tile, too.
+  DEVICE void finish() {
+    if (under_way != 0) arrived<0>();
+    under_way = 0;
+  }
+
+  template <int AFTER>
+  DEVICE void arrived() const {
+    copy_wait<AFTER>();
+    fence_async();  // the tensor cores read past what wrote it
+    warp_barrier();
+    release(under_way);
+  }
+};

@@ -1,0 +1,79 @@
+"""The counts of FlashAttention-3 over pages in closed form."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from simulator.config import WORK, Config, padded
+from simulator.counts import Book, Spec
+from simulator.formulas.flash3 import count_counter
+from simulator.formulas.paged import entries
+from simulator.formulas.scores import count_scores
+from simulator.formulas.walk import walk
+from simulator.problem import Problem, Tile, round_up
+from simulator.programs.flash3 import PANEL, backwards
+from simulator.programs.flash3_paged import TOLD, listeners, shares, sram_bytes
+
+
+def flash3_paged(book: Book, problem: Problem, tile: Tile, config: Config, *, lse: bool) -> None:
+    """Per request: what flash2 moves of K and V, rows and no boxes; boxes of Q; and for K and for V 4 bytes of the block table for
+    each page that a share of a tile's keys touches.
+
+    It writes the LSE whether that was asked for or not.
+    """
+    del lse
+    p, es, t = problem, problem.itemsize, book.tensors
+    heads, rows = p.batch * p.heads, p.row_tiles(tile)
+    book.tensor(Spec("lse", heads, p.len_q, 1, "float32", "output", vector=True))
+    br, bc, d, dv = padded(tile.rows), padded(tile.cols), padded(p.head_dim), padded(p.head_dim_v)
+    visited, tiles = walk(p, tile), heads * rows
+    pairs = heads * visited.pairs
+    visible = partial(backwards, p, tile)
+    sram = sram_bytes(p, tile, config.stages)
+    book.launch(book.algorithm, tiles, config.warps, config.heads_together, sram, visible)
+
+    count_counter(book, config, tiles, "load_q")
+    book.add("load_q", WORK, sram_write=TOLD * tiles, sram_read=TOLD * tiles * listeners(config))
+    boxes = tiles * round_up(p.head_dim, PANEL) * es
+    book.add("load_q", "q", hbm_read=tile.rows * boxes, sram_write=br * boxes)
+    book.add("scores", "q", sram_read=pairs * br * d * es)
+    for name, load, use, width in (("k", "load_k", "scores", d), ("v", "load_v", "output", dv)):
+        book.add(load, name, hbm_read=heads * visited.keys * t[name].row_bytes, sram_write=pairs * bc * width * es)
+        book.add(use, name, sram_read=pairs * config.readers * bc * width * es)
+        book.distinct(name, "read", p.batch * p.kv_heads * visited.distinct_keys * t[name].row_bytes)
+    book.add("store_o", "out", hbm_write=t["out"].nbytes)
+    book.add("store_lse", "lse", hbm_write=t["lse"].nbytes)
+    book.distinct("q", "read", t["q"].nbytes)
+    book.distinct("out", "write", t["out"].nbytes)
+    book.distinct("lse", "write", t["lse"].nbytes)
+    _count_look_ups(book, p, tile)
+
+    count_scores(book, p, tile, tiles=tiles, pairs=pairs, warps=4 * config.consumers)
+    square, column = tile.rows * tile.cols, tile.rows
+    passes = 3 + (p.scale != 1.0)  # scale, maximum, difference, sum
+    book.compute(
+        matmul=pairs * 2 * br * bc * (d + dv),
+        other=pairs * (passes * square + 4 * column + tile.rows * p.head_dim_v)
+        + tiles * (tile.rows * p.head_dim_v + 2 * column),
+        exp=pairs * (square + column),
+    )
+
+
+def _count_look_ups(book: Book, p: Problem, tile: Tile) -> None:
+    """What the warps that copy read of the block table: for K, and again for V, those of each share of each tile."""
+    size, cols, n = p.page_size or 1, tile.cols, p.len_kv
+    rows = np.arange(0, p.len_q, tile.rows, dtype=np.int64)
+    first = np.zeros_like(rows) if p.left is None else np.maximum(0, rows + p.offset - p.left)
+    last = np.minimum(rows + tile.rows, p.len_q) - 1 + p.offset + (n + p.len_q if p.right is None else p.right)
+    last = np.minimum(last, n - 1)
+    first, last = first[last >= first], last[last >= first]
+    if not len(first):
+        return
+    begins, ends = first // cols * cols, np.minimum((last // cols + 1) * cols, n)
+    looked = entries(ends, size, cols, shares(tile)) - entries(begins, size, cols, shares(tile))
+    for step in ("load_k", "load_v"):
+        book.add(step, "block_table", hbm_read=4 * p.batch * p.heads * int(looked.sum()))
+    pages = (int(ends.max()) - 1) // size - int(begins.min()) // size + 1
+    book.distinct("block_table", "read", 4 * pages)
