@@ -80,7 +80,8 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     number that takes the least time by this count:
 
     - The blocks run in rounds, one on each SM. Under a causal mask they are dealt out the longest first, so short ones fill
-      the last round, but none ends before its longest block does.
+      the last round, but for half a block. Sequences of a ragged batch are taken in their order: there the longest block may
+      come last.
     - A visit of a tile of queries takes the time of its five products. A block's begin and end take that of `EDGES` visits.
     - The parts of dK and dV are written and read once.
 
@@ -97,15 +98,21 @@ def choose_parts(problem: Problem, device: Device, tile: Tile) -> int:
     visits = sum(walk(one.transposed, square).pairs for one, _ in alone) / tiles
     # under a causal mask the first key tile has most to do, in a window that in the middle, and in some the last one
     longest = max(len(one.transposed.tiles_of_row(j, square)) for one, n in alone if n for j in {0, n // 2, n - 1})
+    uneven = len(set(p.sequences)) > 1
     heads, d = p.batch * p.kv_heads, round_up(p.head_dim, PANEL) + round_up(p.head_dim_v, PANEL)
     visit = 5 * tile.rows * tile.cols * d / (REACHED * device.tensor_flops / device.sms)
 
     def seconds(parts: int) -> float:
         members, blocks = p.queries_per_kv // parts, heads * tiles * parts
-        rounds = blocks / device.sms if triangular(p) else -(-blocks // device.sms)
-        busy = max(rounds * (members * visits + EDGES), members * longest + EDGES) * visit
+        mean, most = members * visits + EDGES, members * longest + EDGES
+        if uneven:
+            busy = blocks / device.sms * mean + most
+        elif triangular(p):
+            busy = max((blocks / device.sms + 1 / 2) * mean, most)
+        else:
+            busy = max(-(-blocks // device.sms) * mean, most)
         summed = 8 * parts * heads * p.len_kv * (p.head_dim + p.head_dim_v) / device.bandwidth
-        return busy if parts == 1 else busy + summed + LAUNCH
+        return busy * visit + (parts > 1) * (summed + LAUNCH)
 
     best = min((n for n in range(1, p.queries_per_kv + 1) if p.queries_per_kv % n == 0), key=seconds)
     return best if seconds(best) <= WORTH * seconds(1) else 1

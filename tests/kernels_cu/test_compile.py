@@ -240,7 +240,10 @@ def test_parts_of_a_group_on_hopper(case: tuple[int, str]) -> None:
     head_dim, dtype = case
     of_all = {"batch": 1, "heads": 8, "kv_heads": 2, "head_dim": head_dim, "dtype": dtype}
     sizes = {"len_q": 4096, "len_kv": 512}, {"lengths": [(4000, 300), (500, 200)]}
-    for each, features in itertools.product(sizes, ({"causal": True, "sinks": True}, {"dropout": 0.1}, {"dlse": True})):
+    asked = {"causal": True, "sinks": True}, {"dropout": 0.1}, {"dlse": True}
+    for each, features in itertools.product(sizes, asked):
+        if "lengths" in each and "dropout" in features:
+            continue  # which no problem has
         problem = Problem(**of_all, **each, **features)
         config = CATALOGUE["flash3_backward"].program.configure(problem, Device.named("h200"))
         assert config.parts == 4

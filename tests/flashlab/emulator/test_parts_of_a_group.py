@@ -18,7 +18,7 @@ from tests.simulator.test_backward import ratios
 
 pytestmark = pytest.mark.compiler
 
-P = fl.Problem(batch=1, heads=4, kv_heads=1, len_q=140, len_kv=150, head_dim=40, dtype="float16", causal=True)
+P = fl.Problem(batch=1, heads=4, kv_heads=1, len_q=400, len_kv=150, head_dim=40, dtype="float16", causal=True)
 
 
 def emulated(p: fl.Problem, arrays: dict[str, Any], sms: int = 132, **options: Any) -> Any:
