@@ -6,16 +6,17 @@
 //
 // The consumers are flash3's: 64 rows of a head per warpgroup, turns at the tensor cores, V a tile behind K. What differs is how keys
 // come, and which rows come when:
-//   - A page may lie anywhere. So four warps copy K and V row by row, 16 bytes at a time, into the swizzled tiles that the tensor cores
-//     read. Each lane looks the page of one key up, a tile ahead, and tells the other lanes where that key lies. It makes no difference
-//     how large a page is, and whether heads or keys lie next to each other. Rows behind the last key are zeros, and nobody reads them.
-//   - A copy can't count its bytes up as TMA does. A warp waits for its copies of a tile when it has asked for the next one, and says
-//     so. Then the tile counts as there.
-//   - How long requests are stands in HBM. So blocks draw row tiles from a counter, those of long requests first (requests.cuh).
-//     One warp looks for a number's request, while its last copies are on their way, and tells the other warps.
+//   - A page may lie anywhere. So four warps copy row by row, 16 bytes at a time, into the swizzled tiles that the tensor cores read:
+//     two of them K, two V. Each lane looks the page of one key up, a tile ahead, and tells the other lanes where that key lies. It
+//     makes no difference how large a page is, and whether heads or keys lie next to each other. Rows behind the last key are zeros,
+//     and nobody reads them.
+//   - A copy doesn't count its bytes, as TMA does. A warp waits for its copies of a tile and says so, before it waits for the next
+//     slot. The ring has one free slot at a time, so nothing is lost by that.
+//   - How long requests are stands in HBM. So blocks draw row tiles from a counter, those of long requests first (requests.cuh). One
+//     warp works out what a number stands for, before it copies its last keys, and tells the other warps.
 //
-// Expected: SRAM gets what TMA would bring, with some 6 % of the issue slots that the softmax leaves. So it should take little longer
-// than flash3 on requests of equal lengths. Not measured yet.
+// Expected: about the time of flash3 on as many keys. Copies take few of the issue slots that the softmax leaves: some 32 instructions
+// of a warp for its half of a tile, and as many for addresses. Not measured yet.
 #define RAGGED 1  // a request is a sequence, in a batch of its own
 #include "requests.cuh"
 
