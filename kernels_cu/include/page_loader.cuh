@@ -5,7 +5,7 @@
 
 // Copies a warp's rows from their pages into its tile. Each lane knows the address of one row, and tells it the others. LANES lanes
 // copy a row, so that one exchange of an address serves CHUNKS / LANES copies, and a copy still has whole lines. A warp that has few
-// registers computes anew for each tile what follows from a lane's number (FEW_REGISTERS).
+// registers computes anew for each tile what follows from a lane's number (FEW_REGISTERS), but not where rows have whole panels.
 template <class TileT, bool FEW_REGISTERS = false>
 struct PageLoader {
   static constexpr int ROWS = TileT::ROWS, CHUNKS = TileT::CHUNKS;
@@ -27,7 +27,7 @@ struct PageLoader {
 
   template <bool WHOLE>
   DEVICE void copy(TileT tile, long long own, int rows) const {
-    const int lane = FEW_REGISTERS ? opaque(lane_id()) : lane_id();
+    const int lane = FEW_REGISTERS && LANES < 8 ? opaque(lane_id()) : lane_id();
 #pragma unroll(WHOLE ? 4 : 1)
     for (int first = 0; first < ROWS; first += 32 / LANES) {
       const int r = first + lane / LANES;
