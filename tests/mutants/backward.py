@@ -40,7 +40,8 @@ class KernelMutant:
     """`old`, code that occurs once in `step` of `file`, becomes `new`. Then `check` must fail on the problem `case`.
 
     A check is one of verification, "misuse" (the emulated machine finds it) or "bytes" (the formula does). On a device of so
-    many `sms`, if that isn't 0, a block has a part of a group's heads.
+    many `sms`, if that isn't 0, a block has a part of a group's heads. A block that waits for ever sleeps,
+    so the emulated machine takes long to be sure. Of a bug that `hangs` it is sure at once.
     """
 
     mechanism: str
@@ -52,6 +53,7 @@ class KernelMutant:
     file: str = KERNEL
     algorithm: str = "flash2_backward"
     head_dim: int = 64
+    hangs: bool = False
     sms: int = 0
 
     def written(self, folder: Path) -> Path:
@@ -600,16 +602,16 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="the turn of the next key tile", old="wait(last, work.first_key / BC)",
-                new="wait(last, work.first_key / BC + 1)", check="misuse", case=TURNS,
+                new="wait(last, work.first_key / BC + 1)", check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="the turn of the tile that is loaded", old="last = at, ++n;",
                 new="++n; last = at; last.advance(work.tiles);",
-                check="misuse", case=TURNS,
+                check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="turns passed on before dQ has been added", step="dq",
-                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity);", new="", check="misuse", case=TURNS,
+                old="mbarrier_wait(sram.do_empty(ring.slot), ring.parity);", new="", check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="the last turn passed on before dQ has been added", step="dq",
@@ -617,15 +619,15 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="the last turn kept", step="dq", old="all.pass(added);", new="if (work.left(at)) all.pass(added);",
-                check="misuse", case=TURNS,
+                check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="turns of another head", file=HOPPER_TILES,
-                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS,
+                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS, hangs=True,
             ),
             KernelMutant(
                 mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
-                new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW,
+                new="shape.len_q) - 1, BC).first * 0)", check="misuse", case=TURNS_OF_A_WINDOW, hangs=True,
             ),
             KernelMutant(
                 mechanism="a turn passed on without a fence", file=MEMORY, old="__threadfence(); atomicAdd(counter, 1u);",

@@ -49,15 +49,14 @@ def subject(target: Any, backend: str, device: fl.Device | None = None) -> Subje
     return general.subject(row, backend, device=device, tile=tile_of(target), framework=None)
 
 
-def kills(mutant: KernelMutant) -> None:
-    """Raises what the mutant's check raises."""
+def kills(mutant: KernelMutant, time_limit: float = 4) -> None:
+    """Raises what the mutant's check raises. Blocks that wait for ever are stopped after so many seconds of processor time."""
     p = problem(mutant.case, mutant.head_dim)
     if mutant.check in ("misuse", "bytes"):
         arrays: dict[str, Any] = BACKWARD.draw(p)
-        # blocks that wait for ever are stopped
         few = part_of_an_h200(mutant.sms) if mutant.sms else FEW
         tile, device = tile_of(mutant.algorithm), few if fl.catalogue.get(mutant.algorithm).arch else "h100"
-        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile, device=device, time_limit=4)
+        run = fl.emulate(mutant.algorithm, **arrays, **p.masks, tile=tile, device=device, time_limit=time_limit)
         assert not mutant.sms or (run.counts.config is not None and run.counts.config.parts > 1)
         if mutant.check == "misuse":
             run.checked()
@@ -73,7 +72,7 @@ def kills(mutant: KernelMutant) -> None:
 def test_a_kernel_is_killed_by_its_check(mutant: KernelMutant, tmp_path: Path) -> None:
     wanted = fl.EmulationError if mutant.check == "misuse" else Failure
     with kernels_cu.sources_in(mutant.written(tmp_path)), np.errstate(all="ignore"), pytest.raises(wanted):
-        kills(mutant)
+        kills(mutant, 0.2 if mutant.hangs else 4)
 
 
 @pytest.mark.compiler
