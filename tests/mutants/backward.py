@@ -623,7 +623,8 @@ KERNELS = [
             ),
             KernelMutant(
                 mechanism="turns of another head", file=HOPPER_TILES,
-                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS, hangs=True,
+                old="counters + static_cast<long long>(at.head) * shape.len_q", new="counters", check="misuse", case=TURNS,
+                hangs=True,
             ),
             KernelMutant(
                 mechanism="turns that begin at a key tile which nobody sees", file=HOPPER_TILES, old="shape.len_q) - 1, BC).first)",
