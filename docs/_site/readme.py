@@ -36,7 +36,7 @@ LESSONS = {
 PEERS = {"fa3": "FlashAttention-3", "fa4": "FlashAttention-4", "cudnn": "cuDNN"}
 """The fastest kernels of others, by their names in a benchmark."""
 DEVICE = "h200"
-"""The device of the table of speeds and of the matrix."""
+"""The device of the table of speeds."""
 DIMS, MASKS, LENGTH = (64, 128, 256), (False, True), 16384
 
 Found = Path | results.Result | None
@@ -45,7 +45,7 @@ Found = Path | results.Result | None
 @functools.cache
 def measured(kind: str) -> list[results.Result]:
     """The results of a kind, oldest first."""
-    return results.find(ROOT / results.FOLDER, kind=kind, device=DEVICE)
+    return results.find(ROOT / results.FOLDER, kind=kind)
 
 
 def matching(kind: str, name: str, holds: Callable[[results.Data], bool]) -> Found:
