@@ -20,7 +20,7 @@ PARTS, PARTS_APART = "a group's heads, few keys, causal, batch 2", "a group's he
 KERNELS = [
     *(
         replace(each, algorithm="flash3_backward", file=HOPPER if each.file == KERNEL else each.file,
-                sms=7 if each.case == PARTS else 132)
+                sms=12 if each.case == PARTS else 132)
         for each in (
             KernelMutant(
                 mechanism="the last part left out", file=HOPPER_TILES, old="int part = 1; part < PARTS;",

@@ -206,7 +206,7 @@ def test_three_launches_on_the_gpu(cupy: FakeCupy, on_gpu: Any, head_dim: int) -
         ({"lengths": [7, (20, 33), (13, 10)], "soft_cap": 9.0}, "flash2_backward"),
         ({"deterministic": True}, "flash3_backward_deterministic"),
         ({"deterministic": True, "head_dim": 136}, "flash3_backward_wide"),
-        ({"deterministic": True, "lengths": [7, (20, 33), (13, 10)]}, "flash2_backward_deterministic"),
+        ({"deterministic": True, "lengths": [7, (20, 33), (13, 10)]}, "flash3_backward_wide"),
         ({"deterministic": True, "dtype": "float32"}, "flash2_backward_deterministic"),
     ],
 )
